@@ -1,0 +1,169 @@
+"""Integer index expressions over named iterators: affine access maps and the digits of a split.
+
+An access map is affine (``2*p + r - 3``). A layout also needs the digits of a mixed-radix number
+(``(x // 4) % 16``), so a term is ``coefficient * ((iterator // divisor) % modulus)``; with divisor
+1 and no modulus it is the ordinary affine term. One class serves both, so an access can be composed
+with a split without leaving the language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class IndexTerm:
+    """``coefficient * ((iterator // divisor) % modulus)``; ``modulus`` None means no remainder."""
+
+    iterator: str
+    coefficient: int = 1
+    divisor: int = 1
+    modulus: int | None = None
+
+    @property
+    def is_affine(self) -> bool:
+        return self.divisor == 1 and self.modulus is None
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        value = values[self.iterator]
+        if self.divisor != 1:
+            value = value // self.divisor
+        if self.modulus is not None:
+            value = value % self.modulus
+        return value if self.coefficient == 1 else value * self.coefficient
+
+    def maximum(self, extents: Mapping[str, int]) -> int:
+        """Largest value of the digit itself (without the coefficient) for ``0 <= it < extent``."""
+        top = (extents[self.iterator] - 1) // self.divisor
+        return top if self.modulus is None else min(top, self.modulus - 1)
+
+    def text(self) -> str:
+        body = self.iterator
+        if self.divisor != 1:
+            body = f"{body}//{self.divisor}"
+        if self.modulus is not None:
+            body = f"({body})%{self.modulus}" if self.divisor != 1 else f"{body}%{self.modulus}"
+        if abs(self.coefficient) == 1:
+            return body
+        return f"{abs(self.coefficient)}*{body if self.is_affine else f'({body})'}"
+
+
+@dataclass(frozen=True)
+class IndexExpr:
+    """A sum of index terms and a constant, in canonical order with like terms merged.
+
+    Build with :meth:`of`, which canonicalises; equality is then equality of the written form.
+
+    >>> e = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r")], -1)
+    >>> str(e), e.bounds({"p": 4, "r": 3})
+    ('2*p + r - 1', (-1, 7))
+    >>> e.evaluate({"p": 3, "r": 2})
+    7
+    """
+
+    terms: tuple[IndexTerm, ...] = ()
+    constant: int = 0
+
+    @staticmethod
+    def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
+        merged: dict[tuple[str, int, int | None], int] = {}
+        for term in terms:
+            key = (term.iterator, term.divisor, term.modulus)
+            merged[key] = merged.get(key, 0) + term.coefficient
+        kept = (
+            IndexTerm(name, coefficient, divisor, modulus)
+            for (name, divisor, modulus), coefficient in merged.items()
+            if coefficient and modulus != 1
+        )
+        return IndexExpr(tuple(kept), constant)
+
+    @staticmethod
+    def iterator(name: str) -> IndexExpr:
+        return IndexExpr((IndexTerm(name),))
+
+    @property
+    def is_affine(self) -> bool:
+        return all(term.is_affine for term in self.terms)
+
+    @property
+    def iterators(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(term.iterator for term in self.terms))
+
+    @property
+    def single_iterator(self) -> str | None:
+        """The iterator when the expression is exactly one iterator (no factor, no offset)."""
+        if len(self.terms) == 1 and self.constant == 0:
+            term = self.terms[0]
+            if term.coefficient == 1 and term.is_affine:
+                return term.iterator
+        return None
+
+    def coefficient(self, iterator: str) -> int:
+        """Affine coefficient of an iterator; 0 where it does not occur."""
+        return sum(t.coefficient for t in self.terms if t.iterator == iterator and t.is_affine)
+
+    def evaluate(self, values: Mapping[str, Any]) -> Any:
+        """Value for integers, numpy arrays or any objects with ``+ * // %``."""
+        total: Any = None
+        for term in self.terms:
+            value = term.evaluate(values)
+            total = value if total is None else total + value
+        if total is None:
+            return self.constant
+        return total + self.constant if self.constant else total
+
+    def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
+        """Smallest and largest value over ``0 <= iterator < extent`` (exact for distinct digits)."""
+        low = high = self.constant
+        for term in self.terms:
+            reach = term.coefficient * term.maximum(extents)
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+    def substitute(self, replace: Mapping[str, IndexExpr]) -> IndexExpr:
+        """Replace iterators of affine terms by expressions; others keep their iterator."""
+        terms: list[IndexTerm] = []
+        constant = self.constant
+        for term in self.terms:
+            if term.iterator not in replace:
+                terms.append(term)
+                continue
+            inner = replace[term.iterator]
+            if not term.is_affine:
+                renamed = inner.single_iterator
+                if renamed is None:
+                    raise ValueError(f"cannot substitute {inner} inside the digit {term.text()}")
+                terms.append(IndexTerm(renamed, term.coefficient, term.divisor, term.modulus))
+                continue
+            terms += [
+                IndexTerm(t.iterator, t.coefficient * term.coefficient, t.divisor, t.modulus)
+                for t in inner.terms
+            ]
+            constant += term.coefficient * inner.constant
+        return IndexExpr.of(terms, constant)
+
+    def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
+        return IndexExpr.of(
+            (
+                IndexTerm(new_name(t.iterator), t.coefficient, t.divisor, t.modulus)
+                for t in self.terms
+            ),
+            self.constant,
+        )
+
+    def __add__(self, other: IndexExpr | int) -> IndexExpr:
+        if isinstance(other, int):
+            return IndexExpr(self.terms, self.constant + other)
+        return IndexExpr.of((*self.terms, *other.terms), self.constant + other.constant)
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for term in self.terms:
+            sign = "-" if term.coefficient < 0 else "+"
+            parts += [sign, term.text()]
+        if self.constant or not parts:
+            parts += ["-" if self.constant < 0 else "+", str(abs(self.constant))]
+        text = " ".join(parts)
+        return text[2:] if text.startswith("+ ") else "-" + text[2:]

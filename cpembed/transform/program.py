@@ -1,0 +1,147 @@
+"""The derived program: an instruction executed over outer loops on packed operands.
+
+Everything a back end needs, as plain values: outer loops, the instruction's axes (*lanes*), the
+workload point of each scalar operation, and per operand a packed layout with two maps, one from
+packed elements to original elements (what packing does) and one from iterators to packed elements
+(what the program reads or writes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cpembed.embedding.embedding import Embedding
+from cpembed.hw.instruction import Instruction
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.index import IndexExpr
+
+
+@dataclass(frozen=True)
+class Loop:
+    """An iterator of the derived program: an outer loop or a lane (an instruction axis)."""
+
+    name: str
+    extent: int
+    kind: AxisKind
+
+
+@dataclass(frozen=True)
+class PackedDimension:
+    """A dimension of a packed operand; ``lane`` names the instruction axis whose tile dimension
+    it is, None for a dimension that only outer loops walk."""
+
+    name: str
+    extent: int
+    lane: str | None = None
+
+
+@dataclass(frozen=True)
+class PackedOperand:
+    """An operand in the layout that the program needs, row-major over ``dimensions``.
+
+    ``source`` has one expression per original dimension over the packed dimensions' names: packed
+    element -> original element; where it lies outside ``original_shape`` the packed element is
+    zero (an input) or is dropped (the output). ``access`` has one expression per packed dimension
+    over the program's iterators (loops and lanes).
+    """
+
+    name: str
+    dtype: str
+    original_shape: tuple[int, ...]
+    dimensions: tuple[PackedDimension, ...]
+    source: tuple[IndexExpr, ...]
+    access: tuple[IndexExpr, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dimension.extent for dimension in self.dimensions)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Row-major strides in elements."""
+        strides = [1]
+        for extent in reversed(self.shape[1:]):
+            strides.append(strides[-1] * extent)
+        return tuple(reversed(strides))
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether packing moves nothing: the packed bytes are the original bytes."""
+        if self.elements != math.prod(self.original_shape):
+            return False
+        flat: dict[str, int] = {}
+        step = 1
+        for index, size in reversed(list(zip(self.source, self.original_shape, strict=True))):
+            if index.constant or not index.is_affine:
+                return False
+            for term in index.terms:
+                flat[term.iterator] = flat.get(term.iterator, 0) + term.coefficient * step
+            step *= size
+        return all(
+            dimension.extent == 1 or flat.get(dimension.name, 0) == stride
+            for dimension, stride in zip(self.dimensions, self.strides, strict=True)
+        )
+
+    def lane_stride(self, lane: str) -> int | None:
+        """Elements between consecutive steps of a lane where that is one constant, else None."""
+        total = 0
+        for index, stride in zip(self.access, self.strides, strict=True):
+            for term in index.terms:
+                if term.iterator == lane:
+                    if not term.is_affine:
+                        return None
+                    total += term.coefficient * stride
+        return total
+
+
+@dataclass(frozen=True)
+class DerivedProgram:
+    """``for loops: instruction(lanes)`` equal to the workload, operation by operation.
+
+    ``loops`` are outermost first (spatial before reduction, in the workload's order); ``lanes``
+    are the instruction's axes at the extents used. ``axis_map`` gives each workload axis's
+    coordinate over loops and lanes; coordinates at or beyond the workload's extent are padding.
+    ``operands`` follows the instruction's operand order (inputs, then the output); ``roles`` maps
+    instruction operand to workload operand.
+    """
+
+    workload: Computation
+    instruction: Instruction
+    embedding: Embedding
+    loops: tuple[Loop, ...]
+    lanes: tuple[Loop, ...]
+    axis_map: Mapping[str, IndexExpr]
+    operands: tuple[PackedOperand, ...]
+    roles: Mapping[str, str]
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Extent of every iterator, loops then lanes."""
+        return {loop.name: loop.extent for loop in (*self.loops, *self.lanes)}
+
+    @property
+    def padded_extents(self) -> dict[str, int]:
+        """Each workload axis's extent after padding."""
+        return {axis: e.bounds(self.extents)[1] + 1 for axis, e in self.axis_map.items()}
+
+    @property
+    def calls(self) -> int:
+        """Executions of the instruction."""
+        return math.prod(loop.extent for loop in self.loops)
+
+    def operand(self, name: str) -> PackedOperand:
+        """By workload operand name."""
+        for operand in self.operands:
+            if operand.name == name:
+                return operand
+        raise KeyError(name)
+
+    def role(self, instruction_operand: str) -> PackedOperand:
+        return self.operand(self.roles[instruction_operand])
