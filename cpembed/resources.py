@@ -1,0 +1,46 @@
+"""Data that ships with the package: constraint sets and hardware specifications.
+
+A checkout keeps both in top-level folders, where people read and edit them; a wheel carries the
+same folders under ``cpembed/_data``. The functions here work in both and return plain paths.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from cpembed.errors import InvariantError
+
+DataKind = Literal["constraints", "hw_specs"]
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def data_directory(kind: DataKind) -> Path:
+    """The folder that holds the shipped files of one kind.
+
+    Raises :class:`InvariantError` when it is neither in the package nor beside it, which only a
+    broken installation can cause.
+    """
+    candidates = (_PACKAGE / "_data" / kind, _PACKAGE.parent / kind)
+    for directory in candidates:
+        if directory.is_dir():
+            return directory
+    raise InvariantError(
+        f"the data folder {kind} is missing: looked in {' and '.join(map(str, candidates))}; "
+        "reinstall cpembed"
+    )
+
+
+def constraint_files() -> dict[str, Path]:
+    """Shipped constraint sets: name (the file name without ``.toml``) to path, by name."""
+    return _toml_files("constraints")
+
+
+def hardware_spec_files() -> dict[str, Path]:
+    """Shipped hardware specifications: target name to path, by name."""
+    return _toml_files("hw_specs")
+
+
+def _toml_files(kind: DataKind) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(data_directory(kind).glob("*.toml"))}
