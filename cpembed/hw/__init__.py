@@ -1,0 +1,1 @@
+"""Hardware targets: instructions, the memories that feed them, and their TOML files."""

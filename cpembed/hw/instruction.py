@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
-from cpembed.ir.computation import Axis, Computation
+from cpembed.errors import SpecError
+from cpembed.ir.computation import Axis, Computation, Operand
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class InstructionAxis:
         """Extents the axis can be configured to, ascending."""
         return tuple(range(self.minimum, self.maximum + 1, self.step))
 
+    def describe_allowed(self) -> str:
+        """``16``, ``1..16`` or ``4..16 in steps of 4``."""
+        if self.is_fixed:
+            return str(self.maximum)
+        steps = "" if self.step == 1 else f" in steps of {self.step}"
+        return f"{self.minimum}..{self.maximum}{steps}"
+
 
 class StrideRule(StrEnum):
     """How far apart in memory consecutive elements along an instruction axis may lie."""
@@ -51,6 +60,11 @@ class TileDimension:
     divisor: int = 1
     modulus: int | None = None
 
+    def size(self, extent: int) -> int:
+        """Values the dimension takes when its axis has ``extent``."""
+        whole = -(-extent // self.divisor)
+        return whole if self.modulus is None else min(whole, self.modulus)
+
     def __str__(self) -> str:
         text = self.axis if self.divisor == 1 else f"{self.axis}/{self.divisor}"
         return text if self.modulus is None else f"{text}%{self.modulus}"
@@ -60,9 +74,10 @@ class TileDimension:
 class OperandMemory:
     """The memory side of one operand (AMOS's memory abstraction).
 
-    ``tile`` lists the dimensions outermost first, ``strides`` the rule per instruction axis (unit
-    where not named), ``capacity_bytes`` the size of the whole scope, ``alignment_bytes`` what the
-    address of a tile must be a multiple of.
+    ``tile`` lists the dimensions outermost first and holds one element for each combination of
+    values of its axes; ``strides`` gives the rule per instruction axis (unit where not named),
+    ``capacity_bytes`` the size of the whole scope, ``alignment_bytes`` what the address of a tile
+    in main memory must be a multiple of.
     """
 
     scope: str
@@ -71,8 +86,17 @@ class OperandMemory:
     alignment_bytes: int = 1
     capacity_bytes: int | None = None
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Instruction axes of the tile, in the order in which they first occur."""
+        return tuple(dict.fromkeys(dimension.axis for dimension in self.tile))
+
     def stride_rule(self, axis: str) -> StrideRule:
         return self.strides.get(axis, StrideRule.UNIT)
+
+    def tile_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Size of each tile dimension at the given extents of the instruction axes."""
+        return tuple(dimension.size(extents[dimension.axis]) for dimension in self.tile)
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,17 @@ class Instruction:
         """Multiply-accumulates one execution occupies the unit for: its largest extents."""
         return math.prod(axis.maximum for axis in self.axes)
 
+    @property
+    def configurable_axes(self) -> tuple[InstructionAxis, ...]:
+        return tuple(axis for axis in self.axes if not axis.is_fixed)
+
+    @property
+    def dtype_choices(self) -> tuple[dict[str, str], ...]:
+        """Every combination of operand dtypes; the first is the one of ``computation``."""
+        names = tuple(self.dtypes)
+        combinations = itertools.product(*self.dtypes.values())
+        return tuple(dict(zip(names, dtypes, strict=True)) for dtypes in combinations)
+
     def axis(self, name: str) -> InstructionAxis:
         for axis in self.axes:
             if axis.name == name:
@@ -108,14 +143,55 @@ class Instruction:
     def loop_axis(self, name: str) -> Axis:
         return self.computation.axis(name)
 
+    def tile_shape(self, operand: str, extents: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """Shape of an operand's tile, outermost first; axes that are not named are at their
+        largest extent."""
+        return self.memory[operand].tile_shape({**self.extents, **(extents or {})})
+
+    def at(self, extents: Mapping[str, int]) -> Computation:
+        """The computation configured to other extents; axes that are not named keep theirs.
+
+        Raises :class:`SpecError` for an axis the instruction lacks or an extent it cannot take.
+        """
+        for name, extent in extents.items():
+            if name not in self.extents:
+                raise SpecError(f"{self.name} has no axis {name}; it has {', '.join(self.extents)}")
+            if extent not in self.axis(name).allowed:
+                raise SpecError(
+                    f"{self.name} cannot set axis {name} to {extent}: "
+                    f"it takes {self.axis(name).describe_allowed()}"
+                )
+        sizes = {**self.computation.extents, **extents}
+        if sizes == self.computation.extents:
+            return self.computation
+
+        def resize(operand: Operand) -> Operand:
+            shape = list(operand.shape)
+            for dimension in range(len(shape)):
+                indices = [
+                    access.index[dimension] for access in self.computation.access_maps[operand.name]
+                ]
+                # Sizes that no configured axis indexes stay as declared.
+                if any(name in extents for index in indices for name in index.iterators):
+                    shape[dimension] = 1 + max(index.bounds(sizes)[1] for index in indices)
+            return replace(operand, shape=tuple(shape))
+
+        return replace(
+            self.computation,
+            axes=tuple(replace(a, extent=sizes[a.name]) for a in self.computation.axes),
+            inputs=tuple(resize(operand) for operand in self.computation.inputs),
+            output=resize(self.computation.output),
+        )
+
 
 @dataclass(frozen=True)
 class HardwareSpec:
     """A target: one instruction, its memories, and what executes it.
 
     ``backend`` names the package that generates code for it (``x86`` …) or is None while there is
-    none: solving works, running uses the generic code path. ``cpu_features`` are the feature names
-    of the instruction set's vendor that a machine must report.
+    none: solving works, running uses the generic code path. ``cpu_features`` are the features that
+    a machine must report, as Linux spells them in ``/proc/cpuinfo`` (``avx512_vnni``, ``amx_tile``,
+    ``asimddp``). ``path`` is the file it was read from.
     """
 
     name: str

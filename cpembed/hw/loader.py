@@ -1,0 +1,367 @@
+"""Load hardware specifications: TOML in, :class:`HardwareSpec` out, every fault named in one line.
+
+The format is described in ``docs/add-a-target.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from cpembed.errors import SpecError, WorkloadError
+from cpembed.hw.instruction import (
+    HardwareSpec,
+    Instruction,
+    InstructionAxis,
+    OperandMemory,
+    StrideRule,
+    TileDimension,
+)
+from cpembed.hw.schema import (
+    BACKENDS,
+    AxisTable,
+    HardwareTable,
+    Key,
+    close_match,
+    one_of,
+    read_table,
+    spec_error,
+)
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import DTYPES, size_bytes
+from cpembed.ir.parser import ParsedStatement, parse_computation, parse_statement
+from cpembed.resources import hardware_spec_files
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_TILE_DIMENSION = re.compile(r"([A-Za-z_]\w*)(?:/(\d+))?(?:%(\d+))?", re.ASCII)
+_CPU_FEATURE = re.compile(r"[a-z0-9_]+")
+
+
+def available_targets() -> tuple[str, ...]:
+    """Names of the shipped hardware specifications, sorted."""
+    return tuple(sorted(hardware_spec_files()))
+
+
+def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
+    """Load a target by its shipped name or from a TOML file.
+
+    A ``Path``, a string that ends in ``.toml`` and a string with a ``/`` are files; any other
+    string is a name. Raises :class:`SpecError`: file, key, what is wrong and what is allowed.
+    """
+    if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
+        return _build(Path(name_or_path))
+    files = hardware_spec_files()
+    if name_or_path not in files:
+        raise SpecError(
+            f"unknown target {name_or_path!r}{close_match(name_or_path, files)}; "
+            f"`cpembed targets` lists them, and a path to a TOML file is a target too"
+        )
+    return _build(files[name_or_path])
+
+
+def _build(path: Path) -> HardwareSpec:
+    table = read_table(path, HardwareTable)
+    return _Builder(str(path), table).spec()
+
+
+class _Builder:
+    """Checks one file's tables against each other and makes the values."""
+
+    def __init__(self, path: str, table: HardwareTable) -> None:
+        self.path = path
+        self.table = table
+
+    def error(self, key: Key, problem: str) -> SpecError:
+        return spec_error(self.path, key, problem)
+
+    def spec(self) -> HardwareSpec:
+        table = self.table
+        self._check_header()
+        self._check_names(self._statement())
+        axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
+        dtypes = {name: self._dtypes(name) for name in table.operands}
+        try:
+            computation = parse_computation(
+                table.instruction.expression,
+                {name: axis.maximum for name, axis in axes.items()},
+                name=table.name,
+                dtypes={name: choices[0] for name, choices in dtypes.items()},
+            )
+        except WorkloadError as error:
+            raise self._expression_error(error) from None
+        self._check_configurable(axes, computation)
+        instruction = Instruction(
+            name=table.name,
+            axes=tuple(axes[axis.name] for axis in computation.axes),
+            computation=computation,
+            dtypes={operand.name: dtypes[operand.name] for operand in computation.operands},
+            memory={o.name: self._memory(o.name, axes, computation) for o in computation.operands},
+        )
+        self._check_memories(instruction)
+        return HardwareSpec(
+            name=table.name,
+            description=table.description,
+            source=table.source,
+            instruction=instruction,
+            backend=table.backend,
+            cpu_features=tuple(table.cpu_features),
+            path=self.path,
+        )
+
+    def _check_header(self) -> None:
+        table = self.table
+        if not _NAME.fullmatch(table.name):
+            raise self.error(
+                ("name",),
+                f"{table.name!r} is not a name; allowed: a letter, then letters, digits, _ . -",
+            )
+        for key in ("description", "source"):
+            if not getattr(table, key).strip():
+                raise self.error((key,), "is empty")
+        if table.backend is not None and table.backend not in BACKENDS:
+            raise self.error(
+                ("backend",),
+                f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, "
+                "or leave the key out while nothing executes the instruction",
+            )
+        for position, feature in enumerate(table.cpu_features):
+            if not _CPU_FEATURE.fullmatch(feature):
+                spelled = re.sub(r"[^a-z0-9]+", "_", feature.lower()).strip("_")
+                raise self.error(
+                    ("cpu_features", position),
+                    f"{feature!r} is not spelled as in /proc/cpuinfo (lower-case letters, digits "
+                    f"and _)" + (f"; did you mean {spelled}?" if spelled else ""),
+                )
+
+    def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
+        key = ("instruction", "axes", name)
+        if isinstance(value, int):
+            if value < 1:
+                raise self.error(key, f"extent {value} is not allowed; allowed: at least 1")
+            return InstructionAxis(name, value, value)
+        for part, number in (("min", value.min), ("max", value.max), ("step", value.step)):
+            if number < 1:
+                raise self.error((*key, part), f"{number} is not allowed; allowed: at least 1")
+        if value.min > value.max:
+            raise self.error((*key, "min"), f"{value.min} is above max, {value.max}")
+        if (value.max - value.min) % value.step:
+            raise self.error(
+                (*key, "step"),
+                f"{value.step} does not lead from min {value.min} to max {value.max}; "
+                f"allowed: a divisor of {value.max - value.min}",
+            )
+        return InstructionAxis(name, value.min, value.max, value.step)
+
+    def _statement(self) -> ParsedStatement:
+        try:
+            return parse_statement(self.table.instruction.expression)
+        except WorkloadError as error:
+            raise self._expression_error(error) from None
+
+    def _expression_error(self, error: WorkloadError) -> SpecError:
+        problem = str(error).removeprefix("expression").lstrip(":, ")
+        return self.error(("instruction", "expression"), problem)
+
+    def _check_names(self, statement: ParsedStatement) -> None:
+        """The tables give every axis and every operand of the expression, and no other."""
+        table = self.table
+        used = [name for name, _ in statement.iterators]
+        operands = list(
+            dict.fromkeys(access.operand for access in (*statement.reads, statement.store))
+        )
+        for key, declared, expected, kind, remedy in (
+            (("instruction", "axes"), table.instruction.axes, used, "axes", "an extent"),
+            (("operands",), table.operands, operands, "operands", "a table"),
+        ):
+            for name in expected:
+                if name not in declared:
+                    raise self.error(
+                        (*key, name), f"is missing: {name} is in the expression and needs {remedy}"
+                    )
+            for name in declared:
+                if name not in expected:
+                    raise self.error(
+                        (*key, name),
+                        f"is not in the expression; its {kind}: {one_of(expected) or 'none'}"
+                        f"{close_match(name, expected)}",
+                    )
+
+    def _check_configurable(
+        self, axes: Mapping[str, InstructionAxis], computation: Computation
+    ) -> None:
+        """A shorter axis must only shorten operands: it has to be an index on its own."""
+        for access in (*computation.reads, computation.store):
+            for index in access.index:
+                for name in index.iterators:
+                    if not axes[name].is_fixed and index.single_iterator is None:
+                        raise self.error(
+                            ("instruction", "axes", name),
+                            f"is configurable but occurs in the index {index} of "
+                            f"{access.operand}; allowed: a fixed extent, or the index {name} alone",
+                        )
+
+    def _dtypes(self, operand: str) -> tuple[str, ...]:
+        declared = self.table.operands[operand].dtype
+        key: Key = ("operands", operand, "dtype")
+        if isinstance(declared, str):
+            return (self._known_dtype(declared, key),)
+        if not declared:
+            raise self.error(key, f"lists no dtype; allowed: {one_of(DTYPES)}")
+        for position, dtype in enumerate(declared):
+            self._known_dtype(dtype, (*key, position))
+            if dtype in declared[:position]:
+                raise self.error((*key, position), f"{dtype} is listed twice")
+        return tuple(declared)
+
+    def _known_dtype(self, dtype: str, key: Key) -> str:
+        if dtype not in DTYPES:
+            problem = f"unknown dtype {dtype!r}; allowed: {one_of(DTYPES)}"
+            raise self.error(key, problem + close_match(dtype, DTYPES))
+        return dtype
+
+    def _memory(
+        self, operand: str, axes: Mapping[str, InstructionAxis], computation: Computation
+    ) -> OperandMemory:
+        table = self.table.operands[operand]
+        key = ("operands", operand)
+        if table.scope not in self.table.memories:
+            raise self.error(
+                (*key, "scope"),
+                f"{table.scope!r} has no [memories] table; declared: "
+                f"{one_of(self.table.memories) or 'none'}"
+                f"{close_match(table.scope, self.table.memories)}",
+            )
+        indices = [i for access in computation.access_maps[operand] for i in access.index]
+        own = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
+        tile = self._tile(operand, own, axes)
+        self._check_strides(operand, own, tile)
+        alignment = table.alignment_bytes
+        if alignment < 1 or alignment & (alignment - 1):
+            raise self.error(
+                (*key, "alignment_bytes"), f"{alignment} is not allowed; allowed: a power of two"
+            )
+        return OperandMemory(
+            scope=table.scope,
+            tile=tile,
+            strides=dict(table.stride),
+            alignment_bytes=alignment,
+            capacity_bytes=self.table.memories[table.scope].capacity_bytes,
+        )
+
+    def _tile(
+        self, operand: str, own: tuple[str, ...], axes: Mapping[str, InstructionAxis]
+    ) -> tuple[TileDimension, ...]:
+        key = ("operands", operand, "tile")
+        tile: list[TileDimension] = []
+        for position, text in enumerate(self.table.operands[operand].tile):
+            found = _TILE_DIMENSION.fullmatch(text.replace(" ", ""))
+            if not found:
+                raise self.error(
+                    (*key, position),
+                    f"{text!r} is not a tile dimension; allowed: an axis, axis/divisor, "
+                    "axis%modulus or axis/divisor%modulus, in whole numbers",
+                )
+            axis, divisor, modulus = found[1], int(found[2] or 1), found[3] and int(found[3])
+            if axis not in own:
+                raise self.error(
+                    (*key, position),
+                    f"{axis} does not index {operand}; its axes: {one_of(own) or 'none'}",
+                )
+            if divisor == 0 or modulus == 0:
+                raise self.error((*key, position), f"{text!r} divides by zero")
+            tile.append(TileDimension(axis, divisor, modulus or None))
+        for axis in own:
+            self._check_parts(key, axes[axis], [d for d in tile if d.axis == axis])
+        return tuple(self._without_redundant_modulus(d, axes[d.axis].maximum) for d in tile)
+
+    def _check_parts(self, key: Key, axis: InstructionAxis, parts: list[TileDimension]) -> None:
+        """The parts of an axis are consecutive digits whose sizes multiply to its extent."""
+        if not parts:
+            raise self.error(key, f"lacks axis {axis.name}: a tile holds each axis exactly once")
+        if len(parts) > 1 and not axis.is_fixed:
+            raise self.error(
+                key, f"splits {axis.name}, which is configurable; allowed: {axis.name} whole"
+            )
+        covered = 1
+        ordered = sorted(parts, key=lambda d: (d.divisor, d.modulus or math.inf))
+        for number, part in enumerate(ordered):
+            if part.divisor < covered or (number and covered == axis.maximum):
+                raise self.error(key, f"holds axis {axis.name} more than once, again in {part}")
+            if part.divisor > covered:
+                gap = part.divisor // covered
+                raise self.error(
+                    key,
+                    f"{part} does not join the inner parts of {axis.name}, which multiply to "
+                    f"{covered}; a factor {gap} is missing"
+                    if part.divisor % covered == 0
+                    else f"{part} does not join the inner parts of {axis.name}, which multiply to "
+                    f"{covered}; expected {axis.name}/{covered}",
+                )
+            size = part.modulus or axis.maximum // covered
+            if axis.maximum % (covered * size):
+                raise self.error(
+                    key, f"{part} does not divide the extent {axis.maximum} of {axis.name}"
+                )
+            covered *= size
+        if covered != axis.maximum:
+            raise self.error(
+                key,
+                f"the parts of {axis.name} multiply to {covered}, its extent is {axis.maximum}",
+            )
+
+    @staticmethod
+    def _without_redundant_modulus(dimension: TileDimension, extent: int) -> TileDimension:
+        """``z/4%16`` of extent 64 is ``z/4``: one spelling for equal tiles."""
+        if dimension.modulus and dimension.divisor * dimension.modulus == extent:
+            return TileDimension(dimension.axis, dimension.divisor)
+        return dimension
+
+    def _check_strides(
+        self, operand: str, own: tuple[str, ...], tile: tuple[TileDimension, ...]
+    ) -> None:
+        for axis, rule in self.table.operands[operand].stride.items():
+            key = ("operands", operand, "stride", axis)
+            if axis not in own:
+                raise self.error(
+                    key, f"{axis} does not index {operand}; its axes: {one_of(own) or 'none'}"
+                )
+            if rule is StrideRule.ANY and sum(d.axis == axis for d in tile) > 1:
+                raise self.error(
+                    key, f"{axis} is split in the tile; allowed for a split axis: unit"
+                )
+
+    def _check_memories(self, instruction: Instruction) -> None:
+        """One execution holds the tiles of all its operands at once."""
+        for scope, memory in self.table.memories.items():
+            key = ("memories", scope)
+            held = [n for n, m in instruction.memory.items() if m.scope == scope]
+            if not held:
+                used = dict.fromkeys(m.scope for m in instruction.memory.values())
+                raise self.error(key, f"holds no operand; scopes in use: {one_of(used)}")
+            capacity = memory.capacity_bytes
+            if capacity is None:
+                continue
+            if capacity < 1:
+                raise self.error(
+                    (*key, "capacity_bytes"), f"{capacity} is not allowed; allowed: at least 1"
+                )
+            sizes = {name: _largest_tile_bytes(instruction, name) for name in held}
+            for name, size in sizes.items():
+                if size > capacity:
+                    raise self.error(
+                        ("operands", name, "tile"),
+                        f"takes {size} bytes, {scope} holds {capacity}",
+                    )
+            if sum(sizes.values()) > capacity:
+                raise self.error(
+                    (*key, "capacity_bytes"),
+                    f"{capacity} is too small for the tiles of {one_of(held)} together, "
+                    f"{sum(sizes.values())} bytes",
+                )
+
+
+def _largest_tile_bytes(instruction: Instruction, operand: str) -> int:
+    elements = math.prod(instruction.tile_shape(operand))
+    return elements * max(size_bytes(dtype) for dtype in instruction.dtypes[operand])

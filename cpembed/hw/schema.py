@@ -1,0 +1,224 @@
+"""The shape of a hardware specification file: its tables, their keys and value types.
+
+Types only; what the values must satisfy together is checked in :mod:`cpembed.hw.loader`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin
+
+import msgspec
+
+from cpembed.errors import SpecError
+from cpembed.hw.instruction import StrideRule
+
+BACKENDS = ("x86",)
+"""Packages that generate code; a specification without a backend can be solved, not run."""
+
+
+class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A configurable axis: ``x = { min = 1, max = 16, step = 1 }``."""
+
+    min: int
+    max: int
+    step: int = 1
+
+
+class InstructionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[instruction]``: the statement and the extent of each of its axes."""
+
+    expression: str
+    axes: dict[str, int | AxisTable]
+
+
+class OperandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[operands.NAME]``: element types and the tile that memory holds."""
+
+    dtype: str | list[str]
+    scope: str
+    tile: list[str]
+    stride: dict[str, StrideRule] = {}
+    alignment_bytes: int = 1
+
+
+class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles."""
+
+    capacity_bytes: int | None = None
+
+
+class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole file."""
+
+    name: str
+    description: str
+    source: str
+    instruction: InstructionTable
+    operands: dict[str, OperandTable]
+    memories: dict[str, MemoryTable]
+    backend: str | None = None
+    cpu_features: list[str] = []
+
+
+Key = tuple[str | int, ...]
+"""Where a value stands: names of tables and keys, positions in arrays."""
+
+
+def spec_error(path: str, key: Key, problem: str) -> SpecError:
+    """An error in a file's key, in one line: ``file: key: problem``."""
+    return SpecError(" ".join(f"{path}: {key_path(key)}: {problem}".split()))
+
+
+def key_path(key: Key) -> str:
+    """A key as one writes it in TOML, with array positions in brackets."""
+    text = ""
+    for part in key:
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        bare = part.replace("_", "").replace("-", "").isalnum() and part.isascii()
+        text += ("." if text else "") + (part if bare else f'"{part}"')
+    return text
+
+
+def one_of(values: Iterable[str]) -> str:
+    return ", ".join(values)
+
+
+def close_match(word: str, choices: Iterable[str]) -> str:
+    """``; did you mean X?`` where a choice is close, else nothing."""
+    found = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+
+def read_table(path: Path, table: type[Table]) -> Table:
+    """Read a TOML file into a struct; every fault is a one-line :class:`SpecError`."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        problem = str(error) or "nested too deeply"
+        last_line = max(1, len(text.splitlines()))
+        problem = problem.replace("at end of document", f"at line {last_line}, end of document")
+        raise SpecError(f"{path}: not valid TOML: {' '.join(problem.split())}") from None
+    try:
+        return msgspec.convert(data, table)
+    except msgspec.ValidationError as error:
+        # msgspec does not name the keys of dictionaries; find the faulty entry again.
+        key, problem = _first_fault(data, table, ()) or (("file",), str(error))
+        raise spec_error(str(path), key, problem) from None
+
+
+def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
+    """The first (key, problem) where ``value`` does not have the type ``expected``."""
+    for choice in _alternatives(expected):
+        struct = _struct(choice)
+        if isinstance(value, dict) and struct is not None:
+            return _fault_in_struct(cast(dict[str, Any], value), struct, key)
+        if isinstance(value, dict) and get_origin(choice) is dict:
+            item = get_args(choice)[1]
+            return _fault_in_items(
+                ((name, v, item) for name, v in cast(dict[str, Any], value).items()), key
+            )
+        if isinstance(value, list) and get_origin(choice) is list:
+            item = get_args(choice)[0]
+            return _fault_in_items(
+                ((position, v, item) for position, v in enumerate(cast(list[Any], value))), key
+            )
+    if _accepts(value, expected):
+        return None
+    if isinstance(value, str) and _is_enum(expected):
+        return key, f"{value!r} is not allowed; allowed: {one_of(str(v.value) for v in expected)}"
+    return key, f"is {_describe_value(value)}, must be {_describe_type(expected)}"
+
+
+def _fault_in_struct(
+    entries: dict[str, Any], struct: type[msgspec.Struct], key: Key
+) -> tuple[Key, str] | None:
+    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    for name in entries:
+        if name not in fields:
+            allowed = f"unknown key; allowed: {one_of(fields)}"
+            return (*key, name), allowed + close_match(name, fields)
+    for name, field in fields.items():
+        if field.required and name not in entries:
+            return (*key, name), f"is missing; it must be {_describe_type(field.type)}"
+    return _fault_in_items(((name, v, fields[name].type) for name, v in entries.items()), key)
+
+
+def _fault_in_items(
+    items: Iterable[tuple[str | int, Any, Any]], key: Key
+) -> tuple[Key, str] | None:
+    """``items`` are the name, the value and the expected type of each entry."""
+    faults = (_first_fault(value, expected, (*key, name)) for name, value, expected in items)
+    return next((fault for fault in faults if fault), None)
+
+
+def _struct(expected: Any) -> type[msgspec.Struct] | None:
+    if isinstance(expected, type) and issubclass(expected, msgspec.Struct):
+        return expected
+    return None
+
+
+def _is_enum(expected: Any) -> bool:
+    return isinstance(expected, type) and issubclass(expected, Enum)
+
+
+def _alternatives(expected: Any) -> tuple[Any, ...]:
+    if get_origin(expected) in (Union, UnionType):
+        return tuple(choice for choice in get_args(expected) if choice is not type(None))
+    return (expected,)
+
+
+def _accepts(value: Any, expected: Any) -> bool:
+    try:
+        msgspec.convert(value, expected)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+_NAMES: dict[Any, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a float",
+    list: "an array",
+    dict: "a table",
+}
+
+
+def _describe_value(value: Any) -> str:
+    name = _NAMES.get(type(value), "a date or time")
+    return f"{name} ({value!r})" if isinstance(value, str | int | float) else name
+
+
+def _describe_type(expected: Any) -> str:
+    return " or ".join(_describe_choice(choice) for choice in _alternatives(expected))
+
+
+def _describe_choice(choice: Any) -> str:
+    struct = _struct(choice)
+    if struct is not None:
+        return f"a table of {one_of(struct.__struct_fields__)}"
+    if get_origin(choice) is list:
+        return f"an array of {_describe_type(get_args(choice)[0]).removeprefix('a ')}s"
+    if get_origin(choice) is dict:
+        return "a table"
+    if _is_enum(choice):
+        return f"one of {one_of(str(member.value) for member in choice)}"
+    return _NAMES.get(choice, str(choice))
