@@ -1,0 +1,156 @@
+"""The element types of operands: widths, ranges, numpy equivalents and accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from cpembed.errors import WorkloadError
+
+
+class DTypeKind(StrEnum):
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    FLOAT = "float"
+
+
+@dataclass(frozen=True)
+class DType:
+    """An element type; ``accumulator`` is the type in which products of two such values sum."""
+
+    name: str
+    bits: int
+    kind: DTypeKind
+    accumulator: str
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind is not DTypeKind.FLOAT
+
+    @property
+    def size_bytes(self) -> int:
+        return self.bits // 8
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        if self.name == "bfloat16":
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(self.name)
+
+    @property
+    def integer_range(self) -> tuple[int, int]:
+        """Smallest and largest value of an integer type."""
+        if self.kind is DTypeKind.UNSIGNED:
+            return 0, 2**self.bits - 1
+        if self.kind is DTypeKind.SIGNED:
+            return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
+        raise ValueError(f"{self.name} is not an integer type")
+
+
+DTYPES: dict[str, DType] = {
+    dtype.name: dtype
+    for dtype in (
+        DType("int8", 8, DTypeKind.SIGNED, "int32"),
+        DType("uint8", 8, DTypeKind.UNSIGNED, "int32"),
+        DType("int16", 16, DTypeKind.SIGNED, "int32"),
+        # A product of two uint16 needs 32 unsigned bits: it does not fit int32.
+        DType("uint16", 16, DTypeKind.UNSIGNED, "int64"),
+        DType("int32", 32, DTypeKind.SIGNED, "int32"),
+        DType("int64", 64, DTypeKind.SIGNED, "int64"),
+        DType("float16", 16, DTypeKind.FLOAT, "float32"),
+        DType("bfloat16", 16, DTypeKind.FLOAT, "float32"),
+        DType("float32", 32, DTypeKind.FLOAT, "float32"),
+        DType("float64", 64, DTypeKind.FLOAT, "float64"),
+    )
+}
+
+_WIDENING = ("int32", "int64", "float32", "float64")
+"""Accumulators from the narrowest to the widest."""
+
+DEFAULT_DTYPE = "int8"
+"""Of an operand whose type nobody named."""
+
+
+def dtype_info(name: str) -> DType:
+    """The entry of a type; raises :class:`WorkloadError` for a name that is not known."""
+    if name not in DTYPES:
+        raise WorkloadError(f"unknown dtype {name!r}: use one of {' '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    return dtype_info(name).numpy
+
+
+def bits(name: str) -> int:
+    return dtype_info(name).bits
+
+
+def size_bytes(name: str) -> int:
+    return dtype_info(name).size_bytes
+
+
+def is_integer(name: str) -> bool:
+    return dtype_info(name).is_integer
+
+
+def accumulator(*dtypes: str) -> str:
+    """The type in which products of values of these types are summed.
+
+    >>> accumulator("uint8", "int8"), accumulator("bfloat16", "bfloat16")
+    ('int32', 'float32')
+    """
+    return max((dtype_info(name).accumulator for name in dtypes), key=_WIDENING.index)
+
+
+def holds(dtype: str, other: str) -> bool:
+    """Whether ``dtype`` represents every value of ``other``, so that the conversion is exact.
+
+    >>> holds("int32", "uint8"), holds("int8", "uint8"), holds("float16", "bfloat16")
+    (True, False, False)
+    """
+    wide, narrow = dtype_info(dtype), dtype_info(other)
+    if wide is narrow:
+        return True
+    if wide.is_integer and narrow.is_integer:
+        low, high = wide.integer_range
+        inner_low, inner_high = narrow.integer_range
+        return low <= inner_low and inner_high <= high
+    if wide.is_integer:
+        return False
+    significand = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[dtype]
+    if narrow.is_integer:
+        return max(abs(edge) for edge in narrow.integer_range) <= 2**significand
+    return wide.bits > narrow.bits
+
+
+def resolve_dtypes(dtype: str | Sequence[str] | None, inputs: int = 2) -> tuple[str, ...]:
+    """Types of the inputs in order and of the output, from what the user wrote.
+
+    One type stands for every input, ``inputs`` types for one each; the output's is the accumulator
+    of the inputs unless it is written last. None is int8. Text may hold a comma list.
+
+    >>> resolve_dtypes("uint8,int8"), resolve_dtypes("float32"), resolve_dtypes(None)
+    (('uint8', 'int8', 'int32'), ('float32', 'float32', 'float32'), ('int8', 'int8', 'int32'))
+
+    Raises :class:`WorkloadError` for an unknown type or a wrong number of them.
+    """
+    if dtype is None:
+        dtype = DEFAULT_DTYPE
+    names = dtype.split(",") if isinstance(dtype, str) else list(dtype)
+    names = [dtype_info(name.strip()).name for name in names]
+    if len(names) == inputs + 1:
+        return tuple(names)
+    if len(names) == 1:
+        names *= inputs
+    if len(names) != inputs:
+        raise WorkloadError(
+            f"dtype={','.join(names)} has {len(names)} types: give one, {inputs} (the inputs) "
+            f"or {inputs + 1} (the inputs, then the output)"
+        )
+    return (*names, accumulator(*names))

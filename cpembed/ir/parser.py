@@ -1,0 +1,200 @@
+"""From text and extents to a computation: ``parse_computation``.
+
+The grammar is in :mod:`cpembed.ir.statement`; this module gives the iterators extents, decides
+which axes are reductions, and the operands shapes and element types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Axis, AxisKind, Computation, Operand
+from cpembed.ir.dtypes import DEFAULT_DTYPE, accumulator, dtype_info, is_integer
+from cpembed.ir.expression import Access, Constant, Operation, walk
+from cpembed.ir.statement import ParsedStatement, located_error, parse_statement
+
+__all__ = ["AxisOrder", "ParsedStatement", "parse_computation", "parse_statement"]
+
+AxisOrder = Literal["extents", "appearance"]
+"""Loop order: as the extents are listed, or as iterators first appear (the output, then reads)."""
+
+
+def parse_computation(
+    text: str,
+    extents: Mapping[str, int],
+    *,
+    name: str = "expression",
+    dtypes: Mapping[str, str] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    zero_outside: Collection[str] = (),
+    axis_order: AxisOrder = "extents",
+) -> Computation:
+    """The computation of a statement at fixed extents.
+
+    An axis that indexes the output is spatial, any other a reduction. ``shapes`` of operands
+    default to the largest index of each dimension plus one. ``zero_outside`` names the operands
+    that read as zero outside their shape, which then has to be given. ``dtypes`` per operand
+    default to int8 for inputs and, for the output, to their accumulator (to the inputs' own type
+    where nothing is multiplied or added).
+
+    >>> c = parse_computation("C[x,y] += A[x,z] * B[z,y]", {"x": 4, "y": 2, "z": 8})
+    >>> [(a.name, a.kind.value) for a in c.axes], c.operand("A").shape, c.output.dtype
+    ([('x', 'spatial'), ('y', 'spatial'), ('z', 'reduction')], (4, 8), 'int32')
+
+    Raises :class:`WorkloadError`, one line with what, where and the remedy.
+    """
+    statement = parse_statement(text)
+    order = _axis_names(statement, extents, axis_order)
+    spatial = {name for index in statement.store.index for name in index.iterators}
+    axes = tuple(
+        Axis(axis, extents[axis], AxisKind.SPATIAL if axis in spatial else AxisKind.REDUCTION)
+        for axis in order
+    )
+    _check_statement(statement, axes)
+    types = _operand_dtypes(statement, dtypes or {})
+    _check_arithmetic(statement, types[statement.store.operand])
+    operands = {
+        operand: Operand(operand, shape, types[operand], operand in zero_outside)
+        for operand, shape in _operand_shapes(
+            statement, extents, shapes or {}, zero_outside
+        ).items()
+    }
+    output = operands.pop(statement.store.operand)
+    return Computation(
+        name,
+        axes,
+        tuple(operands.values()),
+        output,
+        statement.store,
+        statement.value,
+        statement.reduction,
+    )
+
+
+def _located_accesses(statement: ParsedStatement) -> Iterator[tuple[Access, int]]:
+    """The reads in written order, then the store, each with its column."""
+    return zip(
+        (*statement.reads, statement.store),
+        (*statement.columns[1:], statement.columns[0]),
+        strict=True,
+    )
+
+
+def _axis_names(
+    statement: ParsedStatement, extents: Mapping[str, int], axis_order: AxisOrder
+) -> tuple[str, ...]:
+    first_use = dict(statement.iterators)
+    for axis, column in first_use.items():
+        if axis not in extents:
+            raise located_error(column, repr(axis), f"has no extent; add {axis}=SIZE")
+    for axis, extent in extents.items():
+        if axis not in first_use:
+            known = " ".join(first_use) or "none"
+            raise WorkloadError(
+                f"expression: extent {axis}={extent} is for an axis that does not occur; "
+                f"the axes are {known}"
+            )
+        # A bool is an int: `True` would pass silently as extent 1.
+        if isinstance(extent, bool) or not isinstance(extent, int) or extent < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WorkloadError(
+                f"expression: extent {axis}={extent!r} is not a size; "
+                "write an integer of at least 1"
+            )
+    return tuple(extents) if axis_order == "extents" else tuple(first_use)
+
+
+def _check_statement(statement: ParsedStatement, axes: Sequence[Axis]) -> None:
+    output = statement.store.operand
+    for access, column in zip(statement.reads, statement.columns[1:], strict=True):
+        if access.operand == output:
+            raise located_error(
+                column, repr(output), "the output is read; combine with += max= or min= instead"
+            )
+    if not statement.reads:
+        raise located_error(
+            statement.columns[0], repr(output), "the value reads no operand; use one as NAME[...]"
+        )
+    reductions = [axis.name for axis in axes if axis.kind is AxisKind.REDUCTION]
+    if reductions and statement.reduction is None:
+        column = dict(statement.iterators)[reductions[0]]
+        raise located_error(
+            column,
+            repr(reductions[0]),
+            f"is not an index of {output}, so {output} is written repeatedly; "
+            "use += max= or min= in place of =",
+        )
+
+
+def _operand_dtypes(statement: ParsedStatement, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Type of every operand: inputs in the order of their first read, then the output."""
+    inputs = tuple(dict.fromkeys(access.operand for access in statement.reads))
+    output = statement.store.operand
+    for operand, dtype in dtypes.items():
+        dtype_info(dtype)
+        if operand not in (*inputs, output):
+            raise WorkloadError(
+                f"expression: dtype {dtype} is for operand {operand}, which does not occur; "
+                f"the operands are {' '.join((*inputs, output))}"
+            )
+    types = {operand: dtypes.get(operand, DEFAULT_DTYPE) for operand in inputs}
+    sums = statement.reduction == "add" or any(
+        isinstance(node, Operation) and node.op in ("add", "sub", "mul")
+        for node in walk(statement.value)
+    )
+    distinct = set(types.values())
+    widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
+    types[output] = dtypes.get(output, widened)
+    return types
+
+
+def _check_arithmetic(statement: ParsedStatement, dtype: str) -> None:
+    """The operations and constants exist in the output's type, in which all is computed."""
+    for node in walk(statement.value):
+        if isinstance(node, Operation) and node.op == "shr" and not is_integer(dtype):
+            raise WorkloadError(
+                f"expression: '>>' needs an integer output and {statement.store.operand} is "
+                f"{dtype}; divide by multiplying with a constant"
+            )
+        if isinstance(node, Constant) and isinstance(node.value, float) and is_integer(dtype):
+            raise WorkloadError(
+                f"expression: constant {node.value} is not an integer and "
+                f"{statement.store.operand} is {dtype}; use an integer or a float output"
+            )
+
+
+def _operand_shapes(
+    statement: ParsedStatement,
+    extents: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    zero_outside: Collection[str],
+) -> dict[str, tuple[int, ...]]:
+    """Shape of every operand, in the order of the first access (the store last)."""
+    reach: dict[str, tuple[int, ...]] = {}
+    for access, column in _located_accesses(statement):
+        size: list[int] = []
+        for dimension, index in enumerate(access.index):
+            low, high = index.bounds(extents)
+            if low < 0 and access.operand not in zero_outside:
+                raise located_error(
+                    column,
+                    repr(str(access)),
+                    f"index {dimension} reaches {low}; add {-low} to the index, "
+                    "or name an operator that takes pad=",
+                )
+            size.append(max(high + 1, 1))
+        before = reach.get(access.operand, (1,) * len(size))
+        reach[access.operand] = tuple(max(a, b) for a, b in zip(before, size, strict=True))
+    for operand in (*shapes, *zero_outside):
+        if operand not in reach:
+            raise WorkloadError(
+                f"expression: operand {operand} has a shape and does not occur; "
+                f"the operands are {' '.join(reach)}"
+            )
+    for operand in zero_outside:
+        if operand not in shapes:
+            raise WorkloadError(
+                f"expression: operand {operand} is zero outside its shape; give its shape"
+            )
+    return {operand: tuple(shapes.get(operand, size)) for operand, size in reach.items()}

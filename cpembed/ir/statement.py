@@ -1,0 +1,347 @@
+"""Parser of the expression language: one scalar statement over indexed operands.
+
+    O[n,k,p,q] += I[n,c,2*p+r,2*q+s] * W[k,c,r,s]
+
+    statement := access ("=" | "+=" | "max=" | "min=") value
+    value     := sum (">>" sum)*
+    sum       := product (("+" | "-") product)*
+    product   := unary ("*" unary)*
+    unary     := "-" unary | number | access | "(" value ")"
+               | ("max" | "min") "(" value "," value ")" | ("abs" | "neg") "(" value ")"
+               | "cast" "(" value "," dtype ")"
+    access    := NAME "[" [index ("," index)*] "]"
+    index     := affine expression of iterators and integers: + - * ( )
+
+The text of a parsed statement, ``str(computation)``, parses to the same statement again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.dtypes import DTYPES
+from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation, accesses
+from cpembed.ir.index import IndexExpr, IndexTerm
+
+FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
+"""Operations that are written as calls, with their number of arguments."""
+
+_RESERVED = (*FUNCTIONS, "cast")
+_MAX_NESTING = 64
+_MAX_DIGITS = 18
+_TOKEN = re.compile(
+    r"(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
+    r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
+    r"|(?P<symbol>>>|\+=|[-+*=()\[\],])",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class ParsedStatement:
+    """``store (reduction)= value``; ``reduction`` is None for a plain assignment.
+
+    ``columns`` (of the store, then of each read) and ``iterators`` (with the column of their first
+    use, in order of appearance) locate later errors; columns count from 1.
+    """
+
+    store: Access
+    reduction: str | None
+    value: Expression
+    columns: tuple[int, ...] = field(default=(), compare=False)
+    iterators: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        return accesses(self.value)
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    column: int
+
+    @property
+    def end(self) -> int:
+        return self.column + len(self.text)
+
+    def __str__(self) -> str:
+        return repr(self.text) if self.text else "end of the expression"
+
+
+def parse_statement(text: str) -> ParsedStatement:
+    """Parse one statement.
+
+    >>> parsed = parse_statement("C[x,y] += A[x,z] * B[z,y]")
+    >>> str(parsed.store), parsed.reduction, str(parsed.value)
+    ('C[x, y]', 'add', '(A[x, z] * B[z, y])')
+
+    Raises :class:`WorkloadError`, one line with the column, the token and the remedy.
+    """
+    return _Parser(text).statement()
+
+
+def located_error(column: int, token: str, what: str) -> WorkloadError:
+    """The form of every error of the language: where, what, remedy."""
+    return WorkloadError(f"expression, column {column}, {token}: {what}")
+
+
+class _Parser:
+    """Recursive descent, one method per rule of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = _tokenize(text)
+        self._position = 0
+        self._depth = 0
+        self._columns: list[int] = []
+        self._iterators: dict[str, int] = {}
+        self._operands: dict[str, tuple[int, int]] = {}
+
+    def statement(self) -> ParsedStatement:
+        if self._next.kind == "end":
+            raise self._error(
+                self._next, "nothing to parse; write for example C[x,y] += A[x,z] * B[z,y]"
+            )
+        store = self._access()
+        reduction = self._assignment()
+        value = self._value()
+        if self._next.kind != "end":
+            raise self._error(
+                self._next, "expected an operator + - * >> or the end of the expression"
+            )
+        for name, (_, column) in self._operands.items():
+            if name in self._iterators:
+                raise located_error(
+                    column, repr(name), "is both an operand and an iterator; rename one of them"
+                )
+        return ParsedStatement(
+            store, reduction, value, tuple(self._columns), tuple(self._iterators.items())
+        )
+
+    # -- tokens ---------------------------------------------------------------------------------
+
+    @property
+    def _next(self) -> _Token:
+        return self._tokens[self._position]
+
+    def _take(self) -> _Token:
+        token = self._next
+        self._position += token.kind != "end"
+        return token
+
+    def _accept(self, symbol: str) -> bool:
+        found = self._next.kind == "symbol" and self._next.text == symbol
+        self._position += found
+        return found
+
+    def _expect(self, symbol: str, what: str) -> None:
+        if not self._accept(symbol):
+            raise self._error(self._next, f"expected {symbol!r} {what}")
+
+    def _error(self, token: _Token, what: str) -> WorkloadError:
+        return located_error(token.column, str(token), what)
+
+    def _enter(self, token: _Token) -> None:
+        self._depth += 1
+        if self._depth > _MAX_NESTING:
+            raise self._error(
+                token, f"nested deeper than {_MAX_NESTING} levels; simplify the expression"
+            )
+
+    # -- statement and values -------------------------------------------------------------------
+
+    def _assignment(self) -> str | None:
+        token = self._take()
+        if token.kind == "symbol" and token.text == "=":
+            return None
+        if token.kind == "symbol" and token.text == "+=":
+            return "add"
+        if token.kind == "name" and token.text in ("max", "min") and self._accept("="):
+            return token.text
+        raise self._error(token, "expected one of = += max= min= after the output")
+
+    def _value(self) -> Expression:
+        left = self._sum()
+        while self._accept(">>"):
+            left = Operation("shr", (left, self._sum()))
+        return left
+
+    def _sum(self) -> Expression:
+        left = self._product()
+        while self._next.text in ("+", "-"):
+            op = "add" if self._take().text == "+" else "sub"
+            left = Operation(op, (left, self._product()))
+        return left
+
+    def _product(self) -> Expression:
+        left = self._unary()
+        while self._accept("*"):
+            left = Operation("mul", (left, self._unary()))
+        return left
+
+    def _unary(self) -> Expression:
+        token = self._next
+        if not self._accept("-"):
+            return self._primary()
+        self._enter(token)
+        arg = self._unary()
+        self._depth -= 1
+        return Constant(-arg.value) if isinstance(arg, Constant) else Operation("neg", (arg,))
+
+    def _primary(self) -> Expression:
+        token = self._next
+        if token.kind == "number":
+            return Constant(self._number())
+        if token.kind == "name":
+            following = self._tokens[self._position + 1]
+            return self._call() if following.text == "(" else self._access()
+        if not self._accept("("):
+            raise self._error(token, "expected a value: an operand NAME[...], a number or a call")
+        self._enter(token)
+        value = self._value()
+        self._depth -= 1
+        self._expect(")", f"for the '(' at column {token.column}")
+        return value
+
+    def _call(self) -> Expression:
+        token = self._take()
+        if token.text not in _RESERVED:
+            raise self._error(
+                token, f"no such function; use {' '.join(_RESERVED)} or index an operand with [...]"
+            )
+        self._enter(token)
+        self._expect("(", "after the function")
+        args = [self._value()]
+        if token.text == "cast":
+            self._expect(",", "and the dtype of the cast")
+            dtype = self._take()
+            if dtype.text not in DTYPES:
+                raise self._error(dtype, f"unknown dtype; use one of {' '.join(DTYPES)}")
+            result: Expression = Cast(dtype.text, args[0])
+        else:
+            for _ in range(FUNCTIONS[token.text] - 1):
+                self._expect(",", f"and another argument of {token.text}")
+                args.append(self._value())
+            result = Operation(token.text, tuple(args))
+        self._expect(")", f"to close {token.text}(")
+        self._depth -= 1
+        return result
+
+    def _number(self) -> int | float:
+        token = self._take()
+        if self._next.kind == "name" and self._next.column == token.end:
+            raise self._error(self._next, f"write a product as {token.text}*{self._next.text}")
+        if token.text.isdigit():
+            if len(token.text) > _MAX_DIGITS:
+                raise self._error(token, f"more than {_MAX_DIGITS} digits; use a smaller number")
+            return int(token.text)
+        value = float(token.text)
+        if not math.isfinite(value):
+            raise self._error(token, "exceeds float64; use a smaller number")
+        return value
+
+    # -- accesses and indices -------------------------------------------------------------------
+
+    def _access(self) -> Access:
+        token = self._take()
+        if token.kind != "name":
+            raise self._error(token, "expected an operand NAME[...]")
+        if token.text in _RESERVED:
+            raise self._error(token, "is a function and cannot name an operand; rename the operand")
+        if not self._accept("["):
+            if token.text in self._iterators:
+                raise self._error(token, "an iterator is not a value; use it inside an index [...]")
+            raise self._error(self._next, f"expected '[' and the index of {token.text}")
+        index: list[IndexExpr] = []
+        if not self._accept("]"):
+            index.append(self._index())
+            while self._accept(","):
+                index.append(self._index())
+            self._expect("]", f"to close {token.text}[")
+        rank, _ = self._operands.setdefault(token.text, (len(index), token.column))
+        if rank != len(index):
+            raise self._error(
+                token, f"has {len(index)} indices here and {rank} before; use as many"
+            )
+        self._columns.append(token.column)
+        return Access(token.text, tuple(index))
+
+    def _index(self) -> IndexExpr:
+        total = self._index_product()
+        while self._next.text in ("+", "-"):
+            sign = 1 if self._take().text == "+" else -1
+            total = total + _scaled(self._index_product(), sign)
+        return total
+
+    def _index_product(self) -> IndexExpr:
+        left = self._index_atom()
+        while self._next.text == "*":
+            star = self._take()
+            right = self._index_atom()
+            if left.terms and right.terms:
+                raise self._error(
+                    star,
+                    f"{left} times {right} is not affine; multiply iterators by numbers only",
+                )
+            left = _scaled(left, right.constant) if left.terms else _scaled(right, left.constant)
+        return left
+
+    def _index_atom(self) -> IndexExpr:
+        token = self._next
+        if token.text in ("-", "("):
+            self._take()
+            self._enter(token)
+            inner = _scaled(self._index_atom(), -1) if token.text == "-" else self._index()
+            self._depth -= 1
+            if token.text == "(":
+                self._expect(")", f"for the '(' at column {token.column}")
+            return inner
+        if token.kind == "number":
+            value = self._number()
+            if isinstance(value, float):
+                raise self._error(token, "an index is made of integers; write an integer")
+            return IndexExpr((), value)
+        if token.kind != "name":
+            raise self._error(token, "expected an iterator or an integer in the index")
+        self._take()
+        if self._next.text in ("[", "("):
+            raise self._error(
+                token, "the index is not affine; use sums of iterators times integers"
+            )
+        if token.text in _RESERVED:
+            raise self._error(
+                token, "is a function and cannot name an iterator; rename the iterator"
+            )
+        self._iterators.setdefault(token.text, token.column)
+        return IndexExpr.iterator(token.text)
+
+
+def _scaled(expression: IndexExpr, factor: int) -> IndexExpr:
+    terms = (IndexTerm(t.iterator, t.coefficient * factor) for t in expression.terms)
+    return IndexExpr.of(terms, expression.constant * factor)
+
+
+def _tokenize(text: str) -> tuple[_Token, ...]:
+    tokens: list[_Token] = []
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        match = _TOKEN.match(text, position)
+        if match is None:
+            character = text[position]
+            remedy = (
+                "division is not in the language: an index is affine, a value can shift with >>"
+                if character in "/%"
+                else "is not in the language; use names, numbers and + - * >> = ( ) [ ] ,"
+            )
+            raise located_error(position + 1, repr(character), remedy)
+        tokens.append(_Token(match.lastgroup or "symbol", match.group(), position + 1))
+        position = match.end()
+    tokens.append(_Token("end", "", len(text) + 1))
+    return tuple(tokens)

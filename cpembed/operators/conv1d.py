@@ -1,0 +1,57 @@
+"""One-dimensional convolution."""
+
+from __future__ import annotations
+
+from cpembed.ir.computation import Computation
+from cpembed.ir.parser import parse_computation
+from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
+from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+
+
+def conv1d(
+    *,
+    n: int,
+    c: int,
+    w: int,
+    k: int,
+    s: int,
+    pad: PerAxis = 0,
+    stride: PerAxis = 1,
+    dilation: PerAxis = 1,
+    dtype: Dtypes = None,
+) -> Computation:
+    """``O[n,k,q] += I[n, c, stride*q + dilation*s - pad] * W[k,c,s]``; axes n, k, q, c, s.
+
+    Operands I [n,c,w], W [k,c,s], O [n,k,q]; a padded image reads as zero outside its shape.
+
+    Raises :class:`WorkloadError` for a size below 1 or an output without elements.
+    """
+    CONV1D.check_sizes(n=n, c=c, w=w, k=k, s=s)
+    (axis,) = image_axes(CONV1D, (("q", "w", "s", w, s),), pad, stride, dilation)
+    image_type, weight_type, output_type = CONV1D.dtypes(dtype, 2)
+    return parse_computation(
+        f"O[n,k,q] += I[n,c,{axis.index}] * W[k,c,s]",
+        {"n": n, "k": k, "q": axis.output_extent, "c": c, "s": s},
+        name="conv1d",
+        dtypes={"I": image_type, "W": weight_type, "O": output_type},
+        shapes={"I": (n, c, w)},
+        zero_outside=("I",) if axis.pad else (),
+    )
+
+
+CONV1D = OperatorFamily(
+    "conv1d",
+    "1-D convolution O[n,k,q] += I[n,c,q+s] * W[k,c,s]",
+    conv1d,
+    (
+        Parameter("n", "images"),
+        Parameter("c", "input channels"),
+        Parameter("w", "image columns"),
+        Parameter("k", "filters"),
+        Parameter("s", "filter columns"),
+        PAD,
+        STRIDE,
+        DILATION,
+        DTYPE,
+    ),
+)

@@ -1,0 +1,105 @@
+"""Two-dimensional convolution: strided, dilated, grouped, in two layouts."""
+
+from __future__ import annotations
+
+from cpembed.ir.computation import Computation
+from cpembed.ir.parser import parse_computation
+from cpembed.operators.family import (
+    DTYPE,
+    Dtypes,
+    OperatorFamily,
+    Parameter,
+    ParameterKind,
+    PerAxis,
+)
+from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+
+
+def conv2d(
+    *,
+    n: int,
+    c: int,
+    h: int,
+    w: int,
+    k: int,
+    r: int,
+    s: int,
+    pad: PerAxis = 0,
+    stride: PerAxis = 1,
+    dilation: PerAxis = 1,
+    groups: int = 1,
+    layout: str = "NCHW",
+    dtype: Dtypes = None,
+) -> Computation:
+    """``O[n,k,p,q] += I[n, c, stride*p + dilation*r - pad, ...] * W[k,c,r,s]``.
+
+    Axes n, k, p, q, c, r, s. Operands by layout: NCHW has I [n,c,h,w], W [k,c,r,s] and
+    O [n,k,p,q]; NHWC has I [n,h,w,c], W [k,r,s,c] and O [n,p,q,k]. A padded image reads as zero
+    outside its shape.
+
+    With ``groups`` above 1 there is an axis g after n; ``c`` and ``k`` are then the channels and
+    filters of one group, so the image has ``groups * c`` channels, of which group g reads
+    ``c_extent * g + c``; the output likewise has ``groups * k``; W has g as its first index.
+
+    >>> str(conv2d(n=1, c=3, h=8, w=8, k=4, r=3, s=3, pad=1, stride=2))
+    'O[n, k, p, q] += (I[n, c, 2*p + r - 1, 2*q + s - 1] * W[k, c, r, s])'
+
+    Raises :class:`WorkloadError` for a size below 1 or an output without elements.
+    """
+    CONV2D.check_sizes(n=n, c=c, h=h, w=w, k=k, r=r, s=s, groups=groups)
+    CONV2D.check_choice("layout", layout)
+    rows, columns = image_axes(
+        CONV2D, (("p", "h", "r", h, r), ("q", "w", "s", w, s)), pad, stride, dilation
+    )
+    image_type, weight_type, output_type = CONV2D.dtypes(dtype, 2)
+    channel, output_channel, group = "c", "k", ""
+    extents = {"n": n, "k": k, "p": rows.output_extent, "q": columns.output_extent}
+    if groups > 1:
+        channel, output_channel, group = f"{c}*g + c", f"{k}*g + k", "g,"
+        extents = {"n": n, "g": groups, **extents}
+    image = f"{rows.index}, {columns.index}"
+    if layout == "NCHW":
+        output = f"O[n, {output_channel}, p, q]"
+        value = f"I[n, {channel}, {image}] * W[{group}k,c,r,s]"
+        shape = (n, groups * c, h, w)
+    else:
+        output = f"O[n, p, q, {output_channel}]"
+        value = f"I[n, {image}, {channel}] * W[{group}k,r,s,c]"
+        shape = (n, h, w, groups * c)
+    padded = rows.pad > 0 or columns.pad > 0
+    return parse_computation(
+        f"{output} += {value}",
+        {**extents, "c": c, "r": r, "s": s},
+        name="conv2d",
+        dtypes={"I": image_type, "W": weight_type, "O": output_type},
+        shapes={"I": shape},
+        zero_outside=("I",) if padded else (),
+    )
+
+
+CONV2D = OperatorFamily(
+    "conv2d",
+    "2-D convolution O[n,k,p,q] += I[n,c,p+r,q+s] * W[k,c,r,s]",
+    conv2d,
+    (
+        Parameter("n", "images"),
+        Parameter("c", "input channels (of one group)"),
+        Parameter("h", "image rows"),
+        Parameter("w", "image columns"),
+        Parameter("k", "filters (of one group)"),
+        Parameter("r", "filter rows"),
+        Parameter("s", "filter columns"),
+        PAD,
+        STRIDE,
+        DILATION,
+        Parameter("groups", "independent groups of c channels and k filters", default="1"),
+        Parameter(
+            "layout",
+            "NCHW with weights KCRS, or NHWC with weights KRSC",
+            ParameterKind.CHOICE,
+            "NCHW",
+            ("NCHW", "NHWC"),
+        ),
+        DTYPE,
+    ),
+)

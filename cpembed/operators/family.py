@@ -1,0 +1,164 @@
+"""Operator families: an operator's name, its parameters, and the function that makes a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import resolve_dtypes
+
+Dtypes = str | Sequence[str] | None
+"""One type for the inputs, one per input, or one per input and the output's; None is int8."""
+PerAxis = int | Sequence[int]
+"""One number for every image axis or one per image axis, outermost (rows) first."""
+
+
+class ParameterKind(StrEnum):
+    SIZE = "size"
+    """An integer of at least 1."""
+    PER_AXIS = "per axis"
+    """One integer, or one per image axis as a comma list."""
+    FLAG = "flag"
+    """0 or 1."""
+    CHOICE = "choice"
+    """One of a few words."""
+    DTYPES = "dtypes"
+    """A comma list of element types."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an operator, as the command line and ``cpembed operators`` show it.
+
+    ``default`` is the text of the default, None for a required parameter; ``choices`` are the words
+    of a CHOICE.
+    """
+
+    name: str
+    meaning: str
+    kind: ParameterKind = ParameterKind.SIZE
+    default: str | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def required(self) -> bool:
+        return self.default is None
+
+
+DTYPE = Parameter(
+    "dtype",
+    "element types: one for the inputs, one each, or one each and the output's",
+    ParameterKind.DTYPES,
+    "int8",
+)
+
+
+@dataclass(frozen=True)
+class OperatorFamily:
+    """An operator at open sizes; :meth:`workload` fixes them.
+
+    ``build`` takes the parameters by keyword. It is called with typed values: integers, tuples of
+    integers, booleans, words.
+    """
+
+    name: str
+    description: str
+    build: Callable[..., Computation]
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def required(self) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parameters if p.required)
+
+    @property
+    def optional(self) -> tuple[Parameter, ...]:
+        return tuple(p for p in self.parameters if not p.required)
+
+    @property
+    def usage(self) -> str:
+        """What the operator takes, in one line."""
+        required = " ".join(p.name for p in self.required)
+        optional = " ".join(p.name for p in self.optional)
+        return f"{self.name} takes {required} [{optional}]"
+
+    def error(self, what: str) -> WorkloadError:
+        return WorkloadError(f"{self.name}: {what}; {self.usage}")
+
+    def workload(self, values: Mapping[str, object]) -> Computation:
+        """The operator at sizes given as text (``"1,2"``) or as Python values.
+
+        Raises :class:`WorkloadError` for a missing, unknown or malformed value.
+        """
+        known = {parameter.name: parameter for parameter in self.parameters}
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise self.error(f"unknown parameter {unknown[0]!r}")
+        missing = [parameter.name for parameter in self.required if parameter.name not in values]
+        if missing:
+            raise self.error(f"missing {' '.join(missing)}")
+        return self.build(
+            **{name: self._typed(known[name], value) for name, value in values.items()}
+        )
+
+    def _typed(self, parameter: Parameter, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        text = value.strip()
+        match parameter.kind:
+            case ParameterKind.SIZE:
+                return self._integer(parameter.name, text)
+            case ParameterKind.PER_AXIS:
+                numbers = tuple(self._integer(parameter.name, part) for part in text.split(","))
+                return numbers[0] if len(numbers) == 1 else numbers
+            case ParameterKind.FLAG:
+                if text not in ("0", "1"):
+                    raise self.error(f"{parameter.name}={text} is neither 0 nor 1")
+                return text == "1"
+            case _:
+                return text
+
+    def _integer(self, name: str, text: str) -> int:
+        try:
+            return int(text)
+        except ValueError:
+            raise self.error(f"{name}={text} is not an integer") from None
+
+    # -- checks that the build functions share ----------------------------------------------------
+
+    def check_sizes(self, **sizes: int) -> None:
+        """Every value is an integer of at least 1."""
+        for name, value in sizes.items():
+            self._check_integer(name, value, 1)
+
+    def check_choice(self, name: str, value: str) -> None:
+        choices = next(p.choices for p in self.parameters if p.name == name)
+        if value not in choices:
+            raise self.error(f"{name}={value} is none of {' '.join(choices)}")
+
+    def per_axis(self, name: str, value: PerAxis, axes: int, minimum: int) -> tuple[int, ...]:
+        """One checked integer per image axis."""
+        numbers = (value,) * axes if isinstance(value, int) else tuple(value)
+        if len(numbers) != axes:
+            raise self.error(
+                f"{name} has {len(numbers)} numbers; give one, or one per image axis ({axes})"
+            )
+        for number in numbers:
+            self._check_integer(name, number, minimum)
+        return numbers
+
+    def dtypes(self, dtype: Dtypes, inputs: int) -> tuple[str, ...]:
+        """Types of the inputs in order and of the output."""
+        try:
+            return resolve_dtypes(dtype, inputs)
+        except WorkloadError as error:
+            raise WorkloadError(f"{self.name}: {error}") from None
+
+    def _check_integer(self, name: str, value: int, minimum: int) -> None:
+        # A bool is an int: `True` would pass silently as size 1.
+        if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise self.error(f"{name}={value!r} is not an integer")
+        if value < minimum:
+            raise self.error(f"{name}={value} is less than {minimum}")
