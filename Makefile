@@ -17,7 +17,7 @@ check: lint
 lint:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	$(BIN)/pyright --project pyproject.toml
 	$(BIN)/lint-imports
 
 test:
