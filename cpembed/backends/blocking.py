@@ -1,0 +1,123 @@
+"""Rewrites of a nest: register blocks over spatial loops, lanes split into their digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cpembed.backends.nest import KernelOperand, Nest, TaskLoop
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import Loop
+
+
+def can_block(nest: Nest, loop: TaskLoop) -> bool:
+    """Whether a block of the loop advances every operand by a constant."""
+    return all(
+        term.is_affine
+        for operand in nest.operands
+        for term in operand.access.terms
+        if term.iterator == loop.name
+    )
+
+
+def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
+    """Give each task ``blocks[loop]`` points of a task loop; their steps become inner loops,
+    outside the lanes and in the order of ``blocks``."""
+    tasks = tuple(replace(t, block=blocks.get(t.name, 1)) for t in nest.tasks)
+    by_name = {task.name: task for task in tasks}
+    steps: list[Loop] = []
+    split: dict[str, IndexExpr] = {}
+    for name, size in blocks.items():
+        task = by_name[name]
+        if size == 1:
+            continue
+        if size > task.extent or not can_block(nest, task):
+            raise LoweringError(f"a loop of extent {task.extent} cannot be blocked by {size}")
+        steps.append(Loop(task.step, size, AxisKind.SPATIAL))
+        split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step)])
+    first, second, output = (replace(o, access=o.access.substitute(split)) for o in nest.operands)
+    return replace(nest, tasks=tasks, inner=(*steps, *nest.inner), operands=(first, second, output))
+
+
+def split_lanes(nest: Nest, minimum: Mapping[str, Sequence[int]] | None = None) -> Nest:
+    """Replace each inner loop by the digits in which the accesses use it, outermost first.
+
+    Afterwards every access is affine in the inner loops. ``minimum`` names weights at which a lane
+    is to be split in any case. A loop that needs no split keeps its name; digits are named
+    ``<loop>_<weight>``.
+    """
+    wanted = minimum or {}
+    inner: list[Loop] = []
+    digits: dict[str, tuple[tuple[str, int, int], ...]] = {}
+    for loop in nest.inner:
+        weights = _weights(nest, loop, wanted.get(loop.name, ()))
+        found = [
+            (f"{loop.name}_{low}" if len(weights) > 2 else loop.name, low, high // low)
+            for low, high in zip(weights, weights[1:], strict=False)
+        ]
+        digits[loop.name] = tuple(found)
+        inner += [Loop(name, extent, loop.kind) for name, _, extent in reversed(found)]
+    first, second, output = (_in_digits(operand, digits) for operand in nest.operands)
+    return replace(nest, inner=tuple(inner), operands=(first, second, output))
+
+
+def drop_unit_loops(nest: Nest) -> Nest:
+    """Remove reduction and inner loops of one iteration: pattern matching sees only real loops."""
+    unit = {loop.name for loop in (*nest.reductions, *nest.inner) if loop.extent == 1}
+
+    def without(operand: KernelOperand) -> KernelOperand:
+        kept = [term for term in operand.access.terms if term.iterator not in unit]
+        return replace(operand, access=IndexExpr.of(kept, operand.access.constant))
+
+    first, second, output = (without(operand) for operand in nest.operands)
+    return replace(
+        nest,
+        reductions=tuple(loop for loop in nest.reductions if loop.name not in unit),
+        inner=tuple(loop for loop in nest.inner if loop.name not in unit),
+        operands=(first, second, output),
+    )
+
+
+def order_tasks(nest: Nest, outermost_first: Sequence[str]) -> Nest:
+    """Change the order in which tasks run; loops not named stay outside, in their order."""
+    named = {task.name: task for task in nest.tasks}
+    rest = [task for task in nest.tasks if task.name not in outermost_first]
+    return replace(nest, tasks=(*rest, *(named[name] for name in outermost_first)))
+
+
+def _weights(nest: Nest, loop: Loop, wanted: Sequence[int]) -> list[int]:
+    """Where the digits of a loop begin: 1, each next weight, the extent."""
+    found = {1, loop.extent, *(w for w in wanted if w < loop.extent)}
+    for operand in nest.operands:
+        for term in operand.access.terms:
+            if term.iterator != loop.name:
+                continue
+            found.add(min(term.divisor, loop.extent))
+            if term.modulus is not None:
+                found.add(min(term.divisor * term.modulus, loop.extent))
+    weights = sorted(found)
+    for low, high in zip(weights, weights[1:], strict=False):
+        if high % low:
+            raise LoweringError(
+                f"lane {loop.name} of extent {loop.extent} is read in digits of {low} and {high}, "
+                "which do not nest"
+            )
+    return weights if len(weights) > 1 else [1, 1]
+
+
+def _in_digits(
+    operand: KernelOperand, digits: Mapping[str, Sequence[tuple[str, int, int]]]
+) -> KernelOperand:
+    terms: list[IndexTerm] = []
+    for term in operand.access.terms:
+        if term.iterator not in digits:
+            terms.append(term)
+            continue
+        for name, weight, _ in digits[term.iterator]:
+            above = weight >= term.divisor
+            below = term.modulus is None or weight < term.divisor * term.modulus
+            if above and below:
+                terms.append(IndexTerm(name, term.coefficient * weight // term.divisor))
+    return replace(operand, access=IndexExpr.of(terms, operand.access.constant))

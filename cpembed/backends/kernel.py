@@ -1,0 +1,146 @@
+"""Kernels from derived programs: the choice of back end, packing, execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from cpembed.backends import generic, runtime
+from cpembed.backends.contract import KernelPlan
+from cpembed.backends.packing import Direction, packing_source
+from cpembed.backends.x86 import amx, features, vnni
+from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+BackendChoice = Literal["auto", "native", "generic"]
+
+Planner = Callable[[DerivedProgram, int], KernelPlan]
+
+_PLANNERS: Mapping[str, Planner] = {
+    "avx512_vnni": vnni.plan,
+    "amx_int8": amx.plan,
+    "amx_bf16": amx.plan,
+}
+"""Back end by the CPU feature that provides the instruction."""
+
+
+class CompiledKernel:
+    """A contraction with the packing of its operands.
+
+    :meth:`run` does everything on arrays in the original layouts; :meth:`pack`, :meth:`execute`
+    and :meth:`unpack` are its three stages, on packed buffers that stay opaque.
+    """
+
+    def __init__(self, program: DerivedProgram, plan: KernelPlan) -> None:
+        computation = program.instruction.computation
+        self.program = program
+        self.backend = plan.backend
+        self._factors = tuple(program.role(operand.name) for operand in computation.inputs)
+        self._output = program.role(computation.output.name)
+        self._contract = runtime.compile_source(plan.source, plan.attributes, plan.schedule)
+        self._pack = {o.name: _mover(o, Direction.PACK) for o in self._factors}
+        self._unpack = _mover(self._output, Direction.UNPACK)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Workload operands that :meth:`run` wants."""
+        return tuple(operand.name for operand in self._factors)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
+        packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
+        return self.unpack(self.execute(packed))
+
+    def pack(self, name: str, array: np.ndarray) -> Any:
+        """The packed buffer of an input."""
+        operand = self.program.operand(name)
+        expected = numpy_dtype(operand.dtype)
+        if array.shape != operand.original_shape or array.dtype != expected:
+            raise WorkloadError(
+                f"operand {name} is {array.dtype} {array.shape}, "
+                f"the workload has {operand.dtype} {operand.original_shape}"
+            )
+        original = runtime.from_array(array)
+        packed = self.empty(name)
+        return self.pack_into(name, original, packed)
+
+    def pack_into(self, name: str, original: Any, packed: Any) -> Any:
+        """Pack a flat buffer into another and return the packed one: ``original`` itself where
+        both layouts are the same memory."""
+        move = self._pack[name]
+        if move is None:
+            return original
+        move(original, packed)
+        return packed
+
+    def execute(self, packed: Mapping[str, Any], output: Any | None = None) -> Any:
+        """The contraction alone; returns the packed output buffer."""
+        target = self.empty(self._output.name) if output is None else output
+        self._contract(*(packed[name] for name in self.input_names), target)
+        return target
+
+    def unpack(self, packed: Any) -> np.ndarray:
+        """The output in its original layout."""
+        shape = self._output.original_shape
+        if self._unpack is None:
+            return runtime.to_array(packed, shape)
+        original = runtime.empty(int(np.prod(shape)), self._output.dtype)
+        self.unpack_into(packed, original)
+        return runtime.to_array(original, shape)
+
+    def unpack_into(self, packed: Any, original: Any) -> None:
+        """Unpack into a flat buffer; nothing happens where both layouts are the same memory."""
+        if self._unpack is not None:
+            self._unpack(packed, original)
+
+    def empty(self, name: str) -> Any:
+        """A buffer for an operand's packed layout, zeroed."""
+        operand = self.program.operand(name)
+        return runtime.empty(operand.elements, operand.dtype)
+
+    def is_packed_in_place(self, name: str) -> bool:
+        """Whether the original memory is the packed one: packing moves nothing."""
+        return self.program.operand(name).is_identity
+
+    def assembly(self) -> str:
+        """Machine code of the contraction."""
+        return self._contract.assembly()
+
+
+def build(
+    program: DerivedProgram, spec: HardwareSpec, *, backend: BackendChoice = "auto"
+) -> CompiledKernel:
+    """Compile a derived program.
+
+    ``native`` uses the target's instruction or raises: :class:`BackendUnavailable` where there is
+    no back end or the machine lacks the instruction, :class:`LoweringError` where the program
+    cannot be expressed with it. ``generic`` is portable code; ``auto`` is native where that works,
+    else generic.
+    """
+    if backend == "generic":
+        return CompiledKernel(program, generic.plan(program, runtime.thread_count()))
+    try:
+        return _build_native(program, spec)
+    except (BackendUnavailable, LoweringError):
+        if backend == "native":
+            raise
+    return CompiledKernel(program, generic.plan(program, runtime.thread_count()))
+
+
+def _build_native(program: DerivedProgram, spec: HardwareSpec) -> CompiledKernel:
+    planners = [_PLANNERS[name] for name in spec.cpu_features if name in _PLANNERS]
+    if spec.backend is None or not planners:
+        raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
+    features.require(spec)
+    return CompiledKernel(program, planners[0](program, runtime.thread_count()))
+
+
+def _mover(operand: PackedOperand, direction: Direction) -> runtime.Function | None:
+    """The packing kernel, None where it would move nothing."""
+    if operand.is_identity:
+        return None
+    return runtime.compile_source(packing_source(operand, runtime.thread_count(), direction))

@@ -1,0 +1,163 @@
+"""The loop nest of a contraction kernel, on flat packed buffers.
+
+A kernel runs *tasks*: points of the spatial loops, a loop taken in blocks of several points where
+it is register-blocked. A task initialises its accumulators, adds over the reduction loops and
+stores. All that is inside a task (register-block steps, lanes) is an *inner* loop.
+
+Buffers are flat, so an access is one affine expression however the layout spreads a lane over
+dimensions: a row lane inside a compound dimension is only a stride.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.expression import Access, Operation
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
+
+
+@dataclass(frozen=True)
+class TaskLoop:
+    """A spatial loop around the tasks, ``block`` points to a task.
+
+    Where the block does not divide the extent the last block is moved back to end at the extent:
+    it computes some points twice, with the same result, and needs no code of its own.
+    """
+
+    name: str
+    extent: int
+    block: int = 1
+
+    @property
+    def count(self) -> int:
+        return -(-self.extent // self.block)
+
+    @property
+    def step(self) -> str:
+        """Name of the inner loop over the points of a block."""
+        return f"{self.name}_step"
+
+
+@dataclass(frozen=True)
+class KernelOperand:
+    """A packed operand as the kernel sees it: flat, with one index expression."""
+
+    parameter: str
+    dtype: str
+    elements: int
+    access: IndexExpr
+
+    def stride(self, loop: str) -> int:
+        """Elements from one step of a loop to the next."""
+        return self.access.coefficient(loop)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Loops of a contraction kernel and the accesses of its operands over them.
+
+    ``operands`` are the two factors in the instruction's order and the output.
+    """
+
+    tasks: tuple[TaskLoop, ...]
+    reductions: tuple[Loop, ...]
+    inner: tuple[Loop, ...]
+    operands: tuple[KernelOperand, KernelOperand, KernelOperand]
+
+    @property
+    def task_count(self) -> int:
+        return math.prod(loop.count for loop in self.tasks)
+
+    @property
+    def spatial_inner(self) -> tuple[Loop, ...]:
+        return tuple(loop for loop in self.inner if loop.kind is AxisKind.SPATIAL)
+
+    @property
+    def accumulators(self) -> int:
+        """Output elements of a task."""
+        return math.prod(loop.extent for loop in self.spatial_inner)
+
+    @property
+    def accumulator_access(self) -> IndexExpr:
+        """Accumulators are dense, row-major over the spatial inner loops."""
+        terms: list[IndexTerm] = []
+        stride = 1
+        for loop in reversed(self.spatial_inner):
+            terms.append(IndexTerm(loop.name, stride))
+            stride *= loop.extent
+        return IndexExpr.of(reversed(terms))
+
+    def inner_loop(self, name: str) -> Loop:
+        for loop in self.inner:
+            if loop.name == name:
+                return loop
+        raise KeyError(name)
+
+
+def check_product_sum(workload: Computation) -> None:
+    """Kernels exist for ``O += A * B`` with one access to each operand."""
+    value = workload.value
+    if workload.reduction == "add" and isinstance(value, Operation) and value.op == "mul":
+        names = [arg.operand for arg in value.args if isinstance(arg, Access)]
+        if len(names) == 2 and names[0] != names[1]:
+            return
+    raise LoweringError(f"{workload} is not a product-sum of two operands: no kernel is generated")
+
+
+def kernel_nest(program: DerivedProgram) -> Nest:
+    """The nest with nothing blocked: one point of the spatial loops is a task."""
+    check_product_sum(program.workload)
+    names = _identifiers(program)
+
+    def renamed(loop: Loop) -> Loop:
+        return Loop(names[loop.name], loop.extent, loop.kind)
+
+    spatial = [loop for loop in program.loops if loop.kind is AxisKind.SPATIAL]
+    reductions = [loop for loop in program.loops if loop.kind is AxisKind.REDUCTION]
+    first, second = (program.role(o.name) for o in program.instruction.computation.inputs)
+    output = program.role(program.instruction.computation.output.name)
+    return Nest(
+        tasks=tuple(TaskLoop(names[loop.name], loop.extent) for loop in spatial),
+        reductions=tuple(renamed(loop) for loop in reductions),
+        inner=tuple(renamed(loop) for loop in program.lanes),
+        operands=(
+            _kernel_operand("A", first, names),
+            _kernel_operand("B", second, names),
+            _kernel_operand("C", output, names),
+        ),
+    )
+
+
+def lane_name(lane: str) -> str:
+    """Identifier of an instruction axis inside a kernel."""
+    return f"lane_{lane}"
+
+
+def flat_access(operand: PackedOperand) -> IndexExpr:
+    """The packed access as one index into the flat buffer."""
+    total = IndexExpr()
+    for index, stride in zip(operand.access, operand.strides, strict=True):
+        scaled = [
+            IndexTerm(t.iterator, t.coefficient * stride, t.divisor, t.modulus) for t in index.terms
+        ]
+        total = total + IndexExpr.of(scaled, index.constant * stride)
+    return total
+
+
+def _identifiers(program: DerivedProgram) -> dict[str, str]:
+    """A valid identifier per iterator: names of loops are free text (``q.o``)."""
+    names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
+    names.update({lane.name: lane_name(lane.name) for lane in program.lanes})
+    return names
+
+
+def _kernel_operand(
+    parameter: str, operand: PackedOperand, names: Mapping[str, str]
+) -> KernelOperand:
+    access = flat_access(operand).rename(lambda name: names[name])
+    return KernelOperand(parameter, operand.dtype, operand.elements, access)

@@ -1,0 +1,101 @@
+"""The compiler's side: importing TVM once, compiling TVMScript text, buffers."""
+# pyright: basic
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from cpembed.backends.script import storage_dtype
+from cpembed.errors import LoweringError
+
+
+def thread_count() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def tvm() -> ModuleType:
+    """TVM, imported on first use with its thread pool set to the cores of the process.
+
+    Its default is often one thread; binding threads to cores hurts where machines are shared.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(thread_count()))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    import tvm as module
+    import tvm.script  # makes tvm.script.from_source available
+
+    return module
+
+
+@cache
+def host_target(attributes: tuple[str, ...] = ()) -> Any:
+    """The LLVM target of this machine, with further instruction-set attributes (``+amx-int8``)."""
+    from tvm.target import codegen
+
+    description: dict[str, Any] = {"kind": "llvm", "num-cores": thread_count()}
+    if platform.machine() in ("x86_64", "AMD64", "aarch64"):
+        description["mcpu"] = codegen.llvm_get_system_cpu()
+    if attributes:
+        description["mattr"] = list(attributes)
+    return tvm().target.Target(description)
+
+
+class Function:
+    """A compiled kernel over flat buffers."""
+
+    def __init__(self, executable: Any) -> None:
+        self._executable = executable
+        self._call: Callable[..., Any] = executable["main"]
+
+    def __call__(self, *buffers: Any) -> None:
+        self._call(*buffers)
+
+    def assembly(self) -> str:
+        return self._executable.mod.inspect_source("asm")
+
+
+def compile_source(
+    source: str, attributes: Sequence[str] = (), schedule: Callable[[Any], None] | None = None
+) -> Function:
+    """Compile one TVMScript function, after ``schedule`` has rewritten it where given."""
+    library = tvm()
+    module = library.IRModule({"main": library.script.from_source(source)})
+    if schedule is not None:
+        from tvm import s_tir
+
+        work = s_tir.Schedule(module)
+        try:
+            schedule(work)
+        except s_tir.schedule.ScheduleError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise LoweringError(f"the instruction does not match the program: {last}") from error
+        module = work.mod
+    with library.transform.PassContext(opt_level=3):
+        return Function(library.compile(module, host_target(tuple(attributes))))
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    """The array as memory holds it: contiguous, bfloat16 as its bits."""
+    array = np.ascontiguousarray(array)
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+
+
+def from_array(array: np.ndarray) -> Any:
+    """A flat buffer with the array's contents (a copy, aligned as kernels expect)."""
+    return tvm().runtime.tensor(bits(array).reshape(-1))
+
+
+def empty(elements: int, dtype: str) -> Any:
+    return tvm().runtime.tensor(np.zeros(elements, storage_dtype(dtype)))
+
+
+def to_array(buffer: Any, shape: Sequence[int]) -> np.ndarray:
+    return buffer.numpy().reshape(tuple(shape))

@@ -1,0 +1,61 @@
+"""The choice of a register block: how many points of which spatial loops a task computes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cpembed.backends.nest import TaskLoop
+
+
+@dataclass(frozen=True)
+class RegisterBlock:
+    """Block size per task loop; ``rows`` x ``columns`` products share their operands."""
+
+    blocks: Mapping[str, int]
+    rows: int
+    columns: int
+
+
+def choose_block(
+    row_loops: Sequence[TaskLoop],
+    column_loops: Sequence[TaskLoop],
+    fits: Callable[[int, int], bool],
+    cost: Callable[[int, int], float],
+    largest: int,
+) -> RegisterBlock:
+    """The block of least estimated cost.
+
+    ``cost(rows, columns)`` is the time of one reduction step of a block; what is compared is that
+    times the number of blocks, so points computed twice (see :class:`TaskLoop`) count. Equal costs
+    go to blocks of the innermost loops, whose points are neighbours in memory.
+    """
+    best: tuple[float, int] | None = None
+    chosen = RegisterBlock({}, 1, 1)
+    for rows, row_blocks, row_count in _choices(row_loops, largest):
+        for columns, column_blocks, column_count in _choices(column_loops, largest):
+            if not fits(rows, columns):
+                continue
+            loops = sum(size > 1 for size in (*row_blocks, *column_blocks))
+            score = (cost(rows, columns) * row_count * column_count, loops)
+            if best is None or score < best:
+                best = score
+                names = [loop.name for loop in (*row_loops, *column_loops)]
+                sizes = dict(zip(names, (*row_blocks, *column_blocks), strict=True))
+                blocks = {name: size for name, size in sizes.items() if size > 1}
+                chosen = RegisterBlock(blocks, rows, columns)
+    return chosen
+
+
+def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
+    """``(points of a block, block size per loop, number of blocks)``, inner loops varied first."""
+    sizes = [range(1, min(loop.extent, largest) + 1) for loop in loops]
+    for blocks in itertools.product(*sizes):
+        points = 1
+        count = 1
+        for size, loop in zip(blocks, loops, strict=True):
+            points *= size
+            count *= -(-loop.extent // size)
+        if points <= largest:
+            yield points, blocks, count

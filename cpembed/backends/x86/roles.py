@@ -1,0 +1,76 @@
+"""Which axis of a matrix instruction is which: rows, columns, depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpembed.backends.nest import Nest, TaskLoop, lane_name
+from cpembed.backends.blocking import can_block
+from cpembed.errors import LoweringError
+from cpembed.transform.program import DerivedProgram, Loop
+
+
+@dataclass(frozen=True)
+class LaneRoles:
+    """Kernel names of the lanes: ``C[row, column] += A[row, depth] * B[depth, column]``.
+
+    ``row`` is None for an instruction whose first factor has one row.
+    """
+
+    row: str | None
+    column: str
+    depth: str
+
+
+def lane_roles(program: DerivedProgram) -> LaneRoles:
+    """Read the roles off the accesses of the instruction's computation."""
+    computation = program.instruction.computation
+    used = [
+        {name for index in computation.access(operand.name).index for name in index.iterators}
+        for operand in computation.operands
+    ]
+    if len(used) != 3:
+        raise LoweringError(f"{program.instruction.name} is not a product of two operands")
+    first, second, output = used
+    rows = sorted((first & output) - second)
+    columns = sorted((second & output) - first)
+    depths = sorted((first & second) - output)
+    if len(rows) > 1 or len(columns) != 1 or len(depths) != 1:
+        raise LoweringError(f"{program.instruction.name} is not a matrix product")
+    row = lane_name(rows[0]) if rows else None
+    return LaneRoles(row, lane_name(columns[0]), lane_name(depths[0]))
+
+
+def lane_extent(nest: Nest, lane: str | None) -> int:
+    """Extent of a lane; 1 where the nest does not have it."""
+    return nest.inner_loop(lane).extent if lane in {loop.name for loop in nest.inner} else 1
+
+
+def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
+    """The inner loops a lane was split into, outermost first."""
+    if lane is None:
+        return ()
+    return tuple(
+        loop for loop in nest.inner if loop.name == lane or loop.name.startswith(f"{lane}_")
+    )
+
+
+def row_loops(nest: Nest) -> tuple[TaskLoop, ...]:
+    """Task loops that move the first factor and keep the second: what to block for its reuse."""
+    return _blockable(nest, moves=0, keeps=1)
+
+
+def column_loops(nest: Nest) -> tuple[TaskLoop, ...]:
+    """Task loops that move the second factor and keep the first."""
+    return _blockable(nest, moves=1, keeps=0)
+
+
+def _blockable(nest: Nest, *, moves: int, keeps: int) -> tuple[TaskLoop, ...]:
+    def walks(number: int, loop: TaskLoop) -> bool:
+        return loop.name in nest.operands[number].access.iterators
+
+    return tuple(
+        loop
+        for loop in nest.tasks
+        if walks(moves, loop) and not walks(keeps, loop) and can_block(nest, loop)
+    )

@@ -1,0 +1,133 @@
+"""AVX-512 VNNI: ``vpdpbusd`` with its accumulators kept in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
+from cpembed.backends.contract import KernelPlan
+from cpembed.backends.contraction import UPDATE, contraction_source
+from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.script import HEADER
+from cpembed.backends.x86.register_blocks import RegisterBlock, choose_block
+from cpembed.backends.x86.roles import LaneRoles, column_loops, lane_extent, lane_roles, row_loops
+from cpembed.errors import LoweringError
+from cpembed.transform.program import DerivedProgram
+
+LANES = 16
+DEPTH = 4
+_ACCUMULATORS = 28
+"""Of the 32 registers: the rest hold the operands of the running products."""
+_LATENCY = 10
+"""Products in flight that hide one product's latency (5 cycles, two a cycle at most)."""
+
+
+def plan(program: DerivedProgram, threads: int) -> KernelPlan:
+    """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it."""
+    roles = lane_roles(program)
+    nest = split_lanes(kernel_nest(program))
+    _check(nest, roles)
+    chosen = register_block(nest)
+    nest = order_tasks(nest, [loop.name for loop in (*column_loops(nest), *row_loops(nest))])
+    nest = drop_unit_loops(block(nest, chosen.blocks))
+    steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
+    source = contraction_source(nest, threads, unrolled=steps, vectorized={roles.column})
+
+    def schedule(work: Any) -> None:
+        loops = work.get_loops(work.get_sblock(UPDATE, "main"))
+        work.tensorize(loops[-2], register_dot(signed_first=nest.operands[0].dtype == "int8"))
+
+    return KernelPlan("x86.vnni", source, schedule)
+
+
+def register_block(nest: Nest) -> RegisterBlock:
+    """Each product needs a register of its own; rows cost a broadcast, columns a load."""
+
+    def cost(rows: int, columns: int) -> float:
+        return max(rows * columns, _LATENCY) + 0.5 * (rows + columns)
+
+    return choose_block(
+        row_loops(nest),
+        column_loops(nest),
+        fits=lambda rows, columns: rows * columns <= _ACCUMULATORS,
+        cost=cost,
+        largest=_ACCUMULATORS,
+    )
+
+
+def _check(nest: Nest, roles: LaneRoles) -> None:
+    first, second, output = nest.operands
+    if {first.dtype, second.dtype} != {"uint8", "int8"} or output.dtype != "int32":
+        raise LoweringError(
+            f"vpdpbusd multiplies uint8 by int8 into int32, not {first.dtype} by {second.dtype} "
+            f"into {output.dtype}"
+        )
+    if roles.row is not None or (
+        lane_extent(nest, roles.column),
+        lane_extent(nest, roles.depth),
+    ) != (LANES, DEPTH):
+        raise LoweringError(f"vpdpbusd needs {LANES} lanes of {DEPTH} bytes, each lane one digit")
+    wanted = (
+        (first, roles.depth, 1),
+        (second, roles.depth, 1),
+        (second, roles.column, DEPTH),
+        (output, roles.column, 1),
+    )
+    for operand, lane, stride in wanted:
+        if operand.stride(lane) != stride:
+            raise LoweringError(
+                f"vpdpbusd needs {lane} of operand {operand.parameter} at stride {stride}, "
+                f"not {operand.stride(lane)}"
+            )
+
+
+def register_dot(*, signed_first: bool) -> str:
+    """Register the intrinsic with TVM and return its name.
+
+    LLVM 22 and later take the factors as 64 bytes; the intrinsic that TVM ships passes 16 words.
+    """
+    from tvm.s_tir import TensorIntrin
+
+    from cpembed.backends.runtime import tvm
+
+    name = f"cpembed_vpdpbusd_{'signed' if signed_first else 'unsigned'}_broadcast"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        parse = tvm().script.from_source
+        description, implementation = dot_sources(signed_first=signed_first)
+        TensorIntrin.register(name, parse(description), parse(implementation))
+    return name
+
+
+def dot_sources(*, signed_first: bool) -> tuple[str, str]:
+    """Description (scalar loops) and implementation of one ``vpdpbusd``."""
+    first, second = ("int8", "uint8") if signed_first else ("uint8", "int8")
+    head = f"""{HEADER}
+def dot(
+    A: T.Buffer(({DEPTH},), "{first}", offset_factor=1),
+    B: T.Buffer(({LANES * DEPTH},), "{second}", offset_factor=1),
+    C: T.Buffer(({LANES},), "int32", offset_factor=1, scope="local"),
+):
+    with T.sblock("root"):
+        T.reads(C[0:{LANES}], A[0:{DEPTH}], B[0:{LANES * DEPTH}])
+        T.writes(C[0:{LANES}])
+"""
+    description = f"""{head}
+        for lane, depth in T.grid({LANES}, {DEPTH}):
+            with T.sblock("update"):
+                i, k = T.axis.remap("SR", [lane, depth])
+                C[i] = C[i] + T.cast(A[k], "int32") * T.cast(B[i * {DEPTH} + k], "int32")
+"""
+    word = f'T.reinterpret(A.vload([0], dtype="{first}x{DEPTH}"), dtype="int32")'
+    broadcast = f'T.reinterpret(T.broadcast({word}, {LANES}), dtype="{first}x64")'
+    loaded = f'B.vload([0], dtype="{second}x64")'
+    unsigned, signed = (loaded, broadcast) if signed_first else (broadcast, loaded)
+    implementation = f"""{head}
+        C[T.ramp(0, 1, {LANES})] = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
+            C.vload([0], dtype="int32x{LANES}"),
+            {unsigned},
+            {signed},
+            dtype="int32x{LANES}",
+        )
+"""
+    return description, implementation
