@@ -1,0 +1,115 @@
+"""Workloads named in words, as the command line and scripts write them.
+
+Three forms: an operator with its sizes (``conv2d n=1 c=64 ... dtype=int8``), an expression with
+its extents (``"C[x,y] += A[x,z] * B[z,y]" x=4 y=4 z=8``), and a layer of a suite (``deepbench:3``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import resolve_dtypes
+from cpembed.ir.parser import parse_computation, parse_statement
+from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.suites import SUITES, layer
+
+_SETTING = re.compile(r"([A-Za-z_]\w*)=([^=\s]\S*)", re.ASCII)
+# `max=` and `min=` in front of a value are assignments of the expression.
+_FIRST_SETTING = re.compile(rf"(?:^|(?<=\s))(?!max=|min=){_SETTING.pattern}(?!\S)", re.ASCII)
+_FORMS = (
+    f"name an operator ({' '.join(OPERATORS)}), an expression such as "
+    f'"C[x,y] += A[x,z] * B[z,y]", or a layer such as {next(iter(SUITES))}:0'
+)
+
+
+def parse_workload(
+    words: Sequence[str], default_dtypes: tuple[str, ...] | None = None
+) -> Computation:
+    """The workload that the words name.
+
+    ``default_dtypes``, the inputs in order and then the output, are those of a target's
+    instruction: they apply where the words have no ``dtype=`` and as many operands.
+
+    >>> str(parse_workload(["gemm", "m=4", "n=4", "k=8"]))
+    'C[m, n] += (A[m, k] * B[k, n])'
+    >>> parse_workload(["deepbench:3", "layout=NHWC"]).operand("I").shape
+    (1, 79, 341, 32)
+
+    Raises :class:`WorkloadError`: one line with what, where and the remedy.
+    """
+    # An expression need not be quoted as one word, so the name is all before the first setting.
+    text = " ".join(words)
+    first = _FIRST_SETTING.search(text)
+    name = (text[: first.start()] if first else text).rstrip()
+    settings = _settings(text[first.start() :].split() if first else ())
+    if "[" in name:
+        return _expression(name, settings, default_dtypes)
+    name = name.lstrip()
+    if not name:
+        raise WorkloadError(f"no workload named: {_FORMS}")
+    if ":" in name:
+        return _layer(name, settings, default_dtypes)
+    if name not in OPERATORS:
+        raise WorkloadError(f"unknown workload {name!r}: {_FORMS}")
+    # The operators of the registry have two inputs.
+    if "dtype" not in settings and default_dtypes is not None and len(default_dtypes) == 3:
+        settings["dtype"] = ",".join(default_dtypes)
+    return OPERATORS[name].workload(settings)
+
+
+def _settings(words: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for word in words:
+        match = _SETTING.fullmatch(word)
+        if match is None:
+            raise WorkloadError(f"word {word!r} is not a setting: write NAME=VALUE")
+        key, value = match.groups()
+        if key in settings:
+            raise WorkloadError(f"{key} is set twice, to {settings[key]} and {value}: keep one")
+        settings[key] = value
+    return settings
+
+
+def _expression(
+    text: str, settings: dict[str, str], default_dtypes: tuple[str, ...] | None
+) -> Computation:
+    dtype = settings.pop("dtype", None)
+    extents: dict[str, int] = {}
+    for axis, value in settings.items():
+        try:
+            extents[axis] = int(value)
+        except ValueError:
+            raise WorkloadError(f"expression: {axis}={value} is not an integer extent") from None
+    statement = parse_statement(text)
+    inputs = tuple(dict.fromkeys(access.operand for access in statement.reads))
+    operands = (*inputs, statement.store.operand)
+    if dtype is not None:
+        dtypes = resolve_dtypes(dtype, len(inputs))
+        # One type per input leaves the output's to the statement: a maximum need not widen.
+        given = dict(zip(operands, dtypes, strict=True))
+        if dtype.count(",") + 1 <= len(inputs):
+            del given[statement.store.operand]
+    elif default_dtypes is not None and len(default_dtypes) == len(operands):
+        given = dict(zip(operands, default_dtypes, strict=True))
+    else:
+        given = {}
+    return parse_computation(text, extents, dtypes=given)
+
+
+def _layer(
+    name: str, settings: dict[str, str], default_dtypes: tuple[str, ...] | None
+) -> Computation:
+    suite_name, _, text = name.partition(":")
+    if not text.isdecimal():
+        raise WorkloadError(f"{name}: {text!r} is not the index of a layer; write {suite_name}:0")
+    chosen = layer(suite_name, int(text))
+    unknown = [key for key in settings if key not in ("dtype", "layout")]
+    if unknown:
+        raise WorkloadError(f"{name}: unknown setting {unknown[0]!r}; a layer takes dtype layout")
+    dtypes = settings.get("dtype")
+    if dtypes is None and default_dtypes is not None and len(default_dtypes) == 3:
+        dtypes = ",".join(default_dtypes)
+    return chosen.workload(dtypes, settings.get("layout", "NCHW"))
