@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from cpembed.errors import SpecError, WorkloadError
@@ -29,13 +30,16 @@ from cpembed.hw.schema import (
     read_table,
     spec_error,
 )
+from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import DTYPES, size_bytes
 from cpembed.ir.parser import ParsedStatement, parse_computation, parse_statement
 from cpembed.resources import hardware_spec_files
 
+MAX_EXTENT = 65_536
+"""Of an instruction axis; every operation of an instruction is enumerated when it is embedded."""
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-_TILE_DIMENSION = re.compile(r"([A-Za-z_]\w*)(?:/(\d+))?(?:%(\d+))?", re.ASCII)
 _CPU_FEATURE = re.compile(r"[a-z0-9_]+")
 
 
@@ -56,7 +60,7 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     if name_or_path not in files:
         raise SpecError(
             f"unknown target {name_or_path!r}{close_match(name_or_path, files)}; "
-            f"`cpembed targets` lists them, and a path to a TOML file is a target too"
+            "`cpembed targets` lists them, and a path to a TOML file is a target too"
         )
     return _build(files[name_or_path])
 
@@ -132,18 +136,18 @@ class _Builder:
                 raise self.error(
                     ("cpu_features", position),
                     f"{feature!r} is not spelled as in /proc/cpuinfo (lower-case letters, digits "
-                    f"and _)" + (f"; did you mean {spelled}?" if spelled else ""),
+                    "and _)" + (f" (did you mean {spelled}?)" if spelled else ""),
                 )
 
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)
         if isinstance(value, int):
-            if value < 1:
-                raise self.error(key, f"extent {value} is not allowed; allowed: at least 1")
+            if not 1 <= value <= MAX_EXTENT:
+                raise self.error(key, f"extent {value} is not allowed; allowed: 1..{MAX_EXTENT}")
             return InstructionAxis(name, value, value)
         for part, number in (("min", value.min), ("max", value.max), ("step", value.step)):
-            if number < 1:
-                raise self.error((*key, part), f"{number} is not allowed; allowed: at least 1")
+            if not 1 <= number <= MAX_EXTENT:
+                raise self.error((*key, part), f"{number} is not allowed; allowed: 1..{MAX_EXTENT}")
         if value.min > value.max:
             raise self.error((*key, "min"), f"{value.min} is above max, {value.max}")
         if (value.max - value.min) % value.step:
@@ -235,7 +239,7 @@ class _Builder:
             )
         indices = [i for access in computation.access_maps[operand] for i in access.index]
         own = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
-        tile = self._tile(operand, own, axes)
+        tile = read_tile(table.tile, own, axes, partial(spec_error, self.path, (*key, "tile")))
         self._check_strides(operand, own, tile)
         alignment = table.alignment_bytes
         if alignment < 1 or alignment & (alignment - 1):
@@ -250,74 +254,6 @@ class _Builder:
             capacity_bytes=self.table.memories[table.scope].capacity_bytes,
         )
 
-    def _tile(
-        self, operand: str, own: tuple[str, ...], axes: Mapping[str, InstructionAxis]
-    ) -> tuple[TileDimension, ...]:
-        key = ("operands", operand, "tile")
-        tile: list[TileDimension] = []
-        for position, text in enumerate(self.table.operands[operand].tile):
-            found = _TILE_DIMENSION.fullmatch(text.replace(" ", ""))
-            if not found:
-                raise self.error(
-                    (*key, position),
-                    f"{text!r} is not a tile dimension; allowed: an axis, axis/divisor, "
-                    "axis%modulus or axis/divisor%modulus, in whole numbers",
-                )
-            axis, divisor, modulus = found[1], int(found[2] or 1), found[3] and int(found[3])
-            if axis not in own:
-                raise self.error(
-                    (*key, position),
-                    f"{axis} does not index {operand}; its axes: {one_of(own) or 'none'}",
-                )
-            if divisor == 0 or modulus == 0:
-                raise self.error((*key, position), f"{text!r} divides by zero")
-            tile.append(TileDimension(axis, divisor, modulus or None))
-        for axis in own:
-            self._check_parts(key, axes[axis], [d for d in tile if d.axis == axis])
-        return tuple(self._without_redundant_modulus(d, axes[d.axis].maximum) for d in tile)
-
-    def _check_parts(self, key: Key, axis: InstructionAxis, parts: list[TileDimension]) -> None:
-        """The parts of an axis are consecutive digits whose sizes multiply to its extent."""
-        if not parts:
-            raise self.error(key, f"lacks axis {axis.name}: a tile holds each axis exactly once")
-        if len(parts) > 1 and not axis.is_fixed:
-            raise self.error(
-                key, f"splits {axis.name}, which is configurable; allowed: {axis.name} whole"
-            )
-        covered = 1
-        ordered = sorted(parts, key=lambda d: (d.divisor, d.modulus or math.inf))
-        for number, part in enumerate(ordered):
-            if part.divisor < covered or (number and covered == axis.maximum):
-                raise self.error(key, f"holds axis {axis.name} more than once, again in {part}")
-            if part.divisor > covered:
-                gap = part.divisor // covered
-                raise self.error(
-                    key,
-                    f"{part} does not join the inner parts of {axis.name}, which multiply to "
-                    f"{covered}; a factor {gap} is missing"
-                    if part.divisor % covered == 0
-                    else f"{part} does not join the inner parts of {axis.name}, which multiply to "
-                    f"{covered}; expected {axis.name}/{covered}",
-                )
-            size = part.modulus or axis.maximum // covered
-            if axis.maximum % (covered * size):
-                raise self.error(
-                    key, f"{part} does not divide the extent {axis.maximum} of {axis.name}"
-                )
-            covered *= size
-        if covered != axis.maximum:
-            raise self.error(
-                key,
-                f"the parts of {axis.name} multiply to {covered}, its extent is {axis.maximum}",
-            )
-
-    @staticmethod
-    def _without_redundant_modulus(dimension: TileDimension, extent: int) -> TileDimension:
-        """``z/4%16`` of extent 64 is ``z/4``: one spelling for equal tiles."""
-        if dimension.modulus and dimension.divisor * dimension.modulus == extent:
-            return TileDimension(dimension.axis, dimension.divisor)
-        return dimension
-
     def _check_strides(
         self, operand: str, own: tuple[str, ...], tile: tuple[TileDimension, ...]
     ) -> None:
@@ -325,7 +261,7 @@ class _Builder:
             key = ("operands", operand, "stride", axis)
             if axis not in own:
                 raise self.error(
-                    key, f"{axis} does not index {operand}; its axes: {one_of(own) or 'none'}"
+                    key, f"{axis} is not an axis of the operand; its axes: {one_of(own) or 'none'}"
                 )
             if rule is StrideRule.ANY and sum(d.axis == axis for d in tile) > 1:
                 raise self.error(

@@ -92,9 +92,9 @@ def one_of(values: Iterable[str]) -> str:
 
 
 def close_match(word: str, choices: Iterable[str]) -> str:
-    """``; did you mean X?`` where a choice is close, else nothing."""
+    """``" (did you mean X?)"`` where a choice is close, else nothing."""
     found = difflib.get_close_matches(word, list(choices), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 Table = TypeVar("Table", bound=msgspec.Struct)

@@ -1,0 +1,283 @@
+"""The shipped specifications against models of the instructions written from the manuals.
+
+A model works on the flat memory of each tile, as the manual's pseudo-code does. The specification
+is right when its computation, on operands packed by its own tiles, gives what the model gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
+from cpembed.hw.loader import available_targets, load_hardware_spec
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import size_bytes
+
+Array = np.ndarray
+Model = Callable[[Array, Array, Array], None]
+
+
+def vta_gemm(batch: int, block: int) -> Model:
+    """acc[b][o] += inp[b][i] * wgt[o][i] (VTA hardware guide)."""
+
+    def model(inp: Array, wgt: Array, acc: Array) -> None:
+        for b, o, i in itertools.product(range(batch), range(block), range(block)):
+            acc[b * block + o] += inp[b * block + i] * wgt[o * block + i]
+
+    return model
+
+
+def vpdpbusd(broadcast: Array, register: Array, sums: Array) -> None:
+    """SDM volume 2, VPDPBUSD: one group of four bytes per 32-bit lane."""
+    for lane in range(16):
+        for byte in range(4):
+            sums[lane] += broadcast[byte] * register[4 * lane + byte]
+
+
+def sdot_by_element(element: Array, register: Array, sums: Array) -> None:
+    """Arm ARM, SDOT (by element): the same four bytes for every 32-bit lane."""
+    for lane in range(4):
+        for byte in range(4):
+            sums[lane] += register[4 * lane + byte] * element[byte]
+
+
+def amx(group: int) -> Model:
+    """SDM volume 2, TDPBSSD (group 4) and TDPBF16PS (group 2): rows of 64 bytes."""
+
+    def model(a: Array, b: Array, c: Array) -> None:
+        row = 16 * group
+        for m in range(len(a) // row):
+            for k, n, i in itertools.product(range(16), range(16), range(group)):
+                c[m * 16 + n] += a[m * row + group * k + i] * b[k * row + group * n + i]
+
+    return model
+
+
+def wmma(a: Array, b: Array, c: Array) -> None:
+    """m16n16k16 with row_major fragments at leading dimension 16."""
+    c += (a.reshape(16, 16) @ b.reshape(16, 16)).ravel()
+
+
+MODELS: dict[str, Model] = {
+    "amx_bf16": amx(2),
+    "amx_int8": amx(4),
+    "arm_sdot": sdot_by_element,
+    "avx512_vnni": vpdpbusd,
+    "vta_1x16x16": vta_gemm(1, 16),
+    "vta_8x8x8": vta_gemm(8, 8),
+    "wmma_f16": wmma,
+}
+
+
+def evaluate(computation: Computation, values: Mapping[str, Array]) -> Array:
+    """The sum-of-products computation on exact (64-bit) values."""
+    points = np.indices(tuple(computation.extents.values())).reshape(len(computation.axes), -1)
+    iterators = dict(zip(computation.extents, points, strict=True))
+
+    def at(operand: str) -> tuple[Array, ...]:
+        return tuple(i.evaluate(iterators) for i in computation.access(operand).index)
+
+    output = values[computation.output.name].copy()
+    product = math.prod(values[o.name][at(o.name)] for o in computation.inputs)
+    np.add.at(output, at(computation.output.name), product)
+    return output
+
+
+def tile_positions(
+    instruction: Instruction, operand: str, extents: Mapping[str, int]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """(position in the dense tile, element of the operand) of all elements."""
+    memory = instruction.memory[operand]
+    shape = instruction.tile_shape(operand, extents)
+    found = []
+    for point in itertools.product(*(range(extents[axis]) for axis in memory.axes)):
+        values = dict(zip(memory.axes, point, strict=True))
+        position = 0
+        for dimension, size in zip(memory.tile, shape, strict=True):
+            digit = values[dimension.axis] // dimension.divisor
+            position = position * size + digit % (dimension.modulus or size)
+        index = instruction.computation.access(operand).index
+        found.append((position, tuple(i.evaluate(values) for i in index)))
+    return found
+
+
+def random_values(operand_dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    if operand_dtype == "uint8":
+        return rng.integers(0, 256, shape)
+    if operand_dtype == "int8":
+        return rng.integers(-128, 128, shape)
+    return rng.integers(-1000, 1000, shape)
+
+
+def check_against_model(
+    instruction: Instruction, model: Model, extents: Mapping[str, int], dtypes: Mapping[str, str]
+) -> None:
+    computation = instruction.at(extents).with_dtypes(dict(dtypes))
+    sizes = computation.extents
+    rng = np.random.default_rng(7)
+    values = {o.name: random_values(o.dtype, o.shape, rng) for o in computation.operands}
+    tiles = {}
+    for operand in computation.operands:
+        positions = tile_positions(instruction, operand.name, sizes)
+        tile = np.zeros(operand.elements, dtype=np.int64)
+        assert sorted(position for position, _ in positions) == list(range(operand.elements))
+        for position, element in positions:
+            tile[position] = values[operand.name][element]
+        tiles[operand.name] = tile
+    model(tiles["A"], tiles["B"], tiles["C"])
+    expected = evaluate(computation, values)
+    for position, element in tile_positions(instruction, "C", sizes):
+        assert tiles["C"][position] == expected[element]
+
+
+@pytest.fixture(params=available_targets())
+def spec(request: pytest.FixtureRequest) -> HardwareSpec:
+    return load_hardware_spec(request.param)
+
+
+def test_every_shipped_target_has_a_model() -> None:
+    assert tuple(MODELS) == available_targets()
+
+
+def test_a_target_is_named_as_its_file(spec: HardwareSpec) -> None:
+    assert Path(spec.path).stem == spec.name == spec.instruction.name
+
+
+def test_the_computation_is_what_the_manual_says(spec: HardwareSpec) -> None:
+    for dtypes in spec.instruction.dtype_choices:
+        check_against_model(spec.instruction, MODELS[spec.name], {}, dtypes)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 14])
+@pytest.mark.parametrize("name", ["amx_int8", "amx_bf16"])
+def test_amx_with_fewer_rows_is_what_the_manual_says(name: str, rows: int) -> None:
+    instruction = load_hardware_spec(name).instruction
+    check_against_model(instruction, MODELS[name], {"x": rows}, instruction.dtype_choices[0])
+
+
+def test_the_last_axis_is_the_reduction(spec: HardwareSpec) -> None:
+    kinds = [axis.kind for axis in spec.instruction.computation.axes]
+    assert kinds[-1] is AxisKind.REDUCTION
+    assert set(kinds[:-1]) == {AxisKind.SPATIAL}
+
+
+@pytest.mark.parametrize(
+    "name, extents, backend, features",
+    [
+        ("vta_1x16x16", {"x": 1, "y": 16, "z": 16}, None, ()),
+        ("vta_8x8x8", {"x": 8, "y": 8, "z": 8}, None, ()),
+        ("avx512_vnni", {"y": 16, "z": 4}, "x86", ("avx512f", "avx512_vnni")),
+        ("amx_int8", {"x": 16, "y": 16, "z": 64}, "x86", ("amx_tile", "amx_int8")),
+        ("amx_bf16", {"x": 16, "y": 16, "z": 32}, "x86", ("amx_tile", "amx_bf16")),
+        ("wmma_f16", {"x": 16, "y": 16, "z": 16}, None, ()),
+        ("arm_sdot", {"y": 4, "z": 4}, None, ("asimddp",)),
+    ],
+)
+def test_shape_backend_and_cpu_features(
+    name: str, extents: dict[str, int], backend: str | None, features: tuple[str, ...]
+) -> None:
+    spec = load_hardware_spec(name)
+    assert spec.instruction.extents == extents
+    assert (spec.backend, spec.cpu_features) == (backend, features)
+
+
+@pytest.mark.parametrize(
+    "name, choices",
+    [
+        ("vta_1x16x16", ["int8 int8 int32"]),
+        ("vta_8x8x8", ["int8 int8 int32"]),
+        ("avx512_vnni", ["uint8 int8 int32"]),
+        (
+            "amx_int8",
+            ["int8 int8 int32", "int8 uint8 int32", "uint8 int8 int32", "uint8 uint8 int32"],
+        ),
+        ("amx_bf16", ["bfloat16 bfloat16 float32"]),
+        ("wmma_f16", ["float16 float16 float32"]),
+        ("arm_sdot", ["int8 int8 int32"]),
+    ],
+)
+def test_element_types(name: str, choices: list[str]) -> None:
+    found = load_hardware_spec(name).instruction.dtype_choices
+    assert sorted(" ".join(c[o] for o in "ABC") for c in found) == choices
+
+
+def test_only_the_rows_of_amx_are_configurable() -> None:
+    configurable = {
+        name: [axis.name for axis in load_hardware_spec(name).instruction.configurable_axes]
+        for name in available_targets()
+    }
+    assert {name: axes for name, axes in configurable.items() if axes} == {
+        "amx_int8": ["x"],
+        "amx_bf16": ["x"],
+    }
+    assert load_hardware_spec("amx_int8").instruction.axis("x").allowed == tuple(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    "name, free",
+    [
+        ("amx_int8", {("A", "x"), ("C", "x")}),
+        ("amx_bf16", {("A", "x"), ("C", "x")}),
+        ("wmma_f16", {("A", "x"), ("B", "z"), ("C", "x")}),
+        ("vta_1x16x16", set()),
+        ("vta_8x8x8", set()),
+        ("avx512_vnni", set()),
+        ("arm_sdot", set()),
+    ],
+)
+def test_which_strides_are_free(name: str, free: set[tuple[str, str]]) -> None:
+    found = {
+        (operand, axis)
+        for operand, memory in load_hardware_spec(name).instruction.memory.items()
+        for axis in memory.axes
+        if memory.stride_rule(axis) is StrideRule.ANY
+    }
+    assert found == free
+
+
+@pytest.mark.parametrize(
+    "name, tiles",
+    [
+        # Tiles per buffer: LINP, LWGT and LACC of VTA's hardware specification, 2^11, 2^10, 2^11.
+        ("vta_1x16x16", {"A": 2048, "B": 1024, "C": 2048}),
+        ("vta_8x8x8", {"A": 512, "B": 4096, "C": 512}),
+        ("amx_int8", {"A": 8, "B": 8, "C": 8}),
+        ("amx_bf16", {"A": 8, "B": 8, "C": 8}),
+        ("avx512_vnni", {"B": 32, "C": 32}),
+        ("arm_sdot", {"B": 32, "C": 32}),
+    ],
+)
+def test_tiles_that_a_memory_holds(name: str, tiles: dict[str, int]) -> None:
+    instruction = load_hardware_spec(name).instruction
+    for operand, expected in tiles.items():
+        dtype = instruction.dtypes[operand][0]
+        tile_bytes = math.prod(instruction.tile_shape(operand)) * size_bytes(dtype)
+        assert instruction.memory[operand].capacity_bytes == expected * tile_bytes
+
+
+@pytest.mark.parametrize("name", ["vta_1x16x16", "vta_8x8x8"])
+def test_vta_addresses_whole_tiles(name: str) -> None:
+    instruction = load_hardware_spec(name).instruction
+    for operand, memory in instruction.memory.items():
+        tile_bytes = math.prod(instruction.tile_shape(operand)) * size_bytes(
+            instruction.dtypes[operand][0]
+        )
+        assert memory.alignment_bytes == tile_bytes
+
+
+@pytest.mark.parametrize("name, order", [("amx_int8", 4), ("amx_bf16", 2)])
+def test_amx_weights_interleave_groups_of_rows(name: str, order: int) -> None:
+    instruction = load_hardware_spec(name).instruction
+    positions = {
+        element: position
+        for position, element in tile_positions(instruction, "B", instruction.extents)
+    }
+    assert positions[(0, 1)] - positions[(0, 0)] == order
+    assert positions[(1, 0)] - positions[(0, 0)] == 1
+    assert positions[(order, 0)] - positions[(0, 0)] == 16 * order
