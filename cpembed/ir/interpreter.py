@@ -1,0 +1,156 @@
+"""The meaning of a computation, executed point by point: the ground truth of every other test.
+
+Written for plainness, not speed: points are enumerated in chunks, every read is an indexed gather,
+every reduction an indexed scatter. :mod:`cpembed.ir.reference` is the fast counterpart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+
+Array = npt.NDArray[Any]
+
+
+def interpret(
+    computation: Computation, inputs: Mapping[str, Array], *, chunk_points: int = 1 << 20
+) -> Array:
+    """The output of a computation: an array of the output's shape and dtype.
+
+    Integers wrap around in the output's dtype. Where the output is a float, all arithmetic is in
+    float64 and the result is rounded once, so that it serves any order of summation as reference.
+    Output elements that no point writes are zero. ``chunk_points`` bounds the memory.
+
+    Raises :class:`WorkloadError` where an input is missing or has another shape or dtype.
+    """
+    arrays = check_inputs(computation, inputs)
+    output = computation.output
+    dtype = computing_dtype(output.dtype)
+    values = np.full(output.shape, _start(computation.reduction, dtype), dtype).reshape(-1)
+    written = np.zeros(values.shape, bool)
+    extents = tuple(computation.extents.values())
+    # Out of range, or wrapping on purpose: both are the semantics, not accidents.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for first in range(0, computation.macs, chunk_points):
+            flat = np.arange(first, min(first + chunk_points, computation.macs))
+            # One coordinate array per axis; a computation without axes is the single point ().
+            coordinates = np.unravel_index(flat, extents) if extents else ()
+            point = dict(zip(computation.extents, coordinates, strict=True))
+            results = _evaluate(computation.value, computation, arrays, point, len(flat), dtype)
+            targets, inside = _locate(computation.store, output.shape, point, len(flat))
+            _combine(computation.reduction, values, targets[inside], results[inside])
+            written[targets[inside]] = True
+    values[~written] = 0
+    return values.reshape(output.shape).astype(numpy_dtype(output.dtype))
+
+
+def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The input arrays by name, checked against the computation's operands."""
+    checked: dict[str, Array] = {}
+    for operand in computation.inputs:
+        if operand.name not in inputs:
+            raise WorkloadError(f"{computation.name}: no array for input {operand.name}; pass one")
+        array = inputs[operand.name]
+        if array.shape != operand.shape or array.dtype != numpy_dtype(operand.dtype):
+            raise WorkloadError(
+                f"{computation.name}: input {operand.name} is {array.dtype}{list(array.shape)}; "
+                f"pass {operand.dtype}{list(operand.shape)}"
+            )
+        checked[operand.name] = array
+    return checked
+
+
+def computing_dtype(output: str) -> np.dtype[Any]:
+    """The type of the arithmetic: the output's for integers, float64 for floats."""
+    return numpy_dtype(output if is_integer(output) else "float64")
+
+
+def _start(reduction: str | None, dtype: np.dtype[Any]) -> Any:
+    if reduction not in ("max", "min"):
+        return 1 if reduction == "mul" else 0
+    if dtype.kind == "f":
+        return -np.inf if reduction == "max" else np.inf
+    low, high = dtype_info(dtype.name).integer_range
+    return low if reduction == "max" else high
+
+
+def _combine(reduction: str | None, values: Array, targets: Array, results: Array) -> None:
+    match reduction:
+        case None:
+            values[targets] = results
+        case "add":
+            np.add.at(values, targets, results)
+        case "mul":
+            np.multiply.at(values, targets, results)
+        case "max":
+            np.maximum.at(values, targets, results)
+        case "min":
+            np.minimum.at(values, targets, results)
+        case _:
+            raise WorkloadError(f"cannot interpret the reduction {reduction}; use add, max or min")
+
+
+def _locate(
+    access: Access, shape: tuple[int, ...], point: Mapping[str, Array], points: int
+) -> tuple[Array, Array]:
+    """Flat element number of an access at each point, and whether it is inside the operand."""
+    flat = np.zeros(points, np.int64)
+    inside = np.ones(points, bool)
+    for index, size in zip(access.index, shape, strict=True):
+        position = np.broadcast_to(np.asarray(index.evaluate(point)), (points,))
+        inside &= (position >= 0) & (position < size)
+        flat = flat * size + position
+    return np.where(inside, flat, 0), inside
+
+
+def _evaluate(
+    node: Expression,
+    computation: Computation,
+    arrays: Mapping[str, Array],
+    point: Mapping[str, Array],
+    points: int,
+    dtype: np.dtype[Any],
+) -> Array:
+    """Value of an expression at each point, in ``dtype``."""
+    if isinstance(node, Constant):
+        return np.full(points, np.asarray(node.value).astype(dtype))
+    if isinstance(node, Access):
+        operand = computation.operand(node.operand)
+        flat, inside = _locate(node, operand.shape, point, points)
+        read = arrays[node.operand].reshape(-1)[flat].astype(dtype)
+        return np.where(inside, read, np.zeros((), dtype))
+    if isinstance(node, Cast):
+        inner = _evaluate(node.arg, computation, arrays, point, points, dtype)
+        return inner.astype(numpy_dtype(node.dtype)).astype(dtype)
+    args = [_evaluate(arg, computation, arrays, point, points, dtype) for arg in node.args]
+    return _apply(node, args).astype(dtype)
+
+
+def _apply(node: Operation, args: list[Array]) -> Array:
+    match node.op:
+        case "add":
+            return args[0] + args[1]
+        case "sub":
+            return args[0] - args[1]
+        case "mul":
+            return args[0] * args[1]
+        case "max":
+            return np.maximum(args[0], args[1])
+        case "min":
+            return np.minimum(args[0], args[1])
+        case "abs":
+            return np.abs(args[0])
+        case "neg":
+            return -args[0]
+        case "shr":
+            return np.right_shift(args[0], args[1])
+        case _:
+            raise WorkloadError(f"cannot interpret the operation {node.op} in {node}")

@@ -1,0 +1,296 @@
+"""A fast exact result to check generated programs against, and fresh inputs for them.
+
+A sum of products ``O[..] += A[..] * B[..]`` is a batched matrix product of strided views: an affine
+access is a view of its (zero-padded) operand with one stride per axis, overlapping where there is a
+stencil. Tiles of the views are copied into dense matrices (im2col of just that tile) and multiplied
+by BLAS in float64, which is exact for integers while sums stay below 2^53.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from cpembed.ir.computation import Computation, Operand
+from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
+from cpembed.ir.expression import Access, Cast, Expression, Operation
+from cpembed.ir.interpreter import Array, check_inputs, computing_dtype, interpret
+
+_TILE_ELEMENTS = 1 << 22
+"""Elements of the three matrices of a tile together: 32 MiB of float64."""
+_EXACT_FLOAT64 = 1 << 53
+
+
+def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
+    """Fresh random arrays for every input.
+
+    Integers are uniform over the whole range of their dtype, floats uniform in [-1, 1] and rounded
+    to their dtype.
+    """
+    generator = np.random.default_rng(seed)
+    arrays: dict[str, Array] = {}
+    for operand in computation.inputs:
+        dtype = numpy_dtype(operand.dtype)
+        if is_integer(operand.dtype):
+            low, high = dtype_info(operand.dtype).integer_range
+            arrays[operand.name] = generator.integers(
+                low, high, operand.shape, dtype=dtype, endpoint=True
+            )
+        else:
+            arrays[operand.name] = generator.uniform(-1, 1, operand.shape).astype(dtype)
+    return arrays
+
+
+def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
+    """The output of a computation, as :func:`cpembed.ir.interpreter.interpret` defines it.
+
+    Sums of products over affine accesses run as matrix products; anything else is interpreted.
+    Integer results are exact (wrapping in the output's dtype); float results are computed in
+    float64 from the inputs as given and rounded once.
+
+    Raises :class:`WorkloadError` where an input is missing or has another shape or dtype.
+    """
+    arrays = check_inputs(computation, inputs)
+    factors = _factors(computation)
+    if factors is None:
+        return interpret(computation, arrays)
+    left, right = factors
+    integer = is_integer(computation.output.dtype)
+    dtype = computing_dtype(computation.output.dtype)
+    result = np.zeros(computation.output.shape, dtype)
+    product = _Product.of(
+        computation,
+        _view(computation, left, arrays[left.operand]),
+        _view(computation, right, arrays[right.operand]) if right else _ones(computation),
+        _view(computation, computation.store, result),
+    )
+    reduced = math.prod(
+        extent for axis, extent in computation.extents.items() if axis in product.contracted
+    )
+    bound = reduced * _magnitude(arrays[left.operand])
+    bound *= _magnitude(arrays[right.operand]) if right else 1
+    matrix_type = np.int64 if integer and bound >= _EXACT_FLOAT64 else np.float64
+    for tile in product.tiles(computation.extents):
+        product.accumulate(tile, np.dtype(matrix_type), integer)
+    return result.astype(numpy_dtype(computation.output.dtype))
+
+
+@dataclass(frozen=True)
+class _View:
+    """An operand with one dimension per axis of the computation, named by ``axes``."""
+
+    axes: tuple[str, ...]
+    array: Array
+
+    def tile(self, axes: Sequence[str], tile: Mapping[str, slice]) -> Array:
+        """The part of the view inside a tile, with its dimensions in the order of ``axes``.
+
+        Axes that are not asked for are those along which the view does not change.
+        """
+        kept = [axis for axis in self.axes if axis in axes]
+        picked = (tile[axis] if axis in axes else 0 for axis in self.axes)
+        part = self.array[(*picked, ...)]  # the ellipsis keeps a view of no dimensions a view
+        return part.transpose([kept.index(axis) for axis in axes])
+
+    def contiguity(self, axis: str) -> tuple[int, int]:
+        """Sort key of an axis: the better it is as the innermost of a copy, the smaller."""
+        position = self.axes.index(axis)
+        stride = abs(self.array.strides[position])
+        return (stride or 1 << 62, -self.array.shape[position])
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A batched matrix product ``output[batch, rows, columns] += left * right``.
+
+    Spatial axes are ``batch`` where both factors have them, ``rows`` where only the left or none
+    has them, ``columns`` where only the right has them; ``contracted`` are the reduction axes.
+    """
+
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    contracted: tuple[str, ...]
+    left: _View
+    right: _View
+    output: _View
+
+    @staticmethod
+    def of(computation: Computation, left: _View, right: _View, output: _View) -> _Product:
+        def reads(view: _View, axis: str) -> bool:
+            return view.array.strides[view.axes.index(axis)] != 0
+
+        stored = {name for index in computation.store.index for name in index.iterators}
+        spatial = [axis for axis in computation.extents if axis in stored]
+        columns = [a for a in spatial if reads(right, a) and not reads(left, a)]
+        batch = [a for a in spatial if reads(right, a) and reads(left, a)]
+        rows = [a for a in spatial if a not in columns and a not in batch]
+        contracted = [axis for axis in computation.extents if axis not in stored]
+        # Reversed, the most contiguous axis of the left factor is the innermost of the copy.
+        contracted.sort(key=left.contiguity, reverse=True)
+        rows.sort(key=left.contiguity, reverse=True)
+        columns.sort(key=right.contiguity, reverse=True)
+        return _Product(
+            tuple(batch), tuple(rows), tuple(columns), tuple(contracted), left, right, output
+        )
+
+    def tiles(self, extents: Mapping[str, int]) -> list[dict[str, slice]]:
+        """Tiles that cover all axes once, each small enough to be copied."""
+        size = dict(extents)
+        while self._elements(size) > _TILE_ELEMENTS:
+            # A halved reduction axis costs another pass over the output: only as a last resort.
+            halved = {axis: {**size, axis: -(-size[axis] // 2)} for axis in size if size[axis] > 1}
+            axis = min(halved, key=lambda a: (self._elements(halved[a]), a in self.contracted))
+            size = halved[axis]
+        ranges = [
+            [
+                slice(start, min(start + size[axis], extent))
+                for start in range(0, extent, size[axis])
+            ]
+            for axis, extent in extents.items()
+        ]
+        return [dict(zip(extents, tile, strict=True)) for tile in itertools.product(*ranges)]
+
+    def accumulate(self, tile: Mapping[str, slice], dtype: np.dtype[Any], integer: bool) -> None:
+        """Add the products of one tile to the output."""
+        left = _matrix(self.left, self.batch, self.rows, self.contracted, tile, dtype)
+        right = _matrix(self.right, self.batch, self.columns, self.contracted, tile, dtype)
+        product = left @ right.swapaxes(-1, -2)
+        target = self.output.tile((*self.batch, *self.rows, *self.columns), tile)
+        product = product.reshape(target.shape)
+        if integer:
+            # To int64 first: a float out of the output's range has no defined conversion.
+            product = product.astype(np.int64).astype(target.dtype)
+        np.add(target, product, out=target)
+
+    def _elements(self, size: Mapping[str, int]) -> int:
+        batch, rows, columns, contracted = (
+            math.prod(size[axis] for axis in group)
+            for group in (self.batch, self.rows, self.columns, self.contracted)
+        )
+        return batch * (rows * contracted + columns * contracted + rows * columns)
+
+
+def _matrix(
+    view: _View,
+    batch: Sequence[str],
+    free: Sequence[str],
+    contracted: Sequence[str],
+    tile: Mapping[str, slice],
+    dtype: np.dtype[Any],
+) -> Array:
+    """A dense copy of a tile of a factor, [batch, free, contracted]."""
+
+    def size(axes: Sequence[str]) -> int:
+        return math.prod(tile[axis].stop - tile[axis].start for axis in axes)
+
+    shape = (size(batch), size(free), size(contracted))
+    # The group that ends in the more contiguous axis is copied innermost; the transposed matrix
+    # is as good for the product.
+    innermost = min((*free, *contracted), key=view.contiguity, default=None)
+    if innermost in free:
+        copied = view.tile((*batch, *contracted, *free), tile).astype(dtype, order="C")
+        return copied.reshape(shape[0], shape[2], shape[1]).swapaxes(1, 2)
+    return view.tile((*batch, *free, *contracted), tile).astype(dtype, order="C").reshape(shape)
+
+
+def _view(computation: Computation, access: Access, array: Array) -> _View:
+    """The operand seen through an access: axis ``i`` moves by the access's stride in ``i``."""
+    before_after: list[tuple[int, int]] = []
+    for index, size in zip(access.index, array.shape, strict=True):
+        low, high = index.bounds(computation.extents)
+        before_after.append((max(0, -low), max(0, high - size + 1)))
+    padded = np.pad(array, before_after) if any(map(any, before_after)) else array
+    origin = sum(
+        (index.constant + before) * stride
+        for index, (before, _), stride in zip(
+            access.index, before_after, padded.strides, strict=True
+        )
+    )
+    axes = tuple(computation.extents)
+    strides = tuple(
+        sum(
+            index.coefficient(axis) * stride
+            for index, stride in zip(access.index, padded.strides, strict=True)
+        )
+        for axis in axes
+    )
+    flat = padded.reshape(-1)
+    shape = tuple(computation.extents.values())
+    return _View(axes, as_strided(flat[origin // padded.itemsize :], shape, strides))
+
+
+def _ones(computation: Computation) -> _View:
+    """The missing second factor of a plain sum."""
+    shape = tuple(computation.extents.values())
+    return _View(
+        tuple(computation.extents), as_strided(np.ones(1, np.int8), shape, (0,) * len(shape))
+    )
+
+
+def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
+    """The one or two reads whose products are summed; None where the fast path does not apply."""
+    factors: list[Access] = []
+    pending: list[Expression] = [computation.value]
+    while pending:
+        node = pending.pop(0)
+        match node:
+            case Operation("mul", args):
+                pending = [*args, *pending]
+            case Cast(dtype, Access() as read) if holds(
+                dtype, computation.operand(read.operand).dtype
+            ):
+                factors.append(read)
+            case Cast(dtype, Operation() as arg) if holds(dtype, computation.output.dtype):
+                pending = [arg, *pending]
+            case Access():
+                factors.append(node)
+            case _:
+                return None
+    operands = [computation.operand(read.operand) for read in factors]
+    affine = all(i.is_affine for a in (*factors, computation.store) for i in a.index)
+    whole = not is_integer(computation.output.dtype) or all(is_integer(o.dtype) for o in operands)
+    if (
+        computation.reduction != "add"
+        or len(factors) not in (1, 2)
+        or not affine
+        or not whole
+        or not _is_injective(computation, computation.output)
+    ):
+        return None
+    return factors[0], factors[1] if len(factors) == 2 else None
+
+
+def _is_injective(computation: Computation, output: Operand) -> bool:
+    """Whether points that differ in an axis of the store provably write different elements.
+
+    Sufficient: sorted by stride, every axis steps over all that the axes before it can reach.
+    """
+    if output.zero_outside:
+        return False
+    strides: dict[str, int] = {}
+    for dimension, index in enumerate(computation.store.index):
+        step = math.prod(output.shape[dimension + 1 :])
+        for axis in index.iterators:
+            strides[axis] = strides.get(axis, 0) + index.coefficient(axis) * step
+    reach = 0
+    for axis in sorted(strides, key=lambda a: abs(strides[a])):
+        if computation.extents[axis] == 1:
+            continue
+        if abs(strides[axis]) <= reach:
+            return False
+        reach += abs(strides[axis]) * (computation.extents[axis] - 1)
+    return True
+
+
+def _magnitude(array: Array) -> int:
+    """Largest absolute value of an integer array; 0 for floats, whose sums are never exact."""
+    if array.dtype.kind not in "iu" or not array.size:
+        return 0
+    return max(abs(int(array.min())), abs(int(array.max())))
