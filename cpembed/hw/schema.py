@@ -72,7 +72,7 @@ Key = tuple[str | int, ...]
 
 def spec_error(path: str, key: Key, problem: str) -> SpecError:
     """An error in a file's key, in one line: ``file: key: problem``."""
-    return SpecError(" ".join(f"{path}: {key_path(key)}: {problem}".split()))
+    return SpecError(f"{path}: " + " ".join(f"{key_path(key)}: {problem}".split()))
 
 
 def key_path(key: Key) -> str:
@@ -103,11 +103,12 @@ Table = TypeVar("Table", bound=msgspec.Struct)
 def read_table(path: Path, table: type[Table]) -> Table:
     """Read a TOML file into a struct; every fault is a one-line :class:`SpecError`."""
     try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from None
+        text = path.read_bytes().decode("utf-8-sig")  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: cannot be read: {reason}") from None
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

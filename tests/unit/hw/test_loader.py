@@ -499,6 +499,12 @@ def test_a_file_that_is_absent_says_so(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: cannot be read: No such file or directory"
 
 
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "toy.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load_hardware_spec(path).name == "toy"
+
+
 def test_a_folder_is_not_a_specification(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
         load_hardware_spec(tmp_path)
