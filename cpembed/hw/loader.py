@@ -86,15 +86,11 @@ class _Builder:
         self._check_names(self._statement())
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
         dtypes = {name: self._dtypes(name) for name in table.operands}
-        try:
-            computation = parse_computation(
-                table.instruction.expression,
-                {name: axis.maximum for name, axis in axes.items()},
-                name=table.name,
-                dtypes={name: choices[0] for name, choices in dtypes.items()},
-            )
-        except WorkloadError as error:
-            raise self._expression_error(error) from None
+        computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
+        output = computation.output.name
+        for dtype in dtypes[output][1:]:
+            # The expression has to make sense in each type that it may be computed in.
+            self._computation(axes, {output: dtype})
         self._check_configurable(axes, computation)
         instruction = Instruction(
             name=table.name,
@@ -191,6 +187,20 @@ class _Builder:
                         f"is not in the expression; its {kind}: {one_of(expected) or 'none'}"
                         f"{close_match(name, expected)}",
                     )
+
+    def _computation(
+        self, axes: Mapping[str, InstructionAxis], dtypes: Mapping[str, str]
+    ) -> Computation:
+        """The computation at the largest extents."""
+        try:
+            return parse_computation(
+                self.table.instruction.expression,
+                {name: axis.maximum for name, axis in axes.items()},
+                name=self.table.name,
+                dtypes=dtypes,
+            )
+        except WorkloadError as error:
+            raise self._expression_error(error) from None
 
     def _check_configurable(
         self, axes: Mapping[str, InstructionAxis], computation: Computation

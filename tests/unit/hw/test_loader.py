@@ -471,6 +471,14 @@ def test_a_broken_file_is_answered_by_one_line_with_its_key(case: str, tmp_path:
         assert word in message, message
 
 
+def test_the_expression_must_make_sense_in_every_output_dtype(tmp_path: Path) -> None:
+    text = edited("A[x,z] * B[z,y]", "(A[x,z] * B[z,y]) >> 1")
+    assert load_hardware_spec(write(tmp_path, text)).name == "toy"
+    path = write(tmp_path, text.replace('"int32"', '["int32", "float32"]'))
+    with pytest.raises(SpecError, match=r"instruction\.expression: '>>' needs an integer output"):
+        load_hardware_spec(path)
+
+
 @pytest.mark.parametrize(
     "text, line",
     [
