@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -55,7 +56,7 @@ def split_lanes(nest: Nest, minimum: Mapping[str, Sequence[int]] | None = None) 
         weights = _weights(nest, loop, wanted.get(loop.name, ()))
         found = [
             (f"{loop.name}_{low}" if len(weights) > 2 else loop.name, low, high // low)
-            for low, high in zip(weights, weights[1:], strict=False)
+            for low, high in itertools.pairwise(weights)
         ]
         digits[loop.name] = tuple(found)
         inner += [Loop(name, extent, loop.kind) for name, _, extent in reversed(found)]
@@ -98,7 +99,7 @@ def _weights(nest: Nest, loop: Loop, wanted: Sequence[int]) -> list[int]:
             if term.modulus is not None:
                 found.add(min(term.divisor * term.modulus, loop.extent))
     weights = sorted(found)
-    for low, high in zip(weights, weights[1:], strict=False):
+    for low, high in itertools.pairwise(weights):
         if high % low:
             raise LoweringError(
                 f"lane {loop.name} of extent {loop.extent} is read in digits of {low} and {high}, "

@@ -1,11 +1,76 @@
-"""Intel AMX tile products."""
+"""Intel AMX: tile products with the accumulators kept in tile registers."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
 from cpembed.backends.contract import KernelPlan
+from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source
+from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.x86.amx_intrinsics import (
+    configuration_statements,
+    init_intrinsic,
+    register,
+    release_statements,
+    store_intrinsic,
+    update_intrinsic,
+)
+from cpembed.backends.x86.register_blocks import RegisterBlock, choose_block
+from cpembed.backends.x86.roles import column_loops, lane_roles, row_loops
+from cpembed.backends.x86.tiles import TILES, fits, tile_grid
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
 
+_PRODUCTS = {
+    ("uint8", "uint8", "int32"): "tdpbuud",
+    ("uint8", "int8", "int32"): "tdpbusd",
+    ("int8", "uint8", "int32"): "tdpbsud",
+    ("int8", "int8", "int32"): "tdpbssd",
+    ("bfloat16", "bfloat16", "float32"): "tdpbf16ps",
+}
+_GROUPS = {"tdpbf16ps": 2}
+"""Depth steps in a 32-bit word of B; four where not listed."""
+
+_ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
+
 
 def plan(program: DerivedProgram, threads: int) -> KernelPlan:
-    raise LoweringError("not yet")
+    """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
+    roles = lane_roles(program)
+    nest = kernel_nest(program)
+    dtypes = tuple(operand.dtype for operand in nest.operands)
+    product = _PRODUCTS.get((dtypes[0], dtypes[1], dtypes[2]))
+    if product is None:
+        raise LoweringError(f"AMX has no product {dtypes[0]} x {dtypes[1]} -> {dtypes[2]}")
+    group = _GROUPS.get(product, 4)
+    nest = split_lanes(nest, {roles.depth: (group,)})
+    chosen = register_block(nest)
+    nest = order_tasks(nest, [loop.name for loop in (*column_loops(nest), *row_loops(nest))])
+    nest = drop_unit_loops(block(nest, chosen.blocks))
+    grid = tile_grid(nest, roles, group)
+    source = contraction_source(
+        nest, threads, prologue=configuration_statements(grid), epilogue=release_statements()
+    )
+    intrinsics = {
+        INIT: (init_intrinsic(nest, grid), 0),
+        UPDATE: (update_intrinsic(nest, grid, product), len(nest.reductions)),
+        STORE: (store_intrinsic(nest, grid), 0),
+    }
+
+    def schedule(work: Any) -> None:
+        for name, (intrinsic, depth) in intrinsics.items():
+            loops = work.get_loops(work.get_sblock(name, "main"))
+            work.tensorize(loops[depth], register(intrinsic))
+
+    return KernelPlan("x86.amx", source, schedule, _ATTRIBUTES)
+
+
+def register_block(nest: Nest) -> RegisterBlock:
+    """A product occupies the unit for 16 cycles, a load for 8, and they overlap."""
+
+    def cost(rows: int, columns: int) -> float:
+        loads = 8 * (rows + columns)
+        return max(16 * rows * columns, loads) + 0.25 * loads
+
+    return choose_block(row_loops(nest), column_loops(nest), fits, cost, largest=TILES)

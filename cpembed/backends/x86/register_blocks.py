@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +28,7 @@ def choose_block(
 
     ``cost(rows, columns)`` is the time of one reduction step of a block; what is compared is that
     times the number of blocks, so points computed twice (see :class:`TaskLoop`) count. Equal costs
-    go to blocks of the innermost loops, whose points are neighbours in memory.
+    go to blocks over fewer loops.
     """
     best: tuple[float, int] | None = None
     chosen = RegisterBlock({}, 1, 1)
@@ -49,13 +48,11 @@ def choose_block(
 
 
 def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """``(points of a block, block size per loop, number of blocks)``, inner loops varied first."""
-    sizes = [range(1, min(loop.extent, largest) + 1) for loop in loops]
-    for blocks in itertools.product(*sizes):
-        points = 1
-        count = 1
-        for size, loop in zip(blocks, loops, strict=True):
-            points *= size
-            count *= -(-loop.extent // size)
-        if points <= largest:
-            yield points, blocks, count
+    """``(points of a block, block size per loop, number of blocks)`` up to ``largest`` points."""
+    if not loops:
+        yield 1, (), 1
+        return
+    *outer, loop = loops
+    for size in range(1, min(loop.extent, largest) + 1):
+        for points, blocks, count in _choices(outer, largest // size):
+            yield points * size, (*blocks, size), count * -(-loop.extent // size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cpembed.backends.nest import Nest, TaskLoop, lane_name
 from cpembed.backends.blocking import can_block
+from cpembed.backends.nest import Nest, TaskLoop, lane_name
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram, Loop
 

@@ -16,8 +16,7 @@ from cpembed.transform.program import DerivedProgram
 
 LANES = 16
 DEPTH = 4
-_ACCUMULATORS = 28
-"""Of the 32 registers: the rest hold the operands of the running products."""
+_REGISTERS = 32
 _LATENCY = 10
 """Products in flight that hide one product's latency (5 cycles, two a cycle at most)."""
 
@@ -41,7 +40,8 @@ def plan(program: DerivedProgram, threads: int) -> KernelPlan:
 
 
 def register_block(nest: Nest) -> RegisterBlock:
-    """Each product needs a register of its own; rows cost a broadcast, columns a load."""
+    """Rows cost a broadcast, columns a load. One side of the block stays in registers beside the
+    accumulators while the other passes through one more."""
 
     def cost(rows: int, columns: int) -> float:
         return max(rows * columns, _LATENCY) + 0.5 * (rows + columns)
@@ -49,9 +49,9 @@ def register_block(nest: Nest) -> RegisterBlock:
     return choose_block(
         row_loops(nest),
         column_loops(nest),
-        fits=lambda rows, columns: rows * columns <= _ACCUMULATORS,
+        fits=lambda rows, columns: rows * columns + min(rows, columns) + 1 <= _REGISTERS,
         cost=cost,
-        largest=_ACCUMULATORS,
+        largest=_REGISTERS,
     )
 
 
