@@ -1,0 +1,227 @@
+"""Every operator against an independent implementation with loops, and its checks of sizes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.interpreter import interpret
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.operators.conv1d import conv1d
+from cpembed.operators.conv2d import conv2d
+from cpembed.operators.conv3d import conv3d
+from cpembed.operators.depthwise import depthwise
+from cpembed.operators.gemm import gemm
+from cpembed.operators.registry import OPERATORS
+
+
+def check(computation, expected):
+    """``expected`` maps the inputs, in order, to the result by loops over numpy arrays."""
+    inputs = random_inputs(computation, 11)
+    wide = {name: array.astype(np.int64) for name, array in inputs.items()}
+    result = expected(*wide.values())
+    assert result.shape == computation.output.shape
+    np.testing.assert_array_equal(interpret(computation, inputs), result)
+    np.testing.assert_array_equal(reference(computation, inputs), result)
+
+
+def convolve(image, weights, pad, stride, dilation):
+    """One image [c, *spatial] with one filter [c, *taps]: slide over the padded image."""
+    spatial = image.ndim - 1
+    padded = np.pad(image, [(0, 0), *((p, p) for p in pad)])
+    taps = weights.shape[1:]
+    reach = [d * (t - 1) + 1 for d, t in zip(dilation, taps, strict=True)]
+    positions = [
+        range(0, size - r + 1, s)
+        for size, r, s in zip(padded.shape[1:], reach, stride, strict=True)
+    ]
+    result = np.zeros([len(p) for p in positions], np.int64)
+    for place in itertools.product(*(enumerate(p) for p in positions)):
+        window = tuple(
+            slice(place[i][1], place[i][1] + reach[i], dilation[i]) for i in range(spatial)
+        )
+        target = tuple(position for position, _ in place)
+        result[target] = (padded[(slice(None), *window)] * weights).sum()
+    return result
+
+
+def convolution(image, weights, pad, stride, dilation):
+    """Images [n, c, ...] with filters [k, c, ...]."""
+    return np.stack(
+        [
+            np.stack([convolve(one, filter_, pad, stride, dilation) for filter_ in weights])
+            for one in image
+        ]
+    )
+
+
+CONV_CASES = [
+    {},
+    {"pad": 1},
+    {"stride": 2},
+    {"pad": (2, 1), "stride": (1, 2)},
+    {"dilation": (2, 1), "pad": 1},
+    {"pad": (0, 2), "stride": (3, 2), "dilation": (1, 2)},
+]
+
+
+def per_axis(case, axes):
+    def spread(value):
+        return (value,) * axes if isinstance(value, int) else value
+
+    return tuple(spread(case.get(k, d)) for k, d in (("pad", 0), ("stride", 1), ("dilation", 1)))
+
+
+@pytest.mark.parametrize("case", CONV_CASES, ids=str)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_conv2d(case, layout):
+    computation = conv2d(n=2, c=3, h=7, w=6, k=4, r=3, s=2, layout=layout, **case)
+    assert "".join(computation.extents) == "nkpqcrs"
+
+    def expected(image, weights):
+        if layout == "NCHW":
+            return convolution(image, weights, *per_axis(case, 2))
+        image, weights = image.transpose(0, 3, 1, 2), weights.transpose(0, 3, 1, 2)
+        return convolution(image, weights, *per_axis(case, 2)).transpose(0, 2, 3, 1)
+
+    check(computation, expected)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_grouped_conv2d(layout):
+    computation = conv2d(
+        n=2, c=2, h=5, w=6, k=3, r=3, s=2, pad=(1, 0), stride=(1, 2), groups=3, layout=layout
+    )
+    assert "".join(computation.extents) == "ngkpqcrs"
+
+    def expected(image, weights):
+        if layout == "NHWC":
+            image, weights = image.transpose(0, 3, 1, 2), weights.transpose(0, 1, 4, 2, 3)
+        groups = [
+            convolution(image[:, 2 * g : 2 * g + 2], weights[g], (1, 0), (1, 2), (1, 1))
+            for g in range(3)
+        ]
+        result = np.concatenate(groups, axis=1)
+        return result if layout == "NCHW" else result.transpose(0, 2, 3, 1)
+
+    check(computation, expected)
+
+
+@pytest.mark.parametrize("case", [{}, {"pad": 2, "stride": 2}, {"dilation": 3, "pad": 1}], ids=str)
+def test_conv1d(case):
+    computation = conv1d(n=2, c=3, w=9, k=4, s=3, **case)
+    assert "".join(computation.extents) == "nkqcs"
+    check(computation, lambda image, weights: convolution(image, weights, *per_axis(case, 1)))
+
+
+@pytest.mark.parametrize("case", [{}, {"pad": (1, 0, 1), "stride": (1, 2, 1)}], ids=str)
+def test_conv3d(case):
+    computation = conv3d(n=1, c=2, d=4, h=5, w=4, k=3, t=2, r=3, s=2, **case)
+    assert "".join(computation.extents) == "nkopqctrs"
+    check(computation, lambda image, weights: convolution(image, weights, *per_axis(case, 3)))
+
+
+@pytest.mark.parametrize("case", CONV_CASES, ids=str)
+def test_depthwise(case):
+    computation = depthwise(n=2, c=3, h=7, w=6, r=3, s=2, **case)
+    assert "".join(computation.extents) == "ncpqrs"
+
+    def expected(image, weights):
+        channels = [
+            convolution(image[:, [c]], weights[[c]][:, None], *per_axis(case, 2))
+            for c in range(len(weights))
+        ]
+        return np.concatenate(channels, axis=1)
+
+    check(computation, expected)
+
+
+def test_depthwise_with_a_multiplier():
+    computation = depthwise(n=1, c=3, h=5, w=5, r=3, s=3, m=2, pad=1)
+    assert "".join(computation.extents) == "ncmpqrs"
+    assert computation.output.shape == (1, 6, 5, 5)
+
+    def expected(image, weights):
+        channels = [
+            convolution(image[:, [c]], weights[c][:, None], (1, 1), (1, 1), (1, 1))
+            for c in range(3)
+        ]
+        return np.concatenate(channels, axis=1)
+
+    check(computation, expected)
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_gemm(trans_a, trans_b):
+    computation = gemm(m=4, n=5, k=6, trans_a=trans_a, trans_b=trans_b)
+    assert "".join(computation.extents) == "mnk"
+    check(computation, lambda a, b: (a.T if trans_a else a) @ (b.T if trans_b else b))
+
+
+def test_only_a_padded_image_is_zero_outside():
+    sizes = {"n": 1, "c": 1, "h": 4, "w": 4, "k": 1, "r": 3, "s": 3}
+    assert not conv2d(**sizes).operand("I").zero_outside
+    padded = conv2d(**sizes, pad=(0, 1))
+    assert padded.operand("I").zero_outside
+    assert padded.operand("I").shape == (1, 1, 4, 4)
+    assert not padded.operand("W").zero_outside
+
+
+def test_dtypes_of_operands():
+    def types(dtype):
+        return [o.dtype for o in gemm(m=1, n=1, k=1, dtype=dtype).operands]
+
+    assert types(None) == ["int8", "int8", "int32"]
+    assert types("uint8,int8") == ["uint8", "int8", "int32"]
+    assert types(("bfloat16",)) == ["bfloat16", "bfloat16", "float32"]
+    assert types("int8,int8,int16") == ["int8", "int8", "int16"]
+
+
+@pytest.mark.parametrize("family", OPERATORS.values(), ids=lambda f: f.name)
+def test_every_family_takes_its_parameters_as_text(family):
+    assert OPERATORS[family.name] is family
+    assert all(p.meaning for p in family.parameters)
+    smallest = {p.name: "1" for p in family.required}
+    defaults = {p.name: p.default for p in family.optional if p.default is not None}
+    computation = family.workload({**smallest, **defaults})
+    assert computation.name == family.name
+    assert computation == family.workload(dict.fromkeys(smallest, 1))
+    for name in smallest:
+        rest = {other: "1" for other in smallest if other != name}
+        with pytest.raises(
+            WorkloadError, match=f"{family.name}: missing {name}; {family.name} takes"
+        ):
+            family.workload(rest)
+        for value, what in (("0", "less than 1"), ("-2", "less than 1"), ("1.5", "not an integer")):
+            with pytest.raises(WorkloadError, match=f"{name}={value} is {what}; .* takes"):
+                family.workload({**smallest, name: value})
+        with pytest.raises(WorkloadError, match=f"{name}=True is not an integer"):
+            family.workload({**smallest, name: True})
+    with pytest.raises(WorkloadError, match=r"unknown parameter 'zz'; .* takes"):
+        family.workload({**smallest, "zz": "1"})
+
+
+@pytest.mark.parametrize(
+    "operator, values, message",
+    [
+        ("gemm", {"trans_a": "yes"}, "trans_a=yes is neither 0 nor 1"),
+        ("gemm", {"dtype": "int5"}, "gemm: unknown dtype 'int5'"),
+        ("conv2d", {"pad": "1,2,3"}, r"pad has 3 numbers; give one, or one per image axis \(2\)"),
+        ("conv2d", {"pad": "-1"}, "pad=-1 is less than 0"),
+        ("conv2d", {"stride": "1,0"}, "stride=0 is less than 1"),
+        ("conv2d", {"dilation": "x"}, "dilation=x is not an integer"),
+        ("conv2d", {"layout": "CHWN"}, "layout=CHWN is none of NCHW NHWC"),
+        ("conv2d", {"groups": "0"}, "groups=0 is less than 1"),
+        ("conv2d", {"r": "3"}, "output axis p has extent -1 at h=1 r=3 pad=0 stride=1 dilation=1"),
+        ("conv3d", {"t": "2"}, "output axis o has extent 0 at d=1 t=2"),
+        ("conv1d", {"s": "2", "pad": "1,1"}, "pad has 2 numbers"),
+        ("depthwise", {"m": "0"}, "m=0 is less than 1"),
+    ],
+)
+def test_wrong_values_are_answered_in_one_line(operator, values, message):
+    family = OPERATORS[operator]
+    with pytest.raises(WorkloadError, match=message) as caught:
+        family.workload({**{p.name: "1" for p in family.required}, **values})
+    assert "\n" not in str(caught.value)
