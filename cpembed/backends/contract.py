@@ -12,10 +12,12 @@ class KernelPlan:
     """A contraction kernel before compilation.
 
     ``schedule`` rewrites the parsed function (tensorizes its blocks); ``attributes`` are
-    instruction-set attributes of the compilation target.
+    instruction-set attributes of the compilation target, ``options`` switches of LLVM's code
+    generator.
     """
 
     backend: str
     source: str
     schedule: Callable[[Any], None] | None = None
     attributes: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()

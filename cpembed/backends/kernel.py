@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan
@@ -15,6 +16,8 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.transform.program import DerivedProgram, PackedOperand
+
+Array = NDArray[Any]
 
 BackendChoice = Literal["auto", "native", "generic"]
 
@@ -41,7 +44,7 @@ class CompiledKernel:
         self.backend = plan.backend
         self._factors = tuple(program.role(operand.name) for operand in computation.inputs)
         self._output = program.role(computation.output.name)
-        self._contract = runtime.compile_source(plan.source, plan.attributes, plan.schedule)
+        self._contract = runtime.compile_plan(plan)
         self._pack = {o.name: _mover(o, Direction.PACK) for o in self._factors}
         self._unpack = _mover(self._output, Direction.UNPACK)
 
@@ -50,32 +53,25 @@ class CompiledKernel:
         """Workload operands that :meth:`run` wants."""
         return tuple(operand.name for operand in self._factors)
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    def run(self, inputs: Mapping[str, Array]) -> Array:
         """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
         packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
         return self.unpack(self.execute(packed))
 
-    def pack(self, name: str, array: np.ndarray) -> Any:
+    def pack(self, name: str, array: Array) -> Any:
         """The packed buffer of an input."""
-        operand = self.program.operand(name)
-        expected = numpy_dtype(operand.dtype)
-        if array.shape != operand.original_shape or array.dtype != expected:
-            raise WorkloadError(
-                f"operand {name} is {array.dtype} {array.shape}, "
-                f"the workload has {operand.dtype} {operand.original_shape}"
-            )
-        original = runtime.from_array(array)
-        packed = self.empty(name)
-        return self.pack_into(name, original, packed)
-
-    def pack_into(self, name: str, original: Any, packed: Any) -> Any:
-        """Pack a flat buffer into another and return the packed one: ``original`` itself where
-        both layouts are the same memory."""
-        move = self._pack[name]
-        if move is None:
+        original = self.original(name, array)
+        if self.is_packed_in_place(name):
             return original
-        move(original, packed)
+        packed = self.empty(name)
+        self.pack_into(name, original, packed)
         return packed
+
+    def pack_into(self, name: str, original: Any, packed: Any) -> None:
+        """Pack one buffer into another; nothing happens where both layouts are the same memory."""
+        move = self._pack[name]
+        if move is not None:
+            move(original, packed)
 
     def execute(self, packed: Mapping[str, Any], output: Any | None = None) -> Any:
         """The contraction alone; returns the packed output buffer."""
@@ -83,12 +79,12 @@ class CompiledKernel:
         self._contract(*(packed[name] for name in self.input_names), target)
         return target
 
-    def unpack(self, packed: Any) -> np.ndarray:
+    def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
         shape = self._output.original_shape
         if self._unpack is None:
             return runtime.to_array(packed, shape)
-        original = runtime.empty(int(np.prod(shape)), self._output.dtype)
+        original = self.original(self._output.name)
         self.unpack_into(packed, original)
         return runtime.to_array(original, shape)
 
@@ -96,6 +92,18 @@ class CompiledKernel:
         """Unpack into a flat buffer; nothing happens where both layouts are the same memory."""
         if self._unpack is not None:
             self._unpack(packed, original)
+
+    def original(self, name: str, array: Array | None = None) -> Any:
+        """A buffer in an operand's original layout, with an array's contents or zeroed."""
+        operand = self.program.operand(name)
+        if array is None:
+            return runtime.empty(math.prod(operand.original_shape), operand.dtype)
+        if array.shape != operand.original_shape or array.dtype != numpy_dtype(operand.dtype):
+            raise WorkloadError(
+                f"operand {name} is {array.dtype} {array.shape}, "
+                f"the workload has {operand.dtype} {operand.original_shape}"
+            )
+        return runtime.from_array(array)
 
     def empty(self, name: str) -> Any:
         """A buffer for an operand's packed layout, zeroed."""
@@ -143,4 +151,5 @@ def _mover(operand: PackedOperand, direction: Direction) -> runtime.Function | N
     """The packing kernel, None where it would move nothing."""
     if operand.is_identity:
         return None
-    return runtime.compile_source(packing_source(operand, runtime.thread_count(), direction))
+    source = packing_source(operand, runtime.thread_count(), direction)
+    return runtime.compile_plan(KernelPlan("packing", source))

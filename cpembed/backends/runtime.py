@@ -11,7 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cpembed.backends.contract import KernelPlan
 from cpembed.backends.script import storage_dtype
 from cpembed.errors import LoweringError
 
@@ -36,8 +38,9 @@ def tvm() -> ModuleType:
 
 
 @cache
-def host_target(attributes: tuple[str, ...] = ()) -> Any:
-    """The LLVM target of this machine, with further instruction-set attributes (``+amx-int8``)."""
+def host_target(attributes: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Any:
+    """The LLVM target of this machine, with further instruction-set attributes (``+amx-int8``) and
+    code generator options."""
     from tvm.target import codegen
 
     description: dict[str, Any] = {"kind": "llvm", "num-cores": thread_count()}
@@ -45,6 +48,8 @@ def host_target(attributes: tuple[str, ...] = ()) -> Any:
         description["mcpu"] = codegen.llvm_get_system_cpu()
     if attributes:
         description["mattr"] = list(attributes)
+    if options:
+        description["cl-opt"] = list(options)
     return tvm().target.Target(description)
 
 
@@ -62,33 +67,34 @@ class Function:
         return self._executable.mod.inspect_source("asm")
 
 
-def compile_source(
-    source: str, attributes: Sequence[str] = (), schedule: Callable[[Any], None] | None = None
-) -> Function:
-    """Compile one TVMScript function, after ``schedule`` has rewritten it where given."""
+def compile_plan(plan: KernelPlan) -> Function:
+    """Compile a kernel, after its ``schedule`` has rewritten it where it has one.
+
+    Raises :class:`LoweringError` where an intrinsic does not match the block it was to replace.
+    """
     library = tvm()
-    module = library.IRModule({"main": library.script.from_source(source)})
-    if schedule is not None:
+    module = library.IRModule({"main": library.script.from_source(plan.source)})
+    if plan.schedule is not None:
         from tvm import s_tir
 
         work = s_tir.Schedule(module)
         try:
-            schedule(work)
+            plan.schedule(work)
         except s_tir.schedule.ScheduleError as error:
             last = str(error).strip().splitlines()[-1]
             raise LoweringError(f"the instruction does not match the program: {last}") from error
         module = work.mod
     with library.transform.PassContext(opt_level=3):
-        return Function(library.compile(module, host_target(tuple(attributes))))
+        return Function(library.compile(module, host_target(plan.attributes, plan.options)))
 
 
-def bits(array: np.ndarray) -> np.ndarray:
+def bits(array: NDArray[Any]) -> NDArray[Any]:
     """The array as memory holds it: contiguous, bfloat16 as its bits."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
-def from_array(array: np.ndarray) -> Any:
+def from_array(array: NDArray[Any]) -> Any:
     """A flat buffer with the array's contents (a copy, aligned as kernels expect)."""
     return tvm().runtime.tensor(bits(array).reshape(-1))
 
@@ -97,5 +103,5 @@ def empty(elements: int, dtype: str) -> Any:
     return tvm().runtime.tensor(np.zeros(elements, storage_dtype(dtype)))
 
 
-def to_array(buffer: Any, shape: Sequence[int]) -> np.ndarray:
+def to_array(buffer: Any, shape: Sequence[int]) -> NDArray[Any]:
     return buffer.numpy().reshape(tuple(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from cpembed.errors import LoweringError
@@ -25,7 +25,7 @@ class Script:
         self._lines.append("    " * self._depth + text)
 
     @contextmanager
-    def nested(self, *headers: str) -> Iterator[None]:
+    def nested(self, *headers: str) -> Generator[None]:
         """Everything written inside lies below the headers, each one level below the last."""
         for header in headers:
             self.line(header)

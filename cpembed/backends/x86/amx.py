@@ -34,6 +34,10 @@ _GROUPS = {"tdpbf16ps": 2}
 
 _ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
 
+_OPTIONS = ("-disable-post-ra:bool=true",)
+"""LLVM's post-allocation scheduler, which some CPU models enable, renames registers to break
+dependencies. It does not know that a tile register has a configured shape, so it must not run."""
+
 
 def plan(program: DerivedProgram, threads: int) -> KernelPlan:
     """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
@@ -63,7 +67,7 @@ def plan(program: DerivedProgram, threads: int) -> KernelPlan:
             loops = work.get_loops(work.get_sblock(name, "main"))
             work.tensorize(loops[depth], register(intrinsic))
 
-    return KernelPlan("x86.amx", source, schedule, _ATTRIBUTES)
+    return KernelPlan("x86.amx", source, schedule, _ATTRIBUTES, _OPTIONS)
 
 
 def register_block(nest: Nest) -> RegisterBlock:

@@ -76,7 +76,7 @@ class TileGrid:
 
     def configuration(self) -> bytes:
         """The 64 bytes of ``ldtilecfg``: palette 1, bytes per row and rows of each tile."""
-        shapes = {}
+        shapes: dict[int, tuple[int, int]] = {}
         for row, column in itertools.product(range(self.row_tiles), range(self.column_tiles)):
             shapes[self.accumulator(row, column)] = (self.rows, self.columns * 4)
         for row in range(self.row_tiles):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.gemm import gemm
@@ -225,43 +222,3 @@ def _filter_tile(
 def _filter_depth(spec: HardwareSpec) -> list[Term]:
     group = _interleave(spec)
     return [("zi", 1)] if group is None else [("zq", group), ("zr", 1)]
-
-
-def random_operands(workload: Computation, seed: int = 0) -> dict[str, np.ndarray]:
-    """Full-range integers, small floats."""
-    generator = np.random.default_rng(seed)
-    made: dict[str, np.ndarray] = {}
-    for operand in workload.inputs:
-        dtype = numpy_dtype(operand.dtype)
-        if np.issubdtype(dtype, np.integer):
-            limits = np.iinfo(dtype)
-            made[operand.name] = generator.integers(
-                limits.min, limits.max, operand.shape, dtype, endpoint=True
-            )
-        else:
-            made[operand.name] = generator.standard_normal(operand.shape).astype(dtype)
-    return made
-
-
-def direct_result(workload: Computation, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The workload by numpy, one slice per reduction point: independent of any layout."""
-    output = workload.output
-    result = np.zeros(output.shape, numpy_dtype(output.dtype))
-    reductions = [axis for axis in workload.axes if axis.kind is AxisKind.REDUCTION]
-    spatial = [axis for axis in workload.axes if axis.kind is AxisKind.SPATIAL]
-    points = np.indices([axis.extent for axis in spatial], sparse=True)
-    at = {axis.name: index for axis, index in zip(spatial, points, strict=True)}
-    for point in np.ndindex(*(axis.extent for axis in reductions)):
-        at.update({axis.name: i for axis, i in zip(reductions, point, strict=True)})
-        value = 1
-        for read in workload.reads:
-            operand = workload.operand(read.operand)
-            index = [i.evaluate(at) for i in read.index]
-            inside = np.array(True)
-            for i, size in zip(index, operand.shape, strict=True):
-                inside = inside & (i >= 0) & (i < size)
-            clipped = tuple(np.clip(i, 0, s - 1) for i, s in zip(index, operand.shape, strict=True))
-            value = value * np.where(inside, inputs[operand.name][clipped].astype(result.dtype), 0)
-        shape = [axis.extent for axis in spatial]
-        result[tuple(i.evaluate(at) for i in workload.store.index)] += np.broadcast_to(value, shape)
-    return result

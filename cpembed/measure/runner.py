@@ -1,0 +1,166 @@
+"""Numerical verification and timing of compiled kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.backends.kernel import CompiledKernel
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import is_integer
+from cpembed.ir.reference import random_inputs, reference
+
+_UNIT_ROUNDOFF = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+_SMALLEST_NORMAL = 2.0**-126
+"""What flushing a denormal can cost an addition (AMX flushes)."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A kernel's output beside the reference.
+
+    ``tolerance`` is 0 for integers, compared bit for bit. For floats it is relative to the sum of
+    the products' magnitudes, ``sum |a| * |b|``: the worst that rounding each addition can do, so
+    cancellation does not fail a right kernel and a wrong one does not pass. ``max_error`` is the
+    largest absolute difference.
+    """
+
+    max_error: float
+    verified: bool
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Over the rounds of a measurement."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of one kernel in microseconds of wall clock.
+
+    ``latency_us`` is the contraction alone, on packed operands. ``packing_us`` covers the inputs
+    not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us`` are medians,
+    0 where the layouts are the same memory. ``gops`` counts two operations a multiply-accumulate of
+    the workload, padding not counted, over the median latency.
+    """
+
+    latency_us: Quantiles
+    packing_us: float
+    unpacking_us: float
+    gops: float
+    packed_ahead: tuple[str, ...]
+
+
+def verify(kernel: CompiledKernel, workload: Computation, seed: int = 0) -> Verification:
+    """Run the kernel on random inputs and compare with the reference."""
+    inputs = random_inputs(workload, seed)
+    return compare(workload, inputs, kernel.run(inputs))
+
+
+def compare(
+    workload: Computation, inputs: Mapping[str, NDArray[Any]], found: NDArray[Any]
+) -> Verification:
+    """Judge an output that was computed from ``inputs``."""
+    expected = reference(workload, inputs)
+    if found.shape != expected.shape:
+        raise WorkloadError(f"the output is {found.shape}, the workload has {expected.shape}")
+    if is_integer(workload.output.dtype):
+        # In float64 a difference of 64-bit integers cannot wrap; equality is judged on the bits.
+        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+        return Verification(float(difference.max()), np.array_equal(found, expected), 0.0)
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    tolerance = _additions(workload) * _UNIT_ROUNDOFF[workload.output.dtype]
+    allowed = tolerance * _magnitudes(workload, inputs) + _additions(workload) * _SMALLEST_NORMAL
+    # A NaN is not below anything: it fails.
+    return Verification(float(difference.max()), bool((difference <= allowed).all()), tolerance)
+
+
+def measure(
+    kernel: CompiledKernel,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    packed_ahead: Collection[str] | None = None,
+    rounds: int = 15,
+    round_ms: float = 10.0,
+) -> Measurement:
+    """Time the contraction, the packing of the inputs and the unpacking of the output.
+
+    ``packed_ahead`` names the inputs that are packed once and not timed; by default the second one
+    (W, B). Each of the ``rounds`` repeats the work for about ``round_ms``.
+    """
+    names = kernel.input_names
+    workload = kernel.program.workload
+    if packed_ahead is None:
+        packed_ahead = [operand.name for operand in workload.inputs[1:2]]
+    ahead = tuple(name for name in names if name in packed_ahead)
+    packed = {name: kernel.pack(name, inputs[name]) for name in names}
+    output = kernel.execute(packed)
+    latency = _time(lambda: kernel.execute(packed, output), rounds, round_ms)
+
+    packing = 0.0
+    for name in names:
+        if name not in ahead and not kernel.is_packed_in_place(name):
+            original = kernel.original(name, inputs[name])
+            target = packed[name]
+            packing += _time_packing(kernel, name, original, target, rounds, round_ms)
+    unpacking = 0.0
+    if not kernel.is_packed_in_place(workload.output.name):
+        result = kernel.original(workload.output.name)
+        unpacking = _time(lambda: kernel.unpack_into(output, result), rounds, round_ms).median
+    return Measurement(
+        latency_us=latency,
+        packing_us=packing,
+        unpacking_us=unpacking,
+        gops=2 * workload.macs / (latency.median * 1e3),
+        packed_ahead=ahead,
+    )
+
+
+def _time_packing(
+    kernel: CompiledKernel, name: str, original: Any, target: Any, rounds: int, round_ms: float
+) -> float:
+    return _time(lambda: kernel.pack_into(name, original, target), rounds, round_ms).median
+
+
+def _time(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
+    """Microseconds a call, over rounds of equally many calls."""
+    work()
+    started = time.perf_counter()
+    work()
+    once = max(time.perf_counter() - started, 1e-7)
+    repeats = max(1, int(round_ms / 1e3 / once))
+    samples: list[float] = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        samples.append((time.perf_counter() - started) / repeats * 1e6)
+    p10, median, p90 = (float(q) for q in np.quantile(samples, (0.1, 0.5, 0.9)))
+    return Quantiles(median, p10, p90)
+
+
+def _additions(workload: Computation) -> int:
+    """Roundings on the way to one output element."""
+    found = 1
+    for axis in workload.axes:
+        if axis.kind is AxisKind.REDUCTION:
+            found *= axis.extent
+    return found + 1
+
+
+def _magnitudes(workload: Computation, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    """``sum |a| * |b|`` for each output element."""
+    absolute = {name: np.abs(array.astype(np.float64)) for name, array in inputs.items()}
+    wide = {operand.name: "float64" for operand in workload.operands}
+    return reference(workload.with_dtypes(wide), absolute)

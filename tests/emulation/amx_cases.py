@@ -1,0 +1,102 @@
+"""AMX kernels run for the tests, in a process of their own: a fault ends this one only.
+
+``python -m tests.emulation.amx_cases [--only-slow] [EMULATOR.so]`` builds, runs and verifies every case and
+writes one JSON object: case name -> what was found. Without an emulator the CPU must have AMX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cpembed.backends.kernel import build
+from cpembed.backends.x86.features import ASSUME_VARIABLE
+from cpembed.errors import CpembedError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.measure.runner import verify
+from cpembed.transform.program import DerivedProgram
+from tests.unit.backends.handwritten import conv2d_program, gemm_program
+
+INT8 = load_hardware_spec("amx_int8")
+BF16 = load_hardware_spec("amx_bf16")
+
+
+def conv(rows: int = 16, dtype: str = "uint8,int8", **options: Any) -> DerivedProgram:
+    n, c, h, w, k, r, s = options.pop("sizes")
+    sizes = {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s}
+    spec, depth = (BF16, 32) if dtype == "bfloat16" else (INT8, 64)
+    return conv2d_program(spec, sizes=sizes, rows=rows, depth=depth, dtype=dtype, **options)
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "uint8,int8", **options: Any) -> DerivedProgram:
+    spec, depth = (BF16, 32) if dtype == "bfloat16" else (INT8, 64)
+    return gemm_program(spec, m=m, n=n, k=k, depth=depth, dtype=dtype, **options)
+
+
+CASES: dict[str, Callable[[], DerivedProgram]] = {
+    "conv-3x3": lambda: conv(7, sizes=(1, 64, 14, 14, 32, 3, 3), pad=1),
+    "conv-prime-sizes": lambda: conv(5, sizes=(1, 67, 11, 13, 37, 3, 3), pad=1),
+    "conv-stride-2": lambda: conv(7, sizes=(1, 64, 15, 15, 48, 3, 3), pad=1, stride=2),
+    "conv-dilation-2": lambda: conv(6, sizes=(1, 64, 12, 12, 16, 3, 3), pad=2, dilation=2),
+    "conv-batch-3": lambda: conv(4, sizes=(3, 64, 8, 8, 80, 3, 3), pad=1),
+    "conv-7x7-stem": lambda: conv(16, sizes=(1, 3, 32, 32, 32, 7, 7), pad=3, stride=2),
+    "conv-1x1": lambda: conv(14, sizes=(1, 128, 14, 14, 64, 1, 1)),
+    "conv-planes-nchw": lambda: conv(
+        7, sizes=(2, 70, 9, 14, 48, 3, 3), pad=1, layout="NCHW", stride=1
+    ),
+    "conv-one-row-tiles": lambda: conv(1, sizes=(1, 64, 5, 5, 16, 3, 3)),
+    "gemm-full-tiles": lambda: gemm(64, 64, 128, rows=16),
+    "gemm-in-place": lambda: gemm(48, 32, 128, rows=16, in_place=True),
+    "gemm-prime-sizes": lambda: gemm(37, 83, 131, rows=11),
+    "gemm-one-row": lambda: gemm(1, 100, 200, rows=1),
+    "gemm-7-by-5-tiles": lambda: gemm(112, 80, 64, rows=16),
+    "gemm-7-by-7-tiles": lambda: gemm(112, 112, 64, rows=16),
+    "gemm-signed": lambda: gemm(20, 40, 100, "int8,int8", rows=10),
+    "gemm-unsigned": lambda: gemm(20, 40, 100, "uint8,uint8", rows=10),
+    "gemm-signed-unsigned": lambda: gemm(20, 40, 100, "int8,uint8", rows=10),
+    "gemm-bfloat16": lambda: gemm(40, 50, 70, "bfloat16", rows=16),
+    "conv-bfloat16": lambda: conv(7, "bfloat16", sizes=(1, 40, 14, 14, 32, 3, 3), pad=1),
+}
+SLOW_CASES: dict[str, Callable[[], DerivedProgram]] = {
+    "resnet-56": lambda: conv(14, sizes=(1, 64, 56, 56, 64, 3, 3), pad=1),
+    "resnet-14-strided": lambda: conv(14, sizes=(1, 256, 28, 28, 512, 3, 3), pad=1, stride=2),
+}
+
+
+def run(make: Callable[[], DerivedProgram], products: Callable[[], int]) -> dict[str, Any]:
+    """Verify one case; ``products`` counts the tile products executed so far."""
+    program = make()
+    spec = BF16 if program.operands[0].dtype == "bfloat16" else INT8
+    before = products()
+    try:
+        kernel = build(program, spec, backend="native")
+    except CpembedError as error:
+        return {"error": str(error)}
+    found = verify(kernel, program.workload, seed=1)
+    return {
+        "backend": kernel.backend,
+        "verified": found.verified,
+        "max_error": found.max_error,
+        "tolerance": found.tolerance,
+        "products": products() - before,
+        "calls": program.calls,
+    }
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    cases = SLOW_CASES if "--only-slow" in arguments else CASES
+    libraries = [argument for argument in arguments if argument.endswith(".so")]
+    products: Callable[[], int] = lambda: 0  # noqa: E731
+    if libraries:
+        os.environ[ASSUME_VARIABLE] = "amx_tile,amx_int8,amx_bf16"
+        products = ctypes.CDLL(libraries[0]).amx_emulator_products
+    print(json.dumps({name: run(make, products) for name, make in cases.items()}))
+
+
+if __name__ == "__main__":
+    main()
