@@ -115,7 +115,7 @@ class IndexExpr:
         return total + self.constant if self.constant else total
 
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Smallest and largest value over ``0 <= iterator < extent`` (exact for distinct digits)."""
+        """Smallest and largest value over ``0 <= iterator < extent``, exact for distinct digits."""
         low = high = self.constant
         for term in self.terms:
             reach = term.coefficient * term.maximum(extents)

@@ -85,15 +85,11 @@ def test_deepbench_has_its_108_layers():
     assert set(SUITES) == {"deepbench"}
     assert [layer.index for layer in layers] == list(range(108))
     # Layers of DeepBench's own source: DeepSpeech's first convolution and the ResNet stem.
-    first = layers[0]
-    assert (first.application, first.h, first.w, first.r, first.s) == (
-        "DeepSpeech",
-        161,
-        700,
-        5,
-        20,
-    )
-    assert first.stride == (2, 2)
+    assert layers[0].application == "DeepSpeech"
+    assert layers[0].label == "conv2d n=1 c=1 h=161 w=700 k=32 r=5 s=20 pad=0 stride=2"
+    # The only layer with unequal strides: keyword spotting steps further along the columns.
+    assert [x.index for x in layers if x.stride[0] != x.stride[1]] == [41]
+    assert layers[41].stride == (2, 8)
     assert any(
         (x.n, x.c, x.h, x.k, x.r, x.pad, x.stride) == (1, 3, 224, 64, 7, (3, 3), (2, 2))
         for x in layers
