@@ -1,0 +1,146 @@
+"""Constraint sets: which constraints are on, with which parameters, as data in a TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cpembed.embedding.constraints import CONSTRAINTS
+from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.padding import Padding
+from cpembed.errors import SpecError
+from cpembed.resources import constraint_files
+
+T = TypeVar("T")
+_META_KEYS = ("name", "description", "extends", "weights")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of the MAC and data overheads in the score (section 4.4)."""
+
+    mac: float = 1.0
+    data: float = 1.0
+
+
+@dataclass(frozen=True)
+class ConstraintSet:
+    """Constraints in the order in which they post; unique by name."""
+
+    name: str
+    description: str
+    constraints: tuple[Constraint, ...]
+    weights: Weights = Weights()
+
+    def get(self, name: str) -> Constraint | None:
+        return next((c for c in self.constraints if c.name == name), None)
+
+    @property
+    def padding(self) -> Padding:
+        """The set's padding rule; without one, axes keep their extents."""
+        found = self.get("padding")
+        return found if isinstance(found, Padding) else Padding()
+
+    def without(self, *names: str) -> ConstraintSet:
+        kept = tuple(c for c in self.constraints if c.name not in names)
+        return ConstraintSet(self.name, self.description, kept, self.weights)
+
+    def replacing(self, constraint: Constraint) -> ConstraintSet:
+        """The set with one constraint exchanged for another of the same name."""
+        changed = tuple(constraint if c.name == constraint.name else c for c in self.constraints)
+        return ConstraintSet(self.name, self.description, changed, self.weights)
+
+
+def load_constraint_set(name_or_path: str) -> ConstraintSet:
+    """A shipped set by name, or a user's own file by path.
+
+    Raises :class:`SpecError` naming the file, the key and what is allowed.
+    """
+    files = constraint_files()
+    if name_or_path in files:
+        path = files[name_or_path]
+    else:
+        path = Path(name_or_path)
+        if path.suffix != ".toml":
+            close = difflib.get_close_matches(name_or_path, files, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SpecError(
+                f"no constraint set named {name_or_path!r}: shipped are {', '.join(sorted(files))}"
+                f", or give the path of a .toml file{hint}"
+            )
+    tables = _read(path, ())
+    return ConstraintSet(
+        name=str(tables.pop("name", path.stem)),
+        description=str(tables.pop("description", "")),
+        weights=_convert(tables.pop("weights", {}), Weights, path, "weights"),
+        constraints=_constraints(tables, path),
+    )
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A file's tables over those of the set it extends; ``key = false`` removes a constraint."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{path}: cannot be read ({reason}): give a constraint set's file") from None
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from None
+    for key in tables:
+        if key not in _META_KEYS and key not in CONSTRAINTS:
+            close = difflib.get_close_matches(key, [*CONSTRAINTS, *_META_KEYS], 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise SpecError(
+                f"{path}: unknown key {key!r}{hint}: allowed are "
+                f"{', '.join([*_META_KEYS, *CONSTRAINTS])}"
+            )
+    base = tables.pop("extends", None)
+    if base is None:
+        return tables
+    files = constraint_files()
+    parent = files.get(str(base), path.parent / f"{base}.toml")
+    if parent in seen or parent == path:
+        raise SpecError(f"{path}: extends {base!r}, which extends this set again: remove one")
+    return {**_read(parent, (*seen, path)), **tables}
+
+
+def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...]:
+    """In the registry's order: a constraint may rely on what an earlier one posted."""
+    found = tuple(
+        _convert(tables[name], kind, path, name)
+        for name, kind in CONSTRAINTS.items()
+        if name in tables and tables[name] is not False
+    )
+    if not any(c.name == "hyper_rectangle" for c in found):
+        for constraint in found:
+            if constraint.needs_boxes:
+                raise SpecError(
+                    f"{path}: {constraint.name} speaks of the boxes that hyper_rectangle defines: "
+                    f"add [hyper_rectangle] or remove {constraint.name}"
+                )
+    return found
+
+
+def _convert(table: Any, kind: type[T], path: Path, key: str) -> T:
+    allowed = list(kind.__dataclass_fields__)
+    if not isinstance(table, dict):
+        raise SpecError(f"{path}: {key} must be a table with {', '.join(allowed) or 'no keys'}")
+    for name in table:
+        if name not in allowed:
+            raise SpecError(
+                f"{path}: unknown key {key}.{name}: allowed are {', '.join(allowed) or 'none'}"
+            )
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise SpecError(f"{path}: {key}: {error}".replace("`$.", "`")) from None
+
+

@@ -1,0 +1,63 @@
+"""``all_different``: no two operations of the instruction on the same one of the workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.dataflow import tuple_weights
+from cpembed.embedding.model import ScalarModel
+from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.problem import EmbeddingProblem
+
+
+@dataclass(frozen=True)
+class AllDifferent(Constraint):
+    """Scalar operations, outputs included, map injectively; with ``elements`` operand elements do.
+
+    The contracted reduction is an operation, so outputs always count.
+    """
+
+    name: ClassVar[str] = "all_different"
+    elements: bool = False
+
+    def post(self, model: ScalarModel) -> None:
+        # Boxes make the elements of every operand pairwise different. Two operations of the
+        # instruction differ in the element of some operand (its accesses determine the point),
+        # and through the dataflow their images then differ too: nothing is left to post.
+        if model.injective and _accesses_determine_point(model.problem):
+            return
+        groups = [list(model.points.values())]
+        output = model.problem.pairs[-1].instruction.operand
+        for operand, dimensions in model.elements.items():
+            if (self.elements or operand == output) and dimensions:
+                groups.append(dimensions)
+        for dimensions in groups:
+            tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
+            if len(tuples) > 1:
+                model.builder.all_different(tuples, tuple_weights(model, dimensions))
+
+    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        groups = [node_map.points]
+        output = problem.pairs[-1].instruction.operand
+        for operand, image in node_map.elements.items():
+            if (self.elements or operand == output) and len(image):
+                groups.append(image)
+        for image in groups:
+            flat = image.reshape(len(image), -1).T
+            if len(np.unique(flat, axis=0)) != len(flat):
+                return False
+        return True
+
+    def words(self) -> str:
+        return "all_different: no operation of the workload is computed twice in one instruction"
+
+
+def _accesses_determine_point(problem: EmbeddingProblem) -> bool:
+    walked = {
+        name for names in problem.index_names.values() for name in names if name is not None
+    }
+    return all(axis.name in walked or axis.maximum == 1 for axis in problem.instruction.axes)

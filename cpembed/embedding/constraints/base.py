@@ -1,0 +1,51 @@
+"""What a constraint is: it posts itself to the model and, independently, judges a node map."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from cpembed.embedding.model import ScalarModel
+from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.problem import EmbeddingProblem
+
+
+class Constraint(ABC):
+    """A condition on embeddings; its fields are the parameters of its table in the TOML file.
+
+    ``post`` and ``holds`` must say the same thing without sharing code: tests compare all
+    solutions of the posted model with all node maps that ``holds`` accepts.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def post(self, model: ScalarModel) -> None:
+        """Record the constraint in the model."""
+
+    @abstractmethod
+    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        """Whether a node map satisfies the constraint, decided from the map alone."""
+
+    @property
+    def needs_boxes(self) -> bool:
+        """Whether it speaks of digits, which only ``hyper_rectangle`` defines."""
+        return False
+
+    @abstractmethod
+    def words(self) -> str:
+        """The constraint as a phrase for an explanation ("no strides: ...")."""
+
+
+def stencil_axes(problem: EmbeddingProblem) -> dict[str, str]:
+    """Workload axes that some operand reaches only together with another iterator.
+
+    Maps each to the index it occurs in, as text, such as ``I[2*p + r]``.
+    """
+    found: dict[str, str] = {}
+    for pair in problem.pairs:
+        for index in pair.workload.index:
+            if len(index.iterators) > 1:
+                for axis in index.iterators:
+                    found.setdefault(axis, f"{pair.workload.operand}[{index}]")
+    return found

@@ -1,0 +1,72 @@
+"""``dataflow``: subgraph isomorphism between the two graphs (Rieber et al. 2021, 4.2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.cpsat import INFINITY
+from cpembed.embedding.model import ScalarModel
+from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Dataflow(Constraint):
+    """Labels agree and every edge of the instruction's graph is an edge of the workload's.
+
+    Labels were paired when the problem was made. Sequential edges are in every model (see
+    :class:`~cpembed.embedding.model.ScalarModel`); spatial edges, pruned to a star around the
+    first output, say that another output of the instruction is another output of the workload.
+    """
+
+    name: ClassVar[str] = "dataflow"
+
+    def post(self, model: ScalarModel) -> None:
+        if model.injective:
+            return
+        output = model.problem.pairs[-1].instruction.operand
+        dimensions = model.elements[output]
+        if not dimensions:
+            return
+        tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
+        weights = tuple_weights(model, dimensions)
+        for other in tuples[1:]:
+            model.builder.differ(tuples[0], other, weights)
+
+    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        for pair in problem.pairs:
+            where = problem.element_index(pair, node_map.extents)
+            point = {
+                axis.name: node_map.points[i] for i, axis in enumerate(problem.workload.axes)
+            }
+            elements = node_map.elements[pair.instruction.operand]
+            for image, index in zip(elements, pair.workload.index, strict=True):
+                if not np.all(image[where] == index.evaluate(point)):
+                    return False
+        output = node_map.elements[problem.pairs[-1].instruction.operand]
+        flat = output.reshape(len(output), -1)
+        return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True
+
+    def words(self) -> str:
+        return "dataflow: every operation reads and writes what the workload's operation does"
+
+
+def tuple_weights(model: ScalarModel, dimensions: list[np.ndarray]) -> np.ndarray:
+    """Mixed-radix weights that make a weighted sum of a tuple unique, in 64 bits."""
+    weights: list[int] = []
+    weight = 1
+    for ids in reversed(dimensions):
+        weights.append(weight)
+        low, high = model.builder.range_of(int(ids.flat[0]))
+        weight *= high - low + 1
+    if weight >= INFINITY:
+        raise SpecError(
+            "this constraint set compares points of a domain beyond 64 bits one by one: "
+            "add hyper_rectangle to it"
+        )
+    return np.array(weights[::-1], np.int64)

@@ -1,0 +1,153 @@
+"""``hyper_rectangle``: every operand's image is a regular box (Rieber et al. 2021, 4.2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.cpsat import Ids
+from cpembed.embedding.model import DigitChoice, ScalarModel
+from cpembed.embedding.node_map import NodeMap, operand_boxes
+from cpembed.embedding.problem import EmbeddingProblem
+
+
+@dataclass(frozen=True)
+class HyperRectangle(Constraint):
+    """Elements in their operand's own index order form an axis-parallel box with one stride per
+    dimension, in any rotation, each dimension used at most once."""
+
+    name: ClassVar[str] = "hyper_rectangle"
+
+    def post(self, model: ScalarModel) -> None:
+        problem = model.problem
+        for operand, dimensions in model.elements.items():
+            names = problem.index_names[operand]
+            shape = problem.instruction.computation.operand(operand).shape
+            keys: list[tuple[str, int | str]] = [(operand, k) for k in range(len(dimensions))]
+            _post_box(model, keys, dimensions, names, shape)
+        # An axis that no operand indexes alone has no box of its own; its coordinate must still
+        # be a digit sequence so that the solution is a set of axis maps.
+        names = tuple(axis.name for axis in problem.instruction.axes)
+        box = tuple(axis.maximum for axis in problem.instruction.axes)
+        for axis in problem.workload.axes:
+            if axis.name not in problem.direct_dimension:
+                key = [("", axis.name)]
+                _post_box(model, list(key), [model.points[axis.name]], names, box, cover=False)
+        model.injective = True
+
+    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        return operand_boxes(node_map) is not None
+
+    def words(self) -> str:
+        return "hyper_rectangle: each operand's elements form a regular box"
+
+
+def _post_box(
+    model: ScalarModel,
+    keys: list[tuple[str, int | str]],
+    dimensions: list[Ids],
+    names: tuple[str | None, ...],
+    shape: tuple[int, ...],
+    *,
+    cover: bool = True,
+) -> None:
+    """Coordinates are the sum over indices of digit sequences; with ``cover`` the digits of each
+    index are a number system of its extent (so that no two elements coincide)."""
+    for key in keys:
+        model.boxes[key] = []
+    for index, name in enumerate(names):
+        extents = (
+            model.extent_literals[name]
+            if name is not None
+            else {shape[index]: _true_literal(model)}
+        )
+        leaving: dict[int, list[int]] = {}
+        arriving: dict[int, list[int]] = {}
+        for key, ids in zip(keys, dimensions, strict=True):
+            choices = _choices(model, ids, index, max(extents), tuple(extents))
+            model.boxes[key] += choices
+            for choice in choices:
+                leaving.setdefault(choice.weight, []).append(choice.literal)
+                arriving.setdefault(choice.weight * choice.count, []).append(choice.literal)
+            _post_line(model, ids, index, choices)
+        if cover:
+            _post_number_system(model, extents, leaving, arriving)
+    for key, ids in zip(keys, dimensions, strict=True):
+        model.builder.at_most_one([choice.literal for choice in model.boxes[key]])
+        _post_separable(model, ids)
+
+
+def _true_literal(model: ScalarModel) -> int:
+    literal = model.builder.boolean()
+    model.builder.bound(np.array([literal]), 1, 1)
+    return literal
+
+
+def _choices(
+    model: ScalarModel, ids: Ids, index: int, extent: int, extents: tuple[int, ...]
+) -> list[DigitChoice]:
+    """Digits that can be part of a number system of one of the extents."""
+    found: list[DigitChoice] = []
+    low, high = model.builder.range_of(int(ids.flat[0]))
+    for weight in range(1, extent + 1):
+        for count in range(2, extent // weight + 1):
+            if count - 1 > high - low or not any(e % (weight * count) == 0 for e in extents):
+                continue
+            stride = int(model.builder.variables((1,), 0, (high - low) // (count - 1))[0])
+            literal = model.builder.boolean()
+            model.builder.active_iff_positive(literal, stride)
+            found.append(DigitChoice(index, weight, count, literal, stride))
+    return found
+
+
+def _post_line(model: ScalarModel, ids: Ids, index: int, choices: list[DigitChoice]) -> None:
+    """Along one index, from the first element: coordinate = first + sum of digit times stride."""
+    line: list[int | slice] = [0] * ids.ndim
+    line[index] = slice(None)
+    along = ids[tuple(line)]
+    for position in range(1, along.size):
+        terms = [(1, along[position : position + 1]), (-1, along[:1])]
+        for choice in choices:
+            digit = (position // choice.weight) % choice.count
+            if digit:
+                terms.append((-digit, np.array([choice.stride])))
+        model.builder.linear(terms, 0)
+
+
+def _post_separable(model: ScalarModel, ids: Ids) -> None:
+    """Moving along one index changes the coordinate equally wherever the other indices stand."""
+    if ids.ndim < 2:
+        return
+    origin = ids[(0,) * ids.ndim]
+    grids = np.indices(ids.shape)
+    inner = np.ones(ids.shape, np.bool_)
+    terms: list[tuple[int, Ids]] = []
+    moving = np.sum(grids > 0, axis=0)
+    inner = moving >= 2
+    if not inner.any():
+        return
+    for index in range(ids.ndim):
+        where = tuple(
+            grids[i][inner] if i == index else np.zeros(int(inner.sum()), np.int64)
+            for i in range(ids.ndim)
+        )
+        terms.append((-1, ids[where]))
+    model.builder.linear([(1, ids[inner]), *terms, (ids.ndim - 1, np.array([origin]))], 0)
+
+
+def _post_number_system(
+    model: ScalarModel,
+    extents: dict[int, int],
+    leaving: dict[int, list[int]],
+    arriving: dict[int, list[int]],
+) -> None:
+    """The digits form one path of weights from 1 to the extent: flow conservation per weight."""
+    for weight in sorted({1, *extents, *leaving, *arriving}):
+        terms = [(1, np.array([literal])) for literal in leaving.get(weight, [])]
+        terms += [(-1, np.array([literal])) for literal in arriving.get(weight, [])]
+        if weight in extents:
+            terms.append((1, np.array([extents[weight]])))
+        model.builder.linear(terms, 1 if weight == 1 else 0) if terms else None

@@ -1,0 +1,141 @@
+"""The scalar constraint model: one variable tuple per node of the instruction's graph.
+
+Posting the dataflow (Rieber et al. 2021, section 4.2.1) is done here for every problem; the other
+constraints post themselves through the same object (``cpembed/embedding/constraints``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cpembed.embedding.cpsat import CompiledModel, Ids, ModelBuilder
+from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.problem import EmbeddingProblem
+
+
+@dataclass(frozen=True)
+class DigitChoice:
+    """A possible digit of a box: index ``index`` of an operand may move along one dimension with
+    this weight and count. ``literal`` says whether it does, ``stride`` is its stride (0 if not)."""
+
+    index: int
+    weight: int
+    count: int
+    literal: int
+    stride: int
+
+
+@dataclass
+class ScalarModel:
+    """Variables of the embedding problem and what constraints share while they post.
+
+    ``padded`` is the largest extent each workload axis may be given (its own extent where it may
+    not be padded). ``points[axis]`` has the instruction box's shape: the coordinate of every
+    scalar operation. ``elements[operand][dimension]`` has the instruction operand's shape.
+    ``boxes[(operand, dimension)]`` holds the digit choices of that dimension once
+    ``hyper_rectangle`` has posted; an axis that no operand indexes alone is filed as ``("", axis)``.
+    """
+
+    problem: EmbeddingProblem
+    padded: Mapping[str, int]
+    dense_strides: bool = False
+    builder: ModelBuilder = field(default_factory=ModelBuilder)
+    points: dict[str, Ids] = field(default_factory=dict[str, Ids])
+    elements: dict[str, list[Ids]] = field(default_factory=dict[str, list[Ids]])
+    boxes: dict[tuple[str, int | str], list[DigitChoice]] = field(
+        default_factory=dict[tuple[str, "int | str"], list[DigitChoice]]
+    )
+    extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    injective: bool = False
+    """Whether a posted constraint already makes each operand's elements pairwise different."""
+
+    def __post_init__(self) -> None:
+        instruction, workload = self.problem.instruction, self.problem.workload
+        box = [axis.maximum for axis in instruction.axes]
+        for axis in workload.axes:
+            self.points[axis.name] = self.builder.variables(box, 0, self.padded[axis.name] - 1)
+        for pair in self.problem.pairs:
+            name = pair.instruction.operand
+            shape = instruction.computation.operand(name).shape
+            self.elements[name] = [
+                self.builder.variables(shape, *index.bounds(self.padded))
+                for index in pair.workload.index
+            ]
+        for axis in instruction.axes:
+            self.extent_literals[axis.name] = self._extent_choice(axis.allowed)
+        self._dataflow()
+        output = self.problem.pairs[-1].instruction.operand
+        inputs = [name for name in self.elements if name != output]
+        self.builder.decisions += self.elements[output]
+        self.builder.decisions += list(self.points.values())
+        self.builder.decisions += [ids for name in inputs for ids in self.elements[name]]
+
+    def _extent_choice(self, allowed: tuple[int, ...]) -> dict[int, int]:
+        """One literal per extent an instruction axis can be configured to."""
+        literals = {extent: self.builder.boolean() for extent in allowed}
+        self.builder.exactly_one(list(literals.values()))
+        return literals
+
+    def _dataflow(self) -> None:
+        """Sequential edges: the element an operation accesses is the one the access map names."""
+        for pair in self.problem.pairs:
+            where = self.problem.element_index(pair)
+            elements = self.elements[pair.instruction.operand]
+            for ids, index in zip(elements, pair.workload.index, strict=True):
+                accessed = ids[where]
+                axis = index.single_iterator
+                if axis is not None:
+                    self.builder.equate(accessed, self.points[axis])
+                    continue
+                terms = [(-t.coefficient, self.points[t.iterator]) for t in index.terms]
+                self.builder.linear([(1, accessed), *terms], index.constant)
+
+    def axis_choices(self, axis: str) -> list[tuple[str, DigitChoice]]:
+        """Digit choices of a workload axis as (instruction axis, choice)."""
+        direct = self.problem.direct_dimension.get(axis)
+        if direct is None:
+            names = tuple(a.name for a in self.problem.instruction.axes)
+            return [(names[c.index], c) for c in self.boxes.get(("", axis), [])]
+        operand, _ = direct
+        names = self.problem.index_names[operand]
+        found: list[tuple[str, DigitChoice]] = []
+        for choice in self.boxes.get(direct, []):
+            name = names[choice.index]
+            if name is not None:
+                found.append((name, choice))
+        return found
+
+    def forbid(self, literal: int) -> None:
+        self.builder.bound(np.array([literal]), 0, 0)
+
+    def node_map(self, values: Ids) -> NodeMap:
+        """The node map of a solution; configurable axes are cut to the extent chosen."""
+        instruction = self.problem.instruction
+        extents = {
+            axis: next(e for e, literal in literals.items() if values[literal])
+            for axis, literals in self.extent_literals.items()
+        }
+        cut = tuple(slice(0, extents[axis.name]) for axis in instruction.axes)
+        points = np.stack([values[ids[cut]] for ids in self.points.values()])
+        elements: dict[str, Ids] = {}
+        for pair in self.problem.pairs:
+            operand = pair.instruction.operand
+            names = self.problem.index_names[operand]
+            cut = tuple(slice(0, extents[n]) if n is not None else slice(None) for n in names)
+            dimensions = [values[ids[cut]] for ids in self.elements[operand]]
+            shape = tuple(
+                extents[n] if n is not None else size
+                for n, size in zip(
+                    names, instruction.computation.operand(operand).shape, strict=True
+                )
+            )
+            elements[operand] = (
+                np.stack(dimensions) if dimensions else np.zeros((0, *shape), np.int64)
+            )
+        return NodeMap(extents, points, elements)
+
+    def build(self) -> CompiledModel:
+        return self.builder.build()
