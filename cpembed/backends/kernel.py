@@ -15,7 +15,7 @@ from cpembed.backends.x86 import amx, features, vnni
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram
 
 Array = NDArray[Any]
 
@@ -45,8 +45,7 @@ class CompiledKernel:
         self._factors = tuple(program.role(operand.name) for operand in computation.inputs)
         self._output = program.role(computation.output.name)
         self._contract = runtime.compile_plan(plan)
-        self._pack = {o.name: _mover(o, Direction.PACK) for o in self._factors}
-        self._unpack = _mover(self._output, Direction.UNPACK)
+        self._movers: dict[str, runtime.Function] = {}
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -69,9 +68,8 @@ class CompiledKernel:
 
     def pack_into(self, name: str, original: Any, packed: Any) -> None:
         """Pack one buffer into another; nothing happens where both layouts are the same memory."""
-        move = self._pack[name]
-        if move is not None:
-            move(original, packed)
+        if not self.is_packed_in_place(name):
+            self._mover(name)(original, packed)
 
     def execute(self, packed: Mapping[str, Any], output: Any | None = None) -> Any:
         """The contraction alone; returns the packed output buffer."""
@@ -82,7 +80,7 @@ class CompiledKernel:
     def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
         shape = self._output.original_shape
-        if self._unpack is None:
+        if self.is_packed_in_place(self._output.name):
             return runtime.to_array(packed, shape)
         original = self.original(self._output.name)
         self.unpack_into(packed, original)
@@ -90,8 +88,9 @@ class CompiledKernel:
 
     def unpack_into(self, packed: Any, original: Any) -> None:
         """Unpack into a flat buffer; nothing happens where both layouts are the same memory."""
-        if self._unpack is not None:
-            self._unpack(packed, original)
+        name = self._output.name
+        if not self.is_packed_in_place(name):
+            self._mover(name)(packed, original)
 
     def original(self, name: str, array: Array | None = None) -> Any:
         """A buffer in an operand's original layout, with an array's contents or zeroed."""
@@ -117,6 +116,16 @@ class CompiledKernel:
     def assembly(self) -> str:
         """Machine code of the contraction."""
         return self._contract.assembly()
+
+    def _mover(self, name: str) -> runtime.Function:
+        """The packing kernel of an input or the unpacking kernel of the output, compiled on first
+        use: a search over schedules builds many contractions on the same packed operands."""
+        if name not in self._movers:
+            operand = self.program.operand(name)
+            direction = Direction.UNPACK if operand is self._output else Direction.PACK
+            source = packing_source(operand, runtime.thread_count(), direction)
+            self._movers[name] = runtime.compile_plan(KernelPlan("packing", source))
+        return self._movers[name]
 
 
 def build(
@@ -145,11 +154,3 @@ def _build_native(program: DerivedProgram, spec: HardwareSpec) -> CompiledKernel
         raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
     features.require(spec)
     return CompiledKernel(program, planners[0](program, runtime.thread_count()))
-
-
-def _mover(operand: PackedOperand, direction: Direction) -> runtime.Function | None:
-    """The packing kernel, None where it would move nothing."""
-    if operand.is_identity:
-        return None
-    source = packing_source(operand, runtime.thread_count(), direction)
-    return runtime.compile_plan(KernelPlan("packing", source))

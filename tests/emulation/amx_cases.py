@@ -1,7 +1,8 @@
 """AMX kernels run for the tests, in a process of their own: a fault ends this one only.
 
-``python -m tests.emulation.amx_cases [--only-slow] [EMULATOR.so]`` builds, runs and verifies every case and
-writes one JSON object: case name -> what was found. Without an emulator the CPU must have AMX.
+``python -m tests.emulation.amx_cases [--only-slow] [EMULATOR.so]`` builds, runs and verifies every
+case and writes one JSON object: case name -> what was found. Without an emulator the CPU must have
+AMX.
 """
 
 from __future__ import annotations

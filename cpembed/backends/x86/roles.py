@@ -56,12 +56,15 @@ def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
 
 
 def row_loops(nest: Nest) -> tuple[TaskLoop, ...]:
-    """Task loops that move the first factor and keep the second: what to block for its reuse."""
+    """Task loops that move the first factor and keep the second: what to block for its reuse.
+
+    By falling distance between their points.
+    """
     return _blockable(nest, moves=0, keeps=1)
 
 
 def column_loops(nest: Nest) -> tuple[TaskLoop, ...]:
-    """Task loops that move the second factor and keep the first."""
+    """Task loops that move the second factor and keep the first, likewise."""
     return _blockable(nest, moves=1, keeps=0)
 
 
@@ -69,8 +72,9 @@ def _blockable(nest: Nest, *, moves: int, keeps: int) -> tuple[TaskLoop, ...]:
     def walks(number: int, loop: TaskLoop) -> bool:
         return loop.name in nest.operands[number].access.iterators
 
-    return tuple(
+    found = (
         loop
         for loop in nest.tasks
         if walks(moves, loop) and not walks(keeps, loop) and can_block(nest, loop)
     )
+    return tuple(sorted(found, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))
