@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cpembed.backends.nest import KernelOperand, Nest, TaskLoop
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import Loop
+
+
+@dataclass(frozen=True)
+class _Digit:
+    """A digit of an inner loop: ``extent`` steps, each ``weight`` steps of the loop."""
+
+    name: str
+    weight: int
+    extent: int
 
 
 def can_block(nest: Nest, loop: TaskLoop) -> bool:
@@ -42,24 +51,26 @@ def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
     return replace(nest, tasks=tasks, inner=(*steps, *nest.inner), operands=(first, second, output))
 
 
-def split_lanes(nest: Nest, minimum: Mapping[str, Sequence[int]] | None = None) -> Nest:
+def split_lanes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> Nest:
     """Replace each inner loop by the digits in which the accesses use it, outermost first.
 
-    Afterwards every access is affine in the inner loops. ``minimum`` names weights at which a lane
-    is to be split in any case. A loop that needs no split keeps its name; digits are named
-    ``<loop>_<weight>``.
+    Afterwards every access is affine in the inner loops. Digits that every operand walks as one
+    loop are merged again, except at the weights that ``keep`` names. A loop that needs no split
+    keeps its name; digits are named ``<loop>_<weight>``.
     """
-    wanted = minimum or {}
+    kept = keep or {}
     inner: list[Loop] = []
-    digits: dict[str, tuple[tuple[str, int, int], ...]] = {}
+    digits: dict[str, list[_Digit]] = {}
     for loop in nest.inner:
-        weights = _weights(nest, loop, wanted.get(loop.name, ()))
+        wanted = [weight for weight in kept.get(loop.name, ()) if weight < loop.extent]
+        weights = _weights(nest, loop, wanted)
+        weights = [w for w in weights if w in wanted or not _is_seam(nest, loop, weights, w)]
         found = [
-            (f"{loop.name}_{low}" if len(weights) > 2 else loop.name, low, high // low)
+            _Digit(f"{loop.name}_{low}" if len(weights) > 2 else loop.name, low, high // low)
             for low, high in itertools.pairwise(weights)
         ]
-        digits[loop.name] = tuple(found)
-        inner += [Loop(name, extent, loop.kind) for name, _, extent in reversed(found)]
+        digits[loop.name] = found
+        inner += [Loop(digit.name, digit.extent, loop.kind) for digit in reversed(found)]
     first, second, output = (_in_digits(operand, digits) for operand in nest.operands)
     return replace(nest, inner=tuple(inner), operands=(first, second, output))
 
@@ -108,17 +119,32 @@ def _weights(nest: Nest, loop: Loop, wanted: Sequence[int]) -> list[int]:
     return weights if len(weights) > 1 else [1, 1]
 
 
-def _in_digits(
-    operand: KernelOperand, digits: Mapping[str, Sequence[tuple[str, int, int]]]
-) -> KernelOperand:
-    terms: list[IndexTerm] = []
-    for term in operand.access.terms:
-        if term.iterator not in digits:
-            terms.append(term)
-            continue
-        for name, weight, _ in digits[term.iterator]:
-            above = weight >= term.divisor
-            below = term.modulus is None or weight < term.divisor * term.modulus
-            if above and below:
-                terms.append(IndexTerm(name, term.coefficient * weight // term.divisor))
-    return replace(operand, access=IndexExpr.of(terms, operand.access.constant))
+def _is_seam(nest: Nest, loop: Loop, weights: Sequence[int], weight: int) -> bool:
+    """Whether the digits below and above a weight are one in every operand: their distances in
+    memory are as the weights."""
+    if weight in (1, loop.extent):
+        return False
+    below = weights[weights.index(weight) - 1]
+    return all(
+        _distance(operand, loop.name, weight) * below
+        == _distance(operand, loop.name, below) * weight
+        for operand in nest.operands
+    )
+
+
+def _distance(operand: KernelOperand, loop: str, weight: int) -> int:
+    """How far ``weight`` steps of a loop move the operand, within the digit that begins there."""
+    return sum(
+        term.coefficient * (weight // term.divisor)
+        for term in operand.access.terms
+        if term.iterator == loop
+        and weight >= term.divisor
+        and (term.modulus is None or weight < term.divisor * term.modulus)
+    )
+
+
+def _in_digits(operand: KernelOperand, digits: Mapping[str, Sequence[_Digit]]) -> KernelOperand:
+    split: list[IndexTerm] = [t for t in operand.access.terms if t.iterator not in digits]
+    for loop, found in digits.items():
+        split += [IndexTerm(digit.name, _distance(operand, loop, digit.weight)) for digit in found]
+    return replace(operand, access=IndexExpr.of(split, operand.access.constant))

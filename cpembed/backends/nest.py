@@ -20,6 +20,8 @@ from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 
+_MAX_ELEMENTS = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class TaskLoop:
@@ -99,6 +101,15 @@ class Nest:
         raise KeyError(name)
 
 
+def check_size(operand: PackedOperand) -> None:
+    """Flat indices are 32-bit integers."""
+    if max(operand.elements, math.prod(operand.original_shape)) > _MAX_ELEMENTS:
+        raise LoweringError(
+            f"operand {operand.name} has {operand.elements} packed elements: "
+            f"kernels index at most {_MAX_ELEMENTS}"
+        )
+
+
 def check_product_sum(workload: Computation) -> None:
     """Kernels exist for ``O += A * B`` with one access to each operand."""
     value = workload.value
@@ -112,6 +123,8 @@ def check_product_sum(workload: Computation) -> None:
 def kernel_nest(program: DerivedProgram) -> Nest:
     """The nest with nothing blocked: one point of the spatial loops is a task."""
     check_product_sum(program.workload)
+    for operand in program.operands:
+        check_size(operand)
     names = _identifiers(program)
 
     def renamed(loop: Loop) -> Loop:

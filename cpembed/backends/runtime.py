@@ -17,9 +17,14 @@ from cpembed.backends.contract import KernelPlan
 from cpembed.backends.script import storage_dtype
 from cpembed.errors import LoweringError
 
+_THREADS_VARIABLE = "TVM_NUM_THREADS"
+
 
 def thread_count() -> int:
-    """Cores this process may use."""
+    """Threads a kernel runs on: the cores this process may use unless TVM is told otherwise."""
+    told = os.environ.get(_THREADS_VARIABLE, "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -29,7 +34,7 @@ def tvm() -> ModuleType:
 
     Its default is often one thread; binding threads to cores hurts where machines are shared.
     """
-    os.environ.setdefault("TVM_NUM_THREADS", str(thread_count()))
+    os.environ.setdefault(_THREADS_VARIABLE, str(thread_count()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     import tvm as module
     import tvm.script  # makes tvm.script.from_source available

@@ -153,6 +153,15 @@ def test_amx_kernel_matches_the_reference(
     check_amx(amx_results[name], emulated=emulator is not None)
 
 
+def test_amx_blocks_that_do_not_divide_are_moved_back(
+    amx_results: dict[str, Any], emulator: Path | None
+) -> None:
+    if emulator is None:
+        pytest.skip("only the emulator counts tile products")
+    found = amx_results["gemm-7-by-7-tiles"]
+    assert found["products"] > found["calls"]
+
+
 @pytest.mark.slow
 def test_amx_network_layers_are_bit_exact(emulator: Path | None) -> None:
     results = run_amx_cases(emulator, "--only-slow")

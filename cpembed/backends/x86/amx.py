@@ -32,6 +32,9 @@ _PRODUCTS = {
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
 
+_LATENCY = 52
+"""Cycles from a product to one that adds to its result."""
+
 _ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
 
 _OPTIONS = ("-disable-post-ra:bool=true",)
@@ -71,10 +74,11 @@ def plan(program: DerivedProgram, threads: int) -> KernelPlan:
 
 
 def register_block(nest: Nest) -> RegisterBlock:
-    """A product occupies the unit for 16 cycles, a load for 8, and they overlap."""
+    """A product occupies the unit for 16 cycles, a load for 8, and they overlap; the next product
+    into the same accumulator waits for the last."""
 
     def cost(rows: int, columns: int) -> float:
         loads = 8 * (rows + columns)
-        return max(16 * rows * columns, loads) + 0.25 * loads
+        return max(16 * rows * columns, _LATENCY, loads) + 0.25 * loads
 
     return choose_block(row_loops(nest), column_loops(nest), fits, cost, largest=TILES)

@@ -77,7 +77,7 @@ def update_intrinsic(nest: Nest, grid: TileGrid, product: str) -> IntrinsicSourc
 def store_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
     """Accumulator tiles to the packed output."""
     output = _inner_part(nest.operands[2], nest)
-    stride = f"T.int64({(grid.c_stride or grid.columns) * 4})"
+    stride = f"T.int64({grid.c_stride * 4})"
     statements = [
         call(
             "tilestored64",
@@ -109,11 +109,11 @@ def _products(grid: TileGrid, product: str) -> list[str]:
     multiplied with all of them."""
 
     def load_a(row: int) -> str:
-        stride = (grid.a_stride or grid.depth) * grid.element_bytes
+        stride = grid.a_stride * grid.element_bytes
         return _load(grid.a_tile(row), f"A[{grid.a_offsets[row]}]", stride)
 
     def load_b(column: int) -> str:
-        stride = (grid.b_stride or grid.columns * grid.group) * grid.element_bytes
+        stride = grid.b_stride * grid.element_bytes
         return _load(grid.b_tile(column), f"B[{grid.b_offsets[column]}]", stride)
 
     def multiply(row: int, column: int) -> str:

@@ -27,7 +27,8 @@ class TileGrid:
     """The tiles of a register block and the geometry of one of each kind.
 
     ``*_offsets`` are element offsets from a task's first tile to each tile; ``*_stride`` are
-    elements from row to row of a tile; ``group`` is how many depth steps share a word of B.
+    elements from row to row of a tile (0: the same row again); ``group`` is how many depth steps
+    share a word of B.
     """
 
     rows: int
@@ -119,6 +120,9 @@ def tile_grid(nest: Nest, roles: LaneRoles, group: int) -> TileGrid:
     row_steps = [loop for loop in steps if first.stride(loop.name)]
     column_steps = [loop for loop in steps if not first.stride(loop.name)]
     output_rows = offsets(output, row_steps)
+    c_stride = uniform_stride(output, rows, "rows")
+    if extents[0] > 1 and abs(c_stride) < extents[1]:
+        raise LoweringError("the rows of the output overlap")
     return TileGrid(
         rows=extents[0],
         columns=extents[1],
@@ -131,7 +135,7 @@ def tile_grid(nest: Nest, roles: LaneRoles, group: int) -> TileGrid:
         ),
         a_stride=uniform_stride(first, rows, "rows"),
         b_stride=uniform_stride(second, outside, "depth"),
-        c_stride=uniform_stride(output, rows, "rows"),
+        c_stride=c_stride,
     )
 
 

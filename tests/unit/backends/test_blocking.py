@@ -1,0 +1,136 @@
+"""Lanes in digits, register blocks, task order: the same points in another order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
+from cpembed.backends.nest import KernelOperand, Nest, TaskLoop, kernel_nest
+from cpembed.backends.x86.register_blocks import choose_block
+from cpembed.errors import LoweringError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import Loop
+from tests.unit.backends.handwritten import conv2d_program, expr
+
+VNNI = load_hardware_spec("avx512_vnni")
+SIZES = {"n": 2, "c": 5, "h": 5, "w": 6, "k": 20, "r": 2, "s": 3}
+
+
+def points(nest: Nest) -> set[tuple[int, ...]]:
+    """The elements that meet in each multiply-accumulate."""
+    starts = [
+        [min(i * task.block, task.extent - task.block) for i in range(task.count)]
+        for task in nest.tasks
+    ]
+    loops = [*nest.reductions, *nest.inner]
+    names = [task.name for task in nest.tasks] + [loop.name for loop in loops]
+    ranges = [*starts, *(range(loop.extent) for loop in loops)]
+    found: set[tuple[int, ...]] = set()
+    for values in itertools.product(*ranges):
+        at = dict(zip(names, values, strict=True))
+        found.add(tuple(int(o.access.evaluate(at)) for o in nest.operands))
+    return found
+
+
+def conv_nest() -> Nest:
+    return kernel_nest(conv2d_program(VNNI, sizes=SIZES, pad=1, stride=2))
+
+
+def lane_nest(access: IndexExpr, extent: int) -> Nest:
+    """One inner loop ``l`` that the first operand reads by ``access``, the others plainly."""
+    plain = IndexExpr.iterator("l")
+    operands = (
+        KernelOperand("A", "int8", 100, access),
+        KernelOperand("B", "int8", 100, plain),
+        KernelOperand("C", "int32", 100, plain),
+    )
+    return Nest((), (), (Loop("l", extent, AxisKind.SPATIAL),), operands)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1, 1), (1, 1, 2, 2), (1, 1, 3, 2), (1, 2, 2, 1), (2, 1, 1, 3)]
+)
+def test_blocks_cover_exactly_the_points_of_the_nest(sizes: tuple[int, ...]) -> None:
+    nest = conv_nest()
+    tasks = [task for task in nest.tasks if task.extent > 1]
+    blocks = {task.name: size for task, size in zip(tasks, sizes, strict=False)}
+    assert points(block(nest, blocks)) == points(nest)
+
+
+def test_a_block_larger_than_its_loop_is_refused() -> None:
+    nest = conv_nest()
+    with pytest.raises(LoweringError, match="blocked by 99"):
+        block(nest, {nest.tasks[0].name: 99})
+
+
+def test_a_block_that_does_not_divide_is_moved_back() -> None:
+    operands = tuple(
+        KernelOperand(name, "int8", 100, IndexExpr.iterator("p")) for name in ("A", "B", "C")
+    )
+    first, second, output = operands
+    nest = block(Nest((TaskLoop("p", 7),), (), (), (first, second, output)), {"p": 3})
+    assert nest.tasks[0].count == 3
+    assert points(nest) == {(i, i, i) for i in range(7)}
+
+
+def test_dropping_unit_loops_and_reordering_keeps_the_points() -> None:
+    nest = conv_nest()
+    changed = drop_unit_loops(order_tasks(nest, [nest.tasks[-1].name, nest.tasks[0].name]))
+    assert points(changed) == points(nest)
+    assert [task.name for task in changed.tasks][-2:] == [nest.tasks[-1].name, nest.tasks[0].name]
+
+
+def test_lane_digits_are_split_where_an_operand_reads_them_apart() -> None:
+    access = expr(("l", 50, 4, None), ("l", 1, 1, 4))
+    nest = lane_nest(access, 8)
+    split = split_lanes(nest)
+    assert [(loop.name, loop.extent) for loop in split.inner] == [("l_4", 2), ("l_1", 4)]
+    assert all(operand.access.is_affine for operand in split.operands)
+    assert points(split) == points(nest)
+
+
+def test_lane_digits_at_natural_distances_are_one_loop() -> None:
+    nest = lane_nest(expr(("l", 8, 4, None), ("l", 2, 1, 4)), 8)
+    split = split_lanes(nest)
+    assert [(loop.name, loop.extent) for loop in split.inner] == [("l", 8)]
+    assert points(split) == points(nest)
+
+
+def test_kept_weights_stay_split() -> None:
+    split = split_lanes(lane_nest(expr(("l", 1)), 8), {"l": (4,)})
+    assert [loop.extent for loop in split.inner] == [2, 4]
+
+
+def test_three_digits_with_a_middle_one_unused_keep_the_points() -> None:
+    nest = lane_nest(expr(("l", 7, 6, None), ("l", 3, 1, 2)), 12)
+    assert points(split_lanes(nest)) == points(nest)
+
+
+def test_digits_that_do_not_nest_are_refused() -> None:
+    nest = lane_nest(IndexExpr((IndexTerm("l", 1, 2, None), IndexTerm("l", 9, 3, None))), 12)
+    with pytest.raises(LoweringError, match="do not nest"):
+        split_lanes(nest)
+
+
+def test_a_block_is_chosen_by_its_cost_and_must_fit() -> None:
+    rows, columns = [TaskLoop("p", 14)], [TaskLoop("k", 4)]
+    chosen = choose_block(
+        rows, columns, lambda r, c: r * c <= 8, lambda r, c: r * c + r + c, largest=8
+    )
+    assert chosen.rows * chosen.columns <= 8
+    assert (chosen.rows, chosen.columns) == (2, 4)
+    assert chosen.blocks == {"p": 2, "k": 4}
+
+
+def test_blocks_prefer_the_loop_whose_points_are_near() -> None:
+    rows = [TaskLoop("p", 8), TaskLoop("q", 8)]
+    chosen = choose_block(rows, [], lambda r, c: r <= 4, lambda r, c: r + 1, largest=4)
+    assert chosen.blocks == {"q": 4}
+
+
+def test_without_loops_nothing_is_blocked() -> None:
+    assert choose_block([], [], lambda r, c: True, lambda r, c: 1, largest=4).blocks == {}
