@@ -258,7 +258,8 @@ class _ProtoWriter:
         roots = np.where(fixed, -1, roots)
         table = np.concatenate([roots, coefficients, low[:, None], high[:, None]], axis=1)
         width = roots.shape[1]
-        for row in np.unique(table, axis=0).tolist():
+        # Hashing rows beats sorting them by far: most models repeat each row many times.
+        for row in dict.fromkeys(map(tuple, table.tolist())):
             terms: dict[int, int] = {}
             for root, coefficient in zip(row[:width], row[width : 2 * width], strict=True):
                 if root >= 0:

@@ -112,7 +112,7 @@ def access_relation(computation: Computation, access: Access, statement: int) ->
     """
     dims = dict(zip(computation.extents, _dimensions(computation), strict=True))
     source = ", ".join((*dims.values(), "t"))
-    target = ", ".join(_index_text(index, dims) for index in access.index)
+    target = ", ".join(index_text(index, dims) for index in access.index)
     relation = isl.Map(f"{{ {INSTANCE}[{source}] -> [{target}] }}")
     relation = relation.set_tuple_name(isl.dim_type.out, access.operand)
     return relation.intersect_domain(instance_set(computation, statement)).intersect_range(
@@ -179,7 +179,7 @@ def _conjunction(conditions: Sequence[str]) -> str:
     return " and ".join(conditions) or "true"
 
 
-def _index_text(index: IndexExpr, dims: Mapping[str, str]) -> str:
+def index_text(index: IndexExpr, dims: Mapping[str, str]) -> str:
     """An index in isl's syntax, floor and mod included."""
     return " + ".join((*(_term_text(term, dims) for term in index.terms), str(index.constant)))
 

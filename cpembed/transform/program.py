@@ -12,11 +12,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.index import IndexExpr
+
+if TYPE_CHECKING:
+    from cpembed.transform.rewrites import Rewrite
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,8 @@ class DerivedProgram:
     are the instruction's axes at the extents used. ``axis_map`` gives each workload axis's
     coordinate over loops and lanes; coordinates at or beyond the workload's extent are padding.
     ``operands`` follows the instruction's operand order (inputs, then the output); ``roles`` maps
-    instruction operand to workload operand.
+    instruction operand to workload operand. ``rewrites`` lists what was applied to the
+    layouts, in order.
     """
 
     workload: Computation
@@ -120,6 +125,7 @@ class DerivedProgram:
     axis_map: Mapping[str, IndexExpr]
     operands: tuple[PackedOperand, ...]
     roles: Mapping[str, str]
+    rewrites: tuple[Rewrite, ...] = ()
 
     @cached_property
     def extents(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.constraints.dataflow import tuple_weights
 from cpembed.embedding.model import ScalarModel
-from cpembed.embedding.node_map import NodeMap
+from cpembed.embedding.node_map import Coordinates, NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
 
 
@@ -46,14 +47,20 @@ class AllDifferent(Constraint):
         for operand, image in node_map.elements.items():
             if (self.elements or operand == output) and len(image):
                 groups.append(image)
-        for image in groups:
-            flat = image.reshape(len(image), -1).T
-            if len(np.unique(flat, axis=0)) != len(flat):
-                return False
-        return True
+        return all(_distinct(image.reshape(len(image), -1)) for image in groups)
 
     def words(self) -> str:
         return "all_different: no operation of the workload is computed twice in one instruction"
+
+
+def _distinct(columns: Coordinates) -> bool:
+    """Whether the columns of ``(dimensions, nodes)`` are pairwise different."""
+    low = columns.min(axis=1, keepdims=True)
+    sizes = (columns.max(axis=1, keepdims=True) - low + 1).ravel().tolist()
+    if math.prod(sizes) < 2**62:
+        codes = np.ravel_multi_index(tuple(columns - low), sizes)
+        return len(np.unique(codes)) == columns.shape[1]
+    return len(np.unique(columns, axis=1).T) == columns.shape[1]
 
 
 def _accesses_determine_point(problem: EmbeddingProblem) -> bool:

@@ -1,0 +1,195 @@
+"""The library's front door: what each command of the command line calls.
+
+>>> import cpembed
+>>> layer = cpembed.workload("conv2d n=1 c=16 h=8 w=8 k=16 r=3 s=3", target="vta_1x16x16")
+>>> result = cpembed.solve(layer, "vta_1x16x16", constraints="strict")
+>>> result.status.value, result.complete, result.embeddings[0].candidate.embedding.family
+('optimal', True, {'x': (), 'y': ('k',), 'z': ('c',)})
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpembed.cost.ranking import RankedCandidate, rank
+from cpembed.embedding.conflict import Conflict, explain_infeasible
+from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
+from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status
+from cpembed.embedding.search import Seconds, find_embeddings
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.strategy.candidate import derive_candidates
+from cpembed.transform.proof import require
+from cpembed.workloads.naming import parse_workload
+
+WIDEST = "in_place_padded"
+"""The widest shipped constraint set whose every embedding has a proven program."""
+
+Progress = Callable[[str, int], None]
+"""Called with a phase (``model``, ``search``, ``derive``, ``prove`` …) and a running count."""
+
+
+@dataclass(frozen=True)
+class SolveResult:
+    """Everything ``cpembed solve`` knows.
+
+    ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
+    count all that were found. ``complete``: the model has no other embedding. ``not_derivable``
+    lists why embeddings of a user's own constraint set have no program.
+    """
+
+    workload: Computation
+    target: HardwareSpec
+    constraints: ConstraintSet
+    seed: int
+    status: Status
+    complete: bool
+    count: int
+    families: int
+    seconds: Seconds
+    total_seconds: float
+    search: SearchStatistics
+    embeddings: tuple[RankedCandidate, ...]
+    not_derivable: tuple[str, ...]
+    conflict: Conflict | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``docs/interface.md``, ``solve --json``."""
+        document: dict[str, Any] = {
+            "workload": workload_json(self.workload),
+            "target": self.target.name,
+            "instruction": str(self.target.instruction.computation),
+            "constraints": self.constraints.name,
+            "seed": self.seed,
+            "status": self.status.value,
+            "complete": self.complete,
+            "count": self.count,
+            "families": self.families,
+            "seconds": {
+                "model": self.seconds.model,
+                "solve": self.seconds.solve,
+                "total": self.total_seconds,
+            },
+            "search": {
+                "branches": self.search.branches,
+                "conflicts": self.search.conflicts,
+                "asset": "outputs_first",
+            },
+            "embeddings": [embedding_json(ranked) for ranked in self.embeddings],
+        }
+        if self.conflict is not None:
+            document["conflict"] = self.conflict.to_json()
+        if self.not_derivable:
+            document["not_derivable"] = list(self.not_derivable)
+        return document
+
+
+def workload_json(workload: Computation) -> dict[str, Any]:
+    return {
+        "name": workload.name,
+        "expression": str(workload),
+        "axes": dict(workload.extents),
+        "dtypes": {operand.name: operand.dtype for operand in workload.operands},
+        "macs": workload.macs,
+    }
+
+
+def embedding_json(ranked: RankedCandidate) -> dict[str, Any]:
+    embedding, program = ranked.candidate.embedding, ranked.candidate.program
+    cost = ranked.overheads
+    return {
+        "rank": ranked.rank,
+        "id": embedding.identifier(),
+        "family": {axis: list(axes) for axis, axes in embedding.family.items()},
+        **{k: v for k, v in embedding.to_json().items() if k in ("axes", "operands", "extents")},
+        "mac_overhead": cost.mac_overhead,
+        "data_overhead": cost.data_overhead,
+        "utilisation": cost.utilisation,
+        "score": ranked.score,
+        "calls": cost.calls,
+        "footprint": dict(cost.footprint),
+        "packing_bytes": cost.packing_bytes,
+        "in_place": list(cost.in_place),
+        "rewrites": [rewrite.to_json() for rewrite in program.rewrites],
+        "proven": True,
+    }
+
+
+def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:
+    """A workload by the command line's naming; dtypes default to what the target takes."""
+    spec = None if target is None else hardware_spec(target)
+    defaults = None if spec is None else default_dtypes(spec)
+    return parse_workload(words.split() if isinstance(words, str) else words, defaults)
+
+
+def hardware_spec(name: str | HardwareSpec) -> HardwareSpec:
+    """A hardware specification by shipped name or by the path of a TOML file."""
+    return name if isinstance(name, HardwareSpec) else load_hardware_spec(name)
+
+
+def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:
+    """First choice of each operand's dtype: inputs in order, then the output."""
+    return tuple(spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands)
+
+
+def solve(
+    workload: Computation,
+    target: str | HardwareSpec,
+    constraints: str | ConstraintSet = WIDEST,
+    *,
+    top: int | None = 5,
+    weights: Weights | None = None,
+    timeout: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SolveResult:
+    """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
+
+    ``top`` None returns (and proves) all of them. ``timeout`` bounds the search in seconds of wall
+    time: a search that it stops has ``complete`` false.
+
+    Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
+    input. An infeasible problem is a result with a ``conflict``.
+    """
+    started = time.perf_counter()
+    report = progress or (lambda phase, count: None)
+    spec = hardware_spec(target)
+    chosen = load_constraint_set(constraints) if isinstance(constraints, str) else constraints
+    if weights is not None:
+        chosen = replace(chosen, weights=weights)
+    limits = SearchLimits(seconds=timeout, seed=seed)
+    found = find_embeddings(workload, spec.instruction, chosen, limits, progress)
+    report("derive", 0)
+    candidates, refused = derive_candidates(workload, spec.instruction, found.embeddings)
+    ranked = rank(candidates, chosen.weights)[:top]
+    for number, item in enumerate(ranked, 1):
+        report("prove", number)
+        require(item.candidate.program)
+    conflict = None
+    if found.status is Status.INFEASIBLE:
+        report("explain", 0)
+        conflict = explain_infeasible(workload, spec.instruction, chosen, limits)
+    return SolveResult(
+        workload,
+        spec,
+        chosen,
+        seed,
+        found.status,
+        found.complete,
+        len(found.embeddings) + len(found.irregular),
+        len({_family_key(c.embedding.family) for c in candidates}),
+        found.seconds,
+        time.perf_counter() - started,
+        found.statistics,
+        ranked,
+        refused,
+        conflict,
+    )
+
+
+def _family_key(family: dict[str, tuple[str, ...]]) -> tuple[tuple[str, frozenset[str]], ...]:
+    return tuple((axis, frozenset(axes)) for axis, axes in sorted(family.items()))

@@ -1,0 +1,72 @@
+"""Overheads of a program over the workload's minimum (Rieber et al. 2021, section 4.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cpembed.ir.dtypes import size_bytes
+from cpembed.transform.program import DerivedProgram
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What a program executes and stores beyond the workload itself.
+
+    ``executed_macs`` counts each execution at the instruction's largest extents: a unit that is
+    configured to fewer rows is occupied all the same. ``footprint`` is in elements per workload
+    operand, packed. ``packing_bytes`` counts bytes read and written by packing and unpacking;
+    operands used in place cost none.
+    """
+
+    macs: int
+    executed_macs: int
+    calls: int
+    data: int
+    packed_data: int
+    footprint: Mapping[str, int]
+    packing_bytes: int
+    in_place: tuple[str, ...]
+
+    @property
+    def mac_overhead(self) -> float:
+        """MACs executed relative to the minimum."""
+        return self.executed_macs / self.macs
+
+    @property
+    def data_overhead(self) -> float:
+        """Elements in the needed layouts relative to the operands' own."""
+        return self.packed_data / self.data
+
+    @property
+    def utilisation(self) -> float:
+        """Useful share of the MACs executed."""
+        return self.macs / self.executed_macs
+
+    def score(self, mac_weight: float, data_weight: float) -> float:
+        """Weighted norm of the two absolute overheads; 0 when nothing is wasted."""
+        mac = mac_weight * (self.executed_macs - self.macs)
+        data = data_weight * (self.packed_data - self.data)
+        return math.hypot(mac, data)
+
+
+def overheads(program: DerivedProgram) -> Overheads:
+    original = {o.name: math.prod(o.original_shape) for o in program.operands}
+    footprint = {o.name: o.elements for o in program.operands}
+    in_place = tuple(o.name for o in program.operands if o.is_identity)
+    moved = sum(
+        (original[o.name] + o.elements) * size_bytes(o.dtype)
+        for o in program.operands
+        if not o.is_identity
+    )
+    return Overheads(
+        program.workload.macs,
+        program.calls * program.instruction.macs,
+        program.calls,
+        sum(original.values()),
+        sum(footprint.values()),
+        footprint,
+        moved,
+        in_place,
+    )

@@ -1,0 +1,115 @@
+"""Packing, unpacking and executing a derived program in numpy: the layouts' ground truth.
+
+Back ends generate the same moves as kernels; tests compare them with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.computation import Axis, Computation, Operand
+from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+from cpembed.ir.interpreter import interpret
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+Array = NDArray[Any]
+
+
+def source_elements(operand: PackedOperand) -> tuple[list[NDArray[np.int64]], NDArray[np.bool_]]:
+    """For every packed element, the original index (clipped) and whether it exists.
+
+    Arrays have the packed shape.
+    """
+    grid = dict(
+        zip((d.name for d in operand.dimensions), np.indices(operand.shape), strict=True)
+    )
+    inside = np.ones(operand.shape, np.bool_)
+    indices: list[NDArray[np.int64]] = []
+    for index, size in zip(operand.source, operand.original_shape, strict=True):
+        at = np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), operand.shape)
+        inside &= (at >= 0) & (at < size)
+        indices.append(np.clip(at, 0, size - 1))
+    return indices, inside
+
+
+def pack(operand: PackedOperand, data: Array) -> Array:
+    """Original data in the packed layout, zero where a packed element has no original."""
+    indices, inside = source_elements(operand)
+    return np.where(inside, data[tuple(indices)], np.zeros((), data.dtype))
+
+
+def unpack(operand: PackedOperand, packed: Array, program: DerivedProgram) -> Array:
+    """The original output from its packed form; only elements that the program writes count."""
+    written = np.zeros(operand.shape, np.bool_)
+    written[_accessed(operand, program)] = True
+    indices, inside = source_elements(operand)
+    keep = inside & written
+    result = np.zeros(operand.original_shape, packed.dtype)
+    result[tuple(index[keep] for index in indices)] = packed[keep]
+    return result
+
+
+def _accessed(operand: PackedOperand, program: DerivedProgram) -> tuple[Array, ...]:
+    grid = _grid(program)
+    shape = tuple(program.extents.values())
+    return tuple(np.broadcast_to(index.evaluate(grid), shape) for index in operand.access)
+
+
+def _grid(program: DerivedProgram) -> dict[str, NDArray[np.int64]]:
+    arrays = np.indices(tuple(program.extents.values()), sparse=True)
+    return dict(zip(program.extents, arrays, strict=True))
+
+
+def execute(program: DerivedProgram, inputs: Mapping[str, Array]) -> Array:
+    """Run the program operation by operation on packed operands; for small programs.
+
+    The scalar statement is the workload's; loops and lanes are its iterations.
+    """
+    packed = {
+        operand.name: pack(operand, inputs[operand.name])
+        for operand in program.operands
+        if operand.name in inputs
+    }
+    return unpack(
+        program.operand(program.workload.output.name),
+        interpret(packed_computation(program), packed),
+        program,
+    )
+
+
+def packed_computation(program: DerivedProgram) -> Computation:
+    """The program as a computation over loops and lanes on packed operands."""
+    access = {o.name: Access(o.name, o.access) for o in program.operands}
+
+    def rewrite(node: Expression) -> Expression:
+        if isinstance(node, Access):
+            return access[node.operand]
+        if isinstance(node, Operation):
+            return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
+        if isinstance(node, Cast):
+            return Cast(node.dtype, rewrite(node.arg))
+        assert isinstance(node, Constant)
+        return node
+
+    workload = program.workload
+    axes = tuple(Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes))
+
+    def packed(name: str) -> Operand:
+        operand = program.operand(name)
+        return replace(workload.operand(name), shape=operand.shape, zero_outside=False)
+
+    used = {n for a in access.values() for i in a.index for n in i.iterators}
+    return Computation(
+        f"{workload.name}.packed",
+        tuple(axis for axis in axes if axis.name in used),
+        tuple(packed(operand.name) for operand in workload.inputs),
+        packed(workload.output.name),
+        access[workload.output.name],
+        rewrite(workload.value),
+        workload.reduction,
+    )

@@ -1,0 +1,149 @@
+"""Exact division, digits and fusion of index expressions: what split and fuse do to an index.
+
+All functions are exact or raise :class:`TransformError`; the isl proof checks the outcome again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cpembed.errors import TransformError
+from cpembed.ir.index import IndexExpr, IndexTerm
+
+
+def divide(
+    index: IndexExpr, factor: int, extents: Mapping[str, int]
+) -> tuple[IndexExpr, IndexExpr]:
+    """``(index // factor, index % factor)`` for ``0 <= iterator < extent``.
+
+    >>> e = IndexExpr.of([IndexTerm("c", 16), IndexTerm("z")])
+    >>> [str(part) for part in divide(e, 16, {"c": 4, "z": 16})]
+    ['c', 'z']
+    >>> [str(part) for part in divide(e, 4, {"c": 4, "z": 16})]
+    ['4*c + z//4', 'z%4']
+    """
+    quotient: list[IndexTerm] = []
+    rest: list[IndexTerm] = []
+    for term in index.terms:
+        whole, remainder = _divide_term(term, factor, extents)
+        quotient += whole
+        rest += remainder
+    constant, offset = divmod(index.constant, factor)
+    remainder_expr = IndexExpr.of(rest, offset)
+    low, high = remainder_expr.bounds(extents)
+    if low < 0 or high >= factor:
+        raise TransformError(f"{index} does not split by {factor}: {remainder_expr} exceeds it")
+    return (
+        simplify(IndexExpr.of(quotient, constant), extents),
+        simplify(remainder_expr, extents),
+    )
+
+
+def _divide_term(
+    term: IndexTerm, factor: int, extents: Mapping[str, int]
+) -> tuple[list[IndexTerm], list[IndexTerm]]:
+    coefficient = term.coefficient
+    if coefficient % factor == 0:
+        whole = IndexTerm(term.iterator, coefficient // factor, term.divisor, term.modulus)
+        return [whole], []
+    fits = coefficient > 0 and coefficient * term.maximum(extents) < factor
+    if fits or coefficient < 0 or factor % coefficient:
+        return [], [term]
+    # coefficient * d with factor = coefficient * step: d = step * (d // step) + d % step.
+    step = factor // coefficient
+    if term.modulus is not None and term.modulus % step:
+        return [], [term]
+    modulus = None if term.modulus is None else term.modulus // step
+    outer = IndexTerm(term.iterator, 1, term.divisor * step, modulus)
+    inner = IndexTerm(term.iterator, coefficient, term.divisor, step)
+    return [outer], [inner]
+
+
+def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
+    """Drop moduli that cannot bite, drop terms that are always 0, join neighbouring digits."""
+    terms = [_simplify_term(term, extents) for term in index.terms]
+    terms = [term for term in terms if term.maximum(extents)]
+    joined = True
+    while joined:
+        joined = False
+        for low in terms:
+            high = _next_digit(low, terms)
+            if high is not None:
+                terms.remove(low)
+                terms.remove(high)
+                modulus = (
+                    None
+                    if high.modulus is None or low.modulus is None
+                    else low.modulus * high.modulus
+                )
+                term = IndexTerm(low.iterator, low.coefficient, low.divisor, modulus)
+                terms.append(_simplify_term(term, extents))
+                joined = True
+                break
+    return IndexExpr.of(terms, index.constant)
+
+
+def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
+    top = (extents[term.iterator] - 1) // term.divisor
+    if term.modulus is not None and top < term.modulus:
+        return IndexTerm(term.iterator, term.coefficient, term.divisor)
+    return term
+
+
+def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
+    """The digit directly above ``low`` in the same number, with the matching weight."""
+    if low.modulus is None:
+        return None
+    for term in terms:
+        if (
+            term.iterator == low.iterator
+            and term.divisor == low.divisor * low.modulus
+            and term.coefficient == low.coefficient * low.modulus
+        ):
+            return term
+    return None
+
+
+def substitute_split(
+    index: IndexExpr, name: str, factor: int, outer: str, inner: str
+) -> IndexExpr:
+    """Replace iterator ``name`` by ``factor * outer + inner`` with ``0 <= inner < factor``."""
+    terms: list[IndexTerm] = []
+    for term in index.terms:
+        terms += [term] if term.iterator != name else _split_digit(term, factor, outer, inner)
+    return IndexExpr.of(terms, index.constant)
+
+
+def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[IndexTerm]:
+    """``coefficient * (((factor*outer + inner) // divisor) % modulus)`` as terms."""
+    c, divisor, modulus = term.coefficient, term.divisor, term.modulus
+    if divisor % factor == 0:
+        return [IndexTerm(outer, c, divisor // factor, modulus)]
+    if factor % divisor == 0:
+        step = factor // divisor
+        if modulus is None:
+            return [IndexTerm(outer, c * step), IndexTerm(inner, c, divisor)]
+        if step % modulus == 0:
+            return [IndexTerm(inner, c, divisor, modulus)]
+        if modulus % step == 0:
+            return [IndexTerm(outer, c * step, 1, modulus // step), IndexTerm(inner, c, divisor)]
+    raise TransformError(f"digit {term.text()} does not split by {factor}")
+
+
+def substitute_digit(
+    index: IndexExpr, name: str, fused: str, weight: int, extent: int, *, outermost: bool
+) -> IndexExpr:
+    """Replace iterator ``name`` by ``(fused // weight) % extent`` (no modulus when outermost)."""
+    terms: list[IndexTerm] = []
+    for term in index.terms:
+        if term.iterator != name:
+            terms.append(term)
+            continue
+        modulus = term.modulus
+        if not outermost:
+            rest, left = divmod(extent, term.divisor)
+            if left or (modulus is not None and rest % modulus):
+                raise TransformError(f"digit {term.text()} cannot be part of a fused dimension")
+            modulus = rest if modulus is None else modulus
+        terms.append(IndexTerm(fused, term.coefficient, term.divisor * weight, modulus))
+    return IndexExpr.of(terms, index.constant)

@@ -1,0 +1,221 @@
+"""The isl proof that a derived program computes its workload (embedding.md, section 7).
+
+Obligations, each a statement about integer sets and relations that isl decides:
+
+1. *coverage*: loops and lanes reach every point of the padded iteration domain, each once;
+2. *access*: on every original point, the packed element the program touches is the original
+   element that the workload's access map names; packed accesses stay inside their layout;
+3. *neutral*: a padded point multiplies by zero or its result is dropped;
+4. *output*: each original output element is read back from exactly one packed element;
+5. *tile*: lanes address memory as the instruction's memory side asks (decided by enumeration of
+   the lanes, which are few).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import islpy as isl
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import InvariantError
+from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.expression import Operation
+from cpembed.ir.index import IndexExpr
+from cpembed.ir.polyhedral import index_text
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+Coordinates = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Outcome of the obligations: ``failed`` names those that do not hold, in words."""
+
+    failed: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.failed
+
+
+def prove(program: DerivedProgram) -> Proof:
+    """Decide every obligation; never raises for a wrong program."""
+    relations = _Relations(program)
+    failed = [
+        *_coverage(relations),
+        *(text for operand in program.operands for text in _access(relations, operand)),
+        *_neutral(relations),
+        *_output(relations),
+        *_tile(program),
+    ]
+    return Proof(tuple(failed))
+
+
+def require(program: DerivedProgram) -> None:
+    """Raise :class:`InvariantError` for a program that cannot be proven."""
+    proof = prove(program)
+    if not proof.holds:
+        raise InvariantError(
+            f"the program derived for {program.workload.name} on {program.instruction.name} is "
+            f"not proven ({'; '.join(proof.failed)}): please report this"
+        )
+
+
+class _Relations:
+    """The program's relations from iterators to points, packed and original elements."""
+
+    def __init__(self, program: DerivedProgram) -> None:
+        self.program = program
+        self.names = {name: f"i{n}" for n, name in enumerate(program.extents)}
+        self.bounds = _box(list(self.names.values()), list(program.extents.values()))
+        workload = program.workload
+        axes = [program.axis_map[axis.name] for axis in workload.axes]
+        self.points = self._map(axes)
+        extents = list(workload.extents.values())
+        self.valid = self.points.intersect_range(_box_set(extents)).domain()
+        self.padding = self.points.domain().subtract(self.valid)
+
+    def _map(self, indices: Sequence[IndexExpr]) -> isl.Map:
+        """``{ [iterators] -> [indices] }`` on the program's iteration domain."""
+        return _relation(indices, self.names, self.bounds)
+
+    def packed(self, operand: PackedOperand) -> isl.Map:
+        return self._map(operand.access)
+
+    def named(self, operand: PackedOperand) -> isl.Map:
+        """Iterators to the original element that packing put where the program reads."""
+        return self.packed(operand).apply_range(source_relation(operand))
+
+    def wanted(self, operand: PackedOperand) -> isl.Map:
+        """Iterators to the original element that the workload's access map names."""
+        workload = self.program.workload
+        axes = {axis.name: f"a{n}" for n, axis in enumerate(workload.axes)}
+        access = _relation(workload.access(operand.name).index, axes, "true")
+        return self.points.apply_range(access)
+
+    def outside(self, operand: PackedOperand) -> isl.Set:
+        """Iterators whose element lies outside the original operand: zero, or dropped."""
+        inside = self.named(operand).intersect_range(_box_set(operand.original_shape))
+        return self.points.domain().subtract(inside.domain())
+
+
+def source_relation(operand: PackedOperand) -> isl.Map:
+    """``{ [packed] -> [original] }`` over the whole packed layout, unbounded on the right."""
+    names = {d.name: f"d{n}" for n, d in enumerate(operand.dimensions)}
+    return _relation(operand.source, names, _box(list(names.values()), list(operand.shape)))
+
+
+def _coverage(relations: _Relations) -> list[str]:
+    program = relations.program
+    padded = list(program.padded_extents.values())
+    failed: list[str] = []
+    if not relations.points.range().is_equal(_box_set(padded)):
+        failed.append("coverage: the loops do not reach every point")
+    if not _box_set(list(program.workload.extents.values())).is_subset(_box_set(padded)):
+        failed.append("coverage: an axis was cut short")
+    if not relations.points.is_injective():
+        failed.append("coverage: a point is executed twice")
+    return failed
+
+
+def _access(relations: _Relations, operand: PackedOperand) -> list[str]:
+    failed: list[str] = []
+    if not relations.packed(operand).range().is_subset(_box_set(operand.shape)):
+        failed.append(f"access: {operand.name} is accessed outside its layout")
+    named = relations.named(operand).intersect_domain(relations.valid)
+    wanted = relations.wanted(operand).intersect_domain(relations.valid)
+    if not named.is_equal(wanted):
+        failed.append(f"access: {operand.name} holds another element than the workload names")
+    return failed
+
+
+def _neutral(relations: _Relations) -> list[str]:
+    if relations.padding.is_empty():
+        return []
+    program = relations.program
+    value = program.workload.value
+    product = isinstance(value, Operation) and value.op == "mul"
+    harmless = relations.outside(program.operand(program.workload.output.name))
+    if product and program.workload.reduction == "add":
+        inputs = [program.operand(operand.name) for operand in program.workload.inputs]
+        harmless = reduce(isl.Set.union, (relations.outside(o) for o in inputs), harmless)
+    if relations.padding.is_subset(harmless):
+        return []
+    return ["neutral: a padded point changes the result"]
+
+
+def _output(relations: _Relations) -> list[str]:
+    operand = relations.program.operand(relations.program.workload.output.name)
+    written = relations.packed(operand).range()
+    back = source_relation(operand).intersect_domain(written)
+    back = back.intersect_range(_box_set(operand.original_shape))
+    failed: list[str] = []
+    if not back.is_injective():
+        failed.append("output: an element is written to two places")
+    if not back.range().is_equal(_box_set(operand.original_shape)):
+        failed.append("output: an element is never written")
+    return failed
+
+
+def _tile(program: DerivedProgram) -> list[str]:
+    failed: list[str] = []
+    extents = {lane.name: lane.extent for lane in program.lanes}
+    for ours in program.instruction.computation.operands:
+        operand = program.role(ours.name)
+        memory = program.instruction.memory[ours.name]
+        walked = {tile.axis for tile in memory.tile}
+        sizes = [extents[name] for name in sorted(walked)]
+        grid = dict(zip(sorted(walked), np.indices(sizes), strict=True)) if sizes else {}
+        address = np.zeros(sizes, np.int64)
+        for index, stride in zip(operand.access, operand.strides, strict=True):
+            lanes = [term for term in index.terms if term.iterator in extents]
+            if any(term.iterator not in walked for term in lanes):
+                failed.append(f"tile: {operand.name} depends on a lane its tile does not have")
+                return failed
+            address = address + IndexExpr.of(lanes).evaluate(grid) * stride
+        expected = np.zeros(sizes, np.int64) + _tile_address(memory, extents, operand, grid)
+        if not np.array_equal(address, expected):
+            failed.append(f"tile: {operand.name} is not laid out as {program.instruction.name}'s")
+    return failed
+
+
+def _tile_address(
+    memory: OperandMemory,
+    extents: Mapping[str, int],
+    operand: PackedOperand,
+    grid: Mapping[str, Coordinates],
+) -> Coordinates | int:
+    """Where the memory side expects each lane: dense in the tile's order, free lanes anywhere."""
+    total: Coordinates | int = 0
+    weight = 1
+    for dimension in reversed(memory.tile):
+        extent = extents[dimension.axis]
+        if memory.stride_rule(dimension.axis) is StrideRule.ANY:
+            stride = operand.lane_stride(dimension.axis)
+            if stride is None:
+                return -1
+            total = total + grid[dimension.axis] * stride
+            continue
+        size = dimension.size(extent)
+        total = total + (grid[dimension.axis] // dimension.divisor) % size * weight
+        weight *= size
+    return total
+
+
+def _relation(indices: Sequence[IndexExpr], names: Mapping[str, str], bounds: str) -> isl.Map:
+    source = ", ".join(names.values())
+    target = ", ".join(index_text(index, names) for index in indices)
+    return isl.Map(f"{{ [{source}] -> [{target}] : {bounds} }}")
+
+
+def _box(names: Sequence[str], extents: Sequence[int]) -> str:
+    return " and ".join(f"0 <= {n} < {e}" for n, e in zip(names, extents, strict=True)) or "true"
+
+
+def _box_set(extents: Sequence[int]) -> isl.Set:
+    names = [f"b{n}" for n in range(len(extents))]
+    return isl.Set(f"{{ [{', '.join(names)}] : {_box(names, extents)} }}")

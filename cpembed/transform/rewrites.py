@@ -1,0 +1,232 @@
+"""The layout rewrites of Table 2 (Rieber et al. 2021), each with its effect on layout and access.
+
+A rewrite takes a packed operand to a packed operand and knows what it does to the data, forwards
+and back. Order matters; :mod:`cpembed.transform.derive` applies them in the order of the table.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import TransformError
+from cpembed.transform.index_algebra import (
+    divide,
+    simplify,
+    substitute_digit,
+    substitute_split,
+)
+from cpembed.transform.program import PackedDimension, PackedOperand
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rewrite(ABC):
+    """One rewrite of one operand's layout; positions count the layout's current dimensions."""
+
+    name: ClassVar[str]
+    operand: str
+
+    @abstractmethod
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        """The rewritten layout; ``extents`` are those of the program's iterators.
+
+        Raises :class:`TransformError` where the rewrite does not apply.
+        """
+
+    @abstractmethod
+    def forward(self, data: Array) -> Array:
+        """The same rewrite on data in the layout before it."""
+
+    @abstractmethod
+    def inverse(self, data: Array) -> Array:
+        """Data in the layout before the rewrite, from data after it."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Parameters for JSON, besides ``name`` and ``operand``."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "operand": self.operand, **self.describe()}
+
+
+@dataclass(frozen=True)
+class Pad(Rewrite):
+    """``[S, I] -> [S, before + I + after]`` with zeros."""
+
+    name: ClassVar[str] = "pad"
+    dimension: int
+    before: int
+    after: int
+    extent: int
+    label: str = ""
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        dimensions, access = list(layout.dimensions), list(layout.access)
+        old = dimensions[self.dimension]
+        if old.extent != self.extent:
+            raise TransformError(f"pad: {old.name} has extent {old.extent}, not {self.extent}")
+        dimensions[self.dimension] = replace(old, extent=self.before + old.extent + self.after)
+        access[self.dimension] += self.before
+        source = tuple(
+            index + -self.before * index.coefficient(old.name) for index in layout.source
+        )
+        return replace(layout, dimensions=tuple(dimensions), access=tuple(access), source=source)
+
+    def forward(self, data: Array) -> Array:
+        width = [(0, 0)] * data.ndim
+        width[self.dimension] = (self.before, self.after)
+        return np.pad(data, width)
+
+    def inverse(self, data: Array) -> Array:
+        cut: list[slice] = [slice(None)] * data.ndim
+        cut[self.dimension] = slice(self.before, self.before + self.extent)
+        return data[tuple(cut)]
+
+    def describe(self) -> dict[str, Any]:
+        to = self.before + self.extent + self.after
+        return {"axes": [self.label], "before": self.before, "after": self.after, "to": to}
+
+
+@dataclass(frozen=True)
+class Split(Rewrite):
+    """``[S, I] -> [S, I/t, t]``; ``outer`` and ``inner`` name the new dimensions."""
+
+    name: ClassVar[str] = "split"
+    dimension: int
+    factor: int
+    outer: str
+    inner: str
+    lane: str | None = None
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        old = layout.dimensions[self.dimension]
+        if old.extent % self.factor:
+            raise TransformError(f"split: {self.factor} does not divide {old.name} ({old.extent})")
+        quotient, rest = divide(layout.access[self.dimension], self.factor, extents)
+        new = (
+            PackedDimension(self.outer, old.extent // self.factor, old.lane),
+            PackedDimension(self.inner, self.factor, self.lane or old.lane),
+        )
+        return replace(
+            layout,
+            dimensions=_spliced(layout.dimensions, self.dimension, 1, new),
+            access=_spliced(layout.access, self.dimension, 1, (quotient, rest)),
+            source=tuple(
+                substitute_split(index, old.name, self.factor, self.outer, self.inner)
+                for index in layout.source
+            ),
+        )
+
+    def forward(self, data: Array) -> Array:
+        size = data.shape[self.dimension]
+        new = (size // self.factor, self.factor)
+        return data.reshape(_spliced(data.shape, self.dimension, 1, new))
+
+    def inverse(self, data: Array) -> Array:
+        size = data.shape[self.dimension] * data.shape[self.dimension + 1]
+        return data.reshape(_spliced(data.shape, self.dimension, 2, (size,)))
+
+    def describe(self) -> dict[str, Any]:
+        return {"axes": [self.outer.split(".")[0]], "factor": self.factor}
+
+
+@dataclass(frozen=True)
+class Reorder(Rewrite):
+    """``[S, I] -> [I, S]``: dimension ``order[i]`` becomes dimension ``i``."""
+
+    name: ClassVar[str] = "reorder"
+    order: tuple[int, ...]
+    labels: tuple[str, ...] = ()
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        if sorted(self.order) != list(range(len(layout.dimensions))):
+            raise TransformError(f"reorder: {self.order} is not a permutation of the dimensions")
+        return replace(
+            layout,
+            dimensions=tuple(layout.dimensions[i] for i in self.order),
+            access=tuple(layout.access[i] for i in self.order),
+        )
+
+    def forward(self, data: Array) -> Array:
+        return data.transpose(self.order)
+
+    def inverse(self, data: Array) -> Array:
+        return data.transpose(np.argsort(self.order))
+
+    def describe(self) -> dict[str, Any]:
+        return {"axes": list(self.labels), "order": list(self.order)}
+
+
+@dataclass(frozen=True)
+class Fuse(Rewrite):
+    """``[S, I] -> [S*I]``: neighbouring dimensions become one."""
+
+    name: ClassVar[str] = "fuse"
+    dimension: int
+    extents: tuple[int, ...]
+    fused: str
+    lane: str | None = None
+    labels: tuple[str, ...] = ()
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        count = len(self.extents)
+        old = layout.dimensions[self.dimension : self.dimension + count]
+        if tuple(d.extent for d in old) != self.extents:
+            raise TransformError(f"fuse: dimensions {self.labels} have other extents")
+        source = layout.source
+        total = layout.access[self.dimension]
+        for position, dimension in enumerate(old):
+            weight = math.prod(self.extents[position + 1 :])
+            source = tuple(
+                substitute_digit(
+                    index,
+                    dimension.name,
+                    self.fused,
+                    weight,
+                    dimension.extent,
+                    outermost=position == 0,
+                )
+                for index in source
+            )
+            if position:
+                total = _scaled(total, dimension.extent) + layout.access[self.dimension + position]
+        return replace(
+            layout,
+            dimensions=_spliced(
+                layout.dimensions,
+                self.dimension,
+                count,
+                (PackedDimension(self.fused, math.prod(self.extents), self.lane),),
+            ),
+            access=_spliced(
+                layout.access, self.dimension, count, (simplify(total, extents),)
+            ),
+            source=source,
+        )
+
+    def forward(self, data: Array) -> Array:
+        new = (math.prod(self.extents),)
+        return data.reshape(_spliced(data.shape, self.dimension, len(self.extents), new))
+
+    def inverse(self, data: Array) -> Array:
+        return data.reshape(_spliced(data.shape, self.dimension, 1, self.extents))
+
+    def describe(self) -> dict[str, Any]:
+        return {"axes": list(self.labels), "to": math.prod(self.extents)}
+
+
+def _spliced(items: tuple[Any, ...], at: int, count: int, new: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*items[:at], *new, *items[at + count :])
+
+
+def _scaled(index: Any, factor: int) -> Any:
+    terms = [replace(term, coefficient=term.coefficient * factor) for term in index.terms]
+    return replace(index, terms=tuple(terms), constant=index.constant * factor)
