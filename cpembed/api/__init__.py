@@ -1,0 +1,1 @@
+"""What the commands call: one module per command, each usable as a library."""
