@@ -1,0 +1,1 @@
+"""Running kernels: are they right, how fast are they."""

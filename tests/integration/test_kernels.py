@@ -19,9 +19,15 @@ import pytest
 
 from cpembed.backends.kernel import build
 from cpembed.backends.x86.features import cpu_features, missing_features
+from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.measure.runner import verify
+from cpembed.operators.conv1d import conv1d
+from cpembed.operators.conv2d import conv2d
+from cpembed.operators.conv3d import conv3d
+from cpembed.operators.gemm import gemm
+from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
 from tests.emulation.amx_cases import CASES, SLOW_CASES
 from tests.unit.backends.handwritten import conv2d_program, gemm_program
@@ -110,6 +116,48 @@ def test_a_wrong_source_fails_verification() -> None:
     shifted = replace(a, source=(a.source[0], a.source[1] + 1))
     wrong = replace(program, operands=(shifted, *others))
     assert not verify(build(wrong, VNNI, backend="generic"), program.workload).verified
+
+
+# ------------------------------------------------------------------------------- derived programs
+
+DERIVED: dict[str, tuple[Any, dict[str, tuple[Digit, ...]]]] = {
+    "conv2d": (
+        lambda: conv2d(n=1, c=8, h=9, w=9, k=20, r=3, s=3, pad=1, stride=2, dtype="uint8,int8"),
+        {"y": (Digit("k", 16),), "z": (Digit("c", 4),)},
+    ),
+    "conv2d-groups": (
+        lambda: conv2d(n=1, c=8, h=6, w=6, k=16, r=3, s=3, groups=3, dtype="uint8,int8"),
+        {"y": (Digit("k", 16),), "z": (Digit("c", 4),)},
+    ),
+    "conv3d": (
+        lambda: conv3d(n=1, c=4, d=5, h=6, w=7, k=17, t=3, r=2, s=3, pad=1, dtype="uint8,int8"),
+        {"y": (Digit("k", 16),), "z": (Digit("c", 4),)},
+    ),
+    "conv1d-taps-in-depth": (
+        lambda: conv1d(n=2, c=3, w=31, k=20, s=5, dtype="uint8,int8"),
+        {"y": (Digit("k", 16),), "z": (Digit("s", 4),)},
+    ),
+    "gemm-transposed": (
+        lambda: gemm(m=33, n=50, k=70, trans_a=True, trans_b=True, dtype="uint8,int8"),
+        {"y": (Digit("n", 16),), "z": (Digit("k", 4),)},
+    ),
+    "gemm-strided-columns": (
+        lambda: gemm(m=5, n=70, k=9, dtype="uint8,int8"),
+        {"y": (Digit("n", 16, 3),), "z": (Digit("k", 4),)},
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["generic", pytest.param("native", marks=needs_vnni)])
+@pytest.mark.parametrize("name", DERIVED)
+def test_derived_program_is_bit_exact(name: str, backend: Any) -> None:
+    make, digits = DERIVED[name]
+    workload = make()
+    image, weights = (operand.name for operand in workload.inputs)
+    roles = {"A": image, "B": weights, "C": workload.output.name}
+    embedding = Embedding(roles, {"y": 16, "z": 4}, digits)
+    program = derive(workload, VNNI.instruction, embedding)
+    assert verify(build(program, VNNI, backend=backend), workload, seed=4).verified
 
 
 # --------------------------------------------------------------------------------------------- AMX

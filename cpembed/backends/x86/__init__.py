@@ -1,0 +1,1 @@
+"""x86 instruction sets: AVX-512 VNNI and AMX."""

@@ -163,27 +163,23 @@ def test_the_tile_configuration_gives_each_tile_its_shape() -> None:
     assert [data[16 + 2 * t] | data[17 + 2 * t] << 8 for t in range(TILES)] == [64] * 8
 
 
-def test_amx_products_use_only_planned_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_loads_only_into_planned_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM must not rename tile registers: a tile has a configured shape."""
     monkeypatch.setenv(features.ASSUME_VARIABLE, "amx_tile,amx_int8")
-    program = gemm_program(AMX, m=1, n=100, k=200, depth=64)
+    program = gemm_program(AMX, m=16, n=16, k=256, rows=16, depth=64)  # one accumulator: 0, 1, 2
     assembly = build(program, AMX, backend="native").assembly()
-    used = {line.split("%tmm")[1][0] for line in assembly.splitlines() if "tileloadd" in line}
-    plan = amx.plan(program, threads=2)
-    assert used <= set(map(str, range(TILES)))
-    loads = assembly.count("tileloadd")
-    assert loads > 0
-    assert used == planned_load_tiles(plan.source)
+    loads = [line for line in assembly.splitlines() if "tileloadd" in line]
+    assert {line.split("%tmm")[1][0] for line in loads} == {"1", "2"}
 
 
-def planned_load_tiles(source: str) -> set[str]:
-    """Tiles that the configuration in the source shapes and that are not accumulators."""
-    word = int(source.split("cfg[6] = T.int64(")[1].split(")", maxsplit=1)[0])
-    shaped = [t for t in range(TILES) if word >> (8 * t) & 0xFF]
-    grid_tiles = [t for t in shaped if t >= source_accumulators(source)]
-    return set(map(str, grid_tiles))
-
-
-def source_accumulators(source: str) -> int:
-    elements = int(source.split("acc = T.sblock_alloc_buffer((")[1].split(",", maxsplit=1)[0])
-    return elements // 16
+def test_an_intrinsic_that_does_not_match_is_a_lowering_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(features.ASSUME_VARIABLE, "avx512f,avx512_vnni")
+    right = vnni.register_dot
+    monkeypatch.setattr(
+        vnni, "register_dot", lambda *, signed_first: right(signed_first=not signed_first)
+    )
+    with pytest.raises(LoweringError, match="does not match the program") as caught:
+        build(gemm_program(VNNI, m=4, n=16, k=4), VNNI, backend="native")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,83 @@
+"""Verification judges by the right yardstick; measurements are consistent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpembed.backends.kernel import CompiledKernel, build
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.measure.runner import compare, measure
+from cpembed.operators.gemm import gemm
+from tests.unit.backends.handwritten import conv2d_program, gemm_program
+
+VNNI = load_hardware_spec("avx512_vnni")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> CompiledKernel:
+    sizes = {"n": 1, "c": 4, "h": 6, "w": 6, "k": 16, "r": 3, "s": 3}
+    return build(conv2d_program(VNNI, sizes=sizes, pad=1, layout="NCHW"), VNNI, backend="generic")
+
+
+def test_one_wrong_bit_in_an_integer_result_is_an_error() -> None:
+    workload = gemm(m=5, n=7, k=9, dtype="int8")
+    inputs = random_inputs(workload, 0)
+    found = reference(workload, inputs)
+    assert compare(workload, inputs, found).verified
+    found[2, 3] ^= 1
+    judged = compare(workload, inputs, found)
+    assert not judged.verified
+    assert (judged.max_error, judged.tolerance) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rounding_passes_and_a_lost_product_does_not(dtype: str) -> None:
+    workload = gemm(m=8, n=8, k=64, dtype=dtype)
+    inputs = random_inputs(workload, 1)
+    a, b = (inputs[name].astype(np.float32) for name in ("A", "B"))
+    backwards = np.zeros((8, 8), np.float32)
+    for k in reversed(range(64)):
+        backwards += a[:, k : k + 1] * b[k : k + 1]
+    judged = compare(workload, inputs, backwards)
+    assert judged.verified
+    assert 0 < judged.tolerance < 1e-4
+    lost = backwards - a[:, :1] * b[:1]
+    assert not compare(workload, inputs, lost).verified
+
+
+def test_not_a_number_is_an_error() -> None:
+    workload = gemm(m=2, n=2, k=2, dtype="float32")
+    inputs = random_inputs(workload, 0)
+    found = reference(workload, inputs)
+    found[0, 0] = np.nan
+    assert not compare(workload, inputs, found).verified
+
+
+def test_measurement_separates_packing_from_the_contraction(kernel: CompiledKernel) -> None:
+    inputs = random_inputs(kernel.program.workload, 0)
+    found = measure(kernel, inputs, rounds=5, round_ms=1.0)
+    assert found.packed_ahead == ("W",)
+    assert 0 < found.latency_us.p10 <= found.latency_us.median <= found.latency_us.p90
+    assert found.packing_us > 0
+    assert found.unpacking_us > 0
+    operations = 2 * kernel.program.workload.macs
+    assert found.gops == pytest.approx(operations / found.latency_us.median / 1e3)
+
+
+def test_what_is_packed_ahead_is_not_timed(kernel: CompiledKernel) -> None:
+    inputs = random_inputs(kernel.program.workload, 0)
+    found = measure(kernel, inputs, packed_ahead=("I", "W"), rounds=3, round_ms=1.0)
+    assert found.packing_us == 0
+
+
+def test_layouts_in_place_need_no_packing() -> None:
+    program = gemm_program(VNNI, m=16, n=16, k=16, in_place=True)
+    found = build(program, VNNI, backend="generic")
+    assert found.is_packed_in_place("A")
+    assert not found.is_packed_in_place("B")
+    assert found.is_packed_in_place("C")
+    measured = measure(found, random_inputs(program.workload, 0), rounds=3, round_ms=1.0)
+    assert measured.packing_us == 0
+    assert measured.unpacking_us == 0
