@@ -1,0 +1,219 @@
+"""Why nothing fits: the instruction axes and the constraints that exclude each other, in words.
+
+The culprit axes are found by projecting the instruction on few axes, the constraints by a deletion
+filter on that projection; both are established by the solver, not guessed. The words about single
+workload axes are arithmetic on extents and access functions (see ``roles``).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.embedding.projection import (
+    ALWAYS,
+    Answer,
+    axis_groups,
+    axis_subsets,
+    dropping,
+    project,
+    solve_once,
+)
+from cpembed.embedding.relaxation import feed_words, relaxations
+from cpembed.embedding.roles import axis_words, candidates, join, refusal, role_words, sized
+from cpembed.hw.instruction import Instruction
+from cpembed.ir.computation import Computation
+
+_DELETION_ORDER = ("fixed_origin", "hyper_rectangle", "dense", "linear_access", "padding")
+"""Dropped first where possible: what is left should mean most to a person."""
+
+_SECONDS = 10.0
+"""Time for an explanation where the limits give none."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Why an instruction has no embedding in a workload.
+
+    ``axes``: instruction axes that cannot be fed (together), as few as possible; none when the
+    graphs differ in labels or not even one operation can be placed. ``constraints``: names that
+    exclude each other on the instruction projected on these axes. They do so by themselves,
+    beside ``dataflow`` and ``all_different``, which always hold; and dropping any one of them
+    leaves a feasible problem (``minimal``; False where a limit left that open). Dropping is meant
+    as in :func:`~cpembed.embedding.projection.dropping`. ``dataflow`` and ``all_different`` are
+    named where nothing else is needed.
+
+    ``words``: sentences for a hardware engineer, the summary first. ``relaxations``: changes of
+    the whole constraint set that make the whole instruction fit, each found feasible by the
+    solver, smallest first.
+    """
+
+    axes: tuple[str, ...]
+    constraints: tuple[str, ...]
+    words: tuple[str, ...]
+    relaxations: tuple[str, ...] = ()
+    minimal: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields of the ``solve`` document; ``conflict`` is the list of constraint names."""
+        return {
+            "conflict": list(self.constraints),
+            "conflict_axes": list(self.axes),
+            "conflict_minimal": self.minimal,
+            "explanation": list(self.words),
+            "relaxations": list(self.relaxations),
+        }
+
+
+def explain_infeasible(
+    workload: Computation,
+    instruction: Instruction,
+    constraints: ConstraintSet,
+    limits: SearchLimits | None = None,
+) -> Conflict:
+    """Explain why :func:`~cpembed.embedding.search.find_embeddings` finds nothing.
+
+    ``limits.seconds`` bounds the explanation's own search. Raises :class:`ValueError` where the
+    problem has an embedding after all.
+    """
+    problem = pair_operands(workload, instruction)
+    if isinstance(problem, LabelMismatch):
+        return Conflict((), ("dataflow",), (problem.reason,))
+    return _Explanation(problem, constraints, limits or SearchLimits()).conflict()
+
+
+class _Explanation:
+    """One explanation under construction: the problem, the set, and the time left."""
+
+    def __init__(
+        self, problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits
+    ) -> None:
+        self.problem, self.constraints, self.limits = problem, constraints, limits
+        seconds = _SECONDS if limits.seconds is None else limits.seconds
+        self.deadline = time.perf_counter() + seconds
+
+    def conflict(self) -> Conflict:
+        failing, settled = self._failing()
+        cores = [self._core(self._projected(axes)) for axes in failing]
+        (names, minimal), axes = cores[0], failing[0]
+        words = [self._summary(axes, names, settled)]
+        words += self._details(axes, names)
+        # Other axes that fail as well are the next thing a person would run into.
+        words += [
+            self._summary(other, core, settled)
+            for other, (core, _) in zip(failing[1:], cores[1:], strict=True)
+        ]
+        minimal &= settled
+        if not minimal:
+            words.append("whether each of these is needed for the conflict was not settled in time")
+        at_fault = dict.fromkeys(name for some in failing for name in some)
+        excluding = {name for core, _ in cores for name in core}
+        fixes = relaxations(self.problem, self.constraints, excluding, tuple(at_fault), self._solve)
+        return Conflict(axes, names, tuple(words), fixes, minimal)
+
+    def _solve(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> Answer:
+        left = self.deadline - time.perf_counter()
+        if left <= 0:
+            return Answer(None)
+        return solve_once(problem, constraints, replace(self.limits, seconds=left))
+
+    def _projected(self, axes: tuple[str, ...]) -> EmbeddingProblem:
+        return replace(self.problem, instruction=project(self.problem.instruction, axes))
+
+    def _failing(self) -> tuple[list[tuple[str, ...]], bool]:
+        """The infeasible projections on the fewest axes, and whether all smaller ones fit."""
+        settled = True
+        everything = tuple(self.problem.instruction.extents)
+        for subsets in axis_subsets(self.problem.instruction):
+            answers = {
+                axes: self._solve(self._projected(axes), self.constraints).feasible
+                for axes in subsets
+            }
+            failing = [axes for axes, feasible in answers.items() if feasible is False]
+            if failing:
+                return failing, settled
+            settled &= all(answers.values())
+        if settled:
+            raise ValueError("the problem to be explained has an embedding")
+        return [everything], False
+
+    def _core(self, problem: EmbeddingProblem) -> tuple[tuple[str, ...], bool]:
+        """Deletion filter: drop each constraint in turn, for good where it stays infeasible."""
+        present = [constraint.name for constraint in self.constraints.constraints]
+        dropped: list[str] = []
+        minimal = True
+        for name in (n for n in _DELETION_ORDER if n in present):
+            feasible = self._solve(problem, dropping(self.constraints, [*dropped, name])).feasible
+            if feasible is False:
+                dropped.append(name)
+            minimal &= feasible is not None
+        core = tuple(name for name in present if name not in (*dropped, *ALWAYS))
+        if core:
+            return core, minimal
+        bare = dropping(self.constraints, dropped)
+        distinct = bare.get("all_different") is not None
+        if distinct and self._solve(problem, bare.without("all_different")).feasible:
+            return ALWAYS, minimal
+        return ("dataflow",), minimal
+
+    def _summary(self, axes: tuple[str, ...], core: tuple[str, ...], settled: bool) -> str:
+        problem = self.problem
+        quoted = join([f"`{name}`" for name in core])
+        exclude = f"{quoted} exclude{'' if len(core) > 1 else 's'}"
+        if not axes:
+            return f"not even one operation of the instruction can be placed: {exclude} it"
+        if len(axes) > 1:
+            groups = [g for g in axis_groups(problem.instruction) if set(g) <= set(axes)]
+            fewer = "each alone" if len(groups) == 2 else "any fewer of them"
+            though = f", though {fewer} can" if settled and len(groups) > 1 else ""
+            listed = join([axis_words(problem, axis) for axis in axes])
+            return f"axes {listed} cannot be fed together{though}: {exclude} it"
+        (axis,) = axes
+        able = candidates(problem, axis)
+        if not able:
+            beyond = "" if set(core) <= set(ALWAYS) else f"; {exclude} any other way to feed it"
+            return (
+                f"axis {axis_words(problem, axis)} has no counterpart: no axis of the workload "
+                f"indexes {role_words(problem, axis)}{beyond}"
+            )
+        listed = join([sized(problem, other) for other in able], "or")
+        leave = f"{quoted} leave{'' if len(core) > 1 else 's'}"
+        goal = problem.instruction.axis(axis).describe_allowed()
+        return (
+            f"axis {axis_words(problem, axis)} needs {goal} from {listed}; {leave} no way to get it"
+        )
+
+    def _details(self, axes: tuple[str, ...], core: tuple[str, ...]) -> list[str]:
+        """One sentence per workload axis that has the role of a culprit axis."""
+        if not axes:
+            return self._origins()
+        projected = self._projected(axes)
+        if len(axes) == 1:
+            found = [
+                refusal(projected, self.constraints, core, axes[0], other)
+                for other in candidates(projected, axes[0])
+            ]
+            return [words for words in found if words is not None]
+        words: list[str] = []
+        for group in axis_groups(self.problem.instruction):
+            if len(group) == len(axes) or not set(group) <= set(axes):
+                continue
+            embedding = self._solve(self._projected(group), self.constraints).embedding
+            if embedding is not None:
+                words += [f"alone, {feed_words(embedding, axis)} is possible" for axis in group]
+        return words
+
+    def _origins(self) -> list[str]:
+        """Operands that the first operation does not touch at their origin."""
+        extents = self.problem.workload.extents
+        return [
+            f"the first operation is at {index.constant} of {pair.workload.operand}[{index}], "
+            f"whose origin is {index.bounds(extents)[0]} (fixed_origin)"
+            for pair in self.problem.pairs
+            for index in pair.workload.index
+            if index.constant != index.bounds(extents)[0]
+        ]
