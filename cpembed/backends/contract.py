@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Choices that change a kernel's speed and not its result.
+
+    ``blocks`` gives, by program loop, how many points one task computes with its accumulators in
+    registers; ``columns_outermost`` whether tasks walk the loops of the second factor (weights)
+    outside those of the first, so that a panel of weights stays near, or inside.
+    """
+
+    blocks: Mapping[str, int] = field(default_factory=dict[str, int])
+    columns_outermost: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from cpembed.backends import generic, runtime
-from cpembed.backends.contract import KernelPlan
+from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, features, vnni
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
@@ -21,12 +22,20 @@ Array = NDArray[Any]
 
 BackendChoice = Literal["auto", "native", "generic"]
 
-Planner = Callable[[DerivedProgram, int], KernelPlan]
 
-_PLANNERS: Mapping[str, Planner] = {
-    "avx512_vnni": vnni.plan,
-    "amx_int8": amx.plan,
-    "amx_bf16": amx.plan,
+@dataclass(frozen=True)
+class _BackEnd:
+    plan: Callable[[DerivedProgram, int, Knobs | None], KernelPlan]
+    candidates: Callable[[DerivedProgram, int], list[Knobs]]
+
+
+_VNNI = _BackEnd(vnni.plan, vnni.candidates)
+_AMX = _BackEnd(amx.plan, amx.candidates)
+
+_BACK_ENDS: Mapping[str, _BackEnd] = {
+    "avx512_vnni": _VNNI,
+    "amx_int8": _AMX,
+    "amx_bf16": _AMX,
 }
 """Back end by the CPU feature that provides the instruction."""
 
@@ -38,8 +47,12 @@ class CompiledKernel:
     and :meth:`unpack` are its three stages, on packed buffers that stay opaque.
     """
 
-    def __init__(self, program: DerivedProgram, plan: KernelPlan) -> None:
+    def __init__(
+        self, program: DerivedProgram, plan: KernelPlan, fallback: str | None = None
+    ) -> None:
+        """``fallback``: why this is generic code though native code was wanted."""
         computation = program.instruction.computation
+        self.fallback = fallback
         self.program = program
         self.backend = plan.backend
         self._factors = tuple(program.role(operand.name) for operand in computation.inputs)
@@ -129,28 +142,50 @@ class CompiledKernel:
 
 
 def build(
-    program: DerivedProgram, spec: HardwareSpec, *, backend: BackendChoice = "auto"
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    *,
+    backend: BackendChoice = "auto",
+    knobs: Knobs | None = None,
 ) -> CompiledKernel:
     """Compile a derived program.
 
     ``native`` uses the target's instruction or raises: :class:`BackendUnavailable` where there is
     no back end or the machine lacks the instruction, :class:`LoweringError` where the program
     cannot be expressed with it. ``generic`` is portable code; ``auto`` is native where that works,
-    else generic.
+    else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule.
     """
-    if backend == "generic":
-        return CompiledKernel(program, generic.plan(program, runtime.thread_count()))
-    try:
-        return _build_native(program, spec)
-    except (BackendUnavailable, LoweringError):
-        if backend == "native":
-            raise
-    return CompiledKernel(program, generic.plan(program, runtime.thread_count()))
+    reason: str | None = None
+    if backend != "generic":
+        try:
+            return _build_native(program, spec, knobs)
+        except (BackendUnavailable, LoweringError) as error:
+            if backend == "native":
+                raise
+            reason = str(error)
+    plan = generic.plan(program, runtime.thread_count())
+    return CompiledKernel(program, plan, fallback=reason)
 
 
-def _build_native(program: DerivedProgram, spec: HardwareSpec) -> CompiledKernel:
-    planners = [_PLANNERS[name] for name in spec.cpu_features if name in _PLANNERS]
-    if spec.backend is None or not planners:
-        raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
+def knob_candidates(program: DerivedProgram, spec: HardwareSpec, limit: int = 16) -> list[Knobs]:
+    """Settings of :func:`build`'s ``knobs`` worth timing, the default first.
+
+    Raises as :func:`build` does for ``native``, except that the machine need not have the
+    instruction.
+    """
+    return _back_end(spec).candidates(program, limit)
+
+
+def _build_native(
+    program: DerivedProgram, spec: HardwareSpec, knobs: Knobs | None
+) -> CompiledKernel:
+    back_end = _back_end(spec)
     features.require(spec)
-    return CompiledKernel(program, planners[0](program, runtime.thread_count()))
+    return CompiledKernel(program, back_end.plan(program, runtime.thread_count(), knobs))
+
+
+def _back_end(spec: HardwareSpec) -> _BackEnd:
+    found = [_BACK_ENDS[name] for name in spec.cpu_features if name in _BACK_ENDS]
+    if spec.backend is None or not found:
+        raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
+    return found[0]

@@ -25,7 +25,8 @@ _MAX_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True)
 class TaskLoop:
-    """A spatial loop around the tasks, ``block`` points to a task.
+    """A spatial loop around the tasks, ``block`` points to a task; ``origin`` is its name in the
+    program.
 
     Where the block does not divide the extent the last block is moved back to end at the extent:
     it computes some points twice, with the same result, and needs no code of its own.
@@ -34,6 +35,7 @@ class TaskLoop:
     name: str
     extent: int
     block: int = 1
+    origin: str = ""
 
     @property
     def count(self) -> int:
@@ -135,7 +137,7 @@ def kernel_nest(program: DerivedProgram) -> Nest:
     first, second = (program.role(o.name) for o in program.instruction.computation.inputs)
     output = program.role(program.instruction.computation.output.name)
     return Nest(
-        tasks=tuple(TaskLoop(names[loop.name], loop.extent) for loop in spatial),
+        tasks=tuple(TaskLoop(names[s.name], s.extent, origin=s.name) for s in spatial),
         reductions=tuple(renamed(loop) for loop in reductions),
         inner=tuple(renamed(loop) for loop in program.lanes),
         operands=(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -16,9 +17,15 @@ from typing import Any
 
 from cpembed.backends.kernel import build
 from cpembed.backends.x86.features import ASSUME_VARIABLE
+from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
 from cpembed.measure.runner import verify
+from cpembed.operators.conv2d import conv2d
+from cpembed.operators.conv3d import conv3d
+from cpembed.operators.gemm import gemm as gemm_workload
+from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
 from tests.unit.backends.handwritten import conv2d_program, gemm_program
 
@@ -36,6 +43,18 @@ def conv(rows: int = 16, dtype: str = "uint8,int8", **options: Any) -> DerivedPr
 def gemm(m: int, n: int, k: int, dtype: str = "uint8,int8", **options: Any) -> DerivedProgram:
     spec, depth = (BF16, 32) if dtype == "bfloat16" else (INT8, 64)
     return gemm_program(spec, m=m, n=n, k=k, depth=depth, dtype=dtype, **options)
+
+
+def derived(workload: Computation, **digits: tuple[Digit, ...]) -> DerivedProgram:
+    """The program that the package derives from an embedding of AMX."""
+    spec = BF16 if workload.inputs[0].dtype == "bfloat16" else INT8
+    first, second = (operand.name for operand in workload.inputs)
+    embedding = Embedding(
+        {"A": first, "B": second, "C": workload.output.name},
+        {lane: math.prod(digit.count for digit in found) for lane, found in digits.items()},
+        digits,
+    )
+    return derive(workload, spec.instruction, embedding)
 
 
 CASES: dict[str, Callable[[], DerivedProgram]] = {
@@ -61,6 +80,54 @@ CASES: dict[str, Callable[[], DerivedProgram]] = {
     "gemm-signed-unsigned": lambda: gemm(20, 40, 100, "int8,uint8", rows=10),
     "gemm-bfloat16": lambda: gemm(40, 50, 70, "bfloat16", rows=16),
     "conv-bfloat16": lambda: conv(7, "bfloat16", sizes=(1, 40, 14, 14, 32, 3, 3), pad=1),
+    "derived-conv2d-nchw": lambda: derived(
+        conv2d(n=1, c=40, h=10, w=14, k=20, r=3, s=3, pad=1, dtype="uint8,int8"),
+        x=(Digit("q", 14),),
+        y=(Digit("k", 16),),
+        z=(Digit("c", 64),),
+    ),
+    "derived-conv2d-strided-dilated": lambda: derived(
+        conv2d(
+            n=2,
+            c=40,
+            h=13,
+            w=15,
+            k=20,
+            r=3,
+            s=2,
+            stride=2,
+            dilation=3,
+            layout="NHWC",
+            dtype="int8",
+        ),
+        x=(Digit("q", 4),),
+        y=(Digit("k", 16),),
+        z=(Digit("c", 64),),
+    ),
+    "derived-conv3d": lambda: derived(
+        conv3d(n=1, c=8, d=4, h=5, w=6, k=17, t=2, r=3, s=3, pad=1, dtype="uint8,int8"),
+        x=(Digit("p", 5),),
+        y=(Digit("k", 16),),
+        z=(Digit("c", 64),),
+    ),
+    "derived-gemm-interleaved-rows": lambda: derived(
+        gemm_workload(m=33, n=50, k=70, dtype="uint8,int8"),
+        x=(Digit("m", 11, 3),),
+        y=(Digit("n", 16),),
+        z=(Digit("k", 64),),
+    ),
+    "derived-gemm-transposed-bfloat16": lambda: derived(
+        gemm_workload(m=20, n=30, k=45, trans_a=True, trans_b=True, dtype="bfloat16"),
+        x=(Digit("m", 10),),
+        y=(Digit("n", 16),),
+        z=(Digit("k", 32),),
+    ),
+    "derived-conv2d-rows-of-batch": lambda: derived(
+        conv2d(n=6, c=64, h=4, w=4, k=32, r=3, s=3, layout="NHWC", dtype="uint8,int8"),
+        x=(Digit("n", 6),),
+        y=(Digit("k", 16),),
+        z=(Digit("c", 64),),
+    ),
 }
 SLOW_CASES: dict[str, Callable[[], DerivedProgram]] = {
     "resnet-56": lambda: conv(14, sizes=(1, 64, 56, 56, 64, 3, 3), pad=1),

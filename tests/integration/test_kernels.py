@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.backends.kernel import build
+from cpembed.backends.kernel import build, knob_candidates
 from cpembed.backends.x86.features import cpu_features, missing_features
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
@@ -73,6 +73,16 @@ def test_vnni_kernel_is_bit_exact(name: str) -> None:
 def test_resnet_layer_is_bit_exact() -> None:
     program = vnni_conv(1, 64, 56, 56, 64, 3, 3, pad=1)
     assert verify(build(program, VNNI, backend="native"), program.workload, seed=2).verified
+
+
+@needs_vnni
+def test_every_knob_setting_gives_the_same_result() -> None:
+    program = vnni_conv(1, 8, 9, 11, 48, 3, 3, pad=1)
+    candidates = knob_candidates(program, VNNI, limit=6)
+    assert len({str(knobs) for knobs in candidates}) == 6
+    for knobs in candidates:
+        kernel = build(program, VNNI, backend="native", knobs=knobs)
+        assert verify(kernel, program.workload, seed=1).verified, knobs
 
 
 GENERIC = {

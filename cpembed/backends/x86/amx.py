@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
-from cpembed.backends.contract import KernelPlan
+from cpembed.backends.blocking import split_lanes
+from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source
 from cpembed.backends.nest import Nest, kernel_nest
 from cpembed.backends.x86.amx_intrinsics import (
@@ -16,8 +16,8 @@ from cpembed.backends.x86.amx_intrinsics import (
     store_intrinsic,
     update_intrinsic,
 )
-from cpembed.backends.x86.register_blocks import RegisterBlock, choose_block
-from cpembed.backends.x86.roles import column_loops, lane_roles, row_loops
+from cpembed.backends.x86.register_blocks import RegisterModel, apply_knobs, knob_candidates
+from cpembed.backends.x86.roles import LaneRoles, lane_roles
 from cpembed.backends.x86.tiles import TILES, fits, tile_grid
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -42,20 +42,12 @@ _OPTIONS = ("-disable-post-ra:bool=true",)
 dependencies. It does not know that a tile register has a configured shape, so it must not run."""
 
 
-def plan(program: DerivedProgram, threads: int) -> KernelPlan:
+def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> KernelPlan:
     """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
     roles = lane_roles(program)
-    nest = kernel_nest(program)
-    dtypes = tuple(operand.dtype for operand in nest.operands)
-    product = _PRODUCTS.get((dtypes[0], dtypes[1], dtypes[2]))
-    if product is None:
-        raise LoweringError(f"AMX has no product {dtypes[0]} x {dtypes[1]} -> {dtypes[2]}")
-    group = _GROUPS.get(product, 4)
-    nest = split_lanes(nest, {roles.depth: (group,)})
-    chosen = register_block(nest)
-    nest = order_tasks(nest, [loop.name for loop in (*column_loops(nest), *row_loops(nest))])
-    nest = drop_unit_loops(block(nest, chosen.blocks))
-    grid = tile_grid(nest, roles, group)
+    product = _product(program)
+    nest = apply_knobs(_lanes_only(program, roles), REGISTERS, knobs)
+    grid = tile_grid(nest, roles, _GROUPS.get(product, 4))
     source = contraction_source(
         nest, threads, prologue=configuration_statements(grid), epilogue=release_statements()
     )
@@ -73,12 +65,31 @@ def plan(program: DerivedProgram, threads: int) -> KernelPlan:
     return KernelPlan("x86.amx", source, schedule, _ATTRIBUTES, _OPTIONS)
 
 
-def register_block(nest: Nest) -> RegisterBlock:
+def candidates(program: DerivedProgram, limit: int) -> list[Knobs]:
+    """Settings worth timing, the default first."""
+    return knob_candidates(_lanes_only(program, lane_roles(program)), REGISTERS, limit)
+
+
+def _cost(rows: int, columns: int) -> float:
     """A product occupies the unit for 16 cycles, a load for 8, and they overlap; the next product
     into the same accumulator waits for the last."""
+    loads = 8 * (rows + columns)
+    return max(16 * rows * columns, _LATENCY, loads) + 0.25 * loads
 
-    def cost(rows: int, columns: int) -> float:
-        loads = 8 * (rows + columns)
-        return max(16 * rows * columns, _LATENCY, loads) + 0.25 * loads
 
-    return choose_block(row_loops(nest), column_loops(nest), fits, cost, largest=TILES)
+REGISTERS = RegisterModel(fits, _cost, largest=TILES)
+
+
+def _product(program: DerivedProgram) -> str:
+    """The product instruction for the operands' types."""
+    first, second, output = (operand.dtype for operand in kernel_nest(program).operands)
+    product = _PRODUCTS.get((first, second, output))
+    if product is None:
+        raise LoweringError(f"AMX has no product {first} x {second} -> {output}")
+    return product
+
+
+def _lanes_only(program: DerivedProgram, roles: LaneRoles) -> Nest:
+    """Lanes in digits, the depth cut where a 32-bit word of B ends."""
+    group = _GROUPS.get(_product(program), 4)
+    return split_lanes(kernel_nest(program), {roles.depth: (group,)})

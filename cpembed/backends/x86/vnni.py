@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
-from cpembed.backends.contract import KernelPlan
+from cpembed.backends.blocking import split_lanes
+from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import UPDATE, contraction_source
 from cpembed.backends.nest import Nest, kernel_nest
 from cpembed.backends.script import HEADER
-from cpembed.backends.x86.register_blocks import RegisterBlock, choose_block
-from cpembed.backends.x86.roles import LaneRoles, column_loops, lane_extent, lane_roles, row_loops
+from cpembed.backends.x86.register_blocks import RegisterModel, apply_knobs, knob_candidates
+from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
 
@@ -22,14 +22,10 @@ _LATENCY = 10
 """Products in flight that hide one product's latency (5 cycles, two a cycle at most)."""
 
 
-def plan(program: DerivedProgram, threads: int) -> KernelPlan:
+def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> KernelPlan:
     """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it."""
     roles = lane_roles(program)
-    nest = split_lanes(kernel_nest(program))
-    _check(nest, roles)
-    chosen = register_block(nest)
-    nest = order_tasks(nest, [loop.name for loop in (*column_loops(nest), *row_loops(nest))])
-    nest = drop_unit_loops(block(nest, chosen.blocks))
+    nest = apply_knobs(_lanes_only(program, roles), REGISTERS, knobs)
     steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
     source = contraction_source(nest, threads, unrolled=steps, vectorized={roles.column})
 
@@ -40,21 +36,30 @@ def plan(program: DerivedProgram, threads: int) -> KernelPlan:
     return KernelPlan("x86.vnni", source, schedule)
 
 
-def register_block(nest: Nest) -> RegisterBlock:
-    """A row costs a broadcast of 4 bytes, a column a load of 64, often from the second-level cache.
-    One side of the block stays in registers beside the accumulators while the other passes through
-    one more."""
+def candidates(program: DerivedProgram, limit: int) -> list[Knobs]:
+    """Settings worth timing, the default first."""
+    return knob_candidates(_lanes_only(program, lane_roles(program)), REGISTERS, limit)
 
-    def cost(rows: int, columns: int) -> float:
-        return max(rows * columns, _LATENCY) + 0.25 * rows + columns
 
-    return choose_block(
-        row_loops(nest),
-        column_loops(nest),
-        fits=lambda rows, columns: rows * columns + min(rows, columns) + 1 <= _REGISTERS,
-        cost=cost,
-        largest=_REGISTERS,
-    )
+def _fits(rows: int, columns: int) -> bool:
+    """One side of the block stays in registers beside the accumulators while the other passes
+    through one more."""
+    return rows * columns + min(rows, columns) + 1 <= _REGISTERS
+
+
+def _cost(rows: int, columns: int) -> float:
+    """A row costs a broadcast of 4 bytes, a column a load of 64, often from the second-level
+    cache."""
+    return max(rows * columns, _LATENCY) + 0.25 * rows + columns
+
+
+REGISTERS = RegisterModel(_fits, _cost, largest=_REGISTERS)
+
+
+def _lanes_only(program: DerivedProgram, roles: LaneRoles) -> Nest:
+    nest = split_lanes(kernel_nest(program))
+    _check(nest, roles)
+    return nest
 
 
 def _check(nest: Nest, roles: LaneRoles) -> None:

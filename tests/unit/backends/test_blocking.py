@@ -7,8 +7,14 @@ import itertools
 import pytest
 
 from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
+from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import KernelOperand, Nest, TaskLoop, kernel_nest
-from cpembed.backends.x86.register_blocks import choose_block
+from cpembed.backends.x86.register_blocks import (
+    RegisterModel,
+    apply_knobs,
+    knob_candidates,
+    ranked_blocks,
+)
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind
@@ -116,21 +122,58 @@ def test_digits_that_do_not_nest_are_refused() -> None:
         split_lanes(nest)
 
 
-def test_a_block_is_chosen_by_its_cost_and_must_fit() -> None:
-    rows, columns = [TaskLoop("p", 14)], [TaskLoop("k", 4)]
-    chosen = choose_block(
-        rows, columns, lambda r, c: r * c <= 8, lambda r, c: r * c + r + c, largest=8
+def product_nest(rows: dict[str, int], columns: dict[str, int]) -> Nest:
+    """A product whose row loops walk A and C, its column loops B and C; names as given."""
+    a = IndexExpr.of([IndexTerm(name, 10 ** (3 - i)) for i, name in enumerate(rows)])
+    b = IndexExpr.of([IndexTerm(name) for name in columns])
+    tasks = [TaskLoop(name, extent, origin=name) for name, extent in {**rows, **columns}.items()]
+    operands = (
+        KernelOperand("A", "int8", 9999, a),
+        KernelOperand("B", "int8", 9999, b),
+        KernelOperand("C", "int32", 9999, a + b),
     )
-    assert chosen.rows * chosen.columns <= 8
-    assert (chosen.rows, chosen.columns) == (2, 4)
-    assert chosen.blocks == {"p": 2, "k": 4}
+    return Nest(tuple(tasks), (), (), operands)
+
+
+def model(largest: int, limit: int = 99) -> RegisterModel:
+    return RegisterModel(lambda r, c: r * c <= limit, lambda r, c: r * c + r + c, largest)
+
+
+def test_a_block_is_chosen_by_its_cost_and_must_fit() -> None:
+    nest = product_nest({"p": 14}, {"k": 4})
+    ranked = ranked_blocks(nest, model(largest=8, limit=8))
+    assert ranked[0].blocks == {"p": 2, "k": 4}
+    assert all(knobs.blocks.get("p", 1) * knobs.blocks.get("k", 1) <= 8 for knobs in ranked)
 
 
 def test_blocks_prefer_the_loop_whose_points_are_near() -> None:
-    rows = [TaskLoop("p", 8), TaskLoop("q", 8)]
-    chosen = choose_block(rows, [], lambda r, c: r <= 4, lambda r, c: r + 1, largest=4)
-    assert chosen.blocks == {"q": 4}
+    nest = product_nest({"p": 8, "q": 8}, {})
+    assert ranked_blocks(nest, model(largest=4))[0].blocks == {"q": 4}
 
 
 def test_without_loops_nothing_is_blocked() -> None:
-    assert choose_block([], [], lambda r, c: True, lambda r, c: 1, largest=4).blocks == {}
+    assert ranked_blocks(product_nest({}, {}), model(largest=4)) == [Knobs({})]
+
+
+def test_knobs_order_and_block_the_tasks_and_keep_the_points() -> None:
+    nest = product_nest({"p": 3, "q": 5}, {"k": 4})
+    for knobs in knob_candidates(nest, model(largest=6), limit=12):
+        changed = apply_knobs(nest, model(largest=6), knobs)
+        assert points(changed) == points(nest)
+        innermost = changed.tasks[-1].name
+        assert innermost == ("q" if knobs.columns_outermost else "k")
+
+
+def test_the_first_candidate_is_the_default() -> None:
+    nest = product_nest({"p": 3, "q": 5}, {"k": 4})
+    first, *others = knob_candidates(nest, model(largest=6), limit=5)
+    assert len(others) == 4
+    assert apply_knobs(nest, model(largest=6), first) == apply_knobs(nest, model(largest=6), None)
+
+
+def test_knobs_beyond_the_registers_or_on_other_loops_are_refused() -> None:
+    nest = product_nest({"p": 8}, {"k": 8})
+    with pytest.raises(LoweringError, match="does not fit"):
+        apply_knobs(nest, model(largest=8, limit=8), Knobs({"p": 3, "k": 3}))
+    with pytest.raises(LoweringError, match="loop c cannot be blocked: use one of p, k"):
+        apply_knobs(nest, model(largest=8), Knobs({"c": 2}))

@@ -57,6 +57,7 @@ def test_auto_falls_back_to_generic_code_that_is_right(monkeypatch: pytest.Monke
     monkeypatch.setenv(features.ASSUME_VARIABLE, "amx_tile,amx_int8")
     kernel = build(broken_rows(), AMX, backend="auto")
     assert kernel.backend == "generic"
+    assert "no constant distance" in str(kernel.fallback)
     assert verify(kernel, kernel.program.workload).verified
 
 
