@@ -1,0 +1,199 @@
+"""Generate a candidate's kernel, verify its numbers, time it.
+
+>>> import cpembed
+>>> layer = cpembed.workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
+>>> result = cpembed.run(layer, "vta_1x16x16", backend="generic")
+>>> result.verification.verified, result.backend, result.missing
+(True, 'generic', ('no back end executes vta_1x16x16 yet',))
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cpembed.api.solve import (
+    WIDEST,
+    Progress,
+    SolveResult,
+    hardware_spec,
+    solve,
+    workload_json,
+)
+from cpembed.backends.kernel import BackendChoice, CompiledKernel, build
+from cpembed.backends.x86.features import missing_features
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.errors import (
+    BackendUnavailable,
+    InvariantError,
+    LoweringError,
+    TransformError,
+    WorkloadError,
+)
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.ir.reference import random_inputs
+from cpembed.measure.runner import Measurement, Verification, compare, measure
+
+GENERIC = "generic"
+
+_NATIVE_ROUNDS, _GENERIC_ROUNDS = 15, 3
+"""Portable code is slow, and its time is not what a measurement is for."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A verified kernel and its times.
+
+    ``missing`` says what kept the target's instruction from being used, empty where it was used;
+    ``backend`` is then ``generic``: portable code verified the program, and the times in
+    ``measurement`` are not those of the instruction.
+    """
+
+    solved: SolveResult
+    candidate: RankedCandidate
+    backend: str
+    missing: tuple[str, ...]
+    verification: Verification
+    measurement: Measurement
+    seed: int
+
+    @property
+    def is_native(self) -> bool:
+        return self.backend != GENERIC
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``run --json``; only the instruction's own time is ``latency_us``."""
+        times = self.measurement
+        latency = asdict(times.latency_us)
+        document: dict[str, Any] = {
+            "workload": workload_json(self.solved.workload),
+            "target": self.solved.target.name,
+            "constraints": self.solved.constraints.name,
+            "embedding": self.candidate.candidate.embedding.identifier(),
+            "rank": self.candidate.rank,
+            "seed": self.seed,
+            "backend": self.backend,
+            "verified": self.verification.verified,
+            "max_error": self.verification.max_error,
+            "tolerance": self.verification.tolerance,
+            "packing_us": times.packing_us,
+            "unpacking_us": times.unpacking_us,
+            "packed_ahead": list(times.packed_ahead),
+        }
+        if self.is_native:
+            document |= {"latency_us": latency, "gops": times.gops}
+        else:
+            document |= {"generic_latency_us": latency, "missing": list(self.missing)}
+        return document
+
+
+def run(
+    workload: Computation,
+    target: str | HardwareSpec,
+    *,
+    constraints: str | ConstraintSet = WIDEST,
+    rank: int = 1,
+    backend: BackendChoice = "auto",
+    seed: int | None = 0,
+    weights: Weights | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> RunResult | SolveResult:
+    """Solve, build the candidate of a rank, verify it on random data, measure it.
+
+    Returns the :class:`SolveResult` where the search found nothing. ``seed`` None takes fresh data.
+    ``auto`` uses the target's instruction where this machine can, else portable code; ``native``
+    insists on the instruction.
+
+    Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
+    :class:`WorkloadError` for a rank that does not exist, and :class:`InvariantError` where the
+    kernel's numbers are wrong.
+    """
+    report: Progress = progress or _silent
+    spec = hardware_spec(target)
+    missing = missing_for(spec)
+    if backend == "native" and missing:
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+    data_seed = secrets.randbits(31) if seed is None else seed
+    solved = solve(
+        workload,
+        spec,
+        constraints,
+        top=rank,
+        weights=weights,
+        timeout=timeout,
+        seed=seed or 0,
+        progress=progress,
+    )
+    if not solved.count:
+        return solved
+    candidate = pick(solved, rank)
+    report("build", 0)
+    kernel, missing = _build(candidate, spec, backend, missing)
+    report("verify", 0)
+    inputs = random_inputs(workload, data_seed)
+    verification = compare(workload, inputs, kernel.run(inputs))
+    if not verification.verified:
+        raise InvariantError(
+            f"the {kernel.backend} kernel of embedding "
+            f"{candidate.candidate.embedding.identifier()} of {spec.name} in {workload.name} is "
+            f"wrong by up to {verification.max_error:g} on data of seed {data_seed}: "
+            "please report this command line"
+        )
+    report("measure", 0)
+    rounds = _GENERIC_ROUNDS if kernel.backend == GENERIC else _NATIVE_ROUNDS
+    measurement = measure(kernel, inputs, rounds=rounds)
+    return RunResult(
+        solved, candidate, kernel.backend, missing, verification, measurement, data_seed
+    )
+
+
+def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
+    """What executing a target's instruction on this machine lacks; empty where nothing does."""
+    if spec.backend is None:
+        return (f"no back end executes {spec.name} yet",)
+    features = missing_features(spec)
+    return (f"this machine lacks {' and '.join(features)}",) if features else ()
+
+
+def _silent(phase: str, count: int) -> None:
+    """Progress that nobody watches."""
+
+
+def pick(solved: SolveResult, rank: int) -> RankedCandidate:
+    """The candidate of a rank, out of a result that holds at least the best ``rank``."""
+    if not solved.embeddings:
+        reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
+        raise TransformError(
+            f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
+            f" use --constraints {WIDEST}"
+        )
+    if rank > len(solved.embeddings):
+        last = len(solved.embeddings)
+        allowed = "1" if last == 1 else f"1 to {last}"
+        raise WorkloadError(
+            f"there is no candidate of rank {rank}: {solved.target.name} has {allowed} in "
+            f"{solved.workload.name} under {solved.constraints.name}"
+        )
+    return solved.embeddings[rank - 1]
+
+
+def _build(
+    candidate: RankedCandidate,
+    spec: HardwareSpec,
+    backend: BackendChoice,
+    missing: tuple[str, ...],
+) -> tuple[CompiledKernel, tuple[str, ...]]:
+    """The kernel, and what is missing where it is not native."""
+    program = candidate.candidate.program
+    if backend == "native" or (backend == "auto" and not missing):
+        try:
+            return build(program, spec, backend="native"), ()
+        except (BackendUnavailable, LoweringError) as error:
+            if backend == "native":
+                raise
+            missing = (str(error),)
+    return build(program, spec, backend="generic"), missing

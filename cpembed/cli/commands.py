@@ -1,0 +1,62 @@
+"""The table of subcommands, imported one by one as they are called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+SUBCOMMANDS: dict[str, str] = {
+    "solve": "Rank the candidate embeddings of a target's instruction in a workload.",
+    "explain": "Show one candidate in full, or why nothing fits.",
+    "run": "Generate the kernel, verify its numbers, time it.",
+    "bench": "Run a whole suite, one row a layer.",
+    "targets": "List the targets and whether this machine executes them.",
+    "operators": "List the operators and the sizes they take.",
+}
+"""Name and help; ``cpembed.cli.<name>`` defines the click command ``command``."""
+
+
+class Subcommands(click.Group):
+    """A group that imports a subcommand when it is called, and none to list them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        command: click.Command = import_module(f"cpembed.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUBCOMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has seen enough. Python flushes once more on the way out.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        return result
+
+
+@click.group(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cpembed", prog_name="cpembed")
+def cli() -> None:
+    """Fit tensor operators to hardware instructions: find every embedding, prove the program,
+    generate the kernel.
+
+    A WORKLOAD is an operator with its sizes (conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1), a
+    layer of a suite (deepbench:11), or an expression with its extents
+    ("C[x,y] += A[x,z] * B[z,y]" x=4 y=4 z=8).
+
+    Exit codes: 0 a result; 2 a wrong command line, specification or workload; 3 proven infeasible;
+    4 stopped by a limit without a result; 5 a missing back end or device; 1 an internal error.
+    """

@@ -1,0 +1,104 @@
+"""Arguments and options that several subcommands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from cpembed.embedding.constraint_set import Weights
+    from cpembed.hw.instruction import HardwareSpec
+    from cpembed.ir.computation import Computation
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LARGEST_SEED = 2**31 - 1
+"""The solver's seeds are 32-bit."""
+
+
+class Asked(TypedDict):
+    """What :func:`embedding_options` parses."""
+
+    words: tuple[str, ...]
+    target: str
+    constraints: str | None
+    weights: tuple[float, float] | None
+    timeout: float | None
+
+
+def _weights(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[float, float] | None:
+    """``MAC,DATA``: two numbers that are not negative."""
+    if value is None:
+        return None
+    try:
+        mac, data = (float(part) for part in value.split(","))
+    except ValueError:
+        problem = f"{value!r} is not two numbers; write MAC,DATA such as 1,0.5"
+        raise click.BadParameter(problem, ctx, param) from None
+    if not (0 <= mac < float("inf") and 0 <= data < float("inf")):
+        raise click.BadParameter(f"{value!r}: a weight is a number of at least 0", ctx, param)
+    return mac, data
+
+
+def embedding_options(function: F) -> F:
+    """A workload, a target, and how to search: the parameters of :class:`Asked`."""
+    for add in (
+        click.option(
+            "--timeout",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="S",
+            help="Stop searching after S seconds and use what was found.",
+        ),
+        click.option(
+            "--weights",
+            callback=_weights,
+            metavar="MAC,DATA",
+            help="Weights of the MAC and the data overhead in the score.",
+        ),
+        click.option(
+            "--constraints",
+            metavar="NAME|FILE",
+            help="Constraint set: a shipped name or a TOML file. "
+            "Default: the widest shipped set that gives a proven program.",
+        ),
+        click.option(
+            "--target",
+            required=True,
+            metavar="NAME|FILE",
+            help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
+        ),
+        click.argument("words", nargs=-1, required=True, metavar="WORKLOAD..."),
+    ):
+        function = add(function)
+    return function
+
+
+def json_option(function: F) -> F:
+    add = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    return add(function)
+
+
+def rank_option(function: F) -> F:
+    add = click.option(
+        "--rank",
+        type=click.IntRange(min=1),
+        default=1,
+        metavar="K",
+        show_default=True,
+        help="Which candidate, 1 being the best.",
+    )
+    return add(function)
+
+
+def problem(asked: Asked) -> tuple[Computation, HardwareSpec, str, Weights | None]:
+    """The workload on the target's element types, the target, the set, the weights."""
+    from cpembed.api.solve import WIDEST, hardware_spec, workload
+    from cpembed.embedding.constraint_set import Weights
+
+    spec = hardware_spec(asked["target"])
+    weights = None if asked["weights"] is None else Weights(*asked["weights"])
+    return workload(asked["words"], spec), spec, asked["constraints"] or WIDEST, weights

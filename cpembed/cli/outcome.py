@@ -1,0 +1,31 @@
+"""How a search came out: what is printed and the exit code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cpembed.cli.output import message, print_text
+
+if TYPE_CHECKING:
+    from cpembed.api.solve import SolveResult
+
+INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
+"""Exit codes of results that are not what was asked for."""
+
+
+def print_solved(result: SolveResult, *, as_json: bool) -> int:
+    """Print a search's result, or say in one line on stderr why there is none; the exit code."""
+    from cpembed.embedding.cpsat import Status
+
+    if not as_json:
+        from cpembed.report.solve import report
+
+        print_text(*report(result))
+    what = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
+    if result.status is Status.INFEASIBLE:
+        message(f"no embedding of {what}: proven infeasible")
+        return INFEASIBLE
+    if result.status is Status.UNKNOWN:
+        message(f"no embedding of {what} found before the limit: give a longer --timeout")
+        return STOPPED
+    return 0

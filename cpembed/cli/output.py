@@ -1,0 +1,103 @@
+"""Printing: JSON or a table to stdout, messages and progress to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.status import Status
+
+PATIENCE = 1.0
+"""Seconds before progress is shown: most commands are done by then."""
+
+UNFOLDED = 1000
+"""Columns of a page that is not a terminal: more than any line has."""
+
+_PHASES = {
+    "model": "building the model",
+    "search": "searching",
+    "derive": "deriving programs",
+    "prove": "proving",
+    "explain": "looking for the conflict",
+    "build": "compiling",
+    "verify": "verifying",
+    "measure": "measuring",
+}
+
+
+def print_json(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_text(*parts: RenderableType) -> None:
+    """Print to stdout: as wide as the terminal; elsewhere no line is folded or padded."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        for part in parts:
+            console.print(part)
+        return
+    plain = Console(highlight=False, width=UNFOLDED, color_system=None)
+    with plain.capture() as capture:
+        for part in parts:
+            plain.print(part)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def message(text: str) -> None:
+    """One line on stderr."""
+    click.echo(f"cpembed: {' '.join(text.split())}", err=True)
+
+
+class ProgressLine:
+    """A line on the terminal with the phase and its count, once patience runs out.
+
+    A context manager; calling it reports, as :data:`cpembed.api.solve.Progress` does.
+    """
+
+    def __init__(self) -> None:
+        self._text = "working"
+        self._status: Status | None = None
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(PATIENCE, self._show)
+        self._timer.daemon = True
+
+    def __call__(self, phase: str, count: int) -> None:
+        words = _PHASES.get(phase, phase)
+        with self._lock:
+            self._text = f"{words}: {count:,}" if count else words
+            if self._status is not None:
+                self._status.update(self._text)
+
+    def __enter__(self) -> ProgressLine:
+        if sys.stderr.isatty():
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        with self._lock:
+            if self._status is not None:
+                self._status.stop()
+            self._timer.function = lambda: None
+
+    def _show(self) -> None:
+        from rich.console import Console
+
+        with self._lock:
+            self._status = Console(stderr=True).status(self._text)
+            self._status.start()

@@ -1,0 +1,61 @@
+"""``cpembed solve``: the ranked candidate embeddings."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import click
+
+from cpembed.cli.options import LARGEST_SEED, Asked, embedding_options, json_option, problem
+from cpembed.cli.outcome import print_solved
+from cpembed.cli.output import ProgressLine, print_json
+
+TOP = 5
+
+
+@click.command()
+@embedding_options
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help=f"Print the best K candidates.  [default: {TOP}]",
+)
+@click.option("--all", "every", is_flag=True, help="Print all candidates.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, LARGEST_SEED),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Seed of the search.",
+)
+@json_option
+def command(
+    *, top: int | None, every: bool, seed: int, as_json: bool, **asked: Unpack[Asked]
+) -> int:
+    """Rank the candidate embeddings of the target's instruction in WORKLOAD.
+
+    \b
+    cpembed solve conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target amx_int8
+    cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
+    """
+    from cpembed.api.solve import solve
+
+    if every and top is not None:
+        raise click.UsageError("--top and --all exclude each other", click.get_current_context())
+    workload, spec, constraints, weights = problem(asked)
+    with ProgressLine() as progress:
+        result = solve(
+            workload,
+            spec,
+            constraints,
+            top=None if every else top or TOP,
+            weights=weights,
+            timeout=asked["timeout"],
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result.to_json())
+    return print_solved(result, as_json=as_json)

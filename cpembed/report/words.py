@@ -1,0 +1,67 @@
+"""Short texts that several reports share: sizes, counts, mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.ir.computation import Computation
+
+NOTHING = "·"
+"""Stands where an instruction axis takes one step and no workload axis feeds it."""
+
+
+def sizes(extents: Mapping[str, int]) -> str:
+    """``n 1  k 64``."""
+    return "  ".join(f"{axis} {extent}" for axis, extent in extents.items())
+
+
+def shape(numbers: Iterable[int]) -> str:
+    """``1x64x56x56``; a scalar is ``1``."""
+    return "x".join(str(number) for number in numbers) or "1"
+
+
+def scaled(number: float, units: tuple[str, ...], step: int) -> str:
+    """A number with the largest unit that keeps it at 1 or more."""
+    position = 0
+    while number >= step and position < len(units) - 1:
+        number /= step
+        position += 1
+    text = f"{number:,.0f}" if position == 0 or number >= 100 else f"{number:.3g}"
+    return f"{text} {units[position]}".rstrip()
+
+
+def count(number: float) -> str:
+    """``115.6 M``."""
+    return scaled(number, ("", "k", "M", "G", "T"), 1000)
+
+
+def data_size(number: float) -> str:
+    return scaled(number, ("B", "KiB", "MiB", "GiB"), 1024)
+
+
+def digit(item: Digit) -> str:
+    """``q:14``, or ``q:14 by 2`` where consecutive steps are 2 apart."""
+    return f"{item.axis}:{item.count}" + (f" by {item.stride}" if item.stride > 1 else "")
+
+
+def mapping(embedding: Embedding) -> str:
+    """``x ← q:14   y ← k:16   z ← c:16 r:3``: innermost digit first."""
+    return "   ".join(
+        f"{axis} ← {' '.join(digit(item) for item in digits) or NOTHING}"
+        for axis, digits in embedding.digits.items()
+    )
+
+
+def dtypes(computation: Computation) -> str:
+    """``I int8  W int8  O int32``."""
+    return "  ".join(f"{operand.name} {operand.dtype}" for operand in computation.operands)
+
+
+def plural(number: int, noun: str, nouns: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def ratio(value: float) -> str:
+    """An overhead: two decimals, more where they would hide that something is wasted."""
+    return f"{value:.2f}" if value == 1 or value >= 1.005 else f"{value:.4g}"
