@@ -37,9 +37,10 @@ def conv2d(
     O [n,k,p,q]; NHWC has I [n,h,w,c], W [k,r,s,c] and O [n,p,q,k]. A padded image reads as zero
     outside its shape.
 
-    With ``groups`` above 1 there is an axis g after n; ``c`` and ``k`` are then the channels and
-    filters of one group, so the image has ``groups * c`` channels, of which group g reads
-    ``c_extent * g + c``; the output likewise has ``groups * k``; W has g as its first index.
+    With ``groups`` above 1 there is an axis g after n, and ``c`` and ``k`` are the channels and
+    filters of one group. Channels are then two dimensions, group and channel within it: I
+    [n,g,c,h,w] and O [n,g,k,p,q] (NHWC: I [n,h,w,g,c] and O [n,p,q,g,k]), W has g first. In
+    memory that is the usual layout with ``groups * c`` and ``groups * k`` channels: a reshape.
 
     >>> str(conv2d(n=1, c=3, h=8, w=8, k=4, r=3, s=3, pad=1, stride=2))
     'O[n, k, p, q] += (I[n, c, 2*p + r - 1, 2*q + s - 1] * W[k, c, r, s])'
@@ -52,20 +53,20 @@ def conv2d(
         CONV2D, (("p", "h", "r", h, r), ("q", "w", "s", w, s)), pad, stride, dilation
     )
     image_type, weight_type, output_type = CONV2D.dtypes(dtype, 2)
-    channel, output_channel, group = "c", "k", ""
+    group = ""
     extents = {"n": n, "k": k, "p": rows.output_extent, "q": columns.output_extent}
     if groups > 1:
-        channel, output_channel, group = f"{c}*g + c", f"{k}*g + k", "g,"
+        group = "g,"
         extents = {"n": n, "g": groups, **extents}
     image = f"{rows.index}, {columns.index}"
     if layout == "NCHW":
-        output = f"O[n, {output_channel}, p, q]"
-        value = f"I[n, {channel}, {image}] * W[{group}k,c,r,s]"
-        shape = (n, groups * c, h, w)
+        output = f"O[n, {group} k, p, q]"
+        value = f"I[n, {group} c, {image}] * W[{group}k,c,r,s]"
+        shape = (n, groups, c, h, w) if group else (n, c, h, w)
     else:
-        output = f"O[n, p, q, {output_channel}]"
-        value = f"I[n, {image}, {channel}] * W[{group}k,r,s,c]"
-        shape = (n, h, w, groups * c)
+        output = f"O[n, p, q, {group} k]"
+        value = f"I[n, {image}, {group} c] * W[{group}k,r,s,c]"
+        shape = (n, h, w, groups, c) if group else (n, h, w, c)
     padded = rows.pad > 0 or columns.pad > 0
     return parse_computation(
         f"{output} += {value}",

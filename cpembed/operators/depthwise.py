@@ -25,8 +25,8 @@ def depthwise(
     """``O[n,c,p,q] += I[n,c,p+r,q+s] * W[c,r,s]``: every channel has its own filter.
 
     Axes n, c, p, q, r, s; operands I [n,c,h,w], W [c,r,s], O [n,c,p,q]. With a multiplier ``m``
-    above 1 there is an axis m after c, W is [c,m,r,s], and O has ``m * c`` channels of which
-    channel c fills ``m_extent * c + m``.
+    above 1 there is an axis m after c, W is [c,m,r,s] and O [n,c,m,p,q]: in memory the usual
+    layout with ``m * c`` channels.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
@@ -36,7 +36,7 @@ def depthwise(
     )
     image_type, weight_type, output_type = DEPTHWISE.dtypes(dtype, 2)
     multiplier = {"m": m} if m > 1 else {}
-    output_channel, filter_channel = (f"{m}*c + m", "c,m") if multiplier else ("c", "c")
+    output_channel, filter_channel = ("c, m", "c,m") if multiplier else ("c", "c")
     return parse_computation(
         f"O[n, {output_channel}, p, q] += "
         f"I[n, c, {rows.index}, {columns.index}] * W[{filter_channel},r,s]",

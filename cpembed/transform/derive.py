@@ -103,6 +103,13 @@ def digits_on(embedding: Embedding, axis: str) -> list[Digit]:
     return [d for digits in embedding.digits.values() for d in digits if d.axis == axis]
 
 
+def _direct_axis(index: IndexExpr) -> str | None:
+    """The axis that a dimension follows one to one, up to an offset."""
+    if len(index.terms) == 1 and index.terms[0].coefficient == 1 and index.is_affine:
+        return index.terms[0].iterator
+    return None
+
+
 @dataclass
 class _Layout:
     """Builds one operand's layout by applying rewrites to the original one."""
@@ -157,10 +164,21 @@ class _Layout:
     def _pad(self) -> None:
         for k, dimension in enumerate(self.layout.dimensions):
             low, high = self.layout.access[k].bounds(self.extents)
-            before, after = max(0, -low), max(0, high + 1 - dimension.extent)
+            before = max(0, -low)
+            # A split needs its blocks to start at a multiple of the block: shift an offset there.
+            before += -(self.layout.access[k].constant + before) % self._block(k)
+            after = max(0, high + 1 - dimension.extent)
+            if (before + dimension.extent + after) % self._block(k):
+                after += -(before + dimension.extent + after) % self._block(k)
             if before or after:
                 name = self.layout.name
                 self._apply(Pad(name, k, before, after, dimension.extent, dimension.name))
+
+    def _block(self, k: int) -> int:
+        """Elements of one block of a dimension that will be split; 1 where it will not."""
+        axis = _direct_axis(self.access.index[k])
+        digits = [] if axis is None else digits_on(self.embedding, axis)
+        return digits[0].count * digits[0].stride if digits else 1
 
     def _split(self) -> dict[str, list[str]]:
         """Split every dimension that a single mapped axis indexes; lane -> its digit dimensions,
@@ -169,7 +187,7 @@ class _Layout:
         for lane in self.lanes:
             for digit in reversed(self.embedding.digits[lane]):
                 for k, index in enumerate(self.access.index):
-                    if index.single_iterator == digit.axis:
+                    if _direct_axis(index) == digit.axis:
                         name = self._split_digit(self._original(k), digit, lane)
                         found.setdefault(lane, []).append(name)
         return found
@@ -206,7 +224,7 @@ class _Layout:
         for lane in self.lanes:
             for digit in self.embedding.digits[lane]:
                 for k, index in enumerate(self.access.index):
-                    if digit.axis not in index.iterators or index.single_iterator == digit.axis:
+                    if digit.axis not in index.iterators or _direct_axis(index) == digit.axis:
                         continue
                     self._require_in_place(lane, digit)
                     if self.memory.stride_rule(lane) is StrideRule.UNIT:

@@ -97,13 +97,12 @@ def test_grouped_conv2d(layout):
 
     def expected(image, weights):
         if layout == "NHWC":
-            image, weights = image.transpose(0, 3, 1, 2), weights.transpose(0, 1, 4, 2, 3)
+            image, weights = image.transpose(0, 3, 4, 1, 2), weights.transpose(0, 1, 4, 2, 3)
         groups = [
-            convolution(image[:, 2 * g : 2 * g + 2], weights[g], (1, 0), (1, 2), (1, 1))
-            for g in range(3)
+            convolution(image[:, g], weights[g], (1, 0), (1, 2), (1, 1)) for g in range(3)
         ]
-        result = np.concatenate(groups, axis=1)
-        return result if layout == "NCHW" else result.transpose(0, 2, 3, 1)
+        result = np.stack(groups, axis=1)
+        return result if layout == "NCHW" else result.transpose(0, 3, 4, 1, 2)
 
     check(computation, expected)
 
@@ -140,14 +139,14 @@ def test_depthwise(case):
 def test_depthwise_with_a_multiplier():
     computation = depthwise(n=1, c=3, h=5, w=5, r=3, s=3, m=2, pad=1)
     assert "".join(computation.extents) == "ncmpqrs"
-    assert computation.output.shape == (1, 6, 5, 5)
+    assert computation.output.shape == (1, 3, 2, 5, 5)
 
     def expected(image, weights):
         channels = [
             convolution(image[:, [c]], weights[c][:, None], (1, 1), (1, 1), (1, 1))
             for c in range(3)
         ]
-        return np.concatenate(channels, axis=1)
+        return np.stack(channels, axis=1)
 
     check(computation, expected)
 

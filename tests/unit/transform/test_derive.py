@@ -1,0 +1,129 @@
+"""Derived programs of random embeddings are proven and compute what the workload computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import WIDEST, default_dtypes, solve
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.index import IndexExpr
+from cpembed.ir.interpreter import interpret
+from cpembed.ir.reference import random_inputs
+from cpembed.operators.conv2d import conv2d
+from cpembed.operators.gemm import gemm
+from cpembed.transform.data import execute, pack
+from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.proof import prove
+from cpembed.workloads.naming import parse_workload
+from tests.programs import random_programs
+
+
+def check(program: DerivedProgram, seed: int) -> None:
+    proof = prove(program)
+    assert proof.holds, (program.workload, program.embedding, proof.failed)
+    inputs = random_inputs(program.workload, seed)
+    expected = interpret(program.workload, inputs)
+    np.testing.assert_array_equal(execute(program, inputs), expected)
+    for operand in program.operands:
+        if operand.name in inputs:
+            check_data_path(program, operand, inputs[operand.name])
+
+
+def original_layout(program: DerivedProgram, operand: PackedOperand) -> PackedOperand:
+    """The layout before any rewrite, as derivation starts from."""
+    access = program.workload.access(operand.name).index
+    names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(access)]
+    names = [n if names.count(n) == 1 else f"{n}#{k}" for k, n in enumerate(names)]
+    return PackedOperand(
+        operand.name,
+        operand.dtype,
+        operand.original_shape,
+        tuple(PackedDimension(n, s) for n, s in zip(names, operand.original_shape, strict=True)),
+        tuple(IndexExpr.iterator(n) for n in names),
+        tuple(index.substitute(program.axis_map) for index in access),
+    )
+
+
+def check_data_path(program: DerivedProgram, operand: PackedOperand, data: np.ndarray) -> None:
+    """The rewrites one after the other move the data as the layout map says, and back."""
+    moved = data
+    rewrites = [r for r in program.rewrites if r.operand == operand.name]
+    for rewrite in rewrites:
+        after = rewrite.forward(moved)
+        np.testing.assert_array_equal(rewrite.inverse(after), moved)
+        moved = after
+    np.testing.assert_array_equal(moved, pack(operand, data))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_programs_compute_their_workload(block: int) -> None:
+    count = 0
+    for number, program in enumerate(random_programs(range(block * 30, block * 30 + 30))):
+        check(program, number)
+        count += 1
+    assert count > 5
+
+
+SHAPES = [
+    conv2d(n=1, c=5, h=6, w=7, k=9, r=3, s=3, pad=1),
+    conv2d(n=2, c=4, h=5, w=6, k=6, r=3, s=2, pad=(2, 1), stride=2, dilation=(1, 2)),
+    conv2d(n=1, c=8, h=5, w=5, k=17, r=1, s=1, layout="NHWC"),
+    conv2d(n=3, c=3, h=6, w=6, k=5, r=2, s=2, layout="NHWC", stride=(1, 2), pad=1),
+    conv2d(n=1, c=3, h=6, w=6, k=4, r=3, s=3, groups=2, pad=1),
+    gemm(m=5, n=7, k=9, trans_b=True),
+    gemm(m=17, n=3, k=6, trans_a=True),
+    parse_workload(["depthwise", "n=1", "c=6", "h=6", "w=6", "r=3", "s=3"]),
+    parse_workload(["conv1d", "n=1", "c=3", "w=11", "k=5", "s=3"]),
+    parse_workload(["conv3d", "n=1", "c=2", "d=4", "h=4", "w=4", "k=5", "t=2", "r=2", "s=2"]),
+    parse_workload(["O[a,b] += X[b,2*a] * Y[a,k,b]", "a=5", "b=6", "k=7"]),
+]
+TARGETS = ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "arm_sdot", "amx_int8"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shipped_targets_compute_every_operator(target: str, shape: object) -> None:
+    spec = load_hardware_spec(target)
+    names = [operand.name for operand in shape.operands]  # type: ignore[attr-defined]
+    workload = shape.with_dtypes(  # type: ignore[attr-defined]
+        dict(zip(names, default_dtypes(spec), strict=True))
+    )
+    # AMX takes 16 extents of x, and with stencils a hundred embeddings: one set is enough here.
+    constraints = "strict_padded" if target == "amx_int8" else WIDEST
+    result = solve(workload, spec, constraints, top=3)
+    if result.conflict is not None:
+        # A product-sum without a matching role (depthwise has no axis in W and O only).
+        assert result.conflict.words
+        return
+    for ranked in result.embeddings:
+        check(ranked.candidate.program, ranked.rank)
+
+
+def test_amx_rows_are_fed_in_place_from_a_strided_padded_image() -> None:
+    workload = conv2d(n=1, c=5, h=6, w=9, k=6, r=3, s=3, stride=2, pad=1, layout="NHWC")
+    result = solve(workload, "amx_int8", WIDEST, top=None)
+    assert {"p", "q"} <= {axis for e in result.embeddings for axis in e.candidate.embedding.family["x"]}
+    for ranked in result.embeddings[::7]:
+        check(ranked.candidate.program, ranked.rank)
+
+
+def packed(name: str, program: DerivedProgram) -> list[str]:
+    return [dimension.name for dimension in program.operand(name).dimensions]
+
+
+def test_channels_last_keeps_channels_last() -> None:
+    for layout, expected in (
+        ("NCHW", ["n", "c.o", "p+r", "q+s", "c.i"]),
+        ("NHWC", ["n", "p+r", "q+s", "c.o", "c.i"]),
+    ):
+        workload = conv2d(n=1, c=32, h=6, w=6, k=16, r=3, s=3, layout=layout)
+        program = solve(workload, "vta_1x16x16", "strict").embeddings[0].candidate.program
+        assert packed("I", program) == expected
+
+
+def test_an_operand_that_is_already_right_is_used_in_place() -> None:
+    workload = conv2d(n=1, c=64, h=8, w=16, k=16, r=1, s=1, layout="NHWC")
+    workload = workload.with_dtypes({"I": "uint8"})
+    best = solve(workload, "amx_int8", "in_place").embeddings[0]
+    assert best.overheads.in_place == ("I", "O")
