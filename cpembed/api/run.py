@@ -1,8 +1,8 @@
 """Generate a candidate's kernel, verify its numbers, time it.
 
->>> import cpembed
->>> layer = cpembed.workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
->>> result = cpembed.run(layer, "vta_1x16x16", backend="generic")
+>>> from cpembed.api.solve import workload
+>>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
+>>> result = run(layer, "vta_1x16x16", backend="generic")
 >>> result.verification.verified, result.backend, result.missing
 (True, 'generic', ('no back end executes vta_1x16x16 yet',))
 """

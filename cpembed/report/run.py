@@ -42,9 +42,8 @@ def _times(result: RunResult) -> list[tuple[str, str]]:
     if result.is_native:
         rows.append(("latency", f"{_quantiles(times.latency_us)}, {times.gops:.1f} GOPS"))
     else:
-        rows.append(
-            ("portable code", f"{_quantiles(times.latency_us)}; not the instruction's time")
-        )
+        rows.append(("missing", "; ".join(result.missing)))
+        rows.append(("portable", f"{_quantiles(times.latency_us)}, not the instruction's time"))
     return [*rows, ("packing", _packing(times))]
 
 

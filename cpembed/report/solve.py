@@ -37,6 +37,7 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
         ]
     )
     if result.embeddings:
+        yield ""
         yield table(_COLUMNS, (_row(item) for item in result.embeddings))
         yield from _notes(result)
     if result.conflict is not None:
@@ -106,6 +107,7 @@ def _row(item: RankedCandidate) -> tuple[str, ...]:
 
 
 def _notes(result: SolveResult) -> Iterator[RenderableType]:
+    yield ""
     more = result.count - len(result.embeddings) - len(result.not_derivable)
     if more > 0:
         yield f"{words.plural(more, 'more candidate')}; --all prints them"

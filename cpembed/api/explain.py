@@ -1,0 +1,239 @@
+"""One candidate in full: where its instruction goes, what happens to the layouts, why its rank.
+
+>>> from cpembed.api.solve import workload
+>>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
+>>> story = explain(layer, "vta_1x16x16")
+>>> [(step.rewrite.name, str(step.after)) for step in story.steps["C"]]
+[('split', '[m, n.o, n.i] (8, 1, 16)')]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpembed.api.run import pick
+from cpembed.api.solve import (
+    WIDEST,
+    Progress,
+    SolveResult,
+    embedding_json,
+    solve,
+    workload_json,
+)
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.errors import InvariantError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.ir.index import IndexExpr
+from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.rewrites import Rewrite
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Dimensions of a layout by name, outermost first."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"[{', '.join(self.names)}] ({', '.join(map(str, self.shape))})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"dimensions": list(self.names), "shape": list(self.shape)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite with the layout before and after it."""
+
+    rewrite: Rewrite
+    before: Layout
+    after: Layout
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A candidate, each operand's rewrites step by step, and the candidates next to it.
+
+    ``steps`` is by workload operand, in the instruction's operand order; an operand without steps
+    is used as it is. ``better`` and ``worse`` are the neighbours in the ranking.
+    """
+
+    solved: SolveResult
+    candidate: RankedCandidate
+    steps: Mapping[str, tuple[Step, ...]]
+    better: RankedCandidate | None
+    worse: RankedCandidate | None
+    reasons: tuple[str, ...]
+
+    @property
+    def program(self) -> DerivedProgram:
+        return self.candidate.candidate.program
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``explain --json``: what ``solve`` says of the candidate, and more."""
+        program = self.program
+        return {
+            "workload": workload_json(self.solved.workload),
+            "target": self.solved.target.name,
+            "instruction": str(program.instruction.computation),
+            "constraints": self.solved.constraints.name,
+            "status": self.solved.status.value,
+            "complete": self.solved.complete,
+            "count": self.solved.count,
+            "embedding": embedding_json(self.candidate),
+            "loops": [
+                {"name": loop.name, "extent": loop.extent, "kind": loop.kind.value}
+                for loop in program.loops
+            ],
+            "axis_map": {axis: str(index) for axis, index in program.axis_map.items()},
+            "operands": [self._operand_json(role) for role in program.roles],
+            "ranking": list(self.reasons),
+        }
+
+    def _operand_json(self, role: str) -> dict[str, Any]:
+        operand = self.program.role(role)
+        return {
+            "name": operand.name,
+            "role": role,
+            "dtype": operand.dtype,
+            "original": original_layout(self.program, operand.name).to_json(),
+            "packed": layout(operand).to_json(),
+            "access": [str(index) for index in operand.access],
+            "in_place": operand.is_identity,
+            "rewrites": [
+                {
+                    **step.rewrite.to_json(),
+                    "before": step.before.to_json(),
+                    "after": step.after.to_json(),
+                }
+                for step in self.steps[operand.name]
+            ],
+        }
+
+
+def explain(
+    workload: Computation,
+    target: str | HardwareSpec,
+    *,
+    constraints: str | ConstraintSet = WIDEST,
+    rank: int = 1,
+    weights: Weights | None = None,
+    timeout: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Explanation | SolveResult:
+    """The candidate of a rank in full; the :class:`SolveResult`, with its conflict, where the
+    search found nothing.
+
+    Raises :class:`~cpembed.errors.WorkloadError` for a rank that does not exist.
+    """
+    solved = solve(
+        workload,
+        target,
+        constraints,
+        top=rank + 1,
+        weights=weights,
+        timeout=timeout,
+        seed=seed,
+        progress=progress,
+    )
+    if not solved.count:
+        return solved
+    candidate = pick(solved, rank)
+    better = solved.embeddings[rank - 2] if rank > 1 else None
+    worse = solved.embeddings[rank] if len(solved.embeddings) > rank else None
+    program = candidate.candidate.program
+    return Explanation(
+        solved,
+        candidate,
+        {operand.name: replay(program, operand.name) for operand in program.operands},
+        better,
+        worse,
+        ranking_reasons(solved, candidate, better, worse),
+    )
+
+
+def layout(operand: PackedOperand) -> Layout:
+    return Layout(tuple(d.name for d in operand.dimensions), operand.shape)
+
+
+def original_layout(program: DerivedProgram, name: str) -> Layout:
+    return layout(_unpacked(program, name))
+
+
+def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
+    """The rewrites of one operand from its original layout to the packed one."""
+    current = _unpacked(program, name)
+    steps: list[Step] = []
+    for rewrite in program.rewrites:
+        if rewrite.operand == name:
+            after = rewrite.apply(current, program.extents)
+            steps.append(Step(rewrite, layout(current), layout(after)))
+            current = after
+    if layout(current) != layout(program.operand(name)):
+        raise InvariantError(
+            f"the rewrites of {name} lead to {layout(current)}, "
+            f"not to the program's {layout(program.operand(name))}"
+        )
+    return tuple(steps)
+
+
+def _unpacked(program: DerivedProgram, name: str) -> PackedOperand:
+    """The operand before any rewrite; a dimension is named after the axes that index it."""
+    operand = program.workload.operand(name)
+    access = program.workload.access(name)
+    names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(access.index)]
+    names = [n if names.count(n) == 1 else f"{n}#{k}" for k, n in enumerate(names)]
+    return PackedOperand(
+        name,
+        operand.dtype,
+        operand.shape,
+        tuple(PackedDimension(n, size) for n, size in zip(names, operand.shape, strict=True)),
+        tuple(IndexExpr.iterator(n) for n in names),
+        tuple(index.substitute(program.axis_map) for index in access.index),
+    )
+
+
+def ranking_reasons(
+    solved: SolveResult,
+    candidate: RankedCandidate,
+    better: RankedCandidate | None,
+    worse: RankedCandidate | None,
+) -> tuple[str, ...]:
+    """Why a candidate ranks where it does, in sentences."""
+    weights, cost = solved.constraints.weights, candidate.overheads
+    extra_macs = cost.executed_macs - cost.macs
+    extra_data = cost.packed_data - cost.data
+    score = (
+        f"score {candidate.score:.6g}: the norm of {weights.mac:g} x {extra_macs:,} extra MACs and "
+        f"{weights.data:g} x {extra_data:,} extra elements; 0 is perfect"
+    )
+    sentences = [score]
+    if better is not None:
+        sentences.append(f"behind #{better.rank}: {_compare(better, candidate)}")
+    if worse is not None:
+        sentences.append(f"ahead of #{worse.rank}: {_compare(candidate, worse)}")
+    if better is None and worse is None:
+        sentences.append("it is the only candidate" + ("" if solved.complete else " found so far"))
+    return tuple(sentences)
+
+
+def _compare(first: RankedCandidate, second: RankedCandidate) -> str:
+    """What decides between two neighbours of the ranking, of which the first is the better."""
+    a, b = first.overheads, second.overheads
+    if first.score != second.score:
+        return (
+            f"score {first.score:.6g} against {second.score:.6g} "
+            f"(MACs x{a.mac_overhead:.4g} against x{b.mac_overhead:.4g}, "
+            f"data x{a.data_overhead:.4g} against x{b.data_overhead:.4g})"
+        )
+    if a.calls != b.calls:
+        return f"equal scores, {a.calls:,} executions against {b.calls:,}"
+    if a.packing_bytes != b.packing_bytes:
+        return f"equal scores, packing moves {a.packing_bytes:,} bytes against {b.packing_bytes:,}"
+    return "equal in score, executions and packing: the order of their axis maps decides"

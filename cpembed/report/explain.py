@@ -1,0 +1,139 @@
+"""The report of ``cpembed explain``: one candidate in full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import RenderableType
+
+from cpembed.api.explain import Explanation, Step, layout, original_layout
+from cpembed.report import nest, words
+from cpembed.report.blocks import bullets, header, heading, indented, table
+from cpembed.report.solve import found, problem_rows
+from cpembed.transform.rewrites import Split
+
+
+def report(explanation: Explanation) -> Iterator[RenderableType]:
+    """Header, axes, operands, layouts, loop nest, cost, rank."""
+    solved, candidate, program = (
+        explanation.solved,
+        explanation.candidate,
+        explanation.program,
+    )
+    rows = problem_rows(solved.workload, solved.target, solved.constraints.name)
+    identifier = candidate.candidate.embedding.identifier()
+    yield header(
+        [
+            *rows,
+            ("found", found(solved)),
+            ("embedding", f"rank {candidate.rank}, {identifier}, program proven"),
+        ]
+    )
+    sections: list[tuple[str, RenderableType]] = [
+        ("Instruction axes and the workload axes that feed them", indented(nest.drawing(program))),
+        ("Operands", _operands(explanation)),
+        ("Layouts", indented("\n".join(_rewrites(explanation)))),
+        ("Loop nest", indented(nest.pseudo_code(program))),
+        ("Workload axes", indented(nest.axis_map(program))),
+        ("Cost", header(_cost(explanation))),
+        (f"Why rank {candidate.rank}", bullets(explanation.reasons)),
+    ]
+    for title, body in sections:
+        yield ""
+        yield heading(title)
+        yield body
+
+
+def _operands(explanation: Explanation) -> RenderableType:
+    program = explanation.program
+    instruction = program.instruction
+    rows: list[tuple[str, ...]] = []
+    for role, name in program.roles.items():
+        operand, memory = program.operand(name), instruction.memory[role]
+        tile = words.shape(memory.tile_shape(program.embedding.extents))
+        order = ", ".join(str(dimension) for dimension in memory.tile)
+        rows.append(
+            (
+                role,
+                name,
+                operand.dtype,
+                f"{memory.scope} [{order}] {tile}",
+                f"{math.prod(operand.original_shape):,}",
+                f"{operand.elements:,}",
+                "in place" if operand.is_identity else "packed",
+            )
+        )
+    return table(
+        (
+            ("role", "left"),
+            ("operand", "left"),
+            ("dtype", "left"),
+            ("tile", "left"),
+            ("elements", "right"),
+            ("needed", "right"),
+            ("", "left"),
+        ),
+        rows,
+    )
+
+
+def _rewrites(explanation: Explanation) -> Iterator[str]:
+    """Per operand: the original layout, then each rewrite and the layout after it."""
+    program = explanation.program
+    for name, steps in explanation.steps.items():
+        operand = program.operand(name)
+        lines = [(name, str(original_layout(program, name)))]
+        lines += [(f"  {_words(step)}", str(step.after)) for step in steps]
+        width = max(len(text) for text, _ in lines)
+        yield from (f"{text:<{width}}   {after}" for text, after in lines)
+        if operand.is_identity:
+            yield f"  the same bytes in memory: {name} is used in place"
+        elif not steps:
+            yield f"  {layout(operand)}"
+
+
+def _words(step: Step) -> str:
+    """What a rewrite does: a phrase where its kind is known, else its parameters."""
+    if isinstance(step.rewrite, Split):
+        # Named by the layouts: the dimension that goes and the two that come.
+        dimension = step.before.names[step.rewrite.dimension]
+        return f"split {dimension} into {step.rewrite.outer}, {step.rewrite.inner}"
+    parameters = step.rewrite.describe()
+    phrase = _PHRASES.get(step.rewrite.name)
+    if phrase is None:
+        details = " ".join(f"{key}={value}" for key, value in parameters.items())
+        return f"{step.rewrite.name} {details}"
+    return f"{step.rewrite.name} {phrase(parameters)}"
+
+
+def _pad(parameters: Mapping[str, Any]) -> str:
+    sides = [f"{parameters[side]} {side}" for side in ("before", "after") if parameters[side]]
+    return f"{parameters['axes'][0]} by {' and '.join(sides)}"
+
+
+_PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "pad": _pad,
+    "reorder": lambda given: "dimensions",
+    "fuse": lambda given: f"{', '.join(given['axes'])} to {given['to']}",
+}
+
+
+def _cost(explanation: Explanation) -> list[tuple[str, str]]:
+    cost = explanation.candidate.overheads
+    moved = words.data_size(cost.packing_bytes) if cost.packing_bytes else "nothing moves"
+    kept = f"; in place: {' '.join(cost.in_place)}" if cost.in_place else ""
+    macs = (
+        f"{cost.executed_macs:,} for {cost.macs:,} (x{words.ratio(cost.mac_overhead)}), "
+        f"{cost.utilisation:.1%} useful"
+    )
+    return [
+        ("  executions", f"{cost.calls:,} of {explanation.program.instruction.name}"),
+        ("  MACs", macs),
+        (
+            "  elements",
+            f"{cost.packed_data:,} for {cost.data:,} (x{words.ratio(cost.data_overhead)})",
+        ),
+        ("  packing", f"{moved}{kept}"),
+    ]

@@ -1,0 +1,104 @@
+"""What there is: targets, operators and suites, as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+
+from cpembed.api.run import missing_for
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import available_targets, load_hardware_spec
+from cpembed.operators.family import Parameter
+from cpembed.operators.registry import OPERATORS
+from cpembed.report.blocks import heading, table
+from cpembed.workloads.suites import SUITES
+
+
+def targets() -> Iterator[RenderableType]:
+    """Name, instruction, extents, element types, and what executing it here lacks."""
+    yield table(
+        [(name, "left") for name in ("target", "instruction", "extents", "dtypes", "here")],
+        (_target_row(load_hardware_spec(name)) for name in available_targets()),
+    )
+
+
+def targets_json() -> dict[str, Any]:
+    return {"targets": [_target_json(load_hardware_spec(name)) for name in available_targets()]}
+
+
+def _target_row(spec: HardwareSpec) -> tuple[str, ...]:
+    instruction, missing = spec.instruction, missing_for(spec)
+    dtypes = "  ".join(f"{name} {'|'.join(types)}" for name, types in instruction.dtypes.items())
+    extents = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
+    here = f"yes ({spec.backend})" if not missing else f"no: {'; '.join(missing)}"
+    return spec.name, str(instruction.computation), extents, dtypes, here
+
+
+def _target_json(spec: HardwareSpec) -> dict[str, Any]:
+    instruction, missing = spec.instruction, missing_for(spec)
+    return {
+        "name": spec.name,
+        "description": spec.description,
+        "instruction": str(instruction.computation),
+        "axes": {
+            axis.name: {"min": axis.minimum, "max": axis.maximum, "step": axis.step}
+            for axis in instruction.axes
+        },
+        "dtypes": {name: list(types) for name, types in instruction.dtypes.items()},
+        "backend": spec.backend,
+        "cpu_features": list(spec.cpu_features),
+        "available": not missing,
+        "missing": list(missing),
+        "path": spec.path,
+    }
+
+
+def operators() -> Iterator[RenderableType]:
+    """Operators with what they take, then the suites of layers."""
+    yield table(
+        [(name, "left") for name in ("operator", "what it is", "sizes", "options")],
+        (
+            (
+                family.name,
+                family.description,
+                " ".join(parameter.name for parameter in family.required),
+                " ".join(_option(parameter) for parameter in family.optional),
+            )
+            for family in OPERATORS.values()
+        ),
+    )
+    yield ""
+    yield heading("Suites: write NAME:INDEX for a layer")
+    yield table([("suite", "left"), ("what it is", "left")], SUITES.items())
+
+
+def operators_json() -> dict[str, Any]:
+    return {
+        "operators": [
+            {
+                "name": family.name,
+                "description": family.description,
+                "parameters": [_parameter_json(parameter) for parameter in family.parameters],
+            }
+            for family in OPERATORS.values()
+        ],
+        "suites": [{"name": name, "description": what} for name, what in SUITES.items()],
+    }
+
+
+def _option(parameter: Parameter) -> str:
+    """``pad=0``, or ``layout=NCHW|NHWC`` with the default first."""
+    others = [choice for choice in parameter.choices if choice != parameter.default]
+    return f"{parameter.name}={'|'.join([str(parameter.default), *others])}"
+
+
+def _parameter_json(parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "meaning": parameter.meaning,
+        "kind": parameter.kind.value,
+        "default": parameter.default,
+        "choices": list(parameter.choices),
+    }
