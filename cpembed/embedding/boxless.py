@@ -9,21 +9,27 @@ down at once, in lexicographic order, that every constraint's own check accepts.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import stencil_axes
 from cpembed.embedding.constraints.linear_access import LinearAccess
+from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.node_map import Coordinates, from_points
+from cpembed.embedding.model import ScalarModel
+from cpembed.embedding.node_map import Coordinates, NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
 from cpembed.embedding.roles import candidates
 from cpembed.embedding.search import padded_extents, search
 
 _SEARCHED_POINTS = 4096
 """Largest domain given to the solver; all-different over larger ones is not bounded in time."""
+
+_CORNERS = (4, 3, 2)
+_CORNER_SECONDS = 0.2
 
 
 def feasible_without_boxes(
@@ -46,10 +52,45 @@ def feasible_without_boxes(
         return False
     if _has_lexicographic(problem, constraints, domain, fixed):
         return True
+    # An embedding within a corner of the domain is an embedding, and is found sooner; only the
+    # whole domain can show that there is none.
+    for width in _CORNERS:
+        corner = {a: 1 if a in fixed else min(extent, width) for a, extent in domain.items()}
+        if _search(problem, _within(constraints, corner), limits, _CORNER_SECONDS):
+            return True
     if math.prod(domain.values()) > _SEARCHED_POINTS:
         return None
-    status = search(problem, constraints, replace(limits, solutions=1)).status
+    return _search(problem, constraints, limits, math.inf)
+
+
+def _search(
+    problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits, seconds: float
+) -> bool | None:
+    least = min(math.inf if limits.seconds is None else limits.seconds, seconds)
+    once = replace(limits, solutions=1, seconds=None if math.isinf(least) else least)
+    status = search(problem, constraints, once).status
     return None if status is Status.UNKNOWN else status is not Status.INFEASIBLE
+
+
+@dataclass(frozen=True)
+class _Corner(Padding):
+    """Bounds of the domain by axis, in the place of ``padding``."""
+
+    extents: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def limit(self, axis: str, extent: int) -> int | None:
+        return self.extents[axis]
+
+    def post(self, model: ScalarModel) -> None:
+        """Nothing: the model's domain is all."""
+
+    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        return True
+
+
+def _within(constraints: ConstraintSet, corner: Mapping[str, int]) -> ConstraintSet:
+    others = (c for c in constraints.constraints if not isinstance(c, Padding))
+    return replace(constraints, constraints=(*others, _Corner(extents=corner)))
 
 
 def _immovable(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[str]:
@@ -65,6 +106,14 @@ def _immovable(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[str
         if problem.instruction.computation.operand(pair.instruction.operand).elements == 1
         for index in pair.workload.index
     ]
+    if constraints.get("fixed_origin") is not None:
+        # The one element is the smallest index there is: every iterator stays at its first value.
+        fixed |= {
+            term.iterator
+            for index in constant
+            if all(term.coefficient > 0 for term in index.terms)
+            for term in index.terms
+        }
     while True:
         movable = [[name for name in index.iterators if name not in fixed] for index in constant]
         single = {names[0] for names in movable if len(names) == 1}
@@ -73,24 +122,51 @@ def _immovable(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[str
         fixed |= single
 
 
+_Move = tuple[int, dict[str, tuple[int, int]]]
+"""How often it can be made, and (start, step) on the workload axes it moves."""
+
+
 def _has_lexicographic(
     problem: EmbeddingProblem, constraints: ConstraintSet, domain: dict[str, int], fixed: set[str]
 ) -> bool:
     """Whether counting each instruction axis through the workload axes of its role, last axis
-    fastest, is an embedding."""
+    fastest, is an embedding; the first counted axis may go on along diagonals."""
     grid = point_grid(problem.instruction)
-    shape = next(iter(grid.values())).shape if grid else ()
+    shape = tuple(axis.maximum for axis in problem.instruction.axes)
     points: dict[str, Coordinates] = {
         axis.name: np.zeros(shape, np.int64) for axis in problem.workload.axes
     }
-    used: set[str] = set()
-    for axis in problem.instruction.axes:
-        able = [name for name in candidates(problem, axis.name) if name not in fixed]
+    free = {name: extent for name, extent in domain.items() if name not in fixed}
+    for axis in (a for a in problem.instruction.axes if a.maximum > 1):
+        able = [name for name in candidates(problem, axis.name) if name in free]
+        moves: list[_Move] = [(free.pop(name), {name: (0, 1)}) for name in reversed(able)]
         rest = grid[axis.name]
-        for name in reversed([] if used & set(able) else able):
-            points[name], rest = rest % domain[name], rest // domain[name]
-        used |= set(able)
+        for count, steps in [*moves, *_diagonals(problem, free)]:
+            if not rest.any():
+                break
+            for name, (start, step) in steps.items():
+                points[name] = start + step * (rest % count)
+            rest = rest // count
         if rest.any():
             return False
     node_map = from_points(problem, problem.instruction.extents, np.stack(list(points.values())))
     return node_map is not None and all(c.holds(problem, node_map) for c in constraints.constraints)
+
+
+def _diagonals(problem: EmbeddingProblem, free: dict[str, int]) -> list[_Move]:
+    """Moves along two axes that leave an index constant: ``p`` up and ``r`` down in ``p + r``.
+    The axes are taken out of ``free``."""
+    found: list[_Move] = []
+    for pair in problem.pairs:
+        for index in pair.workload.index:
+            terms = [term for term in index.terms if term.iterator in free]
+            if len(terms) != 2 or any(term.coefficient < 1 for term in terms):
+                continue
+            up, down = sorted(terms, key=lambda term: -term.coefficient)
+            high = free[down.iterator] - 1
+            step, uneven = divmod(up.coefficient, down.coefficient)
+            count = min(free[up.iterator], high // step + 1)
+            if not uneven and count > 1:
+                del free[up.iterator], free[down.iterator]
+                found.append((count, {up.iterator: (0, 1), down.iterator: (high, -step)}))
+    return found

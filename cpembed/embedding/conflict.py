@@ -101,7 +101,7 @@ class _Explanation:
         cores = [self._core(self._projected(axes)) for axes in failing]
         (names, minimal), axes = cores[0], failing[0]
         words = [self._summary(axes, names, settled)]
-        words += self._details(axes, names)
+        words += self._details(axes)
         # Other axes that fail as well are the next thing a person would run into.
         words += [
             self._summary(other, core, settled)
@@ -172,7 +172,7 @@ class _Explanation:
             though = f", though {fewer} can" if settled and len(groups) > 1 else ""
             listed = join([axis_words(problem, axis) for axis in axes])
             return f"axes {listed} cannot be fed together{though}: {exclude} it"
-        (axis,) = axes
+        axis = next(iter(axes))
         able = candidates(problem, axis)
         if not able:
             beyond = "" if set(core) <= set(ALWAYS) else f"; {exclude} any other way to feed it"
@@ -187,14 +187,14 @@ class _Explanation:
             f"axis {axis_words(problem, axis)} needs {goal} from {listed}; {leave} no way to get it"
         )
 
-    def _details(self, axes: tuple[str, ...], core: tuple[str, ...]) -> list[str]:
+    def _details(self, axes: tuple[str, ...]) -> list[str]:
         """One sentence per workload axis that has the role of a culprit axis."""
         if not axes:
             return self._origins()
         projected = self._projected(axes)
         if len(axes) == 1:
             found = [
-                refusal(projected, self.constraints, core, axes[0], other)
+                refusal(projected, self.constraints, axes[0], other)
                 for other in candidates(projected, axes[0])
             ]
             return [words for words in found if words is not None]

@@ -14,7 +14,7 @@ from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.projection import Answer, dropping
-from cpembed.embedding.roles import candidates, join, obstacles
+from cpembed.embedding.roles import all_or_nothing, candidates, join, obstacles
 
 Solve = Callable[[EmbeddingProblem, ConstraintSet], Answer]
 
@@ -57,11 +57,12 @@ def relaxations(
         if answer.feasible:
             found.append(words + _feeds(answer.embedding, axes))
 
+    boxes = constraints.get("hyper_rectangle") is not None
     linear = constraints.get("linear_access")
-    if isinstance(linear, LinearAccess) and linear.stencil == "none" and "linear_access" in core:
+    if boxes and "linear_access" in core and linear == LinearAccess("none"):
         in_place = constraints.replacing(LinearAccess("in_place")).replacing(Dense("memory"))
         offer('linear_access with stencil = "in_place"', in_place)
-    found += _paddings(problem, constraints, axes, solve)
+    found += _paddings(problem, constraints, axes, solve) if boxes else []
     for name in (n for n in _DROPPABLE if n in core):
         offer(f"leaving out {name}", dropping(constraints, [name]))
     if not found:
@@ -138,8 +139,12 @@ def _options(
         for other in candidates(problem, axis)
         if not obstacles(problem, constraints, axis, other)
     ]
+    whole = {other: all_or_nothing(problem, constraints, other) for other in open_axes}
     for extent in problem.instruction.axis(axis).allowed:
         for shares in _factorisations(extent, len(open_axes)):
+            shared = zip(open_axes, shares, strict=True)
+            if any(whole[other] and share not in (1, extent) for other, share in shared):
+                continue
             yield {
                 other: -(-problem.workload.extents[other] // share) * share
                 for other, share in zip(open_axes, shares, strict=True)

@@ -6,7 +6,7 @@ others: ``c`` of a convolution that of ``z`` of ``C[x,y] += A[x,z] * B[z,y]``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import stencil_axes
@@ -79,19 +79,26 @@ def counts(
 
 def obstacles(
     problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, other: str
-) -> list[tuple[str, str]]:
-    """What keeps a workload axis of the right role from an instruction axis whatever the extents,
-    as (constraint, predicate)."""
-    found: list[tuple[str, str]] = []
+) -> list[str]:
+    """What keeps a workload axis of the right role from feeding an axis, whatever the extents."""
+    found: list[str] = []
     linear = constraints.get("linear_access")
     stencil = stencil_axes(problem).get(other)
     if stencil is not None and isinstance(linear, LinearAccess) and linear.stencil == "none":
-        found.append(("linear_access", f"is a stencil axis of {stencil} (linear_access)"))
+        found.append(f"is a stencil axis of {stencil} (linear_access)")
     for pair in problem.pairs:
         for index in pair.workload.index:
             if other in index.iterators:
                 found += _index_obstacles(problem, constraints, pair, index, axis, other)
     return found
+
+
+def all_or_nothing(problem: EmbeddingProblem, constraints: ConstraintSet, other: str) -> bool:
+    """Whether a workload axis cannot share an instruction axis with others: a stencil that is
+    read in place is one digit of the axis's whole extent."""
+    linear = constraints.get("linear_access")
+    in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
+    return in_place and other in stencil_axes(problem)
 
 
 def _index_obstacles(
@@ -101,49 +108,49 @@ def _index_obstacles(
     index: IndexExpr,
     axis: str,
     other: str,
-) -> list[tuple[str, str]]:
+) -> list[str]:
     """Obstacles in one dimension of one operand."""
-    found: list[tuple[str, str]] = []
+    found: list[str] = []
     operand, step = pair.instruction.operand, index.coefficient(other)
     several = len(index.iterators) > 1
     text = f"{pair.workload.operand}[{index}]"
     linear, dense = constraints.get("linear_access"), constraints.get("dense")
     if step < 0 and constraints.get("hyper_rectangle") is not None:
-        found.append(("hyper_rectangle", f"runs backwards in {text} (hyper_rectangle)"))
+        found.append(f"runs backwards in {text} (hyper_rectangle)")
     in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
     if several and in_place and stride_in_place(problem, operand, axis) == 0:
         words = f"is a stencil axis of {text}, which {axis} cannot read in place"
-        found.append(("linear_access", f"{words} (linear_access)"))
+        found.append(f"{words} (linear_access)")
     if step > 1 and isinstance(dense, Dense):
         rule = problem.instruction.memory[operand].stride_rule(axis)
         if not (dense.stencil_stride == "memory" and several and rule is StrideRule.ANY):
-            found.append(("dense", f"has stride {step} in {text} (dense)"))
+            found.append(f"has stride {step} in {text} (dense)")
     return found
 
 
 def refusal(
     problem: EmbeddingProblem,
     constraints: ConstraintSet,
-    core: Collection[str],
     axis: str,
     other: str,
 ) -> str | None:
     """Why a workload axis of the right role does not feed an instruction axis by itself.
 
-    Reasons that rest on the conflict's constraints go first and alone; None where no reason is
-    known that concerns this axis by itself.
+    None where no reason is known that concerns this axis by itself.
     """
     reasons = obstacles(problem, constraints, axis, other)
+    if all_or_nothing(problem, constraints, other):
+        words = f"is a stencil axis that must feed all of {axis} to be read in place"
+        reasons.append(f"{words} (linear_access)")
     reasons += _extent_reason(problem, constraints, axis, other)
-    relevant = [words for name, words in reasons if name in core] or [w for _, w in reasons]
-    if not relevant:
+    if not reasons:
         return None
-    return f"{sized(problem, other)} {join(list(dict.fromkeys(relevant)))}"
+    return f"{sized(problem, other)} {join(list(dict.fromkeys(reasons)))}"
 
 
 def _extent_reason(
     problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, other: str
-) -> list[tuple[str, str]]:
+) -> list[str]:
     wanted = problem.instruction.axis(axis)
     found = counts(problem, constraints, axis, other)
     if set(found) & set(wanted.allowed):
@@ -156,4 +163,4 @@ def _extent_reason(
         part = f"gives no factor of {goal}" if wanted.is_fixed else f"gives no part of {goal}"
     else:
         part = f"gives at most {found[-1]} of {goal}"
-    return [("padding", f"{part} {how}")]
+    return [f"{part} {how}"]
