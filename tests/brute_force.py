@@ -25,7 +25,7 @@ def node_maps(
     problem: EmbeddingProblem,
     domain: Mapping[str, int],
     extents: Mapping[str, int],
-    budget: int = 6_000,
+    budget: int = 3_000,
 ) -> Iterator[NodeMap]:
     """All maps of operations to distinct points of the domain that respect the dataflow."""
     tried = 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.embedding.cpsat import CompiledModel, Ids, ModelBuilder
 from cpembed.embedding.node_map import NodeMap
@@ -42,6 +43,9 @@ class ScalarModel:
     problem: EmbeddingProblem
     padded: Mapping[str, int]
     dense_strides: bool = False
+    separable: bool = False
+    """Whether every coordinate will be posted as a sum of one function per instruction axis: boxes
+    are, where the instruction walks its operands by single axes. An affine relation between such sums holds everywhere once it holds along each axis."""
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     points: dict[str, Ids] = field(default_factory=dict[str, Ids])
     elements: dict[str, list[Ids]] = field(default_factory=dict[str, list[Ids]])
@@ -54,9 +58,9 @@ class ScalarModel:
 
     def __post_init__(self) -> None:
         instruction, workload = self.problem.instruction, self.problem.workload
-        box = [axis.maximum for axis in instruction.axes]
         for axis in workload.axes:
-            self.points[axis.name] = self.builder.variables(box, 0, self.padded[axis.name] - 1)
+            high = self.padded[axis.name] - 1
+            self.points[axis.name] = self.builder.variables(self._box, 0, high)
         for pair in self.problem.pairs:
             name = pair.instruction.operand
             shape = instruction.computation.operand(name).shape
@@ -85,13 +89,22 @@ class ScalarModel:
             where = self.problem.element_index(pair)
             elements = self.elements[pair.instruction.operand]
             for ids, index in zip(elements, pair.workload.index, strict=True):
-                accessed = ids[where]
+                accessed = np.broadcast_to(ids[where], self._box)
                 axis = index.single_iterator
                 if axis is not None:
                     self.builder.equate(accessed, self.points[axis])
                     continue
-                terms = [(-t.coefficient, self.points[t.iterator]) for t in index.terms]
-                self.builder.linear([(1, accessed), *terms], index.constant)
+                chosen = self._axis_lines() if self.separable else np.ones(self._box, np.bool_)
+                terms = [(-t.coefficient, self.points[t.iterator][chosen]) for t in index.terms]
+                self.builder.linear([(1, accessed[chosen]), *terms], index.constant)
+
+    @property
+    def _box(self) -> tuple[int, ...]:
+        return tuple(axis.maximum for axis in self.problem.instruction.axes)
+
+    def _axis_lines(self) -> NDArray[np.bool_]:
+        """The points of the instruction's box with at most one coordinate that is not 0."""
+        return np.sum(np.indices(self._box) > 0, axis=0) <= 1
 
     def axis_choices(self, axis: str) -> list[tuple[str, DigitChoice]]:
         """Digit choices of a workload axis as (instruction axis, choice)."""

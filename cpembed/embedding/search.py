@@ -81,6 +81,8 @@ def post(problem: EmbeddingProblem, constraints: ConstraintSet) -> ScalarModel:
         problem,
         padded_extents(problem, constraints),
         dense_strides=constraints.get("dense") is not None,
+        separable=constraints.get("hyper_rectangle") is not None
+        and all(None not in names for names in problem.index_names.values()),
     )
     for constraint in constraints.constraints:
         constraint.post(model)

@@ -10,14 +10,20 @@ import numpy as np
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.cpsat import Ids
 from cpembed.embedding.model import DigitChoice, ScalarModel
-from cpembed.embedding.node_map import NodeMap, operand_boxes
+from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
 from cpembed.embedding.problem import EmbeddingProblem
 
 
 @dataclass(frozen=True)
 class HyperRectangle(Constraint):
     """Elements in their operand's own index order form an axis-parallel box with one stride per
-    dimension, in any rotation, each dimension used at most once."""
+    dimension, in any rotation, each dimension used at most once; so do the operations in the
+    iteration domain.
+
+    The latter rules out diagonals, where one instruction axis moves along two workload axes at a
+    time: each operand of ``O[q] += I[q+s] * W[s]`` is a box under ``q = s = x``, but the loops
+    that translate it are not loops over axes.
+    """
 
     name: ClassVar[str] = "hyper_rectangle"
 
@@ -36,13 +42,27 @@ class HyperRectangle(Constraint):
             if axis.name not in problem.direct_dimension:
                 key = [("", axis.name)]
                 _post_box(model, list(key), [model.points[axis.name]], names, box, cover=False)
+        _post_iteration_box(model)
         model.injective = True
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        return operand_boxes(node_map) is not None
+        return operand_boxes(node_map) is not None and box_digits(node_map.points) is not None
 
     def words(self) -> str:
         return "hyper_rectangle: each operand's elements form a regular box"
+
+
+def _post_iteration_box(model: ScalarModel) -> None:
+    """The digits of each instruction axis over all workload axes form a number system."""
+    leaving: dict[str, dict[int, list[int]]] = {}
+    arriving: dict[str, dict[int, list[int]]] = {}
+    for axis in model.problem.workload.axes:
+        for name, choice in model.axis_choices(axis.name):
+            end = choice.weight * choice.count
+            leaving.setdefault(name, {}).setdefault(choice.weight, []).append(choice.literal)
+            arriving.setdefault(name, {}).setdefault(end, []).append(choice.literal)
+    for name, extents in model.extent_literals.items():
+        _post_number_system(model, extents, leaving.get(name, {}), arriving.get(name, {}))
 
 
 def _post_box(
@@ -150,4 +170,8 @@ def _post_number_system(
         terms += [(-1, np.array([literal])) for literal in arriving.get(weight, [])]
         if weight in extents:
             terms.append((1, np.array([extents[weight]])))
-        model.builder.linear(terms, 1 if weight == 1 else 0) if terms else None
+        if weight == 1 and not terms:
+            # No digit and no extent of 1: the axis cannot be fed at all.
+            model.builder.exactly_one([])
+        elif terms:
+            model.builder.linear(terms, 1 if weight == 1 else 0)
