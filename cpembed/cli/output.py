@@ -67,12 +67,17 @@ class ProgressLine:
     def __init__(self) -> None:
         self._text = "working"
         self._status: Status | None = None
+        self._stopped = False
         self._lock = threading.Lock()
         self._timer = threading.Timer(PATIENCE, self._show)
         self._timer.daemon = True
 
     def __call__(self, phase: str, count: int) -> None:
         words = _PHASES.get(phase, phase)
+        if phase == "measure":
+            # A thread that draws would disturb the times.
+            self._stop()
+            return
         with self._lock:
             self._text = f"{words}: {count:,}" if count else words
             if self._status is not None:
@@ -89,15 +94,21 @@ class ProgressLine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
         self._timer.cancel()
         with self._lock:
+            self._stopped = True
             if self._status is not None:
                 self._status.stop()
-            self._timer.function = lambda: None
+                self._status = None
 
     def _show(self) -> None:
         from rich.console import Console
 
         with self._lock:
+            if self._stopped:
+                return
             self._status = Console(stderr=True).status(self._text)
             self._status.start()

@@ -28,6 +28,9 @@ _COLUMNS: tuple[tuple[str, Justify], ...] = (
 )
 
 
+NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
+
+
 def report(result: SolveResult) -> Iterator[RenderableType]:
     """Header, then the candidates, or why there are none."""
     yield header(
@@ -43,9 +46,10 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
     if result.conflict is not None:
         yield ""
         yield from conflict(result.conflict)
-    if result.not_derivable and not result.embeddings:
+    if result.count and not result.embeddings:
+        yield ""
         yield heading("No program can be derived from what was found")
-        yield bullets(dict.fromkeys(result.not_derivable))
+        yield bullets(dict.fromkeys(result.not_derivable) or [NO_AXIS_MAPS])
 
 
 def problem_rows(

@@ -1,0 +1,131 @@
+"""Wrong input: one line on stderr that says what, where and the remedy, nothing on stdout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpembed.api import solve as api
+from cpembed.errors import InvariantError
+from cpembed.resources import hardware_spec_files
+from tests.cli.calling import Caller, in_a_process
+
+VTA = ("--target", "vta_1x16x16")
+GEMM = ("gemm", "m=4", "n=32", "k=64")
+
+WRONG = {
+    "unknown operator": ((*VTA, "gem", "m=4", "n=4", "k=4"), ("'gem'", "gemm")),
+    "missing extent": ((*VTA, "gemm", "m=4", "n=4"), ("gemm", "missing k")),
+    "missing extent of an expression": (
+        (*VTA, "C[x,y] += A[x,z] * B[z,y]", "x=4", "y=4"),
+        ("z",),
+    ),
+    "index that is not affine": (
+        (*VTA, "C[x,y] += A[x*y,z] * B[z,y]", "x=4", "y=4", "z=4"),
+        ("x times y", "affine"),
+    ),
+    "zero extent": ((*VTA, "gemm", "m=4", "n=0", "k=4"), ("n=0", "less than 1")),
+    "negative extent": ((*VTA, "gemm", "m=-4", "n=4", "k=4"), ("m=-4", "less than 1")),
+    "zero extent of an expression": (
+        (*VTA, "C[x,y] += A[x,z] * B[z,y]", "x=4", "y=4", "z=0"),
+        ("z", "at least 1"),
+    ),
+    "unknown dtype": ((*VTA, *GEMM, "dtype=int7"), ("int7", "int8")),
+    "dtype that the target lacks": ((*VTA, *GEMM, "dtype=float32"), ("float32", "int8")),
+    "unknown layer": ((*VTA, "deepbench:108"), ("108",)),
+    "no workload": (VTA, ("WORKLOAD", "solve --help")),
+    "unknown target": (("--target", "vta_1x16x61", *GEMM), ("vta_1x16x61", "vta_1x16x16")),
+    "no target": (GEMM, ("--target", "solve --help")),
+    "file that is not there": (("--target", "missing.toml", *GEMM), ("missing.toml",)),
+    "unknown constraint set": (
+        (*VTA, "--constraints", "strickt", *GEMM),
+        ("strickt", "did you mean strict"),
+    ),
+    "unknown option": ((*VTA, *GEMM, "--tpo", "3"), ("--tpo", "solve --help")),
+    "top and all": ((*VTA, *GEMM, "--top", "3", "--all"), ("--top", "--all")),
+    "no candidates wanted": ((*VTA, *GEMM, "--top", "0"), ("--top",)),
+    "one weight": ((*VTA, *GEMM, "--weights", "1"), ("--weights", "MAC,DATA")),
+    "negative weight": ((*VTA, *GEMM, "--weights=-1,1"), ("--weights", "at least 0")),
+    "no time": ((*VTA, *GEMM, "--timeout", "0"), ("--timeout",)),
+    "seed that is no integer": ((*VTA, *GEMM, "--seed", "x"), ("--seed",)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_line(cpembed: Caller, name: str) -> None:
+    arguments, parts = WRONG[name]
+    cpembed("solve", *arguments).is_one_line_error(2, *parts)
+
+
+def test_wrong_input_prints_no_json(cpembed: Caller) -> None:
+    cpembed("solve", "--json", *VTA, "gem", "m=4").is_one_line_error(2, "'gem'")
+
+
+def test_an_unknown_subcommand_is_one_line(cpembed: Caller) -> None:
+    cpembed("slove", *VTA, *GEMM).is_one_line_error(2, "'slove'", "cpembed --help")
+
+
+EDITS = {
+    "wrong key": (('scope = "vta.inp"', 'scoop = "vta.inp"'), ("scoop", "operands.A")),
+    "impossible tile": (('tile = ["x", "z"]', 'tile = ["x", "y"]'), ("operands.A", "tile")),
+    "no TOML": (("[instruction]", "[instruction"), ("target.toml",)),
+    "unknown dtype": (('dtype = "int8"', 'dtype = "int9"'), ("int9", "dtype")),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_wrong_specification_is_one_line(cpembed: Caller, tmp_path: Path, name: str) -> None:
+    (old, new), parts = EDITS[name]
+    text = hardware_spec_files()["vta_1x16x16"].read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "target.toml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    cpembed("solve", "--target", str(path), *GEMM).is_one_line_error(2, str(path), *parts)
+
+
+def test_a_folder_is_no_specification(cpembed: Caller, tmp_path: Path) -> None:
+    folder = tmp_path / "folder.toml"
+    folder.mkdir()
+    cpembed("solve", "--target", str(folder), *GEMM).is_one_line_error(2, str(folder))
+    cpembed("solve", *VTA, "--constraints", str(folder), *GEMM).is_one_line_error(2, str(folder))
+
+
+def test_a_constraint_set_with_a_wrong_key_is_one_line(cpembed: Caller, tmp_path: Path) -> None:
+    path = tmp_path / "set.toml"
+    path.write_text('extends = "strict"\n[pading]\naxes = "all"\n', encoding="utf-8")
+    called = cpembed("solve", *VTA, "--constraints", str(path), *GEMM)
+    called.is_one_line_error(2, str(path), "pading", "padding")
+
+
+def test_an_interrupt_is_one_line(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "find_embeddings", raising(KeyboardInterrupt()))
+    called = cpembed("solve", *VTA, *GEMM)
+    assert (called.code, called.out) == (130, "")
+    assert called.err.strip() == "cpembed: interrupted"
+
+
+def test_a_failed_check_of_our_own_is_an_internal_error(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "require", raising(InvariantError("not proven")))
+    cpembed("solve", *VTA, *GEMM).is_one_line_error(1, "internal error: not proven")
+
+
+def test_a_bug_shows_where_it_is(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "rank", raising(ZeroDivisionError("by zero")))
+    called = cpembed("solve", *VTA, *GEMM)
+    assert (called.code, called.out) == (1, "")
+    assert "Traceback" in called.err
+    assert called.err.splitlines()[-1] == "cpembed: internal error: ZeroDivisionError: by zero"
+
+
+def test_the_process_returns_the_exit_code() -> None:
+    in_a_process("solve", *VTA, "gem").is_one_line_error(2, "'gem'")
+
+
+def raising(error: BaseException) -> object:
+    def function(*arguments: object, **options: object) -> None:
+        raise error
+
+    return function

@@ -1,0 +1,150 @@
+"""``cpembed run`` through the front door: what is verified, what is measured, what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpembed.api import run as api
+from cpembed.backends.x86.features import missing_features
+from cpembed.errors import LoweringError
+from cpembed.hw.loader import load_hardware_spec
+from tests.cli.calling import Caller
+from tests.cli.schema import QUANTILES, RUN, assert_matches
+
+GEMM = ("gemm", "m=4", "n=32", "k=64")
+VTA = ("--target", "vta_1x16x16")
+VNNI_MISSING = missing_features(load_hardware_spec("avx512_vnni"))
+needs_vnni = pytest.mark.skipif(bool(VNNI_MISSING), reason=f"missing: {', '.join(VNNI_MISSING)}")
+
+
+@needs_vnni
+def test_a_native_run_is_verified_and_timed(cpembed: Caller) -> None:
+    called = cpembed("run", *GEMM, "--target", "avx512_vnni", "--json", "--seed", "7")
+    assert (called.code, called.err) == (0, "")
+    document = called.json
+    assert_matches(document, {**RUN, "latency_us": QUANTILES, "gops": (int, float)})
+    assert (document["verified"], document["max_error"]) == (True, 0)
+    assert (document["backend"], document["seed"]) == ("x86.vnni", 7)
+    assert 0 < document["latency_us"]["p10"] <= document["latency_us"]["p90"]
+    assert "missing" not in document
+    assert "generic_latency_us" not in document
+
+
+def test_without_a_back_end_portable_code_verifies_and_the_exit_code_says_so(
+    cpembed: Caller,
+) -> None:
+    called = cpembed("run", *GEMM, *VTA, "--json")
+    assert called.code == 5
+    assert called.err.count("\n") == 1
+    for part in ("no back end executes vta_1x16x16", "portable code", "no time"):
+        assert part in called.err
+    document = called.json
+    assert_matches(document, {**RUN, "generic_latency_us": QUANTILES, "missing": [str]})
+    assert (document["verified"], document["backend"]) == (True, "generic")
+    assert not {"latency_us", "gops"} & document.keys()
+
+
+def test_portable_code_that_was_asked_for_is_a_result(cpembed: Caller) -> None:
+    called = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--json")
+    assert (called.code, called.err) == (0, "")
+    assert called.json["missing"] == ["no back end executes vta_1x16x16 yet"]
+    assert "latency_us" not in called.json
+
+
+@pytest.mark.usefixtures("bare_cpu")
+def test_a_machine_without_the_feature_verifies_with_portable_code(cpembed: Caller) -> None:
+    called = cpembed("run", *GEMM, "--target", "amx_int8", "--json")
+    assert called.code == 5
+    assert "amx_tile" in called.err
+    assert (called.json["verified"], called.json["backend"]) == (True, "generic")
+    text = cpembed("run", *GEMM, "--target", "amx_int8")
+    assert text.code == 5
+    assert "amx_tile" in text.out
+    assert "latency" not in text.out
+    assert "GOPS" not in text.out
+
+
+@pytest.mark.usefixtures("bare_cpu")
+def test_native_where_there_is_none_runs_nothing(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "solve", None)
+    for target in ("amx_int8", "vta_1x16x16"):
+        called = cpembed("run", *GEMM, "--target", target, "--backend", "native", "--json")
+        called.is_one_line_error(5, target)
+
+
+def test_a_program_that_the_back_end_cannot_express_is_said(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = api.build
+
+    def refusing(program: Any, spec: Any, *, backend: str) -> Any:
+        if backend == "native":
+            raise LoweringError("the instruction does not match the program")
+        return build(program, spec, backend="generic")
+
+    monkeypatch.setattr(api, "build", refusing)
+    monkeypatch.setattr(api, "missing_features", lambda spec: ())
+    called = cpembed("run", *GEMM, "--target", "amx_int8", "--json")
+    assert called.code == 5
+    assert called.json["missing"] == ["the instruction does not match the program"]
+    assert "does not match the program" in called.err
+    native = cpembed("run", *GEMM, "--target", "amx_int8", "--backend", "native")
+    native.is_one_line_error(5, "does not match the program")
+
+
+def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    random_inputs = api.random_inputs
+    compare = api.compare
+
+    def other_data(workload: Any, inputs: Any, found: Any) -> Any:
+        return compare(workload, random_inputs(workload, 99), found)
+
+    monkeypatch.setattr(api, "compare", other_data)
+    called = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--json", "--seed", "3")
+    called.is_one_line_error(1, "generic kernel", "seed 3", "report")
+
+
+def test_data_are_fresh_unless_a_seed_is_given(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    random_inputs = api.random_inputs
+
+    def recording(workload: Any, seed: int) -> Any:
+        seeds.append(seed)
+        return random_inputs(workload, seed)
+
+    monkeypatch.setattr(api, "random_inputs", recording)
+    call = ("run", *GEMM, *VTA, "--backend", "generic", "--json")
+    printed = [cpembed(*call, *seed).json["seed"] for seed in ((), (), ("--seed", "5"))]
+    assert printed == seeds
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 5
+
+
+def test_rank_chooses_the_candidate(cpembed: Caller) -> None:
+    layer = ("conv2d", "n=1", "c=4", "h=6", "w=6", "k=16", "r=3", "s=3")
+    target = ("--target", "avx512_vnni", "--json")
+    solved = cpembed("solve", *layer, *target).json["embeddings"]
+    second = cpembed("run", *layer, *target, "--rank", "2", "--backend", "generic").json
+    assert second["embedding"] == solved[1]["id"] != solved[0]["id"]
+    assert second["verified"] is True
+
+
+def test_a_workload_that_does_not_fit_is_not_run(cpembed: Caller) -> None:
+    call = ("run", "gemm", "m=4", "n=8", "k=16", *VTA, "--constraints", "strict")
+    called = cpembed(*call, "--json")
+    assert (called.code, called.json["status"]) == (3, "infeasible")
+    assert "Why nothing fits" in cpembed(*call).out
+
+
+def test_a_measurement_of_floats_says_how_far_it_is_off(cpembed: Caller) -> None:
+    call = ("run", "gemm", "m=16", "n=16", "k=16", "--target", "wmma_f16", "--backend", "generic")
+    document = cpembed(*call, "--json").json
+    assert document["verified"] is True
+    assert 0 < document["tolerance"] < 1e-3
+    assert "within rounding" in cpembed(*call).out

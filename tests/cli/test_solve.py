@@ -1,0 +1,185 @@
+"""``cpembed solve`` and ``cpembed explain`` through the front door."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.calling import Caller, in_a_process
+from tests.cli.schema import SOLVE, assert_matches
+
+GEMM = ("gemm", "m=4", "n=32", "k=64")
+VTA = ("--target", "vta_1x16x16")
+
+
+def test_json_of_solve_has_the_promised_fields(cpembed: Caller) -> None:
+    called = cpembed("solve", *GEMM, *VTA, "--json")
+    assert (called.code, called.err) == (0, "")
+    assert_matches(called.json, SOLVE)
+
+
+def test_an_exact_fit_wastes_nothing(cpembed: Caller) -> None:
+    document = cpembed("solve", *GEMM, *VTA, "--json", "--constraints", "strict").json
+    assert document["status"] == "optimal"
+    assert document["complete"] is True
+    assert document["workload"]["macs"] == 4 * 32 * 64
+    best = document["embeddings"][0]
+    assert best["axes"]["y"] == [{"axis": "n", "count": 16, "stride": 1}]
+    assert best["axes"]["z"] == [{"axis": "k", "count": 16, "stride": 1}]
+    assert (best["mac_overhead"], best["utilisation"], best["score"]) == (1.0, 1.0, 0.0)
+    assert best["operands"] == {"A": "A", "B": "B", "C": "C"}
+
+
+def test_half_filled_channels_use_half_of_the_instruction(cpembed: Caller) -> None:
+    layer = ("conv2d", "n=1", "c=8", "h=8", "w=8", "k=16", "r=1", "s=1")
+    constraints = ("--constraints", "strict_padded")
+    best = cpembed("solve", *layer, *VTA, *constraints, "--json").json["embeddings"][0]
+    assert best["family"] == {"x": [], "y": ["k"], "z": ["c"]}
+    assert (best["mac_overhead"], best["utilisation"]) == (2.0, 0.5)
+    # 8x8 pixels of 16 channels, 16 filters of 16 channels
+    assert best["footprint"] == {"I": 1024, "W": 256, "O": 1024}
+
+
+def test_options_stand_anywhere_among_the_words(cpembed: Caller) -> None:
+    first = cpembed("solve", "--json", *VTA, *GEMM).json
+    second = cpembed("solve", "gemm", "m=4", *VTA, "n=32", "--json", "k=64").json
+    assert first["embeddings"] == second["embeddings"]
+
+
+def test_an_expression_is_a_workload(cpembed: Caller) -> None:
+    words = ("C[i,j] += A[i,l] * B[l,j]", "i=4", "j=32", "l=64")
+    document = cpembed("solve", *words, *VTA, "--json").json
+    assert document["workload"]["axes"] == {"i": 4, "j": 32, "l": 64}
+    assert document["embeddings"][0]["family"] == {"x": [], "y": ["j"], "z": ["l"]}
+
+
+@pytest.mark.parametrize(("options", "expected"), [(["--top", "2"], 2), (["--all"], None)])
+def test_top_and_all_choose_how_many(
+    cpembed: Caller, options: list[str], expected: int | None
+) -> None:
+    layer = ("conv2d", "n=1", "c=8", "h=8", "w=8", "k=16", "r=3", "s=3")
+    document = cpembed("solve", *layer, "--target", "avx512_vnni", "--json", *options).json
+    assert document["count"] > 2
+    assert len(document["embeddings"]) == (expected or document["count"])
+    assert [e["rank"] for e in document["embeddings"]] == list(
+        range(1, len(document["embeddings"]) + 1)
+    )
+
+
+def test_weights_change_the_score(cpembed: Caller) -> None:
+    layer = ("conv2d", "n=1", "c=8", "h=8", "w=8", "k=16", "r=1", "s=1")
+    call = ("solve", *layer, *VTA, "--constraints", "strict_padded", "--json", "--weights")
+    # 16,384 extra MACs; 512 extra pixels and 128 extra weights
+    assert cpembed(*call, "1,0").json["embeddings"][0]["score"] == 8 * 8 * 16 * 8
+    assert cpembed(*call, "0,1").json["embeddings"][0]["score"] == 8 * 8 * 8 + 16 * 8
+    assert cpembed(*call, "0,0.5").json["embeddings"][0]["score"] == 320
+
+
+def test_the_set_that_was_used_is_named(cpembed: Caller) -> None:
+    assert cpembed("solve", *GEMM, *VTA, "--json").json["constraints"] == "in_place_padded"
+    assert "constraints  in_place_padded" in cpembed("solve", *GEMM, *VTA).out
+
+
+def test_a_file_is_a_constraint_set_and_a_target(cpembed: Caller, tmp_path: object) -> None:
+    from cpembed.resources import constraint_files, hardware_spec_files
+
+    constraints, target = constraint_files()["strict"], hardware_spec_files()["vta_8x8x8"]
+    called = cpembed(
+        "solve", *GEMM, "--target", str(target), "--constraints", str(constraints), "--json"
+    )
+    # m=4 does not fill the 8 rows.
+    assert (called.code, called.json["target"]) == (3, "vta_8x8x8")
+
+
+def test_infeasible_names_the_constraints_that_conflict(cpembed: Caller) -> None:
+    call = ("solve", "gemm", "m=4", "n=8", "k=16", *VTA, "--constraints", "strict")
+    called = cpembed(*call, "--json")
+    assert called.code == 3
+    document = called.json
+    assert_matches(document, SOLVE)
+    assert (document["status"], document["count"], document["embeddings"]) == ("infeasible", 0, [])
+    assert "padding" in json.dumps(document["conflict"])
+    text = cpembed(*call)
+    assert text.code == 3
+    assert "Why nothing fits" in text.out
+    assert "n=8" in text.out
+    assert "proven infeasible" in text.err
+
+
+def test_a_search_without_time_is_stopped_without_a_result(cpembed: Caller) -> None:
+    called = cpembed("solve", *GEMM, "--target", "amx_int8", "--timeout", "1e-9", "--json")
+    assert called.code == 4
+    assert called.json["status"] == "unknown"
+    assert called.json["complete"] is False
+    assert "--timeout" in called.err
+
+
+def test_explain_replays_the_rewrites_to_the_packed_layout(cpembed: Caller) -> None:
+    layer = ("conv2d", "n=1", "c=8", "h=8", "w=8", "k=16", "r=3", "s=3", "pad=1")
+    document = cpembed("explain", *layer, "--target", "avx512_vnni", "--json").json
+    assert document["embedding"]["rank"] == 1
+    for operand in document["operands"]:
+        layout = operand["original"]
+        for rewrite in operand["rewrites"]:
+            assert rewrite["before"] == layout
+            layout = rewrite["after"]
+        assert layout == operand["packed"]
+    image = next(o for o in document["operands"] if o["name"] == "I")
+    assert image["original"]["shape"] == [1, 8, 8, 8]
+    # padded to 10x10 pixels, channels in groups of 4
+    assert image["packed"]["shape"] == [1, 2, 10, 10, 4]
+
+
+def test_explain_says_why_nothing_fits(cpembed: Caller) -> None:
+    call = ("explain", "gemm", "m=4", "n=8", "k=16", *VTA, "--constraints", "strict")
+    called = cpembed(*call)
+    assert called.code == 3
+    assert "Why nothing fits" in called.out
+
+
+@pytest.mark.parametrize("command", ["explain", "run"])
+def test_a_rank_that_does_not_exist_is_a_wrong_command_line(cpembed: Caller, command: str) -> None:
+    called = cpembed(command, *GEMM, *VTA, "--constraints", "strict", "--rank", "7")
+    called.is_one_line_error(2, "rank 7", "has 1 in gemm")
+
+
+LOADED = """
+import json, sys
+from cpembed.cli import main
+code = main(sys.argv[1:])
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    called = in_a_process(*arguments, script=LOADED)
+    assert called.code == 0, called.err
+    return set(json.loads(called.err))
+
+
+def test_solving_loads_neither_compiler_nor_tables() -> None:
+    packages = loaded_by("solve", *GEMM, *VTA, "--json")
+    assert "ortools" in packages
+    assert not packages & {"tvm", "pandas", "torch", "rich"}
+
+
+def test_explaining_does_not_load_the_compiler() -> None:
+    assert not loaded_by("explain", *GEMM, *VTA) & {"tvm", "pandas", "torch"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert not loaded_by("--help") & {"tvm", "numpy", "ortools", "rich", "islpy"}
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-m", "cpembed", "operators", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")

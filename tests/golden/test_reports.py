@@ -1,0 +1,37 @@
+"""Printed reports against stored ones; ``--update-golden`` rewrites them, for a person to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.cli.calling import Caller
+
+Golden = Callable[[str, str], None]
+
+LAYER = ("conv2d", "n=1", "c=12", "h=10", "w=10", "k=32", "r=3", "s=3", "pad=1", "stride=1,2")
+
+REPORTS = {
+    "solve_vnni.txt": ("solve", *LAYER, "--target", "avx512_vnni"),
+    "explain_vnni.txt": ("explain", *LAYER, "--target", "avx512_vnni", "--rank", "2"),
+    "explain_vta.txt": ("explain", "gemm", "m=5", "n=32", "k=40", "--target", "vta_1x16x16"),
+}
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\d+\.\d\d s: model \d+\.\d\d, search \d+\.\d\d", "TIME", text)
+
+
+@pytest.fixture
+def cpembed(capsys: pytest.CaptureFixture[str]) -> Caller:
+    return Caller(capsys)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_report_is_the_stored_one(name: str, cpembed: Caller, golden: Golden) -> None:
+    called = cpembed(*REPORTS[name])
+    assert (called.code, called.err) == (0, "")
+    assert not re.search(r"[ \t]$", called.out, re.MULTILINE)
+    golden(name, without_times(called.out))
