@@ -18,7 +18,7 @@ from cpembed.cost.ranking import RankedCandidate, rank
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status
-from cpembed.embedding.search import Seconds, find_embeddings
+from cpembed.embedding.search import Seconds, find_embeddings, silent
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -156,7 +156,7 @@ def solve(
     input. An infeasible problem is a result with a ``conflict``.
     """
     started = time.perf_counter()
-    report = progress or (lambda phase, count: None)
+    report = progress or silent
     spec = hardware_spec(target)
     chosen = load_constraint_set(constraints) if isinstance(constraints, str) else constraints
     if weights is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -89,7 +90,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{path}: cannot be read ({reason}): give a constraint set's file") from None
+        raise SpecError(
+            f"{path}: cannot be read ({reason}): give a constraint set's file"
+        ) from None
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -129,11 +132,11 @@ def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...
     return found
 
 
-def _convert(table: Any, kind: type[T], path: Path, key: str) -> T:
-    allowed = list(kind.__dataclass_fields__)
+def _convert(table: object, kind: type[T], path: Path, key: str) -> T:
+    allowed = [field.name for field in dataclasses.fields(cast("Any", kind))]
     if not isinstance(table, dict):
         raise SpecError(f"{path}: {key} must be a table with {', '.join(allowed) or 'no keys'}")
-    for name in table:
+    for name in cast("dict[str, object]", table):
         if name not in allowed:
             raise SpecError(
                 f"{path}: unknown key {key}.{name}: allowed are {', '.join(allowed) or 'none'}"
@@ -142,5 +145,3 @@ def _convert(table: Any, kind: type[T], path: Path, key: str) -> T:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         raise SpecError(f"{path}: {key}: {error}".replace("`$.", "`")) from None
-
-

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.embedding.cpsat import CompiledModel, Ids, ModelBuilder
+from cpembed.embedding.model_builder import ModelBuilder
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import CompiledModel, Ids
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,16 @@ class ScalarModel:
     not be padded). ``points[axis]`` has the instruction box's shape: the coordinate of every
     scalar operation. ``elements[operand][dimension]`` has the instruction operand's shape.
     ``boxes[(operand, dimension)]`` holds the digit choices of that dimension once
-    ``hyper_rectangle`` has posted; an axis that no operand indexes alone is filed as ``("", axis)``.
+    ``hyper_rectangle`` has posted; an axis that no operand indexes alone has ``("", axis)``.
     """
 
     problem: EmbeddingProblem
     padded: Mapping[str, int]
     dense_strides: bool = False
     separable: bool = False
-    """Whether every coordinate will be posted as a sum of one function per instruction axis: boxes
-    are, where the instruction walks its operands by single axes. An affine relation between such sums holds everywhere once it holds along each axis."""
+    """Whether every coordinate will be posted as a sum of one function per instruction axis:
+    boxes are, where the instruction walks its operands by single axes. An affine relation
+    between such sums holds everywhere once it holds along each axis."""
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     points: dict[str, Ids] = field(default_factory=dict[str, Ids])
     elements: dict[str, list[Ids]] = field(default_factory=dict[str, list[Ids]])

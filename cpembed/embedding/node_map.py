@@ -182,7 +182,7 @@ def from_points(
         if box:
             found[(slice(None), *where)] = image
         else:
-            found[:] = image.reshape(len(image), -1)[:, 0]
+            found[:] = image[(slice(None), *([0] * len(shape)))]
         accessed = found[(slice(None), *where)] if box else found[(..., *([None] * len(shape)))]
         if not np.array_equal(np.broadcast_to(accessed, image.shape), image):
             return None

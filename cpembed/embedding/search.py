@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import (
-    Ids,
     SearchLimits,
     SearchStatistics,
     Status,
@@ -19,12 +18,17 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.embedding.proto_writer import Ids
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 
 Progress = Callable[[str, int], None]
 """Called with the phase ("model", "search") and the number of solutions so far."""
+
+
+def silent(phase: str, count: int) -> None:
+    """The progress report of a caller that wants none."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def search(
     progress: Progress | None = None,
 ) -> SearchResult:
     """Enumerate the solutions of a posted problem; each is decoded, expanded and checked."""
-    report = progress or (lambda phase, count: None)
+    report = progress or silent
     started = time.perf_counter()
     report("model", 0)
     model = post(problem, constraints)
@@ -151,9 +155,7 @@ def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeM
             )
 
 
-def _check_round_trip(
-    problem: EmbeddingProblem, embedding: Embedding, node_map: NodeMap
-) -> None:
+def _check_round_trip(problem: EmbeddingProblem, embedding: Embedding, node_map: NodeMap) -> None:
     again = expand(problem, embedding)
     if again is None or again.key() != node_map.key():
         raise InvariantError(f"axis maps {embedding.to_json()} do not expand to their node map")

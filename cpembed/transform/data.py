@@ -25,9 +25,7 @@ def source_elements(operand: PackedOperand) -> tuple[list[NDArray[np.int64]], ND
 
     Arrays have the packed shape.
     """
-    grid = dict(
-        zip((d.name for d in operand.dimensions), np.indices(operand.shape), strict=True)
-    )
+    grid = dict(zip((d.name for d in operand.dimensions), np.indices(operand.shape), strict=True))
     inside = np.ones(operand.shape, np.bool_)
     indices: list[NDArray[np.int64]] = []
     for index, size in zip(operand.source, operand.original_shape, strict=True):
@@ -97,7 +95,9 @@ def packed_computation(program: DerivedProgram) -> Computation:
         return node
 
     workload = program.workload
-    axes = tuple(Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes))
+    axes = tuple(
+        Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes)
+    )
 
     def packed(name: str) -> Operand:
         operand = program.operand(name)

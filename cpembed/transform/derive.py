@@ -23,9 +23,7 @@ from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, Pac
 from cpembed.transform.rewrites import Fuse, Pad, Reorder, Rewrite, Split
 
 
-def derive(
-    workload: Computation, instruction: Instruction, embedding: Embedding
-) -> DerivedProgram:
+def derive(workload: Computation, instruction: Instruction, embedding: Embedding) -> DerivedProgram:
     """The program that executes the instruction over all translations of the embedded box.
 
     Raises :class:`TransformError` where the operands need a rewrite that is not available.
@@ -127,9 +125,7 @@ class _Layout:
     def __post_init__(self) -> None:
         operand = self.workload.operand(self.access.operand)
         names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(self.access.index)]
-        names = [
-            name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)
-        ]
+        names = [name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)]
         self.layout = PackedOperand(
             operand.name,
             operand.dtype,
@@ -269,14 +265,11 @@ class _Layout:
     def _fuse(self, lane: str, digits: list[str]) -> None:
         first = self._position(digits[0])
         if len(digits) > 1:
-            sizes = tuple(
-                d.extent for d in self.layout.dimensions[first : first + len(digits)]
-            )
+            sizes = tuple(d.extent for d in self.layout.dimensions[first : first + len(digits)])
             self._apply(Fuse(self.layout.name, first, sizes, lane, lane, tuple(digits)))
 
     def _tile(self, lanes: list[str]) -> None:
         """Split gathered lanes as the tile's dimensions do, and put them in the tile's order."""
-        order: list[str] = []
         for lane in lanes:
             parts = [t for t in self.memory.tile if t.axis == lane]
             cuts = sorted({t.divisor for t in parts if t.divisor > 1}, reverse=True)
@@ -285,9 +278,11 @@ class _Layout:
                 outer, inner = f"{lane}/{cut}", f"{lane}%{cut}"
                 self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, lane))
                 name = inner
-        for tile in self.memory.tile:
-            if tile.axis in lanes:
-                order.append(self._tile_dimension(tile.axis, tile.divisor))
+        order = [
+            self._tile_dimension(tile.axis, tile.divisor)
+            for tile in self.memory.tile
+            if tile.axis in lanes
+        ]
         kept = [d.name for d in self.layout.dimensions if d.name not in order]
         self._reorder(kept + order)
 

@@ -104,9 +104,7 @@ def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
     return None
 
 
-def substitute_split(
-    index: IndexExpr, name: str, factor: int, outer: str, inner: str
-) -> IndexExpr:
+def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner: str) -> IndexExpr:
     """Replace iterator ``name`` by ``factor * outer + inner`` with ``0 <= inner < factor``."""
     terms: list[IndexTerm] = []
     for term in index.terms:

@@ -206,9 +206,7 @@ class Fuse(Rewrite):
                 count,
                 (PackedDimension(self.fused, math.prod(self.extents), self.lane),),
             ),
-            access=_spliced(
-                layout.access, self.dimension, count, (simplify(total, extents),)
-            ),
+            access=_spliced(layout.access, self.dimension, count, (simplify(total, extents),)),
             source=source,
         )
 

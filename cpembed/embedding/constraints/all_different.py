@@ -64,7 +64,5 @@ def _distinct(columns: Coordinates) -> bool:
 
 
 def _accesses_determine_point(problem: EmbeddingProblem) -> bool:
-    walked = {
-        name for names in problem.index_names.values() for name in names if name is not None
-    }
+    walked = {name for names in problem.index_names.values() for name in names if name is not None}
     return all(axis.name in walked or axis.maximum == 1 for axis in problem.instruction.axes)

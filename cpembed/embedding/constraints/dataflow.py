@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.cpsat import INFINITY
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import INFINITY
 from cpembed.errors import SpecError
 
 
@@ -32,6 +33,9 @@ class Dataflow(Constraint):
         output = model.problem.pairs[-1].instruction.operand
         dimensions = model.elements[output]
         if not dimensions:
+            # All outputs of the instruction would be the workload's only one.
+            if model.problem.instruction.computation.operand(output).elements > 1:
+                model.builder.exactly_one([])
             return
         tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
         weights = tuple_weights(model, dimensions)
@@ -41,15 +45,13 @@ class Dataflow(Constraint):
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         for pair in problem.pairs:
             where = problem.element_index(pair, node_map.extents)
-            point = {
-                axis.name: node_map.points[i] for i, axis in enumerate(problem.workload.axes)
-            }
+            point = {axis.name: node_map.points[i] for i, axis in enumerate(problem.workload.axes)}
             elements = node_map.elements[pair.instruction.operand]
             for image, index in zip(elements, pair.workload.index, strict=True):
                 if not np.all(image[where] == index.evaluate(point)):
                     return False
         output = node_map.elements[problem.pairs[-1].instruction.operand]
-        flat = output.reshape(len(output), -1)
+        flat = output.reshape(len(output), math.prod(output.shape[1:]))
         return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True
 
     def words(self) -> str:

@@ -39,7 +39,7 @@ class FixedOrigin(Constraint):
         for pair in problem.pairs:
             image = node_map.elements[pair.instruction.operand]
             for first, index in zip(
-                image.reshape(len(image), -1)[:, 0], pair.workload.index, strict=True
+                image[(slice(None), *([0] * (image.ndim - 1)))], pair.workload.index, strict=True
             ):
                 if first != index.bounds(problem.workload.extents)[0]:
                     return False

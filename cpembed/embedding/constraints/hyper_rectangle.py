@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.cpsat import Ids
 from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import Ids
 
 
 @dataclass(frozen=True)

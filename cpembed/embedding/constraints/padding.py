@@ -40,7 +40,9 @@ class Padding(Constraint):
             for _, choice in model.axis_choices(axis.name):
                 high = model.builder.range_of(choice.stride)[1]
                 strides = range(1, (min(high, 1) if model.dense_strides else high) + 1)
-                allowed = [s for s in strides if self._covers(axis.name, axis.extent, choice.count, s)]
+                allowed = [
+                    s for s in strides if self._covers(axis.name, axis.extent, choice.count, s)
+                ]
                 model.builder.restrict(choice.stride, [0, *allowed])
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
@@ -52,7 +54,9 @@ class Padding(Constraint):
         if embedding is None:
             return True
         return all(
-            self._covers(digit.axis, problem.workload.extents[digit.axis], digit.count, digit.stride)
+            self._covers(
+                digit.axis, problem.workload.extents[digit.axis], digit.count, digit.stride
+            )
             for digits in embedding.digits.values()
             for digit in digits
         )

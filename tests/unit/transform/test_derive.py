@@ -103,7 +103,9 @@ def test_shipped_targets_compute_every_operator(target: str, shape: object) -> N
 def test_amx_rows_are_fed_in_place_from_a_strided_padded_image() -> None:
     workload = conv2d(n=1, c=5, h=6, w=9, k=6, r=3, s=3, stride=2, pad=1, layout="NHWC")
     result = solve(workload, "amx_int8", WIDEST, top=None)
-    assert {"p", "q"} <= {axis for e in result.embeddings for axis in e.candidate.embedding.family["x"]}
+    assert {"p", "q"} <= {
+        axis for e in result.embeddings for axis in e.candidate.embedding.family["x"]
+    }
     for ranked in result.embeddings[::7]:
         check(ranked.candidate.program, ranked.rank)
 

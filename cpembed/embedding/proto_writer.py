@@ -1,0 +1,233 @@
+"""Writing a recorded model as a CP-SAT protocol buffer.
+
+The protocol buffer classes come from ``cp_model_helper``, the layer below ``cp_model``: importing
+that one instead saves half a second of start-up, which ``cp_model`` spends on importing pandas.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model_helper as cmh
+
+Ids = NDArray[np.int64]
+INFINITY = 2**62
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Linear rows ``low <= coefficients . variables <= high`` with equally many terms each."""
+
+    variables: Ids
+    coefficients: Ids
+    low: Ids
+    high: Ids
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A CP-SAT model with the map from recorded variables to its variables or constants."""
+
+    proto: Any
+    representative: Ids
+    fixed: NDArray[np.bool_]
+    value: Ids
+    proto_index: Ids
+    contradiction: bool
+
+    def values(self, solution: Ids) -> Ids:
+        """Value of every recorded variable from a CP-SAT solution vector."""
+        result = self.value.copy()
+        free = ~self.fixed
+        if solution.size:
+            result[free] = solution[self.proto_index[free]]
+        return result
+
+
+class ProtoWriter:
+    """Writes classes and rows into a ``CpModelProto``; a variable appears once it is used."""
+
+    def __init__(
+        self, representative: Ids, low: Ids, high: Ids, domains: dict[int, tuple[int, ...]]
+    ) -> None:
+        self.representative, self.low, self.high = representative, low, high
+        self.fixed = low == high
+        self.contradiction = bool(np.any(low > high))
+        self.proto = cmh.CpModelProto()
+        self.index = np.full(len(representative), -1, np.int64)
+        self.domains: dict[int, tuple[int, ...]] = {}
+        for variable, values in domains.items():
+            root = int(representative[variable])
+            known = self.domains.get(root)
+            self.domains[root] = values if known is None else tuple(set(known) & set(values))
+            reachable = [v for v in self.domains[root] if low[root] <= v <= high[root]]
+            self.contradiction |= not reachable
+
+    def variable(self, root: int) -> int:
+        index = int(self.index[root])
+        if index < 0:
+            domain = self.proto.variables.add().domain
+            values = self.domains.get(root)
+            if values is None:
+                domain.extend([int(self.low[root]), int(self.high[root])])
+            else:
+                domain.extend(_intervals(values, int(self.low[root]), int(self.high[root])))
+            index = len(self.proto.variables) - 1
+            self.index[root] = index
+        return index
+
+    def rows(self, rows: Rows) -> None:
+        roots = self.representative[rows.variables]
+        fixed = self.fixed[roots]
+        shift = np.sum(np.where(fixed, rows.coefficients * self.low[roots], 0), axis=1)
+        low, high = rows.low - shift, rows.high - shift
+        coefficients = np.where(fixed, 0, rows.coefficients)
+        roots = np.where(fixed, -1, roots)
+        table = np.concatenate([roots, coefficients, low[:, None], high[:, None]], axis=1)
+        width = roots.shape[1]
+        # Hashing rows beats sorting them by far: most models repeat each row many times.
+        for row in dict.fromkeys(map(tuple, table.tolist())):
+            terms: dict[int, int] = {}
+            for root, coefficient in zip(row[:width], row[width : 2 * width], strict=True):
+                if root >= 0:
+                    terms[root] = terms.get(root, 0) + coefficient
+            self._row({root: c for root, c in terms.items() if c}, row[-2], row[-1])
+
+    def _row(self, terms: dict[int, int], low: int, high: int) -> None:
+        if not terms:
+            self.contradiction |= not low <= 0 <= high
+            return
+        linear = self.proto.constraints.add().linear
+        linear.vars.extend([self.variable(root) for root in terms])
+        linear.coeffs.extend(list(terms.values()))
+        linear.domain.extend([low, high])
+
+    def _literals(self, variables: list[int]) -> tuple[list[int], int]:
+        """Free literals, and how many of the variables are already fixed to true."""
+        roots = [int(self.representative[v]) for v in variables]
+        true = sum(1 for root in roots if self.fixed[root] and self.low[root] == 1)
+        return [self.variable(root) for root in roots if not self.fixed[root]], true
+
+    def exactly_one(self, variables: list[int]) -> None:
+        literals, true = self._literals(variables)
+        if true > 1 or (true == 0 and not literals):
+            self.contradiction = True
+        elif true == 1:
+            self._all_false(literals)
+        else:
+            self.proto.constraints.add().exactly_one.literals.extend(literals)
+
+    def at_most_one(self, variables: list[int]) -> None:
+        literals, true = self._literals(variables)
+        if true > 1:
+            self.contradiction = True
+        elif true == 1:
+            self._all_false(literals)
+        elif len(literals) > 1:
+            self.proto.constraints.add().at_most_one.literals.extend(literals)
+
+    def _all_false(self, literals: list[int]) -> None:
+        for literal in literals:
+            linear = self.proto.constraints.add().linear
+            linear.vars.extend([literal])
+            linear.coeffs.extend([1])
+            linear.domain.extend([0, 0])
+
+    def active_iff_positive(self, literal: int, variable: int) -> None:
+        root, active = int(self.representative[variable]), int(self.representative[literal])
+        if self.fixed[active]:
+            positive = bool(self.low[active])
+            self._row_or_check(root, 1 if positive else 0, INFINITY if positive else 0)
+            return
+        index = self.variable(active)
+        for enforced, low, high in ((index, 1, INFINITY), (-index - 1, 0, 0)):
+            if self.fixed[root]:
+                if not low <= int(self.low[root]) <= high:
+                    self.proto.constraints.add().bool_or.literals.extend([-enforced - 1])
+                continue
+            constraint = self.proto.constraints.add()
+            constraint.enforcement_literal.extend([enforced])
+            constraint.linear.vars.extend([self.variable(root)])
+            constraint.linear.coeffs.extend([1])
+            constraint.linear.domain.extend([low, high])
+
+    def _row_or_check(self, root: int, low: int, high: int) -> None:
+        if self.fixed[root]:
+            self.contradiction |= not low <= int(self.low[root]) <= high
+        else:
+            self._row({root: 1}, low, high)
+
+    def _weighted(self, tuple_ids: Ids, weights: Ids) -> tuple[dict[int, int], int]:
+        terms: dict[int, int] = {}
+        offset = 0
+        for root, weight in zip(
+            self.representative[tuple_ids].tolist(), weights.tolist(), strict=True
+        ):
+            if self.fixed[root]:
+                offset += weight * int(self.low[root])
+            else:
+                terms[root] = terms.get(root, 0) + weight
+        return terms, offset
+
+    def all_different(self, tuples: Ids, weights: Ids) -> None:
+        constraint = self.proto.constraints.add().all_diff
+        for row in tuples:
+            terms, offset = self._weighted(row, weights)
+            expression = constraint.exprs.add()
+            expression.vars.extend([self.variable(root) for root in terms])
+            expression.coeffs.extend(list(terms.values()))
+            expression.offset = offset
+
+    def differ(self, left: Ids, right: Ids, weights: Ids) -> None:
+        terms, offset = self._weighted(left, weights)
+        other, other_offset = self._weighted(right, weights)
+        for root, weight in other.items():
+            terms[root] = terms.get(root, 0) - weight
+        terms = {root: weight for root, weight in terms.items() if weight}
+        gap = other_offset - offset
+        if not terms:
+            self.contradiction |= gap == 0
+            return
+        linear = self.proto.constraints.add().linear
+        linear.vars.extend([self.variable(root) for root in terms])
+        linear.coeffs.extend(list(terms.values()))
+        linear.domain.extend([-INFINITY, gap - 1, gap + 1, INFINITY])
+
+    def decision(self, ids: Ids) -> None:
+        roots = dict.fromkeys(self.representative[ids.ravel()].tolist())
+        used = [int(self.index[r]) for r in roots if not self.fixed[r] and self.index[r] >= 0]
+        if not used:
+            return
+        strategy = self.proto.search_strategy.add()
+        strategy.variables.extend(used)
+
+    def finish(self) -> CompiledModel:
+        roots = self.representative
+        # Every class that no constraint mentions is still part of the solution.
+        for root in np.unique(roots[~self.fixed[roots]]).tolist():
+            self.variable(root)
+        return CompiledModel(
+            self.proto,
+            roots,
+            self.fixed[roots],
+            self.low[roots].copy(),
+            self.index[roots],
+            self.contradiction,
+        )
+
+
+def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
+    """Sorted values within bounds as CP-SAT's flattened closed intervals."""
+    result: list[int] = []
+    for value in sorted(v for v in set(values) if low <= v <= high):
+        if result and result[-1] == value - 1:
+            result[-1] = value
+        else:
+            result += [value, value]
+    return result or [1, 0]
