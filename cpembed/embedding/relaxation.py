@@ -84,7 +84,7 @@ def _feeds(embedding: Embedding | None, axes: Sequence[str]) -> str:
 def feed_words(embedding: Embedding, axis: str) -> str:
     """``z from 4 of c and 4 of s``"""
     digits = [f"{digit.count} of {digit.axis}" for digit in embedding.digits[axis]]
-    return f"{axis} from {join(digits) or '1 operation'}"
+    return f"{axis} from {join(digits)}" if digits else f"{axis} at extent 1"
 
 
 def _paddings(

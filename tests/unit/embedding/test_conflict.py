@@ -11,8 +11,9 @@ import pytest
 from cpembed.embedding.boxless import feasible_without_boxes
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.projection import ALWAYS, axis_subsets, dropping, project
 from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
 from cpembed.embedding.search import padded_extents, search
@@ -253,6 +254,61 @@ def test_every_deepbench_layer_with_few_channels_names_the_channels() -> None:
         used = layer.c / 16
         assert f"padding of c from {layer.c} to 16: utilisation {used:.2g}" in conflict.relaxations
     assert slowest < 5.0, "an explanation is read by somebody who waits"
+
+
+def test_an_index_that_runs_backwards_has_no_first_element() -> None:
+    conflict = explain("O[k,q] += I[c,q-s+2] * W[k,c,s] k=8 q=8 c=8 s=3", "vta_8x8x8")
+    assert conflict.axes == ()
+    assert conflict.constraints == ("fixed_origin",)
+    assert conflict.words == (
+        "not even one operation of the instruction can be placed: `fixed_origin` excludes it",
+        "the first operation is at 2 of I[q - s + 2], whose origin is 0 (fixed_origin)",
+    )
+
+
+def test_axes_that_exclude_each_other() -> None:
+    """Rows of the image from the output's columns, and the reduction from the filter's, use the
+    same dimension of the image twice."""
+    problem, constraints = make_problem(697)
+    assert str(problem.workload) == "O[c, q] += (I[c, q + 2*s] * W[c, s])"
+    conflict = check_conflict(problem, constraints)
+    assert conflict.axes == ("x", "z")
+    assert conflict.constraints == ("hyper_rectangle",)
+    assert conflict.words == (
+        (
+            "axes x (2, spatial) and z (2, reduction) cannot be fed together, "
+            "though each alone can: `hyper_rectangle` excludes it"
+        ),
+        "alone, x from 2 of q is possible",
+        "alone, z from 2 of s is possible",
+    )
+
+
+def test_a_scalar_output() -> None:
+    conflict = explain("O[] += A[k] * B[k] k=64", "vta_8x8x8")
+    assert conflict.axes == ("x",)
+    assert conflict.words[0].startswith("axis x (8, spatial) has no counterpart")
+
+
+def test_out_of_time_is_said() -> None:
+    instruction = load_hardware_spec("vta_1x16x16").instruction
+    workload = suite("deepbench")[0].workload()
+    strict = load_constraint_set("strict")
+    conflict = explain_infeasible(workload, instruction, strict, SearchLimits(seconds=0.0))
+    assert not conflict.minimal
+    assert "not settled in time" in conflict.words[-1]
+
+
+def test_relaxations_keep_their_promise() -> None:
+    """The padding that an explanation names, written into the set, gives an embedding."""
+    instruction = load_hardware_spec("vta_1x16x16").instruction
+    layer = next(layer for layer in suite("deepbench") if layer.c == 3)
+    padded = load_constraint_set("strict").replacing(Padding(("c",), growth=16 / 3))
+    problem = pair_operands(layer.workload(), instruction)
+    assert isinstance(problem, EmbeddingProblem)
+    assert is_feasible(problem, padded)
+    tighter = load_constraint_set("strict").replacing(Padding(("c",), growth=15 / 3))
+    assert not is_feasible(problem, tighter)
 
 
 def test_a_feasible_problem_has_no_explanation() -> None:
