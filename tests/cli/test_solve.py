@@ -56,7 +56,7 @@ def test_an_expression_is_a_workload(cpembed: Caller) -> None:
     assert document["embeddings"][0]["family"] == {"x": [], "y": ["j"], "z": ["l"]}
 
 
-@pytest.mark.parametrize(("options", "expected"), [(["--top", "2"], 2), (["--all"], None)])
+@pytest.mark.parametrize("options, expected", [(["--top", "2"], 2), (["--all"], None)])
 def test_top_and_all_choose_how_many(
     cpembed: Caller, options: list[str], expected: int | None
 ) -> None:
