@@ -58,15 +58,17 @@ class Conflict:
     relaxations: tuple[str, ...] = ()
     minimal: bool = True
 
-    def to_json(self) -> dict[str, Any]:
-        """Fields of the ``solve`` document; ``conflict`` is the list of constraint names."""
-        return {
-            "conflict": list(self.constraints),
-            "conflict_axes": list(self.axes),
-            "conflict_minimal": self.minimal,
-            "explanation": list(self.words),
-            "relaxations": list(self.relaxations),
-        }
+    def to_json(self) -> list[dict[str, Any]]:
+        """The ``conflict`` of the ``solve`` document: a list, with one entry per conflict."""
+        return [
+            {
+                "axes": list(self.axes),
+                "constraints": list(self.constraints),
+                "minimal": self.minimal,
+                "words": list(self.words),
+                "relaxations": list(self.relaxations),
+            }
+        ]
 
 
 def explain_infeasible(

@@ -217,13 +217,15 @@ def test_labels_that_differ() -> None:
     conflict = explain("O[m,n] max= A[m,k] * B[n,k] m=64 k=64 n=64", "vta_8x8x8")
     assert conflict.constraints == ("dataflow",)
     assert conflict.words == ("vta_8x8x8 combines results by add, the workload by max",)
-    assert conflict.to_json() == {
-        "conflict": ["dataflow"],
-        "conflict_axes": [],
-        "conflict_minimal": True,
-        "explanation": ["vta_8x8x8 combines results by add, the workload by max"],
-        "relaxations": [],
-    }
+    assert conflict.to_json() == [
+        {
+            "axes": [],
+            "constraints": ["dataflow"],
+            "minimal": True,
+            "words": ["vta_8x8x8 combines results by add, the workload by max"],
+            "relaxations": [],
+        }
+    ]
 
 
 def test_strides_and_partial_factors() -> None:
