@@ -1,0 +1,240 @@
+"""Run a suite of layers: search, verify and time each; resumable.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> with tempfile.TemporaryDirectory() as folder:
+...     suite = open_bench(
+...         "deepbench", "vta_1x16x16", layers="12", execute=False, results=Path(folder)
+...     )
+...     rows = list(suite.run())
+>>> rows[0].strict.embedding.mapping, suite.summary()["strict"]["embedded"]
+('y←k:16 z←c:16', 1)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cpembed.api.bench_rows import BenchRow, RowMaker
+from cpembed.api.bench_summary import summarise
+from cpembed.api.run import missing_for
+from cpembed.api.solve import WIDEST, default_dtypes, hardware_spec
+from cpembed.backends.kernel import BackendChoice
+from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.measure.environment import git_commit, machine, source_digest, versions
+from cpembed.measure.results import ResultStore, default_directory
+from cpembed.workloads.suites import Layer, suite
+
+STRICT = "strict"
+"""The constraint set whose embeddings every row reports, whatever was asked for."""
+
+COUNTED = {
+    "seconds.model": "building the model, in a process that solved before",
+    "seconds.solve": "enumerating every solution and checking each, one thread",
+    "seconds.total": "model, solve, deriving and proving programs, explaining a conflict",
+    "latency_us": "the contraction alone, on packed operands; packing excluded",
+    "packing_us": "packing the inputs that are not in packed_ahead",
+    "unpacking_us": "unpacking the output",
+    "gops": "two operations a multiply-accumulate of the layer, padding not counted, over the "
+    "median latency_us; packing excluded",
+    "gops_with_packing": "the same over median latency_us + packing_us + unpacking_us",
+}
+"""What the figures of a row count."""
+
+LayerProgress = Callable[[Layer, str, int], None]
+"""Called with the layer, a phase (``model``, ``search``, ``verify`` …) and a running count."""
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass
+class Bench:
+    """A suite on a target with the rows there are so far.
+
+    ``taken`` counts rows that were in the store; :meth:`run` makes the others. ``missing`` says
+    what keeps the layers from being run here, empty where they are run (or were not to be).
+    """
+
+    suite: str
+    layers: tuple[Layer, ...]
+    maker: RowMaker
+    missing: tuple[str, ...]
+    store: ResultStore[BenchRow]
+    rows: dict[int, BenchRow]
+    taken: int
+
+    @property
+    def pending(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.index not in self.rows)
+
+    def run(self, progress: LayerProgress | None = None) -> Iterator[BenchRow]:
+        """Make the rows that are missing, one by one; each is in the store when it is yielded."""
+        todo = self.pending
+        if todo:
+            self._warm_up(todo[0])
+        for layer in todo:
+
+            def report(phase: str, count: int, layer: Layer = layer) -> None:
+                if progress is not None:
+                    progress(layer, phase, count)
+
+            row = self.maker.row(layer, report)
+            self.store.append(row)
+            self.rows[layer.index] = row
+            yield row
+
+    def _warm_up(self, layer: Layer) -> None:
+        """One search before the first that is timed: the solver's libraries load at first use."""
+        # Whatever is wrong with the layer, its row will tell.
+        with suppress(Exception):
+            workload = layer.workload(default_dtypes(self.maker.spec), self.maker.layout)
+            self.maker.solve(workload, self.maker.strict, lambda phase, count: None)
+
+    def finished(self) -> list[BenchRow]:
+        """Rows so far, in the suite's order."""
+        return [self.rows[layer.index] for layer in self.layers if layer.index in self.rows]
+
+    def summary(self) -> dict[str, Any]:
+        return summarise(self.finished())
+
+    def exit_code(self) -> int:
+        """1 where the package failed in a layer; an error's code where every row has one."""
+        rows = self.finished()
+        if any(row.is_bug for row in rows):
+            return InvariantError.exit_code
+        errors = [row.error for row in rows if row.error is not None]
+        return errors[0].exit_code if errors and len(errors) == len(rows) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``bench --json``."""
+        maker = self.maker
+        return {
+            "suite": self.suite,
+            "target": maker.spec.name,
+            "instruction": str(maker.spec.instruction.computation),
+            "constraints": maker.constraints.name,
+            "layout": maker.layout,
+            "backend": maker.backend,
+            "seed": maker.seed,
+            "rows": msgspec.to_builtins(self.finished()),
+            "summary": self.summary(),
+            "counted": COUNTED,
+            "not_run": list(self.missing),
+            "machine": machine(),
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "taken_from_store": self.taken,
+            "store": str(self.store.path),
+        }
+
+
+def open_bench(
+    suite_name: str,
+    target: str | HardwareSpec,
+    *,
+    constraints: str | ConstraintSet = WIDEST,
+    layers: str | None = None,
+    backend: BackendChoice = "auto",
+    execute: bool = True,
+    layout: str = "NCHW",
+    seed: int = 0,
+    timeout: float | None = None,
+    results: Path | None = None,
+    fresh: bool = False,
+) -> Bench:
+    """A suite ready to run, with the rows that an earlier run completed.
+
+    ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
+    can execute here and only solves elsewhere; ``generic`` runs portable code anywhere. ``results``
+    is the folder of the store, ``fresh`` forgets what it holds of this suite.
+
+    Raises :class:`WorkloadError` for an unknown suite or layer, :class:`SpecError` for a wrong
+    target or constraint set, :class:`BackendUnavailable` for an impossible ``native``.
+    """
+    chosen = select_layers(suite_name, layers)
+    spec = hardware_spec(target)
+    missing = missing_for(spec) if execute and backend != "generic" else ()
+    if backend == "native" and missing:
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+    maker = RowMaker(
+        spec=spec,
+        strict=load_constraint_set(STRICT),
+        constraints=load_constraint_set(constraints)
+        if isinstance(constraints, str)
+        else constraints,
+        backend=backend if execute and not missing else None,
+        layout=layout,
+        seed=seed,
+        timeout=timeout,
+    )
+    names = (suite_name, spec.name, maker.constraints.name)
+    store = ResultStore(results or default_directory(), names, _key(suite_name, maker), BenchRow)
+    store.open(fresh=fresh)
+    rows = _usable(store.load(), chosen)
+    return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
+
+
+def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
+    """Layers by index and range, in the suite's order; None selects all.
+
+    >>> [layer.index for layer in select_layers("deepbench", "3,0,5-7")]
+    [0, 3, 5, 6, 7]
+    """
+    layers = suite(suite_name)
+    if text is None:
+        return layers
+    picked: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise WorkloadError(f"layers {text!r}: {part!r} is neither 3 nor 3-7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= len(layers):
+            allowed = f"{suite_name} has layers 0 to {len(layers) - 1}"
+            raise WorkloadError(f"layers {text!r}: there is no {part.strip()}; {allowed}")
+        picked.update(range(first, last + 1))
+    return tuple(layer for layer in layers if layer.index in picked)
+
+
+def _usable(stored: Iterable[BenchRow], layers: Sequence[Layer]) -> dict[int, BenchRow]:
+    """The last row of each layer, unless it is an error: that is worth another try."""
+    wanted = {layer.index for layer in layers}
+    last = {row.index: row for row in stored if row.index in wanted}
+    return {index: row for index, row in last.items() if row.error is None}
+
+
+def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
+    """Everything that the rows depend on."""
+    here = machine()
+    return {
+        "suite": suite_name,
+        "target": maker.spec.name,
+        "spec": _digest(Path(maker.spec.path).read_bytes()),
+        "constraints": maker.constraints.name,
+        # What the files say, those they extend included.
+        "constraint_sets": _digest(repr((maker.strict, maker.constraints)).encode()),
+        "backend": maker.backend,
+        "layout": maker.layout,
+        "seed": maker.seed,
+        "timeout": maker.timeout,
+        "versions": versions(),
+        "source": source_digest(),
+        "cpu": here["cpu"],
+        "threads": here["threads"],
+    }
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

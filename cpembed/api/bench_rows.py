@@ -1,0 +1,314 @@
+"""One row of a benchmark: what a layer's searches found and how its kernel ran."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from cpembed.api.run import RunResult, run
+from cpembed.api.solve import SolveResult, default_dtypes, solve
+from cpembed.backends.kernel import BackendChoice
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.embedding import Digit
+from cpembed.errors import CpembedError, InvariantError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.workloads.suites import Layer
+
+Phase = Callable[[str, int], None]
+
+
+class Seconds(msgspec.Struct, frozen=True):
+    """Wall time of a search; ``total`` adds decoding, deriving, ranking, proving, explaining."""
+
+    model: float
+    solve: float
+    total: float
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why nothing fits: the instruction axes at fault, the constraints, a sentence."""
+
+    axes: list[str]
+    constraints: list[str]
+    text: str
+
+
+class DigitRow(msgspec.Struct, frozen=True):
+    axis: str
+    count: int
+    stride: int
+
+
+class EmbeddingRow(msgspec.Struct, frozen=True):
+    """The best candidate; ``mapping`` is ``y←k:16 z←c:4,s:2``, innermost digit first, and
+    ``q:14*2`` where the steps along q are 2 apart."""
+
+    id: str
+    mapping: str
+    axes: dict[str, list[DigitRow]]
+    utilisation: float
+    mac_overhead: float
+    data_overhead: float
+    calls: int
+    in_place: list[str]
+
+
+class SolvedRow(msgspec.Struct, frozen=True):
+    """A search under one constraint set; ``embedding`` is the best candidate, ``reason`` says why
+    there is none."""
+
+    constraints: str
+    status: str
+    complete: bool
+    count: int
+    families: int
+    seconds: Seconds
+    embedding: EmbeddingRow | None
+    reason: Reason | None
+
+
+class Latency(msgspec.Struct, frozen=True):
+    median: float
+    p10: float
+    p90: float
+
+
+class RunRow(msgspec.Struct, frozen=True):
+    """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
+
+    ``latency_us`` and the rates are those of the target's instruction, None where portable code
+    ran in its place (``missing`` says why), whose time is ``generic_latency_us``.
+    """
+
+    backend: str
+    verified: bool
+    max_error: float | None
+    latency_us: Latency | None
+    generic_latency_us: Latency | None
+    packing_us: float
+    unpacking_us: float
+    packed_ahead: list[str]
+    gops: float | None
+    gops_with_packing: float | None
+    missing: list[str]
+
+
+class ErrorRow(msgspec.Struct, frozen=True):
+    """What ended a layer; ``traceback`` only for errors that the package does not raise itself."""
+
+    type: str
+    message: str
+    exit_code: int
+    traceback: str | None = None
+
+
+class BenchRow(msgspec.Struct, frozen=True):
+    """``strict``: under the constraint set of that name. ``best``: under the one asked for.
+    ``seconds``: wall time of the whole row."""
+
+    index: int
+    label: str
+    application: str
+    macs: int
+    date: str
+    seconds: float
+    strict: SolvedRow | None
+    best: SolvedRow | None
+    run: RunRow | None
+    error: ErrorRow | None
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the package failed, not what it was given: whatever the other rows say."""
+        return self.error is not None and self.error.exit_code == InvariantError.exit_code
+
+    @property
+    def failed_verification(self) -> bool:
+        """Whether one of the package's own checks refused a result."""
+        return self.error is not None and self.error.type == InvariantError.__name__
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """How every layer of a suite is treated; ``backend`` None: solve, do not run."""
+
+    spec: HardwareSpec
+    strict: ConstraintSet
+    constraints: ConstraintSet
+    backend: BackendChoice | None
+    layout: str
+    seed: int
+    timeout: float | None
+
+    def row(self, layer: Layer, report: Phase) -> BenchRow:
+        """The layer's row; an exception of its searches or its kernel is part of it."""
+        started = time.perf_counter()
+        draft = _Draft()
+        try:
+            workload = layer.workload(default_dtypes(self.spec), self.layout)
+            draft.macs = workload.macs
+            self._fill(draft, workload, report)
+        except Exception as error:
+            draft.error = _error_row(error)
+        return BenchRow(
+            layer.index,
+            layer.label,
+            layer.application,
+            draft.macs,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            time.perf_counter() - started,
+            draft.strict,
+            draft.best,
+            draft.run,
+            draft.error,
+        )
+
+    def solve(self, workload: Computation, chosen: ConstraintSet, report: Phase) -> SolveResult:
+        return self._whole(
+            solve(
+                workload,
+                self.spec,
+                chosen,
+                top=1,
+                timeout=self.timeout,
+                seed=self.seed,
+                progress=report,
+            )
+        )
+
+    def _whole(self, result: SolveResult) -> SolveResult:
+        """A search without a limit ends early only where the solver took a Ctrl-C for itself."""
+        if self.timeout is None and not result.complete:
+            raise KeyboardInterrupt
+        return result
+
+    def _fill(self, draft: _Draft, workload: Computation, report: Phase) -> None:
+        draft.strict = _solved_row(self.solve(workload, self.strict, report))
+        if self.backend is None:
+            again = self.constraints == self.strict
+            draft.best = (
+                draft.strict
+                if again
+                else _solved_row(self.solve(workload, self.constraints, report))
+            )
+            return
+        try:
+            result = run(
+                workload,
+                self.spec,
+                constraints=self.constraints,
+                backend=self.backend,
+                seed=self.seed,
+                timeout=self.timeout,
+                progress=report,
+            )
+        except Exception:
+            # What was found is worth a row although it did not run.
+            draft.best = _solved_row(self.solve(workload, self.constraints, report))
+            raise
+        if isinstance(result, RunResult):
+            draft.best = _solved_row(self._whole(result.solved))
+            draft.run = _run_row(result)
+        else:
+            draft.best = _solved_row(self._whole(result))
+
+
+@dataclass
+class _Draft:
+    """What is known of a row so far."""
+
+    macs: int = 0
+    strict: SolvedRow | None = None
+    best: SolvedRow | None = None
+    run: RunRow | None = None
+    error: ErrorRow | None = None
+
+
+def _solved_row(result: SolveResult) -> SolvedRow:
+    seconds = Seconds(result.seconds.model, result.seconds.solve, result.total_seconds)
+    return SolvedRow(
+        result.constraints.name,
+        result.status.value,
+        result.complete,
+        result.count,
+        result.families,
+        seconds,
+        _embedding_row(result.embeddings[0]) if result.embeddings else None,
+        _reason(result),
+    )
+
+
+def _reason(result: SolveResult) -> Reason | None:
+    if result.conflict is not None:
+        conflict = result.conflict
+        return Reason(list(conflict.axes), list(conflict.constraints), conflict.words[0])
+    if result.embeddings:
+        return None
+    if result.not_derivable:
+        return Reason([], [], f"no program: {result.not_derivable[0]}")
+    if result.count:
+        return Reason([], [], "no program: the embeddings found are not axis maps")
+    return Reason([], [], "the search was stopped before it found anything")
+
+
+def _embedding_row(ranked: RankedCandidate) -> EmbeddingRow:
+    embedding, cost = ranked.candidate.embedding, ranked.overheads
+    return EmbeddingRow(
+        embedding.identifier(),
+        " ".join(
+            f"{axis}←{','.join(map(_digit, digits))}"
+            for axis, digits in embedding.digits.items()
+            if digits
+        ),
+        {
+            axis: [DigitRow(d.axis, d.count, d.stride) for d in digits]
+            for axis, digits in embedding.digits.items()
+        },
+        cost.utilisation,
+        cost.mac_overhead,
+        cost.data_overhead,
+        cost.calls,
+        list(cost.in_place),
+    )
+
+
+def _digit(digit: Digit) -> str:
+    return f"{digit.axis}:{digit.count}" + (f"*{digit.stride}" if digit.stride > 1 else "")
+
+
+def _run_row(result: RunResult) -> RunRow:
+    times, check = result.measurement, result.verification
+    latency = Latency(times.latency_us.median, times.latency_us.p10, times.latency_us.p90)
+    everything = latency.median + times.packing_us + times.unpacking_us
+    native = result.is_native
+    return RunRow(
+        backend=result.backend,
+        verified=check.verified,
+        max_error=check.max_error if math.isfinite(check.max_error) else None,
+        latency_us=latency if native else None,
+        generic_latency_us=None if native else latency,
+        packing_us=times.packing_us,
+        unpacking_us=times.unpacking_us,
+        packed_ahead=list(times.packed_ahead),
+        gops=times.gops if native else None,
+        gops_with_packing=times.gops * latency.median / everything if native else None,
+        missing=list(result.missing),
+    )
+
+
+def _error_row(error: Exception) -> ErrorRow:
+    expected = isinstance(error, CpembedError)
+    return ErrorRow(
+        type(error).__name__,
+        " ".join(str(error).split()),
+        error.exit_code if expected else InvariantError.exit_code,
+        None if expected else "".join(traceback.format_exception(error)),
+    )

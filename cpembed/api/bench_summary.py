@@ -1,0 +1,102 @@
+"""What the rows of a benchmark come to."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
+
+
+def summarise(rows: Sequence[BenchRow]) -> dict[str, Any]:
+    """Counts, the reasons of layers that do not embed, search times, rates."""
+    return {
+        "layers": len(rows),
+        "strict": _searches([(row.index, row.strict) for row in rows]),
+        "best": _searches([(row.index, row.best) for row in rows]),
+        "run": _runs(rows),
+        "errors": [
+            {"index": row.index, "type": row.error.type, "message": row.error.message}
+            for row in rows
+            if row.error is not None
+        ],
+    }
+
+
+def _searches(rows: Sequence[tuple[int, SolvedRow | None]]) -> dict[str, Any]:
+    """Of the searches under one constraint set."""
+    solved = [(index, row) for index, row in rows if row is not None]
+    fitting = [row for _, row in solved if row.embedding is not None]
+    utilised = [row.embedding.utilisation for row in fitting if row.embedding is not None]
+    return {
+        "constraints": solved[0][1].constraints if solved else None,
+        "embedded": len(fitting),
+        "not_embedded": len(solved) - len(fitting),
+        "reasons": _reasons(solved),
+        "seconds": _seconds(solved),
+        "mean_utilisation": statistics.fmean(utilised) if utilised else None,
+    }
+
+
+def _reasons(solved: Iterable[tuple[int, SolvedRow]]) -> list[dict[str, Any]]:
+    """Layers that do not embed, grouped by the instruction axes and the constraints at fault (by
+    the sentence where neither is known); the text is the first layer's."""
+    groups: dict[tuple[str, ...], dict[str, Any]] = {}
+    for index, row in solved:
+        reason = row.reason
+        if reason is None:
+            continue
+        named = (*reason.axes, "", *reason.constraints)
+        group = groups.setdefault(
+            named if reason.axes or reason.constraints else (reason.text,),
+            {
+                "axes": reason.axes,
+                "constraints": reason.constraints,
+                "text": reason.text,
+                "layers": [],
+            },
+        )
+        group["layers"].append(index)
+    return sorted(groups.values(), key=lambda group: -len(group["layers"]))
+
+
+def _seconds(solved: Iterable[tuple[int, SolvedRow]]) -> dict[str, Any] | None:
+    """Of building and searching one model."""
+    times = {index: row.seconds.model + row.seconds.solve for index, row in solved}
+    if not times:
+        return None
+    longest = max(times, key=lambda index: times[index])
+    return {
+        "median": statistics.median(times.values()),
+        "max": times[longest],
+        "max_layer": longest,
+        "sum": sum(times.values()),
+    }
+
+
+def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
+    ran = [row.run for row in rows if row.run is not None]
+    return {
+        "executed": len(ran),
+        "verified": sum(run.verified for run in ran),
+        "failed_verification": [row.index for row in rows if row.failed_verification],
+        "backends": dict(Counter(run.backend for run in ran)),
+        "gops_geometric_mean": _geometric_mean(run.gops for run in _native(ran)),
+        "gops_with_packing_geometric_mean": _geometric_mean(
+            run.gops_with_packing for run in _native(ran)
+        ),
+    }
+
+
+def _native(runs: Iterable[RunRow]) -> list[RunRow]:
+    return [run for run in runs if run.gops is not None]
+
+
+def _geometric_mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return math.exp(statistics.fmean(math.log(value) for value in known))

@@ -1,0 +1,207 @@
+"""``cpembed bench``: a whole suite, one row a layer, resumable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cpembed.cli.options import LARGEST_SEED, json_option
+from cpembed.cli.output import message, print_json, print_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from cpembed.api.bench import Bench
+    from cpembed.backends.kernel import BackendChoice
+    from cpembed.workloads.suites import Layer
+
+INTERRUPTED = 130
+
+_REDRAW = 0.1
+"""Seconds between two drawings of the progress bar."""
+
+
+@click.command()
+@click.argument("suite")
+@click.option(
+    "--target",
+    required=True,
+    metavar="NAME|FILE",
+    help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
+)
+@click.option(
+    "--constraints",
+    metavar="NAME|FILE",
+    help="Constraint set of the best candidate, beside `strict`, which is always tried. "
+    "Default: the widest shipped set that gives a proven program.",
+)
+@click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "native", "generic"]),
+    default="auto",
+    show_default=True,
+    help="native: the target's instruction; generic: portable code; auto: native, and solve only "
+    "where this machine cannot execute the instruction.",
+)
+@click.option("--no-run", is_flag=True, help="Solve only.")
+@click.option("--layout", type=click.Choice(["NCHW", "NHWC"]), default="NCHW", show_default=True)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Stop each search after S seconds.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, LARGEST_SEED),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Seed of the data and of the search.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of the kernels.  [default: the cores of the process]",
+)
+@click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder that keeps completed rows.  [default: the user's cache folder]",
+)
+@json_option
+def command(
+    *,
+    suite: str,
+    target: str,
+    constraints: str | None,
+    layers: str | None,
+    backend: BackendChoice,
+    no_run: bool,
+    layout: str,
+    timeout: float | None,
+    seed: int,
+    threads: int | None,
+    fresh: bool,
+    results: Path | None,
+    as_json: bool,
+) -> int:
+    """Run SUITE (deepbench): search, verify and time each layer.
+
+    A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
+
+    \b
+    cpembed bench deepbench --target vta_1x16x16
+    cpembed bench deepbench --target avx512_vnni --layers 0,10-20 --layout NHWC
+    """
+    if threads is not None:
+        # Read when the compiler's run-time library is loaded.
+        os.environ["TVM_NUM_THREADS"] = str(threads)
+    from cpembed.api.bench import open_bench
+    from cpembed.api.solve import WIDEST
+
+    bench = open_bench(
+        suite,
+        target,
+        constraints=constraints or WIDEST,
+        layers=layers,
+        backend=backend,
+        execute=not no_run,
+        layout=layout,
+        timeout=timeout,
+        seed=seed,
+        results=results,
+        fresh=fresh,
+    )
+    _announce(bench)
+    try:
+        _run(bench)
+    except KeyboardInterrupt:
+        done = f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
+        message(f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes")
+        return INTERRUPTED
+    if as_json:
+        print_json(bench.to_json())
+    else:
+        from cpembed.report.bench import report
+
+        print_text(*report(bench))
+    return bench.exit_code()
+
+
+def _announce(bench: Bench) -> None:
+    if bench.taken:
+        message(
+            f"{bench.taken} of {len(bench.layers)} rows taken from {bench.store.path}; "
+            "--fresh starts over"
+        )
+    if bench.missing:
+        message(
+            f"{'; '.join(bench.missing)}: solving only; "
+            "--backend generic runs the programs as portable code"
+        )
+
+
+def _run(bench: Bench) -> None:
+    """Make the missing rows; errors are said as they come."""
+    display = _Display(bench)
+    with display.bar or nullcontext():
+        for row in bench.run(display):
+            if row.error is not None:
+                what = "VERIFICATION FAILED" if row.failed_verification else row.error.type
+                message(f"layer {row.index} ({row.label}): {what}: {row.error.message}")
+                if row.error.traceback is not None:
+                    # A bug: whoever reports it needs the place.
+                    click.echo(row.error.traceback, err=True, nl=False)
+            display.advance()
+
+
+class _Display:
+    """A progress bar with the current layer and what is done with it, on a terminal."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bar: Progress | None = None
+        self._drawn = 0.0
+        self._task: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            # Drawn between the steps of a layer only: a thread that draws would disturb the times.
+            self.bar = Progress(
+                MofNCompleteColumn(),
+                BarColumn(bar_width=20),
+                TimeRemainingColumn(),
+                "{task.description}",
+                console=Console(stderr=True),
+                auto_refresh=False,
+                transient=True,
+            )
+            done, total = len(bench.rows), len(bench.layers)
+            self._task = self.bar.add_task("", total=total, completed=done)
+
+    def __call__(self, layer: Layer, phase: str, count: int) -> None:
+        # CP-SAT takes SIGINT over during a search and leaves it with the system's default action.
+        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+        now = time.perf_counter()
+        if self.bar is None or (count > 1 and now - self._drawn < _REDRAW):
+            return
+        self._drawn = now
+        words = f"{layer.index}: {layer.label}, {phase}"
+        self.bar.update(self._task, description=words, refresh=True)
+
+    def advance(self) -> None:
+        if self.bar is not None:
+            self.bar.advance(self._task)
+            self.bar.refresh()

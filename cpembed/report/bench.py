@@ -1,0 +1,143 @@
+"""The tables of ``cpembed bench``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+
+from cpembed.api.bench import Bench
+from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
+from cpembed.report.blocks import Justify, bullets, header, heading, table
+from cpembed.report.words import plural
+
+_SOLVED: tuple[tuple[str, Justify], ...] = (
+    ("#", "right"),
+    ("layer", "left"),
+    ("strict", "left"),
+    ("model+solve s", "right"),
+    ("best", "left"),
+    ("used", "right"),
+)
+_RAN: tuple[tuple[str, Justify], ...] = (
+    ("verified", "left"),
+    ("latency us", "right"),
+    ("packing us", "right"),
+    ("unpacking us", "right"),
+    ("GOPS", "right"),
+)
+_REASON_WIDTH = 48
+"""A reason folds, so that a few long ones do not push the other columns apart."""
+
+_LISTED = 12
+"""Layer numbers that are listed before the rest is only counted."""
+
+
+def report(bench: Bench) -> Iterator[RenderableType]:
+    """One row a layer, then what they come to."""
+    rows = bench.finished()
+    ran = bench.maker.backend is not None
+    columns = (*_SOLVED, *_RAN) if ran else _SOLVED
+    layers = table(columns, ([*_solved(row), *(_ran(row) if ran else ())] for row in rows))
+    layers.columns[1].no_wrap = True
+    layers.columns[2].max_width = _REASON_WIDTH
+    yield layers
+    yield from _summary(bench)
+
+
+def _solved(row: BenchRow) -> list[str]:
+    strict, best = row.strict, row.best
+    used = "" if best is None or best.embedding is None else f"{best.embedding.utilisation:.1%}"
+    seconds = "" if strict is None else f"{strict.seconds.model + strict.seconds.solve:.3f}"
+    label = row.label.removeprefix("conv2d ")
+    return [str(row.index), label, _mapping(strict), seconds, _mapping(best), used]
+
+
+def _mapping(found: SolvedRow | None) -> str:
+    """The mapping, or why there is none."""
+    if found is None:
+        return ""
+    if found.embedding is not None:
+        return found.embedding.mapping
+    return found.status if found.reason is None else f"no: {found.reason.text}"
+
+
+def _ran(row: BenchRow) -> list[str]:
+    if row.error is not None:
+        return [f"{'WRONG' if row.failed_verification else row.error.type}: {row.error.message}"]
+    run = row.run
+    if run is None:
+        return ["not run"]
+    verified = f"yes ({run.backend})" if run.verified else "NO"
+    return [
+        verified,
+        _latency(run),
+        *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
+    ] + ([f"{run.gops:.1f}"] if run.gops is not None else [])
+
+
+def _latency(run: RunRow) -> str:
+    if run.latency_us is not None:
+        return f"{run.latency_us.median:.1f}"
+    # Portable code's time is not the instruction's.
+    return "" if run.generic_latency_us is None else f"({run.generic_latency_us.median:.1f})"
+
+
+def _summary(bench: Bench) -> Iterator[RenderableType]:
+    summary = bench.summary()
+    rows = [(f"{bench.suite} on {bench.maker.spec.name}", plural(summary["layers"], "layer"))]
+    for name in ("strict", "best"):
+        found = summary[name]
+        if found["constraints"] is not None:
+            rows.append((found["constraints"], _searches(found, summary["layers"])))
+    if bench.maker.backend is not None:
+        rows += _runs(summary["run"])
+    if bench.missing:
+        rows.append(("not run", "; ".join(bench.missing)))
+    yield header(rows)
+    for name in ("strict", "best"):
+        if summary[name]["reasons"]:
+            yield ""
+            yield heading(f"Not embedded under {summary[name]['constraints']}")
+            yield bullets(_reason(group) for group in summary[name]["reasons"])
+    if summary["errors"]:
+        yield ""
+        yield heading("Errors")
+        yield bullets(f"layer {e['index']}: {e['type']}: {e['message']}" for e in summary["errors"])
+
+
+def _searches(found: dict[str, Any], layers: int) -> str:
+    seconds = found["seconds"]
+    longest = f"longest {seconds['max'] * 1e3:.0f} ms (layer {seconds['max_layer']})"
+    parts = [
+        f"{found['embedded']}/{layers} embedded",
+        f"model+solve median {seconds['median'] * 1e3:.0f} ms, {longest}",
+    ]
+    if found["mean_utilisation"] is not None:
+        parts.append(f"mean utilisation {found['mean_utilisation']:.1%}")
+    return "; ".join(parts)
+
+
+def _runs(run: dict[str, Any]) -> list[tuple[str, str]]:
+    backends = ", ".join(f"{count} {name}" for name, count in run["backends"].items())
+    words = f"{run['verified']}" + (f" ({backends})" if backends else "")
+    if run["failed_verification"]:
+        words += f"; WRONG: layers {_numbers(run['failed_verification'])}"
+    rows = [("verified", words)]
+    if run["gops_geometric_mean"] is not None:
+        mean, packing = run["gops_geometric_mean"], run["gops_with_packing_geometric_mean"]
+        words = f"{mean:.1f} GOPS on packed operands; {packing:.1f} GOPS with packing of the data"
+        rows.append(("geometric mean", f"{words} and unpacking (weights packed ahead)"))
+    return rows
+
+
+def _reason(group: dict[str, Any]) -> str:
+    layers = group["layers"]
+    return f"{plural(len(layers), 'layer')} ({_numbers(layers)}): for example {group['text']}"
+
+
+def _numbers(layers: list[int]) -> str:
+    listed = ", ".join(map(str, layers[:_LISTED]))
+    more = len(layers) - _LISTED
+    return listed + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,328 @@
+"""Suites: one row a layer, resumed after an interruption, wrong kernels said loudly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpembed.api import bench_rows
+from cpembed.api.bench import Bench, open_bench, select_layers
+from cpembed.api.bench_rows import BenchRow, RowMaker
+from cpembed.backends.kernel import CompiledKernel
+from cpembed.backends.x86.features import missing_features
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.measure import environment
+from cpembed.resources import constraint_files, hardware_spec_files
+from cpembed.workloads.suites import suite
+
+VTA = "vta_1x16x16"
+VNNI = load_hardware_spec("avx512_vnni")
+FEW = "0,12,48"
+"""Layer 0 has one input channel, the others embed."""
+
+
+def solving(results: Path, **options: Any) -> Bench:
+    options = {"layers": FEW, "execute": False, **options}
+    return open_bench("deepbench", options.pop("target", VTA), results=results, **options)
+
+
+def complete(bench: Bench) -> Bench:
+    list(bench.run())
+    return bench
+
+
+def interrupt_after(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    make, made = RowMaker.row, []
+
+    def row(self: RowMaker, layer: Any, report: Any) -> BenchRow:
+        if len(made) == rows:
+            raise KeyboardInterrupt
+        made.append(layer.index)
+        return make(self, layer, report)
+
+    monkeypatch.setattr(RowMaker, "row", row)
+
+
+# ----------------------------------------------------------------------------------------- rows
+
+
+def test_rows_have_the_mapping_or_the_reason(tmp_path: Path) -> None:
+    rows = complete(solving(tmp_path)).finished()
+    assert [row.index for row in rows] == [0, 12, 48]
+    stem, face = rows[0], rows[1]
+    assert stem.strict is not None
+    assert stem.strict.embedding is None
+    assert stem.strict.reason is not None
+    assert stem.strict.reason.axes == ["z"]
+    assert "c=1" in stem.strict.reason.text
+    assert stem.best is not None
+    assert stem.best.embedding is not None
+    assert stem.best.embedding.mapping == "y←k:16 z←c:16"
+    assert stem.best.embedding.utilisation == 1 / 16
+    assert face.strict is not None
+    assert face.strict.embedding is not None
+    assert face.strict.embedding.mapping == "y←k:16 z←c:16"
+    assert face.run is None
+    assert face.macs == 128 * 128 * 27 * 27 * 9
+
+
+def test_the_json_document_has_the_promised_fields(tmp_path: Path) -> None:
+    document = complete(solving(tmp_path)).to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert {"suite", "target", "rows", "summary", "machine", "versions", "date"} <= set(document)
+    assert document["suite"] == "deepbench"
+    assert document["target"] == VTA
+    assert document["machine"]["threads"] >= 1
+    assert document["versions"]["ortools"].startswith("9.15")
+    row = document["rows"][1]
+    assert {"index", "label", "strict", "best", "run", "error"} <= set(row)
+    assert row["strict"]["embedding"]["axes"]["z"] == [{"axis": "c", "count": 16, "stride": 1}]
+    summary = document["summary"]
+    assert summary["layers"] == 3
+    assert summary["strict"]["embedded"] == 2
+    assert [group["layers"] for group in summary["strict"]["reasons"]] == [[0]]
+    times = [
+        r["strict"]["seconds"]["model"] + r["strict"]["seconds"]["solve"] for r in document["rows"]
+    ]
+    assert summary["strict"]["seconds"]["max"] == max(times)
+    assert summary["best"]["embedded"] == 3
+    assert summary["run"]["executed"] == 0
+
+
+def test_portable_code_verifies_where_no_back_end_executes(tmp_path: Path) -> None:
+    bench = solving(tmp_path, layers="6", execute=True, backend="generic")
+    run = complete(bench).finished()[0].run
+    assert run is not None
+    assert (run.verified, run.max_error, run.backend) == (True, 0.0, "generic")
+    # Its time is not the instruction's.
+    assert run.latency_us is None
+    assert run.gops is None
+    assert run.generic_latency_us is not None
+    assert bench.summary()["run"]["verified"] == 1
+    assert bench.summary()["run"]["gops_geometric_mean"] is None
+
+
+def test_a_target_without_back_end_is_solved_only(tmp_path: Path) -> None:
+    bench = solving(tmp_path, execute=True)
+    assert bench.maker.backend is None
+    assert "no back end" in bench.missing[0]
+    with pytest.raises(BackendUnavailable, match=VTA):
+        solving(tmp_path, execute=True, backend="native")
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+def test_a_wrong_kernel_is_a_failed_row_and_the_suite_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = CompiledKernel.run
+
+    def wrong(self: CompiledKernel, inputs: Any) -> Any:
+        found = honest(self, inputs).copy()
+        if self.program.workload.extents["r"] == 5:
+            found.flat[-1] += 1
+        return found
+
+    monkeypatch.setattr(CompiledKernel, "run", wrong)
+    bench = complete(solving(tmp_path, layers="6,41", execute=True, backend="generic"))
+    right, failed = bench.finished()
+    assert failed.failed_verification
+    assert failed.run is None
+    assert failed.error is not None
+    assert "wrong by up to 1" in failed.error.message
+    assert failed.best is not None
+    assert failed.best.embedding is not None
+    assert right.run is not None
+    assert right.run.verified
+    assert bench.summary()["run"]["failed_verification"] == [41]
+    assert bench.exit_code() == 1
+
+
+@pytest.mark.parametrize(
+    "error, code", [(LoweringError("no such register"), 0), (ZeroDivisionError("oops"), 1)]
+)
+def test_an_exception_is_reported_in_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    make = bench_rows.solve
+
+    def solve(workload: Any, *arguments: Any, **options: Any) -> Any:
+        if workload.extents["c"] == 128:
+            raise error
+        return make(workload, *arguments, **options)
+
+    monkeypatch.setattr(bench_rows, "solve", solve)
+    bench = complete(solving(tmp_path, layers="12,48"))
+    failed = [row for row in bench.finished() if row.error is not None]
+    assert [row.index for row in failed] == [12]
+    assert failed[0].error is not None
+    assert (failed[0].error.type, failed[0].error.message) == (type(error).__name__, str(error))
+    assert bench.summary()["errors"][0]["index"] == 12
+    assert bench.exit_code() == code
+    # An error is worth another try.
+    monkeypatch.undo()
+    again = solving(tmp_path, layers="12,48")
+    assert [layer.index for layer in again.pending] == [12]
+    assert complete(again).exit_code() == 0
+
+
+# ------------------------------------------------------------------------------------ the store
+
+
+def test_an_interrupted_run_resumes_after_its_complete_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        complete(solving(tmp_path))
+    monkeypatch.undo()
+    again = solving(tmp_path)
+    assert again.taken == 2
+    assert [row.index for row in again.run()] == [48]
+    assert [row.index for row in again.finished()] == [0, 12, 48]
+    # All of a larger selection is not there, what is there is taken.
+    assert solving(tmp_path, layers="0-48").taken == 3
+    assert solving(tmp_path, fresh=True).taken == 0
+    assert solving(tmp_path).taken == 0
+
+
+def test_a_search_that_an_interruption_stopped_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = bench_rows.solve
+
+    def solve(*arguments: Any, **options: Any) -> Any:
+        return replace(make(*arguments, **options), complete=False)
+
+    monkeypatch.setattr(bench_rows, "solve", solve)
+    with pytest.raises(KeyboardInterrupt):
+        complete(solving(tmp_path, layers="48"))
+    assert solving(tmp_path, layers="48").taken == 0
+    # A limit that was asked for stops a search too: that is a result.
+    row = complete(solving(tmp_path, layers="48", timeout=60)).finished()[0]
+    assert row.strict is not None
+    assert not row.strict.complete
+
+
+def test_a_torn_last_line_is_made_again(tmp_path: Path) -> None:
+    bench = complete(solving(tmp_path))
+    whole = bench.store.path.read_bytes()
+    bench.store.path.write_bytes(whole[:-40])
+    again = solving(tmp_path)
+    assert again.taken == 2
+    assert [layer.index for layer in again.pending] == [48]
+    complete(again)
+    assert solving(tmp_path).taken == 3
+
+
+def test_what_rows_depend_on_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete(solving(tmp_path, layers="48"))
+
+    def taken(**options: Any) -> int:
+        return solving(tmp_path, **{"layers": "48", **options}).taken
+
+    assert taken() == 1
+    assert taken(layout="NHWC") == 0
+    assert taken(constraints="in_place") == 0
+    assert taken(seed=1) == 0
+    assert taken(execute=True, backend="generic") == 0
+
+    # The same names, other contents.
+    spec = tmp_path / f"{VTA}.toml"
+    spec.write_text(hardware_spec_files()[VTA].read_text() + "\n# changed\n")
+    assert taken(target=str(spec)) == 0
+    padded = load_constraint_set("in_place_padded")
+    assert taken(constraints=padded) == 1
+    assert taken(constraints=padded.without("padding")) == 0
+
+    for name, value in (("cpu_model", "another CPU"), ("source_digest", "another source")):
+        with monkeypatch.context() as patch:
+            patch.setattr(environment, name, lambda value=value: value)
+            patch.setattr("cpembed.api.bench.source_digest", environment.source_digest)
+            assert taken() == 0
+    monkeypatch.setattr("cpembed.api.bench.versions", lambda: {"cpembed": "9.9"})
+    assert taken() == 0
+
+
+def test_a_constraint_set_extended_by_another_changes_the_key(tmp_path: Path) -> None:
+    """A user's set that extends a changed one is another set, though its own file is the same."""
+    base, mine = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text(constraint_files()["strict"].read_text())
+    mine.write_text('extends = "base"\n')
+    complete(solving(tmp_path, layers="48", constraints=str(mine)))
+    assert solving(tmp_path, layers="48", constraints=str(mine)).taken == 1
+    base.write_text(base.read_text() + '\naxes = "all"\n')
+    assert solving(tmp_path, layers="48", constraints=str(mine)).taken == 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(Exception, match="name another folder") as caught:
+        solving(blocked / "results")
+    assert getattr(caught.value, "exit_code", None) == 2
+
+
+# ------------------------------------------------------------------------------------ selection
+
+
+@pytest.mark.parametrize("text", ["108", "5-200", "7-3", "a", "", "1,,2", "-1", "1-2-3"])
+def test_wrong_layers_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(WorkloadError, match="layers") as caught:
+        select_layers("deepbench", text)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="nosuch"):
+        open_bench("nosuch", VTA, results=tmp_path)
+    with pytest.raises(SpecError, match="nosuch"):
+        open_bench("deepbench", "nosuch", results=tmp_path)
+
+
+# ------------------------------------------------------------------------------- whole suites
+
+
+@pytest.mark.slow
+def test_deepbench_on_vta_embeds_all_but_the_layers_with_few_channels(tmp_path: Path) -> None:
+    """Rieber et al. 2021: 96 of the 108 layers embed without padding, all of them with it."""
+    bench = complete(solving(tmp_path, layers=None, constraints="strict_padded"))
+    rows = bench.finished()
+    few = [layer.index for layer in suite("deepbench") if layer.c < 16]
+    assert len(rows) == 108
+    assert len(few) == 12
+    unfit = [row for row in rows if row.strict is None or row.strict.embedding is None]
+    assert [row.index for row in unfit] == few
+    for row, index in zip(unfit, few, strict=True):
+        assert row.strict is not None
+        assert row.strict.status == "infeasible"
+        assert row.strict.reason is not None
+        assert f"c={suite('deepbench')[index].c}" in row.strict.reason.text
+    assert all(row.best is not None and row.best.embedding is not None for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    bool(missing_features(VNNI)), reason=f"missing: {', '.join(missing_features(VNNI))}"
+)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_deepbench_layers_run_on_vnni_bit_for_bit(tmp_path: Path, layout: str) -> None:
+    bench = open_bench("deepbench", VNNI, layers="0,9,14,27,48,81", layout=layout, results=tmp_path)
+    assert bench.missing == ()
+    for row in bench.run():
+        assert row.error is None, row.error
+        assert row.run is not None
+        assert (row.run.backend, row.run.verified, row.run.max_error) == ("x86.vnni", True, 0.0)
+        assert row.run.latency_us is not None
+        assert row.run.gops is not None
+        assert row.run.gops_with_packing is not None
+        assert row.run.gops_with_packing <= row.run.gops
+    assert bench.exit_code() == 0
+    assert bench.summary()["run"]["verified"] == 6
