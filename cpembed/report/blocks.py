@@ -25,7 +25,13 @@ def header(rows: Iterable[tuple[str, str]]) -> Table:
 
 def table(columns: Sequence[tuple[str, Justify]], rows: Iterable[Sequence[str]]) -> Table:
     """A table with a rule below its head."""
-    result = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    result = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+        header_style="bold",
+    )
     for name, justify in columns:
         result.add_column(name, justify=justify, overflow="fold")
     for row in rows:

@@ -22,7 +22,6 @@ _COLUMNS: tuple[tuple[str, Justify], ...] = (
     ("MACs", "right"),
     ("data", "right"),
     ("packed", "left"),
-    ("in place", "left"),
     ("moved", "right"),
     ("id", "left"),
 )
@@ -41,7 +40,9 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
     )
     if result.embeddings:
         yield ""
-        yield table(_COLUMNS, (_row(item) for item in result.embeddings))
+        candidates = table(_COLUMNS, (_row(item) for item in result.embeddings))
+        candidates.columns[-1].no_wrap = True  # an identifier is copied
+        yield candidates
         yield from _notes(result)
     if result.conflict is not None:
         yield ""
@@ -104,7 +105,6 @@ def _row(item: RankedCandidate) -> tuple[str, ...]:
         words.ratio(cost.mac_overhead),
         words.ratio(cost.data_overhead),
         " ".join(packed) or "-",
-        " ".join(cost.in_place) or "-",
         words.data_size(cost.packing_bytes) if packed else "-",
         item.candidate.embedding.identifier(),
     )
@@ -120,6 +120,7 @@ def _notes(result: SolveResult) -> Iterator[RenderableType]:
         yield f"{words.plural(number, 'embedding')} left out, no program can be derived:"
         yield bullets(dict.fromkeys(result.not_derivable))
     yield (
-        "used: share of the instruction's MACs that is useful; MACs, data: relative to the "
-        "workload's own; moved: bytes of packing"
+        "used: share of the instruction's MACs that is useful\n"
+        "MACs, data: relative to the workload's own\n"
+        "packed: operands that packing moves, and its bytes; the others are used in place"
     )
