@@ -6,6 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cpembed.api.explain import explain as explain
+    from cpembed.api.run import run as run
     from cpembed.api.solve import SolveResult as SolveResult
     from cpembed.api.solve import hardware_spec as hardware_spec
     from cpembed.api.solve import solve as solve
@@ -13,11 +15,13 @@ if TYPE_CHECKING:
 
 _HOME = {
     "SolveResult": "cpembed.api.solve",
+    "explain": "cpembed.api.explain",
     "hardware_spec": "cpembed.api.solve",
+    "run": "cpembed.api.run",
     "solve": "cpembed.api.solve",
     "workload": "cpembed.api.solve",
 }
-__all__ = ["SolveResult", "hardware_spec", "solve", "workload"]
+__all__ = ["SolveResult", "explain", "hardware_spec", "run", "solve", "workload"]
 
 
 def __getattr__(name: str) -> Any:

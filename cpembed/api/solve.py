@@ -18,7 +18,7 @@ from cpembed.cost.ranking import RankedCandidate, rank
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status
-from cpembed.embedding.search import Seconds, find_embeddings, silent
+from cpembed.embedding.search import Seconds, check_embedding, find_embeddings, silent
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -168,6 +168,8 @@ def solve(
     ranked = rank(candidates, chosen.weights)[:top]
     for number, item in enumerate(ranked, 1):
         report("prove", number)
+        if found.problem is not None:
+            check_embedding(found.problem, chosen, item.candidate.embedding)
         require(item.candidate.program)
     conflict = None
     if found.status is Status.INFEASIBLE:

@@ -4,9 +4,11 @@
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from ortools.sat.python import cp_model_helper as cmh
@@ -50,6 +52,20 @@ class _Collector(cmh.SolutionCallback):
             self.StopSearch()
 
 
+def _solve(wrapper: Any, proto: Any) -> Any:
+    """Solve in a thread, so that the main thread can take an interrupt and stop the search."""
+    responses: list[Any] = []
+    thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        wrapper.stop_search()
+        thread.join()
+        raise
+    return responses[0]
+
+
 @dataclass(frozen=True)
 class SearchLimits:
     """``seconds`` bounds the search's wall time; ``solutions`` how many are collected."""
@@ -86,9 +102,11 @@ def enumerate_solutions(
     parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
     if limits.seconds is not None:
         parameters.max_time_in_seconds = limits.seconds
+    # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
+    parameters.catch_sigint_signal = False
     wrapper.set_parameters(parameters)
     wrapper.add_solution_callback(collector)
-    response = wrapper.solve(model.proto)
+    response = _solve(wrapper, model.proto)
     wrapper.clear_solution_callback(collector)
     if collector.error is not None:
         raise collector.error

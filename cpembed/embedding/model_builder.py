@@ -93,6 +93,10 @@ class ModelBuilder:
             )
         )
 
+    def row(self, terms: Sequence[tuple[int, int]], low: int, high: int) -> None:
+        """``low <= sum coefficient * variable <= high`` for single variables."""
+        self.linear([(c, np.array([variable])) for c, variable in terms], low, high)
+
     def exactly_one(self, literals: Sequence[int]) -> None:
         self._exactly_one.append(list(literals))
 

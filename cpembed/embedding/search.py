@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import (
@@ -14,12 +15,13 @@ from cpembed.embedding.cpsat import (
     Status,
     enumerate_solutions,
 )
+from cpembed.embedding.digit_model import DigitModel, DigitOption, possible_digits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
-from cpembed.embedding.proto_writer import Ids
-from cpembed.errors import InvariantError
+from cpembed.embedding.proto_writer import CompiledModel, Ids
+from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 
@@ -29,6 +31,14 @@ Progress = Callable[[str, int], None]
 
 def silent(phase: str, count: int) -> None:
     """The progress report of a caller that wants none."""
+
+
+class Formulation(StrEnum):
+    """Which model is posted: ``auto`` is the digit model wherever it applies."""
+
+    AUTO = "auto"
+    SCALAR = "scalar"
+    DIGITS = "digits"
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class SearchResult:
     statistics: SearchStatistics
     problem: EmbeddingProblem | None = None
     mismatch: LabelMismatch | None = None
+    formulation: Formulation = Formulation.SCALAR
 
 
 def find_embeddings(
@@ -63,6 +74,7 @@ def find_embeddings(
     constraints: ConstraintSet,
     limits: SearchLimits | None = None,
     progress: Progress | None = None,
+    formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
     """Every embedding of the instruction in the workload under a constraint set."""
     problem = pair_operands(workload, instruction)
@@ -76,11 +88,21 @@ def find_embeddings(
             SearchStatistics(0, 0, 0.0),
             mismatch=problem,
         )
-    return search(problem, constraints, limits or SearchLimits(), progress)
+    return search(problem, constraints, limits or SearchLimits(), progress, formulation)
 
 
 def post(problem: EmbeddingProblem, constraints: ConstraintSet) -> ScalarModel:
-    """The scalar model with every constraint of the set posted."""
+    """The scalar model with every constraint of the set posted.
+
+    Raises :class:`SpecError` for a configurable instruction axis without ``hyper_rectangle``:
+    what an axis is used at shows in its digits only.
+    """
+    if constraints.get("hyper_rectangle") is None and problem.instruction.configurable_axes:
+        axis = problem.instruction.configurable_axes[0].name
+        raise SpecError(
+            f"{constraints.name}: axis {axis} of {problem.instruction.name} is configurable, "
+            "which needs the boxes of hyper_rectangle: add [hyper_rectangle]"
+        )
     model = ScalarModel(
         problem,
         padded_extents(problem, constraints),
@@ -110,26 +132,34 @@ def search(
     constraints: ConstraintSet,
     limits: SearchLimits,
     progress: Progress | None = None,
+    formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
-    """Enumerate the solutions of a posted problem; each is decoded, expanded and checked."""
+    """Enumerate the embeddings of a problem.
+
+    The scalar model checks each solution as it arrives; those of the digit model are checked with
+    :func:`check_embedding` by whoever shows one, because there can be very many.
+    """
     report = progress or silent
     started = time.perf_counter()
     report("model", 0)
-    model = post(problem, constraints)
-    compiled = model.build()
+    if formulation is Formulation.AUTO:
+        digits = has_digit_model(problem, constraints)
+        formulation = Formulation.DIGITS if digits else Formulation.SCALAR
+    compiled, interpret = (
+        _scalar_model(problem, constraints)
+        if formulation is Formulation.SCALAR
+        else _digit_model(problem, constraints)
+    )
     posted = time.perf_counter()
     embeddings: list[Embedding] = []
     irregular: list[NodeMap] = []
 
     def receive(values: Ids) -> None:
-        node_map = model.node_map(values)
-        check(problem, constraints, node_map)
-        embedding = decode(problem, node_map)
-        if embedding is None:
-            irregular.append(node_map)
+        solution = interpret(values)
+        if isinstance(solution, Embedding):
+            embeddings.append(solution)
         else:
-            _check_round_trip(problem, embedding, node_map)
-            embeddings.append(embedding)
+            irregular.append(solution)
         report("search", len(embeddings) + len(irregular))
 
     status, complete, statistics = enumerate_solutions(compiled, receive, limits)
@@ -142,7 +172,74 @@ def search(
         Seconds(posted - started, solved - posted),
         statistics,
         problem,
+        formulation=formulation,
     )
+
+
+def _scalar_model(
+    problem: EmbeddingProblem, constraints: ConstraintSet
+) -> tuple[CompiledModel, Callable[[Ids], Embedding | NodeMap]]:
+    model = post(problem, constraints)
+
+    def interpret(values: Ids) -> Embedding | NodeMap:
+        node_map = model.node_map(values)
+        check(problem, constraints, node_map)
+        embedding = decode(problem, node_map)
+        if embedding is None:
+            return node_map
+        _check_round_trip(problem, embedding, node_map)
+        return embedding
+
+    return model.build(), interpret
+
+
+def _digit_model(
+    problem: EmbeddingProblem, constraints: ConstraintSet
+) -> tuple[CompiledModel, Callable[[Ids], Embedding]]:
+    model = DigitModel(problem, allowed_digits(problem, constraints))
+    for constraint in constraints.constraints:
+        constraint.post_digits(model)
+    return model.build(), model.embedding
+
+
+def has_digit_model(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
+    """Whether embeddings are exactly choices of digits: boxes at a fixed origin, on operands that
+    the instruction walks by single axes, each once."""
+    regular = all(
+        None not in names and len(set(names)) == len(names)
+        for names in problem.index_names.values()
+    )
+    needed = ("hyper_rectangle", "fixed_origin", "dataflow")
+    return regular and all(constraints.get(name) is not None for name in needed)
+
+
+def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
+    """The digits that every constraint allows by itself."""
+    padded = padded_extents(problem, constraints)
+    dense = constraints.get("dense") is not None
+
+    def strides(axis: str, count: int) -> range:
+        largest = (padded[axis] - 1) // (count - 1)
+        # Without gaps an operand that the axis indexes alone leaves no other stride.
+        if dense and axis in problem.direct_dimension:
+            largest = min(largest, 1)
+        return range(1, largest + 1)
+
+    return [
+        option
+        for option in possible_digits(problem, strides)
+        if all(constraint.allows(problem, option) for constraint in constraints.constraints)
+    ]
+
+
+def check_embedding(
+    problem: EmbeddingProblem, constraints: ConstraintSet, embedding: Embedding
+) -> None:
+    """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug."""
+    node_map = expand(problem, embedding)
+    if node_map is None:
+        raise InvariantError(f"axis maps {embedding.to_json()} violate the dataflow")
+    check(problem, constraints, node_map)
 
 
 def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeMap) -> None:

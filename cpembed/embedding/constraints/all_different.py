@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.base import Constraint, moved_dimensions
 from cpembed.embedding.constraints.dataflow import tuple_weights
+from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import Coordinates, NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
@@ -48,6 +49,15 @@ class AllDifferent(Constraint):
             if (self.elements or operand == output) and len(image):
                 groups.append(image)
         return all(_distinct(image.reshape(len(image), -1)) for image in groups)
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        output = problem.pairs[-1].instruction.operand
+        walked = {
+            operand
+            for operand, names in problem.index_names.items()
+            if option.lane in names and (operand == output or self.elements)
+        }
+        return walked <= {operand for operand, _, _ in moved_dimensions(problem, option)}
 
     def words(self) -> str:
         return "all_different: no operation of the workload is computed twice in one instruction"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
+from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
@@ -14,7 +16,8 @@ class Constraint(ABC):
     """A condition on embeddings; its fields are the parameters of its table in the TOML file.
 
     ``post`` and ``holds`` must say the same thing without sharing code: tests compare all
-    solutions of the posted model with all node maps that ``holds`` accepts.
+    solutions of the posted model with all node maps that ``holds`` accepts. ``allows`` and
+    ``post_digits`` say it once more over digits, for the fast model of regular instructions.
     """
 
     name: ClassVar[str]
@@ -32,9 +35,32 @@ class Constraint(ABC):
         """Whether it speaks of digits, which only ``hyper_rectangle`` defines."""
         return False
 
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        """Whether a digit can be part of an embedding, judged alone (for the digit model)."""
+        return True
+
+    def post_digits(self, model: DigitModel) -> None:  # noqa: B027 - most exclude nothing
+        """Record in the digit model what the digits exclude together."""
+
     @abstractmethod
     def words(self) -> str:
         """The constraint as a phrase for an explanation ("no strides: ...")."""
+
+
+def moved_dimensions(
+    problem: EmbeddingProblem, option: DigitOption
+) -> Iterator[tuple[str, int, int]]:
+    """Where a digit moves the operands that its instruction axis walks.
+
+    Yields (instruction operand, dimension of the workload operand, step in that dimension).
+    """
+    for operand, names in problem.index_names.items():
+        if option.lane not in names:
+            continue
+        for dimension, index in enumerate(problem.workload_indices[operand]):
+            step = index.coefficient(option.digit.axis) * option.digit.stride
+            if step:
+                yield operand, dimension, step
 
 
 def stencil_axes(problem: EmbeddingProblem) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
@@ -53,6 +54,15 @@ class Dataflow(Constraint):
         output = node_map.elements[problem.pairs[-1].instruction.operand]
         flat = output.reshape(len(output), math.prod(output.shape[1:]))
         return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        """An element that the instruction shares along an axis must be shared by the workload."""
+        return not any(
+            option.digit.axis in index.iterators
+            for operand, names in problem.index_names.items()
+            if option.lane not in names
+            for index in problem.workload_indices[operand]
+        )
 
     def words(self) -> str:
         return "dataflow: every operation reads and writes what the workload's operation does"

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.base import Constraint, moved_dimensions
+from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, operand_boxes
 from cpembed.embedding.problem import EmbeddingProblem
@@ -45,6 +46,15 @@ class Dense(Constraint):
             digit.stride == 1 or self._free(problem, operand, digit.dimension, digit.index)
             for operand, digits in boxes.items()
             for digit in digits
+        )
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        return all(
+            step == 1
+            or self._free(
+                problem, operand, dimension, problem.index_names[operand].index(option.lane)
+            )
+            for operand, dimension, step in moved_dimensions(problem, option)
         )
 
     @property

@@ -17,21 +17,21 @@ from cpembed.embedding.problem import EmbeddingProblem
 class FixedOrigin(Constraint):
     """The first element of an operand is the first one the workload reads or writes.
 
-    That is element 0 in every dimension, or -pad where the workload reads a zero border. Other
-    positions are translations of the same embedding; the derived program's loops visit them.
+    That is the element which the first point of the iteration domain accesses: 0 in every
+    dimension, or -pad where the workload reads a zero border. Other positions are translations of
+    the same embedding; the derived program's loops visit them.
     """
 
     name: ClassVar[str] = "fixed_origin"
 
     def post(self, model: ScalarModel) -> None:
-        for axis, ids in model.points.items():
+        for ids in model.points.values():
             model.builder.bound(ids[(0,) * ids.ndim].reshape(1), 0, 0)
-            assert axis in model.padded
         for pair in model.problem.pairs:
             dimensions = model.elements[pair.instruction.operand]
             for ids, index in zip(dimensions, pair.workload.index, strict=True):
-                low, _ = index.bounds(model.problem.workload.extents)
-                model.builder.bound(ids[(0,) * ids.ndim].reshape(1), low, low)
+                first = index.constant
+                model.builder.bound(ids[(0,) * ids.ndim].reshape(1), first, first)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         if np.any(node_map.points.reshape(len(node_map.points), -1)[:, 0]):
@@ -41,7 +41,7 @@ class FixedOrigin(Constraint):
             for first, index in zip(
                 image[(slice(None), *([0] * (image.ndim - 1)))], pair.workload.index, strict=True
             ):
-                if first != index.bounds(problem.workload.extents)[0]:
+                if first != index.constant:
                     return False
         return True
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.base import Constraint, moved_dimensions
+from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
 from cpembed.embedding.problem import EmbeddingProblem
@@ -47,6 +48,23 @@ class HyperRectangle(Constraint):
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         return operand_boxes(node_map) is not None and box_digits(node_map.points) is not None
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        """Each operand that the instruction axis walks is moved forwards in one dimension."""
+        moved = list(moved_dimensions(problem, option))
+        walked = [o for o, names in problem.index_names.items() if option.lane in names]
+        return sorted(operand for operand, _, _ in moved) == sorted(walked) and all(
+            step > 0 for _, _, step in moved
+        )
+
+    def post_digits(self, model: DigitModel) -> None:
+        """A dimension of an operand is moved by at most one digit."""
+        movers: dict[tuple[str, int], list[DigitOption]] = {}
+        for option in model.options:
+            for operand, dimension, _ in moved_dimensions(model.problem, option):
+                movers.setdefault((operand, dimension), []).append(option)
+        for options in movers.values():
+            model.at_most_one(options)
 
     def words(self) -> str:
         return "hyper_rectangle: each operand's elements form a regular box"

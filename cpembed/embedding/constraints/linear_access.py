@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, stencil_axes
+from cpembed.embedding.constraints.base import Constraint, moved_dimensions, stencil_axes
+from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, box_digits
 from cpembed.embedding.problem import EmbeddingProblem
@@ -88,6 +89,27 @@ class LinearAccess(Constraint):
             if largest is not None and digit.stride > largest:
                 return False
         return True
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        if self.stencil == "none":
+            return option.digit.axis not in stencil_axes(problem)
+        for operand, dimension, step in moved_dimensions(problem, option):
+            if len(problem.workload_indices[operand][dimension].iterators) > 1:
+                largest = stride_in_place(problem, operand, option.lane)
+                if option.weight != 1 or (largest is not None and step > largest):
+                    return False
+        return True
+
+    def post_digits(self, model: DigitModel) -> None:
+        """Whatever walks a stencil dimension is the only digit of its instruction axis."""
+        if self.stencil == "none":
+            return
+        for option in model.options:
+            if any(
+                len(model.problem.workload_indices[operand][dimension].iterators) > 1
+                for operand, dimension, _ in moved_dimensions(model.problem, option)
+            ):
+                model.requires_extent(option, option.digit.count)
 
     @property
     def needs_boxes(self) -> bool:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
@@ -60,6 +61,13 @@ class Padding(Constraint):
             for digits in embedding.digits.values()
             for digit in digits
         )
+
+    def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        digit = option.digit
+        extent = problem.workload.extents[digit.axis]
+        limit = self.limit(digit.axis, extent)
+        fits = limit is None or (digit.count - 1) * digit.stride < limit
+        return fits and self._covers(digit.axis, extent, digit.count, digit.stride)
 
     @property
     def needs_boxes(self) -> bool:

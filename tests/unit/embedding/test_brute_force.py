@@ -20,7 +20,7 @@ from cpembed.embedding.constraints import (
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.search import padded_extents, search
+from cpembed.embedding.search import Formulation, padded_extents, search
 from cpembed.hw.instruction import (
     Instruction,
     InstructionAxis,
@@ -126,13 +126,16 @@ def compare(seed: int) -> int | None:
         expected = solutions(problem, constraints)
     except TooLarge:
         return None
-    result = search(problem, constraints, SearchLimits())
-    found = [expand(problem, embedding) for embedding in result.embeddings] + list(result.irregular)
-    keys = [node_map.key() for node_map in found if node_map is not None]
-    assert len(keys) == len(found)
-    assert result.complete
-    assert len(keys) == len(set(keys)), "a solution was listed twice"
-    assert set(keys) == expected
+    keys: list[object] = []
+    for formulation in (Formulation.SCALAR, Formulation.AUTO):
+        result = search(problem, constraints, SearchLimits(), formulation=formulation)
+        found = [expand(problem, embedding) for embedding in result.embeddings]
+        found += result.irregular
+        keys = [node_map.key() for node_map in found if node_map is not None]
+        assert len(keys) == len(found)
+        assert result.complete
+        assert len(keys) == len(set(keys)), "a solution was listed twice"
+        assert set(keys) == expected
     return len(keys)
 
 

@@ -1,0 +1,128 @@
+"""The digit model: the same embeddings as the scalar model, over digits instead of nodes.
+
+Where the instruction walks each operand by single axes and the origin is fixed, an embedding is a
+choice of digits: instruction axis *a* moves along workload axis *d* with a weight, a count and a
+stride. Every constraint says which digits it allows and which it excludes together, so that the
+model has a few hundred Booleans whatever the instruction's size. The scalar model stays the ground
+truth: both return the same set wherever both can run, which the tests check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
+
+from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.embedding.model_builder import ModelBuilder
+from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import CompiledModel, Ids
+
+
+@dataclass(frozen=True)
+class DigitOption:
+    """Instruction axis ``lane`` may move along ``digit.axis`` as
+    ``stride * ((lane // weight) % count)``."""
+
+    lane: str
+    weight: int
+    digit: Digit
+
+
+@dataclass
+class DigitModel:
+    """Options with their literals, and the extent of each instruction axis.
+
+    Every instruction axis's digits form a number system of its extent; a workload axis feeds at
+    most one digit.
+    """
+
+    problem: EmbeddingProblem
+    allowed: InitVar[Iterable[DigitOption]]
+    options: dict[DigitOption, int] = field(default_factory=dict[DigitOption, int])
+    builder: ModelBuilder = field(default_factory=ModelBuilder)
+    extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+
+    def __post_init__(self, allowed: Iterable[DigitOption]) -> None:
+        for axis in self.problem.instruction.axes:
+            literals = {extent: self.builder.boolean() for extent in axis.allowed}
+            self.builder.exactly_one(list(literals.values()))
+            self.extent_literals[axis.name] = literals
+        for option in allowed:
+            self.options[option] = self.builder.boolean()
+        for lane in self.extent_literals:
+            self._number_system(lane)
+        for axis in self.problem.workload.axes:
+            self.at_most_one([o for o in self.options if o.digit.axis == axis.name])
+
+    def at_most_one(self, options: list[DigitOption]) -> None:
+        self.builder.at_most_one([self.options[option] for option in options])
+
+    def at_most(self, options: list[DigitOption], count: int) -> None:
+        """At most ``count`` of the options are chosen."""
+        if len(options) > count:
+            self.builder.row([(1, self.options[option]) for option in options], 0, count)
+
+    def requires_extent(self, option: DigitOption, extent: int) -> None:
+        """The option is only chosen where its instruction axis is used at ``extent``."""
+        end = self.extent_literals[option.lane].get(extent)
+        if end is None:
+            self.builder.row([(1, self.options[option])], 0, 0)
+        else:
+            self.builder.row([(1, self.options[option]), (-1, end)], -1, 0)
+
+    def _number_system(self, lane: str) -> None:
+        """The chosen weights form one path from 1 to the extent: flow conservation."""
+        extents = self.extent_literals[lane]
+        balance: dict[int, list[tuple[int, int]]] = {1: []}
+        for option, literal in self.options.items():
+            if option.lane == lane:
+                balance.setdefault(option.weight, []).append((1, literal))
+                end = option.weight * option.digit.count
+                balance.setdefault(end, []).append((-1, literal))
+        for extent, literal in extents.items():
+            balance.setdefault(extent, []).append((1, literal))
+        for weight, terms in balance.items():
+            if terms:
+                supply = 1 if weight == 1 else 0
+                self.builder.row(terms, supply, supply)
+            elif weight == 1:
+                self.builder.exactly_one([])
+
+    def embedding(self, values: Ids) -> Embedding:
+        """The axis maps of a solution."""
+        chosen: dict[str, list[tuple[int, Digit]]] = {lane: [] for lane in self.extent_literals}
+        for option, literal in self.options.items():
+            if values[literal]:
+                chosen[option.lane].append((option.weight, option.digit))
+        return Embedding(
+            dict(self.problem.roles),
+            {
+                lane: next(e for e, literal in literals.items() if values[literal])
+                for lane, literals in self.extent_literals.items()
+            },
+            {
+                lane: tuple(digit for _, digit in sorted(found, key=lambda item: item[0]))
+                for lane, found in chosen.items()
+            },
+            {axis.name: 0 for axis in self.problem.workload.axes},
+        )
+
+    def build(self) -> CompiledModel:
+        return self.builder.build()
+
+
+def possible_digits(
+    problem: EmbeddingProblem, strides: Callable[[str, int], Iterable[int]]
+) -> Iterator[DigitOption]:
+    """Every digit that fits a number system of one of its instruction axis's extents.
+
+    ``strides`` gives the strides to consider for a workload axis and a count.
+    """
+    for lane in problem.instruction.axes:
+        for weight in range(1, lane.maximum + 1):
+            for count in range(2, lane.maximum // weight + 1):
+                if not any(extent % (weight * count) == 0 for extent in lane.allowed):
+                    continue
+                for axis in problem.workload.axes:
+                    for stride in strides(axis.name, count):
+                        yield DigitOption(lane.name, weight, Digit(axis.name, count, stride))
