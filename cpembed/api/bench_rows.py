@@ -172,23 +172,15 @@ class RowMaker:
         )
 
     def solve(self, workload: Computation, chosen: ConstraintSet, report: Phase) -> SolveResult:
-        return self._whole(
-            solve(
-                workload,
-                self.spec,
-                chosen,
-                top=1,
-                timeout=self.timeout,
-                seed=self.seed,
-                progress=report,
-            )
+        return solve(
+            workload,
+            self.spec,
+            chosen,
+            top=1,
+            timeout=self.timeout,
+            seed=self.seed,
+            progress=report,
         )
-
-    def _whole(self, result: SolveResult) -> SolveResult:
-        """A search without a limit ends early only where the solver took a Ctrl-C for itself."""
-        if self.timeout is None and not result.complete:
-            raise KeyboardInterrupt
-        return result
 
     def _fill(self, draft: _Draft, workload: Computation, report: Phase) -> None:
         draft.strict = _solved_row(self.solve(workload, self.strict, report))
@@ -215,10 +207,10 @@ class RowMaker:
             draft.best = _solved_row(self.solve(workload, self.constraints, report))
             raise
         if isinstance(result, RunResult):
-            draft.best = _solved_row(self._whole(result.solved))
+            draft.best = _solved_row(result.solved)
             draft.run = _run_row(result)
         else:
-            draft.best = _solved_row(self._whole(result))
+            draft.best = _solved_row(result)
 
 
 @dataclass
@@ -299,7 +291,7 @@ def _run_row(result: RunResult) -> RunRow:
         unpacking_us=times.unpacking_us,
         packed_ahead=list(times.packed_ahead),
         gops=times.gops if native else None,
-        gops_with_packing=times.gops * latency.median / everything if native else None,
+        gops_with_packing=2 * result.solved.workload.macs / (everything * 1e3) if native else None,
         missing=list(result.missing),
     )
 

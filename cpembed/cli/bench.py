@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from contextlib import nullcontext
@@ -174,7 +173,7 @@ class _Display:
         self.bar: Progress | None = None
         self._drawn = 0.0
         self._task: Any = None
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and bench.pending:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -192,8 +191,6 @@ class _Display:
             self._task = self.bar.add_task("", total=total, completed=done)
 
     def __call__(self, layer: Layer, phase: str, count: int) -> None:
-        # CP-SAT takes SIGINT over during a search and leaves it with the system's default action.
-        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
         now = time.perf_counter()
         if self.bar is None or (count > 1 and now - self._drawn < _REDRAW):
             return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
 
 from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
@@ -27,8 +28,10 @@ _RAN: tuple[tuple[str, Justify], ...] = (
     ("unpacking us", "right"),
     ("GOPS", "right"),
 )
-_REASON_WIDTH = 48
-"""A reason folds, so that a few long ones do not push the other columns apart."""
+_FOLDED = 40
+"""Reasons and errors fold, so that a few long ones do not push the other columns apart."""
+
+_WIDE = 150
 
 _LISTED = 12
 """Layer numbers that are listed before the rest is only counted."""
@@ -36,14 +39,33 @@ _LISTED = 12
 
 def report(bench: Bench) -> Iterator[RenderableType]:
     """One row a layer, then what they come to."""
-    rows = bench.finished()
-    ran = bench.maker.backend is not None
-    columns = (*_SOLVED, *_RAN) if ran else _SOLVED
-    layers = table(columns, ([*_solved(row), *(_ran(row) if ran else ())] for row in rows))
-    layers.columns[1].no_wrap = True
-    layers.columns[2].max_width = _REASON_WIDTH
-    yield layers
+    yield _Layers(bench)
     yield from _summary(bench)
+
+
+class _Layers:
+    """The rows: one table where the lines are long enough, else the searches, then the runs."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.rows = bench.finished()
+        self.ran = bench.maker.backend is not None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.ran:
+            yield self._table(_SOLVED, _solved)
+        elif options.max_width >= _WIDE:
+            yield self._table((*_SOLVED, *_RAN), lambda row: [*_solved(row), *_ran(row)])
+        else:
+            yield self._table(_SOLVED, _solved)
+            yield self._table((_SOLVED[0], *_RAN), lambda row: [str(row.index), *_ran(row)])
+
+    def _table(
+        self, columns: Sequence[tuple[str, Justify]], cells: Callable[[BenchRow], list[str]]
+    ) -> Table:
+        result = table(columns, map(cells, self.rows))
+        for column in result.columns:
+            column.max_width = _FOLDED if column.header in ("strict", "best", "verified") else None
+        return result
 
 
 def _solved(row: BenchRow) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,24 +190,6 @@ def test_an_interrupted_run_resumes_after_its_complete_rows(
     assert solving(tmp_path, layers="0-48").taken == 3
     assert solving(tmp_path, fresh=True).taken == 0
     assert solving(tmp_path).taken == 0
-
-
-def test_a_search_that_an_interruption_stopped_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = bench_rows.solve
-
-    def solve(*arguments: Any, **options: Any) -> Any:
-        return replace(make(*arguments, **options), complete=False)
-
-    monkeypatch.setattr(bench_rows, "solve", solve)
-    with pytest.raises(KeyboardInterrupt):
-        complete(solving(tmp_path, layers="48"))
-    assert solving(tmp_path, layers="48").taken == 0
-    # A limit that was asked for stops a search too: that is a result.
-    row = complete(solving(tmp_path, layers="48", timeout=60)).finished()[0]
-    assert row.strict is not None
-    assert not row.strict.complete
 
 
 def test_a_torn_last_line_is_made_again(tmp_path: Path) -> None:
