@@ -31,6 +31,13 @@ class SearchStatistics:
     conflicts: int
     seconds: float
 
+    def plus(self, other: SearchStatistics) -> SearchStatistics:
+        return SearchStatistics(
+            self.branches + other.branches,
+            self.conflicts + other.conflicts,
+            self.seconds + other.seconds,
+        )
+
 
 class _Collector(cmh.SolutionCallback):
     """Passes each solution on as a vector; stops the search when the receiver returns False."""
@@ -73,6 +80,14 @@ class SearchLimits:
     seconds: float | None = None
     solutions: int | None = None
     seed: int = 0
+
+    def after(self, seconds: float, solutions: int) -> SearchLimits:
+        """What is left of the limits."""
+        return SearchLimits(
+            None if self.seconds is None else max(0.0, self.seconds - seconds),
+            None if self.solutions is None else self.solutions - solutions,
+            self.seed,
+        )
 
 
 def enumerate_solutions(

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import InitVar, dataclass, field
 
+import numpy as np
+
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.model_builder import ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
@@ -41,6 +43,8 @@ class DigitModel:
     options: dict[DigitOption, int] = field(default_factory=dict[DigitOption, int])
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    _ordered: list[DigitOption] = field(init=False)
+    _literals: Ids = field(init=False)
 
     def __post_init__(self, allowed: Iterable[DigitOption]) -> None:
         for axis in self.problem.instruction.axes:
@@ -53,6 +57,9 @@ class DigitModel:
             self._number_system(lane)
         for axis in self.problem.workload.axes:
             self.at_most_one([o for o in self.options if o.digit.axis == axis.name])
+
+        self._ordered = list(self.options)
+        self._literals = np.array(list(self.options.values()), np.int64)
 
     def at_most_one(self, options: list[DigitOption]) -> None:
         self.builder.at_most_one([self.options[option] for option in options])
@@ -91,9 +98,9 @@ class DigitModel:
     def embedding(self, values: Ids) -> Embedding:
         """The axis maps of a solution."""
         chosen: dict[str, list[tuple[int, Digit]]] = {lane: [] for lane in self.extent_literals}
-        for option, literal in self.options.items():
-            if values[literal]:
-                chosen[option.lane].append((option.weight, option.digit))
+        for position in np.flatnonzero(values[self._literals]).tolist():
+            option = self._ordered[position]
+            chosen[option.lane].append((option.weight, option.digit))
         return Embedding(
             dict(self.problem.roles),
             {
@@ -108,6 +115,8 @@ class DigitModel:
         )
 
     def build(self) -> CompiledModel:
+        """Assign literals by choosing digits rather than by refusing them one after the other."""
+        self.builder.decide(np.array(list(self.options.values()), np.int64), largest_first=True)
         return self.builder.build()
 
 

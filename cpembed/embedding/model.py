@@ -6,7 +6,7 @@ constraints post themselves through the same object (``cpembed/embedding/constra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,6 +48,9 @@ class ScalarModel:
     """Whether every coordinate will be posted as a sum of one function per instruction axis:
     boxes are, where the instruction walks its operands by single axes. An affine relation
     between such sums holds everywhere once it holds along each axis."""
+    configuration: Mapping[str, int] | None = None
+    """Extents of the instruction axes when they are decided beforehand. Boxes repeat the nodes
+    beyond a smaller extent harmlessly; without them such nodes must be left out."""
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     points: dict[str, Ids] = field(default_factory=dict[str, Ids])
     elements: dict[str, list[Ids]] = field(default_factory=dict[str, list[Ids]])
@@ -72,12 +75,15 @@ class ScalarModel:
             ]
         for axis in instruction.axes:
             self.extent_literals[axis.name] = self._extent_choice(axis.allowed)
+            if self.configuration is not None:
+                chosen = self.extent_literals[axis.name][self.configuration[axis.name]]
+                self.builder.bound(np.array([chosen]), 1, 1)
         self._dataflow()
         output = self.problem.pairs[-1].instruction.operand
         inputs = [name for name in self.elements if name != output]
-        self.builder.decisions += self.elements[output]
-        self.builder.decisions += list(self.points.values())
-        self.builder.decisions += [ids for name in inputs for ids in self.elements[name]]
+        groups = [*self.elements[output], *self.points.values()]
+        for ids in (*groups, *(ids for name in inputs for ids in self.elements[name])):
+            self.builder.decide(ids)
 
     def _extent_choice(self, allowed: tuple[int, ...]) -> dict[int, int]:
         """One literal per extent an instruction axis can be configured to."""
@@ -111,7 +117,7 @@ class ScalarModel:
     def axis_choices(self, axis: str) -> list[tuple[str, DigitChoice]]:
         """Digit choices of a workload axis as (instruction axis, choice)."""
         direct = self.problem.direct_dimension.get(axis)
-        if direct is None:
+        if direct is None or ("", axis) in self.boxes:
             names = tuple(a.name for a in self.problem.instruction.axes)
             return [(names[c.index], c) for c in self.boxes.get(("", axis), [])]
         operand, _ = direct
@@ -122,6 +128,20 @@ class ScalarModel:
             if name is not None:
                 found.append((name, choice))
         return found
+
+    def present_points(self) -> list[Ids]:
+        """Coordinates of the operations, without those beyond a configured extent."""
+        cut = self._cut([axis.name for axis in self.problem.instruction.axes])
+        return [ids[cut] for ids in self.points.values()]
+
+    def present_elements(self, operand: str) -> list[Ids]:
+        """Coordinates of an operand's elements, without those beyond a configured extent."""
+        cut = self._cut(self.problem.index_names[operand])
+        return [ids[cut] for ids in self.elements[operand]]
+
+    def _cut(self, names: Sequence[str | None]) -> tuple[slice, ...]:
+        extents = self.configuration or {}
+        return tuple(slice(0, None if n is None else extents.get(n)) for n in names)
 
     def forbid(self, literal: int) -> None:
         self.builder.bound(np.array([literal]), 0, 0)

@@ -28,14 +28,16 @@ class ModelBuilder:
     _equal: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
     _bounds: list[tuple[Ids, int, int]] = field(default_factory=list[tuple[Ids, int, int]])
     _domains: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    _conditional: list[tuple[int, int, tuple[int, ...]]] = field(
+        default_factory=list[tuple[int, int, tuple[int, ...]]]
+    )
     _rows: list[Rows] = field(default_factory=list[Rows])
     _exactly_one: list[list[int]] = field(default_factory=list[list[int]])
     _at_most_one: list[list[int]] = field(default_factory=list[list[int]])
     _implied_zero: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _different: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
     _not_equal: list[tuple[Ids, Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids, Ids]])
-    decisions: list[Ids] = field(default_factory=list[Ids])
-    """Groups of variables in the order in which the search assigns them (section 4.3)."""
+    _decisions: list[tuple[Ids, bool]] = field(default_factory=list[tuple[Ids, bool]])
 
     def variables(self, shape: Sequence[int], low: int, high: int) -> Ids:
         """New integer variables ``low <= v <= high`` as an array of ids of the given shape."""
@@ -70,6 +72,10 @@ class ModelBuilder:
         if variable in self._domains:
             allowed &= set(self._domains[variable])
         self._domains[variable] = tuple(sorted(allowed))
+
+    def restrict_unless(self, literal: int, variable: int, values: Sequence[int]) -> None:
+        """Only the listed values, unless the literal is true."""
+        self._conditional.append((literal, variable, tuple(values)))
 
     def linear(
         self,
@@ -116,6 +122,10 @@ class ModelBuilder:
         """Two tuples of variables that must not be equal, compared by their weighted sums."""
         self._not_equal.append((left, right, weights))
 
+    def decide(self, ids: Ids, *, largest_first: bool = False) -> None:
+        """The next group of variables that the search assigns, in order (section 4.3)."""
+        self._decisions.append((ids, largest_first))
+
     def build(self) -> CompiledModel:
         low = np.concatenate(self._low) if self._low else np.zeros(0, np.int64)
         high = np.concatenate(self._high) if self._high else np.zeros(0, np.int64)
@@ -138,12 +148,14 @@ class ModelBuilder:
             writer.at_most_one(literals)
         for literal, variable in self._implied_zero:
             writer.active_iff_positive(literal, variable)
+        for literal, variable, values in self._conditional:
+            writer.restrict_unless(literal, variable, values)
         for tuples, weights in self._different:
             writer.all_different(tuples, weights)
         for left, right, weights in self._not_equal:
             writer.differ(left, right, weights)
-        for group in self.decisions:
-            writer.decision(group)
+        for group, largest_first in self._decisions:
+            writer.decision(group, largest_first=largest_first)
         return writer.finish()
 
 

@@ -157,6 +157,21 @@ class ProtoWriter:
             constraint.linear.coeffs.extend([1])
             constraint.linear.domain.extend([low, high])
 
+    def restrict_unless(self, literal: int, variable: int, values: tuple[int, ...]) -> None:
+        root, excuse = int(self.representative[variable]), int(self.representative[literal])
+        if self.fixed[excuse] and self.low[excuse] == 1:
+            return
+        if self.fixed[root]:
+            if int(self.low[root]) not in values:
+                self._row_or_check(excuse, 1, 1)
+            return
+        constraint = self.proto.constraints.add()
+        if not self.fixed[excuse]:
+            constraint.enforcement_literal.extend([-self.variable(excuse) - 1])
+        constraint.linear.vars.extend([self.variable(root)])
+        constraint.linear.coeffs.extend([1])
+        constraint.linear.domain.extend(_intervals(values, -INFINITY, INFINITY))
+
     def _row_or_check(self, root: int, low: int, high: int) -> None:
         if self.fixed[root]:
             self.contradiction |= not low <= int(self.low[root]) <= high
@@ -199,13 +214,16 @@ class ProtoWriter:
         linear.coeffs.extend(list(terms.values()))
         linear.domain.extend([-INFINITY, gap - 1, gap + 1, INFINITY])
 
-    def decision(self, ids: Ids) -> None:
+    def decision(self, ids: Ids, *, largest_first: bool) -> None:
         roots = dict.fromkeys(self.representative[ids.ravel()].tolist())
         used = [int(self.index[r]) for r in roots if not self.fixed[r] and self.index[r] >= 0]
         if not used:
             return
         strategy = self.proto.search_strategy.add()
         strategy.variables.extend(used)
+        if largest_first:
+            order = cmh.DecisionStrategyProto.DomainReductionStrategy
+            strategy.domain_reduction_strategy = order.SELECT_MAX_VALUE
 
     def finish(self) -> CompiledModel:
         roots = self.representative

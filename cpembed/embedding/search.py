@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.constraints.all_different import AllDifferent
+from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
+from cpembed.embedding.constraints.strides import Strides
 from cpembed.embedding.cpsat import (
     SearchLimits,
     SearchStatistics,
@@ -21,12 +25,16 @@ from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
 from cpembed.embedding.proto_writer import CompiledModel, Ids
-from cpembed.errors import InvariantError, SpecError
+from cpembed.errors import InvariantError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 
 Progress = Callable[[str, int], None]
 """Called with the phase ("model", "search") and the number of solutions so far."""
+
+
+Interpret = Callable[[Ids], Embedding | NodeMap]
+"""From the values of a model's variables to the solution."""
 
 
 def silent(phase: str, count: int) -> None:
@@ -91,24 +99,19 @@ def find_embeddings(
     return search(problem, constraints, limits or SearchLimits(), progress, formulation)
 
 
-def post(problem: EmbeddingProblem, constraints: ConstraintSet) -> ScalarModel:
-    """The scalar model with every constraint of the set posted.
-
-    Raises :class:`SpecError` for a configurable instruction axis without ``hyper_rectangle``:
-    what an axis is used at shows in its digits only.
-    """
-    if constraints.get("hyper_rectangle") is None and problem.instruction.configurable_axes:
-        axis = problem.instruction.configurable_axes[0].name
-        raise SpecError(
-            f"{constraints.name}: axis {axis} of {problem.instruction.name} is configurable, "
-            "which needs the boxes of hyper_rectangle: add [hyper_rectangle]"
-        )
+def post(
+    problem: EmbeddingProblem,
+    constraints: ConstraintSet,
+    configuration: Mapping[str, int] | None = None,
+) -> ScalarModel:
+    """The scalar model with every constraint of the set posted."""
     model = ScalarModel(
         problem,
         padded_extents(problem, constraints),
         dense_strides=constraints.get("dense") is not None,
-        separable=constraints.get("hyper_rectangle") is not None
+        separable=constraints.get("hyper_rectangle") == HyperRectangle("operands")
         and all(None not in names for names in problem.index_names.values()),
+        configuration=configuration,
     )
     for constraint in constraints.constraints:
         constraint.post(model)
@@ -145,41 +148,75 @@ def search(
     if formulation is Formulation.AUTO:
         digits = has_digit_model(problem, constraints)
         formulation = Formulation.DIGITS if digits else Formulation.SCALAR
-    compiled, interpret = (
-        _scalar_model(problem, constraints)
-        if formulation is Formulation.SCALAR
-        else _digit_model(problem, constraints)
-    )
+    if formulation is Formulation.SCALAR:
+        models = [
+            _scalar_model(problem, constraints, c) for c in configurations(problem, constraints)
+        ]
+    else:
+        models = [_digit_model(problem, constraints)]
     posted = time.perf_counter()
     embeddings: list[Embedding] = []
     irregular: list[NodeMap] = []
+    statuses: list[Status] = []
+    effort = SearchStatistics(0, 0, 0.0)
+    for compiled, interpret in models:
 
-    def receive(values: Ids) -> None:
-        solution = interpret(values)
-        if isinstance(solution, Embedding):
-            embeddings.append(solution)
-        else:
-            irregular.append(solution)
-        report("search", len(embeddings) + len(irregular))
+        def receive(values: Ids, interpret: Interpret = interpret) -> None:
+            solution = interpret(values)
+            if isinstance(solution, Embedding):
+                embeddings.append(solution)
+            else:
+                irregular.append(solution)
+            report("search", len(embeddings) + len(irregular))
 
-    status, complete, statistics = enumerate_solutions(compiled, receive, limits)
-    solved = time.perf_counter()
+        remaining = limits.after(time.perf_counter() - posted, len(embeddings) + len(irregular))
+        status, _, statistics = enumerate_solutions(compiled, receive, remaining)
+        statuses.append(status)
+        effort = effort.plus(statistics)
+        if limits.solutions is not None and len(embeddings) + len(irregular) >= limits.solutions:
+            break
+    status = combined(statuses)
     return SearchResult(
         status,
-        complete,
+        status in (Status.OPTIMAL, Status.INFEASIBLE),
         tuple(embeddings),
         tuple(irregular),
-        Seconds(posted - started, solved - posted),
-        statistics,
+        Seconds(posted - started, time.perf_counter() - posted),
+        effort,
         problem,
         formulation=formulation,
     )
 
 
-def _scalar_model(
+def combined(statuses: list[Status]) -> Status:
+    """The status of a search made of several: complete only where each part is."""
+    if all(status is Status.INFEASIBLE for status in statuses):
+        return Status.INFEASIBLE
+    if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in statuses):
+        return Status.OPTIMAL
+    found = any(status in (Status.FEASIBLE, Status.OPTIMAL) for status in statuses)
+    return Status.FEASIBLE if found else Status.UNKNOWN
+
+
+def configurations(
     problem: EmbeddingProblem, constraints: ConstraintSet
-) -> tuple[CompiledModel, Callable[[Ids], Embedding | NodeMap]]:
-    model = post(problem, constraints)
+) -> list[Mapping[str, int] | None]:
+    """What the scalar model decides beforehand: without operand boxes, the extents of configurable
+    axes, one model each."""
+    axes = problem.instruction.axes
+    boxes = constraints.get("hyper_rectangle") == HyperRectangle("operands")
+    if boxes or not problem.instruction.configurable_axes:
+        return [None]
+    sizes = itertools.product(*(axis.allowed for axis in axes))
+    return [dict(zip((axis.name for axis in axes), chosen, strict=True)) for chosen in sizes]
+
+
+def _scalar_model(
+    problem: EmbeddingProblem,
+    constraints: ConstraintSet,
+    configuration: Mapping[str, int] | None,
+) -> tuple[CompiledModel, Interpret]:
+    model = post(problem, constraints, configuration)
 
     def interpret(values: Ids) -> Embedding | NodeMap:
         node_map = model.node_map(values)
@@ -195,7 +232,7 @@ def _scalar_model(
 
 def _digit_model(
     problem: EmbeddingProblem, constraints: ConstraintSet
-) -> tuple[CompiledModel, Callable[[Ids], Embedding]]:
+) -> tuple[CompiledModel, Interpret]:
     model = DigitModel(problem, allowed_digits(problem, constraints))
     for constraint in constraints.constraints:
         constraint.post_digits(model)
@@ -210,15 +247,47 @@ def has_digit_model(problem: EmbeddingProblem, constraints: ConstraintSet) -> bo
         for names in problem.index_names.values()
     )
     needed = ("hyper_rectangle", "fixed_origin", "dataflow")
-    return regular and all(constraints.get(name) is not None for name in needed)
+    if not regular or any(constraints.get(name) is None for name in needed):
+        return False
+    boxes, different = constraints.get("hyper_rectangle"), constraints.get("all_different")
+    if boxes == HyperRectangle("operands"):
+        return True
+    # Without operand boxes, elements differ digit by digit only where digits do not meet in one
+    # dimension: an output of single-axis indices, and no instruction axis feeding a sum of axes
+    # that have the same role.
+    if not isinstance(different, AllDifferent) or different.elements == "all":
+        return False
+    output = problem.pairs[-1].workload.index
+    return all(index.single_iterator is not None for index in output) and not _shared_sums(problem)
+
+
+def _shared_sums(problem: EmbeddingProblem) -> bool:
+    """Whether two axes that could feed the same instruction axis meet in one index."""
+    signatures = {
+        axis.name: frozenset(
+            pair.instruction.operand
+            for pair in problem.pairs
+            if any(axis.name in index.iterators for index in pair.workload.index)
+        )
+        for axis in problem.workload.axes
+    }
+    return any(
+        signatures[a] == signatures[b]
+        for pair in problem.pairs
+        for index in pair.workload.index
+        for a, b in itertools.combinations(index.iterators, 2)
+    )
 
 
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
     """The digits that every constraint allows by itself."""
     padded = padded_extents(problem, constraints)
     dense = constraints.get("dense") is not None
+    listed = constraints.get("strides")
 
-    def strides(axis: str, count: int) -> range:
+    def strides(axis: str, count: int) -> Iterable[int]:
+        if isinstance(listed, Strides):
+            return listed.values(problem, axis, count)
         largest = (padded[axis] - 1) // (count - 1)
         # Without gaps an operand that the axis indexes alone leaves no other stride.
         if dense and axis in problem.direct_dimension:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import TransformError
+from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.index_algebra import (
     divide,
     simplify,
@@ -55,6 +56,111 @@ class Rewrite(ABC):
 
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "operand": self.operand, **self.describe()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A dimension that takes over a share of an index: the index is the sum of
+    ``coefficient * part`` and an offset. ``access`` is the part over the program's iterators."""
+
+    name: str
+    extent: int
+    coefficient: int
+    access: IndexExpr
+    lane: str | None = None
+
+
+@dataclass(frozen=True)
+class _Unrolled(Rewrite):
+    """One dimension becomes several: element ``sum coefficient * part + offset`` of the old one.
+
+    Elements outside the old extent are zero. Where several parts name one element it is copied.
+    """
+
+    dimension: int
+    extent: int
+    offset: int
+    parts: tuple[Part, ...]
+    label: str = ""
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        old = layout.dimensions[self.dimension]
+        if old.extent != self.extent:
+            raise TransformError(f"{self.name}: {old.name} has extent {old.extent}")
+        index = IndexExpr.of(
+            (IndexTerm(part.name, part.coefficient) for part in self.parts), self.offset
+        )
+        dimensions = tuple(PackedDimension(p.name, p.extent, p.lane) for p in self.parts)
+        return replace(
+            layout,
+            dimensions=_spliced(layout.dimensions, self.dimension, 1, dimensions),
+            access=_spliced(
+                layout.access, self.dimension, 1, tuple(part.access for part in self.parts)
+            ),
+            source=tuple(source.substitute({old.name: index}) for source in layout.source),
+        )
+
+    def _elements(self) -> NDArray[np.int64]:
+        """The old element of every combination of parts, of the parts' shape."""
+        grids = np.indices([part.extent for part in self.parts], dtype=np.int64)
+        total = np.full(grids.shape[1:], self.offset, np.int64)
+        for grid, part in zip(grids, self.parts, strict=True):
+            total += grid * part.coefficient
+        return total
+
+    def forward(self, data: Array) -> Array:
+        elements = self._elements()
+        inside = (elements >= 0) & (elements < self.extent)
+        taken = np.take(data, np.clip(elements, 0, self.extent - 1), axis=self.dimension)
+        mask = inside.reshape(
+            (1,) * self.dimension + inside.shape + (1,) * (data.ndim - self.dimension - 1)
+        )
+        return np.where(mask, taken, np.zeros((), data.dtype))
+
+    def inverse(self, data: Array) -> Array:
+        """Old elements that no part names come back as zero: the program never reads them."""
+        elements = self._elements().ravel()
+        start = self.dimension
+        flat = data.reshape(
+            *data.shape[:start], elements.size, *data.shape[start + len(self.parts) :]
+        )
+        result = np.zeros((*data.shape[:start], self.extent, *flat.shape[start + 1 :]), data.dtype)
+        keep = np.flatnonzero((elements >= 0) & (elements < self.extent))
+        result[(slice(None),) * start + (elements[keep],)] = np.take(flat, keep, axis=start)
+        return result
+
+    def describe(self) -> dict[str, Any]:
+        parts = {
+            part.name: {"extent": part.extent, "step": part.coefficient} for part in self.parts
+        }
+        return {"axes": [self.label], "offset": self.offset, "parts": parts}
+
+
+@dataclass(frozen=True)
+class StencilUnroll(_Unrolled):
+    """``[S, I] -> [S, I, K]``, access ``[n, i+k] -> [n, i, k]``: im2col on just the mapped axes."""
+
+    name: ClassVar[str] = "stencil_unroll"
+
+
+@dataclass(frozen=True)
+class ImagePack(_Unrolled):
+    """``[S, I] -> [S*s, I/s]``: independent sub-images, no element twice."""
+
+    name: ClassVar[str] = "image_pack"
+
+
+def unroll(
+    operand: str, dimension: int, extent: int, offset: int, parts: tuple[Part, ...], label: str
+) -> Rewrite:
+    """A stencil unroll, or an image pack where the parts never name an element twice."""
+    reach = 0
+    overlap = False
+    for part in sorted(parts, key=lambda part: abs(part.coefficient)):
+        overlap |= abs(part.coefficient) <= reach and part.extent > 1
+        reach += abs(part.coefficient) * (part.extent - 1)
+    kind = StencilUnroll if overlap else ImagePack
+    return kind(operand, dimension, extent, offset, parts, label)
 
 
 @dataclass(frozen=True)
@@ -105,6 +211,7 @@ class Split(Rewrite):
     outer: str
     inner: str
     lane: str | None = None
+    outer_lane: str | None = None
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
         old = layout.dimensions[self.dimension]
@@ -112,7 +219,7 @@ class Split(Rewrite):
             raise TransformError(f"split: {self.factor} does not divide {old.name} ({old.extent})")
         quotient, rest = divide(layout.access[self.dimension], self.factor, extents)
         new = (
-            PackedDimension(self.outer, old.extent // self.factor, old.lane),
+            PackedDimension(self.outer, old.extent // self.factor, self.outer_lane or old.lane),
             PackedDimension(self.inner, self.factor, self.lane or old.lane),
         )
         return replace(

@@ -7,10 +7,13 @@ from cpembed.embedding.constraints.all_different import AllDifferent
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.dense import Dense
+from cpembed.embedding.constraints.digits import Digits
+from cpembed.embedding.constraints.extents import Extents
 from cpembed.embedding.constraints.fixed_origin import FixedOrigin
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
 from cpembed.embedding.constraints.linear_access import LinearAccess
 from cpembed.embedding.constraints.padding import Padding
+from cpembed.embedding.constraints.strides import Strides
 
 CONSTRAINTS: dict[str, type[Constraint]] = {
     kind.name: kind
@@ -21,6 +24,9 @@ CONSTRAINTS: dict[str, type[Constraint]] = {
         FixedOrigin,
         Dense,
         LinearAccess,
+        Strides,
+        Digits,
+        Extents,
         Padding,
     )
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -14,17 +14,21 @@ from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import Coordinates, NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import Ids
 
 
 @dataclass(frozen=True)
 class AllDifferent(Constraint):
-    """Scalar operations, outputs included, map injectively; with ``elements`` operand elements do.
+    """Scalar operations, outputs included, map injectively.
 
-    The contracted reduction is an operation, so outputs always count.
+    ``elements`` says what else differs: "all" elements of every operand, or those "along_axes",
+    that is, along each single index of an instruction operand (a stencil's window may overlap with
+    the next one, but a window has no element twice), or "none". The contracted reduction is an
+    operation, so outputs always count.
     """
 
     name: ClassVar[str] = "all_different"
-    elements: bool = False
+    elements: Literal["none", "along_axes", "all"] = "none"
 
     def post(self, model: ScalarModel) -> None:
         # Boxes make the elements of every operand pairwise different. Two operations of the
@@ -32,22 +36,34 @@ class AllDifferent(Constraint):
         # and through the dataflow their images then differ too: nothing is left to post.
         if model.injective and _accesses_determine_point(model.problem):
             return
-        groups = [list(model.points.values())]
+        self._post_tuples(model, model.present_points())
         output = model.problem.pairs[-1].instruction.operand
-        for operand, dimensions in model.elements.items():
-            if (self.elements or operand == output) and dimensions:
-                groups.append(dimensions)
-        for dimensions in groups:
+        for operand in model.elements:
+            dimensions = model.present_elements(operand)
+            if operand == output or self.elements == "all":
+                self._post_tuples(model, dimensions)
+            elif self.elements == "along_axes" and dimensions:
+                for index in range(dimensions[0].ndim):
+                    lines = [np.moveaxis(ids, index, -1) for ids in dimensions]
+                    for line in np.ndindex(lines[0].shape[:-1]):
+                        self._post_tuples(model, [ids[line] for ids in lines])
+
+    def _post_tuples(self, model: ScalarModel, dimensions: list[Ids]) -> None:
+        if dimensions and dimensions[0].size > 1:
             tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
-            if len(tuples) > 1:
-                model.builder.all_different(tuples, tuple_weights(model, dimensions))
+            model.builder.all_different(tuples, tuple_weights(model, dimensions))
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         groups = [node_map.points]
         output = problem.pairs[-1].instruction.operand
         for operand, image in node_map.elements.items():
-            if (self.elements or operand == output) and len(image):
+            if (self.elements == "all" or operand == output) and len(image):
                 groups.append(image)
+            elif self.elements == "along_axes" and len(image):
+                for index in range(1, image.ndim):
+                    lines = np.moveaxis(image, index, -1)
+                    every = np.ndindex(lines.shape[1:-1])
+                    groups += [lines[(slice(None), *line)] for line in every]
         return all(_distinct(image.reshape(len(image), -1)) for image in groups)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
@@ -55,7 +71,7 @@ class AllDifferent(Constraint):
         walked = {
             operand
             for operand, names in problem.index_names.items()
-            if option.lane in names and (operand == output or self.elements)
+            if option.lane in names and (operand == output or self.elements != "none")
         }
         return walked <= {operand for operand, _, _ in moved_dimensions(problem, option)}
 

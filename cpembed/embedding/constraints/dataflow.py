@@ -32,7 +32,7 @@ class Dataflow(Constraint):
         if model.injective:
             return
         output = model.problem.pairs[-1].instruction.operand
-        dimensions = model.elements[output]
+        dimensions = model.present_elements(output)
         if not dimensions:
             # All outputs of the instruction would be the workload's only one.
             if model.problem.instruction.computation.operand(output).elements > 1:

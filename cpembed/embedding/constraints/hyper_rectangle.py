@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -24,12 +24,19 @@ class HyperRectangle(Constraint):
     The latter rules out diagonals, where one instruction axis moves along two workload axes at a
     time: each operand of ``O[q] += I[q+s] * W[s]`` is a box under ``q = s = x``, but the loops
     that translate it are not loops over axes.
+
+    ``images = "operations"`` asks the box of the operations only: an operand may then be read with
+    overlaps (a stencil that layout has to unroll).
     """
 
     name: ClassVar[str] = "hyper_rectangle"
+    images: Literal["operands", "operations"] = "operands"
 
     def post(self, model: ScalarModel) -> None:
         problem = model.problem
+        if self.images == "operations":
+            self._post_operations(model, [axis.name for axis in problem.workload.axes])
+            return
         for operand, dimensions in model.elements.items():
             names = problem.index_names[operand]
             shape = problem.instruction.computation.operand(operand).shape
@@ -37,20 +44,27 @@ class HyperRectangle(Constraint):
             _post_box(model, keys, dimensions, names, shape)
         # An axis that no operand indexes alone has no box of its own; its coordinate must still
         # be a digit sequence so that the solution is a set of axis maps.
-        names = tuple(axis.name for axis in problem.instruction.axes)
-        box = tuple(axis.maximum for axis in problem.instruction.axes)
-        for axis in problem.workload.axes:
-            if axis.name not in problem.direct_dimension:
-                key = [("", axis.name)]
-                _post_box(model, list(key), [model.points[axis.name]], names, box, cover=False)
-        _post_iteration_box(model)
+        others = [a.name for a in problem.workload.axes if a.name not in problem.direct_dimension]
+        self._post_operations(model, others)
         model.injective = True
 
+    def _post_operations(self, model: ScalarModel, axes: list[str]) -> None:
+        """The operations' images are a box; ``axes`` are those without an operand's box."""
+        names = tuple(axis.name for axis in model.problem.instruction.axes)
+        box = tuple(axis.maximum for axis in model.problem.instruction.axes)
+        for axis in axes:
+            _post_box(model, [("", axis)], [model.points[axis]], names, box, cover=False)
+        _post_iteration_box(model)
+
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        return operand_boxes(node_map) is not None and box_digits(node_map.points) is not None
+        if box_digits(node_map.points) is None:
+            return False
+        return self.images == "operations" or operand_boxes(node_map) is not None
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """Each operand that the instruction axis walks is moved forwards in one dimension."""
+        if self.images == "operations":
+            return True
         moved = list(moved_dimensions(problem, option))
         walked = [o for o, names in problem.index_names.items() if option.lane in names]
         return sorted(operand for operand, _, _ in moved) == sorted(walked) and all(
@@ -59,6 +73,8 @@ class HyperRectangle(Constraint):
 
     def post_digits(self, model: DigitModel) -> None:
         """A dimension of an operand is moved by at most one digit."""
+        if self.images == "operations":
+            return
         movers: dict[tuple[str, int], list[DigitOption]] = {}
         for option in model.options:
             for operand, dimension, _ in moved_dimensions(model.problem, option):
@@ -67,7 +83,8 @@ class HyperRectangle(Constraint):
             model.at_most_one(options)
 
     def words(self) -> str:
-        return "hyper_rectangle: each operand's elements form a regular box"
+        what = "the operations" if self.images == "operations" else "each operand's elements"
+        return f"hyper_rectangle: {what} form a regular box"
 
 
 def _post_iteration_box(model: ScalarModel) -> None:

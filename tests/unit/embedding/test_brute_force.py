@@ -12,10 +12,13 @@ from cpembed.embedding.constraints import (
     Constraint,
     Dataflow,
     Dense,
+    Digits,
+    Extents,
     FixedOrigin,
     HyperRectangle,
     LinearAccess,
     Padding,
+    Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.node_map import expand
@@ -84,7 +87,11 @@ def _product(values: object) -> int:
 
 
 def make_constraints(rng: random.Random) -> ConstraintSet:
-    constraints: list[Constraint] = [HyperRectangle(), Dataflow(), AllDifferent(rng.random() < 0.3)]
+    constraints: list[Constraint] = [
+        HyperRectangle(),
+        Dataflow(),
+        AllDifferent(rng.choice(["none", "none", "all", "along_axes"])),
+    ]
     if rng.random() < 0.8:
         constraints.append(FixedOrigin())
     if rng.random() < 0.6:
@@ -93,9 +100,25 @@ def make_constraints(rng: random.Random) -> ConstraintSet:
         constraints.append(LinearAccess(rng.choice(["none", "in_place"])))
     axes = rng.choice([(), (), "all", ("k",), ("m", "q")])
     constraints.append(Padding(axes, rng.choice([None, None, 3]), rng.choice([1.5, 2.0])))
-    if rng.random() < 0.15:
+    if rng.random() < 0.35:
+        constraints = relaxed(rng, constraints)
+    elif rng.random() < 0.15:
         constraints = [c for c in constraints if not c.needs_boxes and c.name != "hyper_rectangle"]
     return ConstraintSet("random", "", tuple(constraints))
+
+
+def relaxed(rng: random.Random, constraints: list[Constraint]) -> list[Constraint]:
+    """Boxes of the operations only, listed strides, several digits: stencils may be mapped."""
+    kept = [c for c in constraints if isinstance(c, Dataflow | FixedOrigin | Padding)]
+    strides = tuple(s for s in ("one", "spread", "step") if s == "one" or rng.random() < 0.5)
+    return [
+        HyperRectangle("operations"),
+        AllDifferent("along_axes"),
+        Strides(strides, rng.random() < 0.5),
+        Digits(rng.choice([1, 2, 3])),
+        *([Extents()] if rng.random() < 0.5 else []),
+        *kept,
+    ]
 
 
 def make_problem(seed: int) -> tuple[EmbeddingProblem, ConstraintSet]:

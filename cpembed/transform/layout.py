@@ -1,0 +1,304 @@
+"""One operand's layout: the rewrites of Table 2 that give an instruction its tiles.
+
+The tile of each operand is described by the instruction's memory side. A lane (an instruction axis)
+whose elements may lie at any distance stays where its workload axis is; a lane that must be dense
+moves innermost, in the tile's order. A lane that walks a dimension with several iterators (an
+image row) is read in place where the memory side can, else the dimension is unrolled. All other
+dimensions keep the order of the original operand, so a channels-last operand yields a
+channels-last layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.errors import InvariantError
+from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.expression import Access
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import PackedDimension, PackedOperand
+from cpembed.transform.rewrites import Fuse, Pad, Part, Reorder, Rewrite, Split, unroll
+
+Treatment = Literal["in_place", "digit", "axis"]
+"""What becomes of a mapped axis in an index with several: read where it is, its digit in a
+dimension of its own, or the whole axis in a dimension of its own."""
+
+
+def digits_on(embedding: Embedding, axis: str) -> list[Digit]:
+    return [d for digits in embedding.digits.values() for d in digits if d.axis == axis]
+
+
+def _direct_axis(index: IndexExpr) -> str | None:
+    """The axis that a dimension follows one to one, up to an offset."""
+    if len(index.terms) == 1 and index.terms[0].coefficient == 1 and index.is_affine:
+        return index.terms[0].iterator
+    return None
+
+
+@dataclass
+class OperandLayout:
+    """Builds one operand's layout by applying rewrites to the original one."""
+
+    workload: Computation
+    access: Access
+    memory: OperandMemory
+    lanes: tuple[str, ...]
+    embedding: Embedding
+    axis_map: Mapping[str, IndexExpr]
+    extents: Mapping[str, int]
+    applied: list[Rewrite] = field(default_factory=list[Rewrite])
+    layout: PackedOperand = field(init=False)
+    _direct: dict[str, str] = field(default_factory=dict[str, str])
+    """Dimension name -> the workload axis it follows one to one."""
+    _digit_dimensions: dict[tuple[str, str], str] = field(
+        default_factory=dict[tuple[str, str], str]
+    )
+    """(lane, workload axis) -> the dimension that is just this digit."""
+    _contiguous: list[str] = field(default_factory=list[str])
+    """Dimensions that a lane walks in place and must find innermost."""
+
+    def __post_init__(self) -> None:
+        operand = self.workload.operand(self.access.operand)
+        names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(self.access.index)]
+        names = [name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)]
+        self.layout = PackedOperand(
+            operand.name,
+            operand.dtype,
+            operand.shape,
+            tuple(PackedDimension(n, size) for n, size in zip(names, operand.shape, strict=True)),
+            tuple(IndexExpr.iterator(name) for name in names),
+            tuple(index.substitute(self.axis_map) for index in self.access.index),
+        )
+        for name, index in zip(names, self.access.index, strict=True):
+            axis = _direct_axis(index)
+            if axis is not None:
+                self._direct[name] = axis
+
+    def derive(self) -> PackedOperand:
+        """Apply the rewrites; ``applied`` lists them afterwards."""
+        self._unroll()
+        self._pad()
+        digits = self._split()
+        gathered = [
+            lane
+            for lane in dict.fromkeys(t.axis for t in self.memory.tile)
+            if digits.get(lane) and not self._stays(lane, digits[lane])
+        ]
+        self._gather(gathered, digits)
+        for lane in gathered:
+            self._fuse(lane, digits[lane])
+        self._tile(gathered)
+        return self.layout
+
+    def _apply(self, rewrite: Rewrite) -> None:
+        self.layout = rewrite.apply(self.layout, self.extents)
+        self.applied.append(rewrite)
+
+    def _position(self, name: str) -> int:
+        return [d.name for d in self.layout.dimensions].index(name)
+
+    def _unroll(self) -> None:
+        """Give mapped axes of a shared index dimensions of their own, at the least footprint."""
+        names = [dimension.name for dimension in self.layout.dimensions]
+        for name, index in zip(names, self.access.index, strict=True):
+            mapped = [a for a in index.iterators if name not in self._direct and self._lane(a)]
+            choices = [self._treatments(axis, index) for axis in mapped]
+            plans = [dict(zip(mapped, c, strict=True)) for c in itertools.product(*choices)]
+            parts = min(
+                (self._parts(name, index, plan) for plan in plans),
+                key=lambda found: math.prod(part.extent for part in found[0]),
+            )
+            self._apply_parts(name, *parts)
+
+    def _lane(self, axis: str) -> str | None:
+        """The lane that a workload axis feeds, if any."""
+        for lane in self.lanes:
+            if any(digit.axis == axis for digit in self.embedding.digits[lane]):
+                return lane
+        return None
+
+    def _treatments(self, axis: str, index: IndexExpr) -> list[Treatment]:
+        lane = self._lane(axis)
+        assert lane is not None
+        digits = self.embedding.digits[lane]
+        free = self.memory.stride_rule(lane) is StrideRule.ANY
+        step = index.coefficient(axis) * digits[0].stride
+        if len(digits) == 1 and ((free and step > 0) or (step == 1 and self._innermost(lane))):
+            return ["in_place", "digit", "axis"]
+        return ["digit", "axis"]
+
+    def _innermost(self, lane: str) -> bool:
+        """Whether a dense lane is the tile's last dimension, unaligned, all others being free."""
+        last = self.memory.tile[-1]
+        others = {tile.axis for tile in self.memory.tile if tile.axis != lane}
+        return (
+            (last.axis, last.divisor, last.modulus) == (lane, 1, None)
+            and self.memory.alignment_bytes <= size_bytes(self.layout.dtype)
+            and all(
+                self.memory.stride_rule(axis) is StrideRule.ANY or self.extents[axis] == 1
+                for axis in others
+            )
+        )
+
+    def _parts(
+        self, name: str, index: IndexExpr, plan: Mapping[str, Treatment]
+    ) -> tuple[list[Part], int, list[str]]:
+        """Parts of a dimension under a plan, the offset, and axes with their own dimension."""
+        access = self.layout.access[self._position(name)]
+        parts: list[Part] = []
+        rest: list[IndexTerm] = []
+        own: list[str] = []
+        for term in index.terms:
+            axis = term.iterator
+            treatment = plan.get(axis, "in_place")
+            mapped = self.axis_map[axis]
+            if treatment == "axis":
+                extent = mapped.bounds(self.extents)[1] + 1
+                parts.append(Part(f"{name}.{axis}", extent, term.coefficient, mapped))
+                own.append(axis)
+                continue
+            scaled = IndexExpr.of([term]).substitute({axis: mapped})
+            lane = self._lane(axis) if treatment == "digit" else None
+            for moved in scaled.terms:
+                if moved.iterator != lane:
+                    rest.append(moved)
+                    continue
+                alone = IndexExpr.of([IndexTerm(lane, 1, moved.divisor, moved.modulus)])
+                extent = alone.bounds(self.extents)[1] + 1
+                parts.append(Part(f"{axis}.i", extent, moved.coefficient, alone, lane))
+        shared = IndexExpr.of(rest)
+        low, high = shared.bounds(self.extents)
+        step = math.gcd(*(term.coefficient for term in shared.terms)) or 1
+        if plan and shared.terms:
+            terms = [
+                IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus)
+                for t in shared.terms
+            ]
+            moved_low = IndexExpr.of(terms, -(low // step))
+            iterators = [t.iterator for t in index.terms if plan.get(t.iterator) != "axis"]
+            label = "+".join(iterators)
+            parts.insert(0, Part(label, (high - low) // step + 1, step, moved_low))
+        return parts, low + access.constant, own
+
+    def _apply_parts(self, name: str, parts: list[Part], offset: int, own: list[str]) -> None:
+        position = self._position(name)
+        dimension = self.layout.dimensions[position]
+        lanes = [part for part in parts if part.lane is not None]
+        if own or lanes:
+            rewrite = unroll(
+                self.layout.name, position, dimension.extent, offset, tuple(parts), name
+            )
+            self._apply(rewrite)
+            for axis in own:
+                self._direct[f"{name}.{axis}"] = axis
+            for part in lanes:
+                axis = part.name.removesuffix(".i")
+                assert part.lane is not None
+                self._digit_dimensions[part.lane, axis] = part.name
+        rest = [part.name for part in parts if part.lane is None and part.name not in self._direct]
+        for axis in "+".join(rest).split("+"):
+            lane = self._lane(axis)
+            in_place = lane is not None and (lane, axis) not in self._digit_dimensions
+            if in_place and self.memory.stride_rule(lane or "") is StrideRule.UNIT:
+                self._contiguous.append(rest[0] if own or lanes else name)
+
+    def _pad(self) -> None:
+        for k, dimension in enumerate(self.layout.dimensions):
+            low, high = self.layout.access[k].bounds(self.extents)
+            before = max(0, -low)
+            block = self._block(dimension.name)
+            # A split needs its blocks to start at a multiple of the block: shift an offset there.
+            before += -(self.layout.access[k].constant + before) % block
+            after = max(0, high + 1 - dimension.extent)
+            after += -(before + dimension.extent + after) % block
+            if before or after:
+                name = self.layout.name
+                self._apply(Pad(name, k, before, after, dimension.extent, dimension.name))
+
+    def _block(self, name: str) -> int:
+        """Elements of one block of a dimension that will be split; 1 where it will not."""
+        axis = self._direct.get(name)
+        digits = [] if axis is None else digits_on(self.embedding, axis)
+        return digits[0].count * digits[0].stride if digits else 1
+
+    def _split(self) -> dict[str, list[str]]:
+        """Split every dimension that follows a mapped axis; lane -> its digit dimensions,
+        outermost digit first."""
+        found: dict[str, list[str]] = {}
+        for lane in self.lanes:
+            for digit in reversed(self.embedding.digits[lane]):
+                own = self._digit_dimensions.get((lane, digit.axis))
+                if own is not None:
+                    found.setdefault(lane, []).append(own)
+                for name, axis in self._direct.items():
+                    if axis == digit.axis:
+                        found.setdefault(lane, []).append(self._split_digit(name, digit, lane))
+        return found
+
+    def _split_digit(self, name: str, digit: Digit, lane: str) -> str:
+        operand, dimension, inner = self.layout.name, self._position(name), f"{name}.i"
+        block = digit.count * digit.stride
+        if digit.stride == 1:
+            self._apply(Split(operand, dimension, block, f"{name}.o", inner, lane))
+            return inner
+        self._apply(Split(operand, dimension, block, f"{name}.o", f"{name}.b"))
+        phases = Split(operand, dimension + 1, digit.stride, inner, f"{name}.p", outer_lane=lane)
+        self._apply(phases)
+        return inner
+
+    def _stays(self, lane: str, digits: list[str]) -> bool:
+        """Whether a lane's only digit can stay beside its outer dimension."""
+        return self.memory.stride_rule(lane) is StrideRule.ANY and len(digits) == 1
+
+    def _gather(self, lanes: list[str], digits: Mapping[str, list[str]]) -> None:
+        tail = [name for lane in lanes for name in digits[lane]] + self._contiguous
+        names = [d.name for d in self.layout.dimensions]
+        order = [name for name in names if name not in tail] + tail
+        self._reorder(order)
+
+    def _reorder(self, order: list[str]) -> None:
+        names = [d.name for d in self.layout.dimensions]
+        if order != names:
+            positions = tuple(names.index(name) for name in order)
+            self._apply(Reorder(self.layout.name, positions, tuple(order)))
+
+    def _fuse(self, lane: str, digits: list[str]) -> None:
+        first = self._position(digits[0])
+        if len(digits) > 1:
+            sizes = tuple(d.extent for d in self.layout.dimensions[first : first + len(digits)])
+            self._apply(Fuse(self.layout.name, first, sizes, lane, lane, tuple(digits)))
+
+    def _tile(self, lanes: list[str]) -> None:
+        """Split gathered lanes as the tile's dimensions do, and put them in the tile's order."""
+        for lane in lanes:
+            parts = [t for t in self.memory.tile if t.axis == lane]
+            cuts = sorted({t.divisor for t in parts if t.divisor > 1}, reverse=True)
+            name = next(d.name for d in self.layout.dimensions if d.lane == lane)
+            for cut in cuts:
+                outer, inner = f"{lane}/{cut}", f"{lane}%{cut}"
+                self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, lane))
+                name = inner
+        order = [
+            self._tile_dimension(tile.axis, tile.divisor)
+            for tile in self.memory.tile
+            if tile.axis in lanes
+        ]
+        kept = [d.name for d in self.layout.dimensions if d.name not in order]
+        self._reorder(kept + order)
+
+    def _tile_dimension(self, lane: str, divisor: int) -> str:
+        """The dimension that holds ``(lane // divisor) % ...``, found by its weight."""
+        found = [d for d in self.layout.dimensions if d.lane == lane]
+        weight = math.prod(d.extent for d in found)
+        for dimension in found:
+            weight //= dimension.extent
+            if weight == divisor:
+                return dimension.name
+        raise InvariantError(f"no dimension of {self.layout.name} holds {lane}/{divisor}")
