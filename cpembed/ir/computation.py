@@ -62,8 +62,8 @@ class Computation:
     output element is written once. Arithmetic is done in the output's dtype: every read is
     converted to it first.
 
-    Raises :class:`WorkloadError` when an access leaves its operand, an axis is unused, or an
-    operand is unknown.
+    Raises :class:`WorkloadError` when an access leaves its operand, an axis is unused, an operand
+    is unknown, the output is also read, or reduction axes have no reduction.
     """
 
     name: str
@@ -77,6 +77,7 @@ class Computation:
     def __post_init__(self) -> None:
         self._check_names()
         self._check_accesses()
+        self._check_output()
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -162,6 +163,20 @@ class Computation:
         unused = [axis.name for axis in self.axes if axis.name not in used]
         if unused:
             raise WorkloadError(f"{self.name}: axis {unused[0]} is in no index: remove it")
+
+    def _check_output(self) -> None:
+        """Each output element is made of inputs alone and, without a reduction, by one point."""
+        if any(access.operand == self.output.name for access in self.reads):
+            raise WorkloadError(
+                f"{self.name}: the output {self.output.name} is also read: combine its old values "
+                "with a reduction instead"
+            )
+        reduced = [axis.name for axis in self.axes if axis.kind is AxisKind.REDUCTION]
+        if self.reduction is None and reduced:
+            raise WorkloadError(
+                f"{self.name}: {reduced[0]} is a reduction axis and there is no reduction: "
+                f"{self.output.name} is written repeatedly"
+            )
 
     def _check_bounds(self, access: Access) -> None:
         operand = self.operand(access.operand)

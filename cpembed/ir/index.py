@@ -52,9 +52,10 @@ class IndexTerm:
 
 @dataclass(frozen=True)
 class IndexExpr:
-    """A sum of index terms and a constant, in canonical order with like terms merged.
+    """A sum of index terms and a constant, with like terms merged.
 
-    Build with :meth:`of`, which canonicalises; equality is then equality of the written form.
+    Build with :meth:`of`, which merges and keeps the terms in the order of their first appearance.
+    Equality is that of the written form: ``p + r`` and ``r + p`` have the same value and differ.
 
     >>> e = IndexExpr.of([IndexTerm("p", 2), IndexTerm("r")], -1)
     >>> str(e), e.bounds({"p": 4, "r": 3})

@@ -61,13 +61,14 @@ class OperatorFamily:
     """An operator at open sizes; :meth:`workload` fixes them.
 
     ``build`` takes the parameters by keyword. It is called with typed values: integers, tuples of
-    integers, booleans, words.
+    integers, booleans, words. ``inputs`` is the number of input operands.
     """
 
     name: str
     description: str
     build: Callable[..., Computation]
     parameters: tuple[Parameter, ...]
+    inputs: int = 2
 
     @property
     def required(self) -> tuple[Parameter, ...]:
@@ -76,6 +77,9 @@ class OperatorFamily:
     @property
     def optional(self) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if not p.required)
+
+    def takes(self, parameter: str) -> bool:
+        return any(p.name == parameter for p in self.parameters)
 
     @property
     def usage(self) -> str:

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from cpembed.operators.axpy import AXPY
+from cpembed.operators.batched_conv2d import BATCHED_CONV2D
+from cpembed.operators.capsule_conv2d import CAPSULE_CONV2D
 from cpembed.operators.conv1d import CONV1D
 from cpembed.operators.conv2d import CONV2D
 from cpembed.operators.conv3d import CONV3D
 from cpembed.operators.depthwise import DEPTHWISE
+from cpembed.operators.dot import DOT
 from cpembed.operators.family import OperatorFamily
 from cpembed.operators.gemm import GEMM
+from cpembed.operators.gemv import GEMV
+from cpembed.operators.grouped_fc import GROUPED_FC
+from cpembed.operators.mean import MEAN, ROW_SUM, VARIANCE
+from cpembed.operators.mttkrp import MTTKRP
+from cpembed.operators.scan import SCAN
+from cpembed.operators.transposed_conv2d import TRANSPOSED_CONV2D
+from cpembed.operators.ttm import TTM
 
 OPERATORS: dict[str, OperatorFamily] = {
-    family.name: family for family in (GEMM, CONV1D, CONV2D, CONV3D, DEPTHWISE)
+    family.name: family
+    for family in (
+        GEMM,
+        GEMV,
+        DOT,
+        AXPY,
+        CONV1D,
+        CONV2D,
+        CONV3D,
+        DEPTHWISE,
+        TRANSPOSED_CONV2D,
+        CAPSULE_CONV2D,
+        BATCHED_CONV2D,
+        GROUPED_FC,
+        MEAN,
+        VARIANCE,
+        ROW_SUM,
+        SCAN,
+        TTM,
+        MTTKRP,
+    )
 }

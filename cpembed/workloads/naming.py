@@ -13,8 +13,9 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
 from cpembed.ir.parser import parse_computation, parse_statement
+from cpembed.operators.family import Dtypes, OperatorFamily
 from cpembed.operators.registry import OPERATORS
-from cpembed.workloads.suites import SUITES, layer
+from cpembed.workloads.suites import DEFAULT_LAYOUT, SUITES, layer
 
 _SETTING = re.compile(r"([A-Za-z_]\w*)=([^=\s]\S*)", re.ASCII)
 # `max=` and `min=` in front of a value are assignments of the expression.
@@ -54,10 +55,15 @@ def parse_workload(
         return _layer(name, settings, default_dtypes)
     if name not in OPERATORS:
         raise WorkloadError(f"unknown workload {name!r}: {_FORMS}")
-    # The operators of the registry have two inputs.
-    if "dtype" not in settings and default_dtypes is not None and len(default_dtypes) == 3:
-        settings["dtype"] = ",".join(default_dtypes)
-    return OPERATORS[name].workload(settings)
+    operator = OPERATORS[name]
+    if "dtype" not in settings and _fits(operator, default_dtypes):
+        return operator.workload({**settings, "dtype": default_dtypes})
+    return operator.workload(settings)
+
+
+def _fits(operator: OperatorFamily, dtypes: tuple[str, ...] | None) -> bool:
+    """Whether there is one type per operand: the inputs and the output."""
+    return dtypes is not None and len(dtypes) == operator.inputs + 1
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
@@ -109,7 +115,7 @@ def _layer(
     unknown = [key for key in settings if key not in ("dtype", "layout")]
     if unknown:
         raise WorkloadError(f"{name}: unknown setting {unknown[0]!r}; a layer takes dtype layout")
-    dtypes = settings.get("dtype")
-    if dtypes is None and default_dtypes is not None and len(default_dtypes) == 3:
-        dtypes = ",".join(default_dtypes)
-    return chosen.workload(dtypes, settings.get("layout", "NCHW"))
+    dtypes: Dtypes = settings.get("dtype")
+    if dtypes is None and _fits(chosen.operator, default_dtypes):
+        dtypes = default_dtypes
+    return chosen.workload(dtypes, settings.get("layout", DEFAULT_LAYOUT))

@@ -1,70 +1,83 @@
-"""Suites: named tables of layers, each a workload at fixed sizes.
+"""Suites: named tables of layers, each an operator at fixed sizes.
 
-``deepbench`` is the table of the 108 inference convolutions of Baidu's DeepBench (server and
-device), the workloads of Rieber et al. 2021; sizes are facts, the table is this project's own.
+A table is the CSV file of the suite's name beside this module: one row a layer, its ``layer``
+column in the naming of the command line. The sizes are facts of the sources that :data:`SUITES`
+names; the tables are this project's own.
 """
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.family import Dtypes
+from cpembed.operators.family import Dtypes, OperatorFamily
+from cpembed.operators.registry import OPERATORS
 
-SUITES: dict[str, str] = {"deepbench": "108 inference convolutions of DeepBench"}
-"""Name of each suite and what it is; the table is the CSV file of that name beside this module."""
+SUITES: dict[str, str] = {
+    "deepbench": "108 inference convolutions of DeepBench",
+    "amos": "124 configurations of the 15 operators of AMOS (ISCA 2022), batch 1",
+    "unit16": "16 convolutions of table I of UNIT (CGO 2021); sizes include the padding",
+    "unit_conv3d": "11 convolutions of ResNet-18 made 3-D by UNIT; sizes include the padding",
+    "resnet50": "20 distinct convolutions of ResNet-50 (v1), of 53 layers, batch 1",
+    "gemm": "88 inference matrix products of DeepBench, 75 for servers, then 13 for devices",
+}
+"""Name of each suite and what it is."""
+
+DEFAULT_LAYOUT = "NCHW"
+"""Also of operators that have no choice of layout."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution of a suite; ``pad`` and ``stride`` are rows, columns."""
+    """An operator at fixed sizes; ``count`` is how often the network has this layer.
+
+    ``label`` is the layer in the naming of the command line.
+
+    >>> suite("deepbench")[0].label
+    'conv2d n=1 c=1 h=161 w=700 k=32 r=5 s=20 pad=0 stride=2'
+    """
 
     suite: str
     index: int
     application: str
-    n: int
-    c: int
-    h: int
-    w: int
-    k: int
-    r: int
-    s: int
-    pad: tuple[int, int]
-    stride: tuple[int, int]
+    label: str
+    count: int = 1
 
     @property
-    def label(self) -> str:
-        """The layer in the naming of the command line.
+    def operator(self) -> OperatorFamily:
+        return OPERATORS[self.label.split()[0]]
 
-        >>> suite("deepbench")[0].label
-        'conv2d n=1 c=1 h=161 w=700 k=32 r=5 s=20 pad=0 stride=2'
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The operator's parameters as text.
+
+        >>> suite("deepbench")[41].parameters["stride"]
+        '2,8'
         """
-        sizes = {name: getattr(self, name) for name in ("n", "c", "h", "w", "k", "r", "s")}
-        words = [f"{name}={value}" for name, value in sizes.items()]
-        for name, (rows, columns) in (("pad", self.pad), ("stride", self.stride)):
-            words.append(f"{name}={rows}" if rows == columns else f"{name}={rows},{columns}")
-        return f"conv2d {' '.join(words)}"
+        words = (word.partition("=") for word in self.label.split()[1:])
+        return MappingProxyType({name: value for name, _, value in words})
 
-    def workload(self, dtypes: Dtypes = None, layout: str = "NCHW") -> Computation:
-        """The convolution on operands of ``dtypes`` (see :func:`cpembed.operators.conv2d`)."""
-        return conv2d(
-            n=self.n,
-            c=self.c,
-            h=self.h,
-            w=self.w,
-            k=self.k,
-            r=self.r,
-            s=self.s,
-            pad=self.pad,
-            stride=self.stride,
-            layout=layout,
-            dtype=dtypes,
-        )
+    def workload(self, dtypes: Dtypes = None, layout: str = DEFAULT_LAYOUT) -> Computation:
+        """The layer on operands of ``dtypes`` (one for the inputs, one each, or with the output's).
+
+        Raises :class:`WorkloadError` where the operator does not have the layout.
+        """
+        operator = self.operator
+        settings: dict[str, object] = {"dtype": dtypes}
+        if operator.takes("layout"):
+            settings["layout"] = layout
+        elif layout != DEFAULT_LAYOUT:
+            raise WorkloadError(
+                f"{self.suite}:{self.index}: {operator.name} has no layout {layout}; "
+                "leave layout out"
+            )
+        return operator.workload({**self.parameters, **settings})
 
 
 @cache
@@ -73,7 +86,10 @@ def suite(name: str) -> tuple[Layer, ...]:
     if name not in SUITES:
         raise WorkloadError(f"unknown suite {name!r}: use {' '.join(SUITES)}")
     text = files("cpembed.workloads").joinpath(f"{name}.csv").read_text(encoding="utf-8")
-    return tuple(_layer(name, row) for row in csv.DictReader(text.splitlines()))
+    return tuple(
+        Layer(name, int(row["index"]), row["application"], row["layer"], int(row["count"]))
+        for row in csv.DictReader(text.splitlines())
+    )
 
 
 def layer(name: str, index: int) -> Layer:
@@ -82,20 +98,3 @@ def layer(name: str, index: int) -> Layer:
     if not 0 <= index < len(layers):
         raise WorkloadError(f"{name}:{index}: no such layer; {name} has 0 to {len(layers) - 1}")
     return layers[index]
-
-
-def _layer(name: str, row: dict[str, str]) -> Layer:
-    return Layer(
-        suite=name,
-        index=int(row["index"]),
-        application=row["application"],
-        n=int(row["n"]),
-        c=int(row["c"]),
-        h=int(row["h"]),
-        w=int(row["w"]),
-        k=int(row["k"]),
-        r=int(row["r"]),
-        s=int(row["s"]),
-        pad=(int(row["pad_h"]), int(row["pad_w"])),
-        stride=(int(row["stride_h"]), int(row["stride_w"])),
-    )

@@ -276,7 +276,7 @@ def test_deepbench_on_vta_embeds_all_but_the_layers_with_few_channels(tmp_path: 
     """Rieber et al. 2021: 96 of the 108 layers embed without padding, all of them with it."""
     bench = complete(solving(tmp_path, layers=None, constraints="strict_padded"))
     rows = bench.finished()
-    few = [layer.index for layer in suite("deepbench") if layer.c < 16]
+    few = [layer.index for layer in suite("deepbench") if int(layer.parameters["c"]) < 16]
     assert len(rows) == 108
     assert len(few) == 12
     unfit = [row for row in rows if row.strict is None or row.strict.embedding is None]
@@ -285,7 +285,7 @@ def test_deepbench_on_vta_embeds_all_but_the_layers_with_few_channels(tmp_path: 
         assert row.strict is not None
         assert row.strict.status == "infeasible"
         assert row.strict.reason is not None
-        assert f"c={suite('deepbench')[index].c}" in row.strict.reason.text
+        assert f"c={suite('deepbench')[index].parameters['c']}" in row.strict.reason.text
     assert all(row.best is not None and row.best.embedding is not None for row in rows)
 
 

@@ -94,7 +94,8 @@ def test_a_redundant_modulus_gives_the_same_tile(tmp_path: Path) -> None:
     assert load_hardware_spec(write(tmp_path, written)).instruction.memory["B"].tile == plain
 
 
-def test_dot_product_operands_may_have_an_empty_tile(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scalar", ["C[0]", "C[]"])
+def test_dot_product_operands_may_have_an_empty_tile(scalar: str, tmp_path: Path) -> None:
     text = """\
 name = "dot"
 description = "dot product"
@@ -108,7 +109,9 @@ B = { dtype = "int8", scope = "r", tile = ["z"] }
 C = { dtype = "int32", scope = "r", tile = [] }
 [memories.r]
 """
-    instruction = load_hardware_spec(write(tmp_path, text)).instruction
+    assert text.count("C[0]") == 1
+    path = write(tmp_path, text.replace("C[0]", scalar))
+    instruction = load_hardware_spec(path).instruction
     assert instruction.tile_shape("C") == ()
     assert instruction.macs == 4
 
@@ -543,3 +546,19 @@ def test_targets_are_listed_by_name() -> None:
     names = available_targets()
     assert names == tuple(sorted(names))
     assert {"vta_1x16x16", "amx_int8"} <= set(names)
+
+
+def test_a_scalar_has_no_axis_to_hold_in_its_tile(tmp_path: Path) -> None:
+    text = edited("C[x,y] += A[x,z] * B[z,y]", "C[y] += A[] * B[z,y]")
+    for old, new in (
+        ("x = { min = 2, max = 4, step = 2 }\n", ""),
+        ('tile = ["x", "z"]\nstride = { x = "any" }', 'tile = ["z"]'),
+        ('tile = ["x", "y"]', 'tile = ["y"]'),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    with pytest.raises(SpecError, match=r"operands\.A\.tile: z is not an axis .* axes: none"):
+        load_hardware_spec(write(tmp_path, text))
+    scalar = load_hardware_spec(write(tmp_path, text.replace('["z"]', "[]"))).instruction
+    assert scalar.tile_shape("A", {"y": 8}) == ()
+    assert scalar.at({"y": 8}).operand("A").shape == ()

@@ -64,11 +64,39 @@ def wmma(a: Array, b: Array, c: Array) -> None:
     c += (a.reshape(16, 16) @ b.reshape(16, 16)).ravel()
 
 
+def axpy(scalar: Array, vector: Array, sums: Array) -> None:
+    """BLAS level 1."""
+    sums += scalar[0] * vector
+
+
+def dot(left: Array, right: Array, total: Array) -> None:
+    """BLAS level 1."""
+    total[0] += left @ right
+
+
+def gemv(matrix: Array, vector: Array, sums: Array) -> None:
+    """BLAS level 2, rows one after the other."""
+    for row in range(16):
+        sums[row] += matrix[16 * row : 16 * row + 16] @ vector
+
+
+def pointwise_conv(image: Array, filters: Array, output: Array) -> None:
+    """A 1x1 convolution: every pixel by itself, its channels 16 elements apart."""
+    for pixel in range(16):
+        for k in range(4):
+            output[16 * k + pixel] += image[pixel::16] @ filters[4 * k : 4 * k + 4]
+
+
 MODELS: dict[str, Model] = {
     "amx_bf16": amx(2),
     "amx_int8": amx(4),
     "arm_sdot": sdot_by_element,
     "avx512_vnni": vpdpbusd,
+    "axpy": axpy,
+    "dot": dot,
+    "gemm_16x16x16": wmma,
+    "gemv": gemv,
+    "pointwise_conv": pointwise_conv,
     "vta_1x16x16": vta_gemm(1, 16),
     "vta_8x8x8": vta_gemm(8, 8),
     "wmma_f16": wmma,
@@ -85,7 +113,11 @@ def evaluate(computation: Computation, values: Mapping[str, Array]) -> Array:
 
     output = values[computation.output.name].copy()
     product = math.prod(values[o.name][at(o.name)] for o in computation.inputs)
-    np.add.at(output, at(computation.output.name), product)
+    # A scalar output has no index: its element is number 0 for every point.
+    element = np.zeros_like(product)
+    for position, size in zip(at(computation.output.name), output.shape, strict=True):
+        element = element * size + position
+    np.add.at(output.reshape(-1), element, product)
     return output
 
 
@@ -163,8 +195,9 @@ def test_amx_with_fewer_rows_is_what_the_manual_says(name: str, rows: int) -> No
 
 def test_the_last_axis_is_the_reduction(spec: HardwareSpec) -> None:
     kinds = [axis.kind for axis in spec.instruction.computation.axes]
-    assert kinds[-1] is AxisKind.REDUCTION
-    assert set(kinds[:-1]) == {AxisKind.SPATIAL}
+    reductions = 0 if spec.name == "axpy" else 1
+    spatial = len(kinds) - reductions
+    assert kinds == [AxisKind.SPATIAL] * spatial + [AxisKind.REDUCTION] * reductions
 
 
 @pytest.mark.parametrize(
@@ -177,6 +210,11 @@ def test_the_last_axis_is_the_reduction(spec: HardwareSpec) -> None:
         ("amx_bf16", {"x": 16, "y": 16, "z": 32}, "x86", ("amx_tile", "amx_bf16")),
         ("wmma_f16", {"x": 16, "y": 16, "z": 16}, None, ()),
         ("arm_sdot", {"y": 4, "z": 4}, None, ("asimddp",)),
+        ("axpy", {"x": 16}, None, ()),
+        ("dot", {"z": 16}, None, ()),
+        ("gemm_16x16x16", {"x": 16, "y": 16, "z": 16}, None, ()),
+        ("gemv", {"x": 16, "z": 16}, None, ()),
+        ("pointwise_conv", {"k": 4, "p": 4, "q": 4, "c": 4}, None, ()),
     ],
 )
 def test_shape_backend_and_cpu_features(
@@ -200,6 +238,11 @@ def test_shape_backend_and_cpu_features(
         ("amx_bf16", ["bfloat16 bfloat16 float32"]),
         ("wmma_f16", ["float16 float16 float32"]),
         ("arm_sdot", ["int8 int8 int32"]),
+        ("axpy", ["int8 int8 int32"]),
+        ("dot", ["int8 int8 int32"]),
+        ("gemm_16x16x16", ["int8 int8 int32"]),
+        ("gemv", ["int8 int8 int32"]),
+        ("pointwise_conv", ["int8 int8 int32"]),
     ],
 )
 def test_element_types(name: str, choices: list[str]) -> None:
@@ -229,6 +272,11 @@ def test_only_the_rows_of_amx_are_configurable() -> None:
         ("vta_8x8x8", set()),
         ("avx512_vnni", set()),
         ("arm_sdot", set()),
+        ("axpy", set()),
+        ("dot", set()),
+        ("gemm_16x16x16", {("A", "x"), ("B", "z"), ("C", "x")}),
+        ("gemv", {("A", "x")}),
+        ("pointwise_conv", {("A", "c"), ("A", "p"), ("B", "k"), ("C", "k"), ("C", "p")}),
     ],
 )
 def test_which_strides_are_free(name: str, free: set[tuple[str, str]]) -> None:
@@ -259,6 +307,15 @@ def test_tiles_that_a_memory_holds(name: str, tiles: dict[str, int]) -> None:
         dtype = instruction.dtypes[operand][0]
         tile_bytes = math.prod(instruction.tile_shape(operand)) * size_bytes(dtype)
         assert instruction.memory[operand].capacity_bytes == expected * tile_bytes
+
+
+@pytest.mark.parametrize("name, operand", [("axpy", "A"), ("dot", "C")])
+def test_a_scalar_is_an_operand_without_dimensions(name: str, operand: str) -> None:
+    instruction = load_hardware_spec(name).instruction
+    assert instruction.computation.operand(operand).shape == ()
+    assert instruction.memory[operand].axes == ()
+    assert instruction.tile_shape(operand) == ()
+    assert tile_positions(instruction, operand, instruction.extents) == [(0, ())]
 
 
 @pytest.mark.parametrize("name", ["vta_1x16x16", "vta_8x8x8"])

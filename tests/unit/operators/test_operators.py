@@ -1,76 +1,16 @@
 """Every operator against an independent implementation with loops, and its checks of sizes."""
 
-import itertools
-
 import numpy as np
 import pytest
 
 from cpembed.errors import WorkloadError
-from cpembed.ir.interpreter import interpret
-from cpembed.ir.reference import random_inputs, reference
 from cpembed.operators.conv1d import conv1d
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d
 from cpembed.operators.depthwise import depthwise
 from cpembed.operators.gemm import gemm
 from cpembed.operators.registry import OPERATORS
-
-
-def check(computation, expected):
-    """``expected`` maps the inputs, in order, to the result by loops over numpy arrays."""
-    inputs = random_inputs(computation, 11)
-    wide = {name: array.astype(np.int64) for name, array in inputs.items()}
-    result = expected(*wide.values())
-    assert result.shape == computation.output.shape
-    np.testing.assert_array_equal(interpret(computation, inputs), result)
-    np.testing.assert_array_equal(reference(computation, inputs), result)
-
-
-def convolve(image, weights, pad, stride, dilation):
-    """One image [c, *spatial] with one filter [c, *taps]: slide over the padded image."""
-    spatial = image.ndim - 1
-    padded = np.pad(image, [(0, 0), *((p, p) for p in pad)])
-    taps = weights.shape[1:]
-    reach = [d * (t - 1) + 1 for d, t in zip(dilation, taps, strict=True)]
-    positions = [
-        range(0, size - r + 1, s)
-        for size, r, s in zip(padded.shape[1:], reach, stride, strict=True)
-    ]
-    result = np.zeros([len(p) for p in positions], np.int64)
-    for place in itertools.product(*(enumerate(p) for p in positions)):
-        window = tuple(
-            slice(place[i][1], place[i][1] + reach[i], dilation[i]) for i in range(spatial)
-        )
-        target = tuple(position for position, _ in place)
-        result[target] = (padded[(slice(None), *window)] * weights).sum()
-    return result
-
-
-def convolution(image, weights, pad, stride, dilation):
-    """Images [n, c, ...] with filters [k, c, ...]."""
-    return np.stack(
-        [
-            np.stack([convolve(one, filter_, pad, stride, dilation) for filter_ in weights])
-            for one in image
-        ]
-    )
-
-
-CONV_CASES = [
-    {},
-    {"pad": 1},
-    {"stride": 2},
-    {"pad": (2, 1), "stride": (1, 2)},
-    {"dilation": (2, 1), "pad": 1},
-    {"pad": (0, 2), "stride": (3, 2), "dilation": (1, 2)},
-]
-
-
-def per_axis(case, axes):
-    def spread(value):
-        return (value,) * axes if isinstance(value, int) else value
-
-    return tuple(spread(case.get(k, d)) for k, d in (("pad", 0), ("stride", 1), ("dilation", 1)))
+from tests.unit.operators.definitions import CONV_CASES, check, convolution, per_axis
 
 
 @pytest.mark.parametrize("case", CONV_CASES, ids=str)
@@ -98,9 +38,7 @@ def test_grouped_conv2d(layout):
     def expected(image, weights):
         if layout == "NHWC":
             image, weights = image.transpose(0, 3, 4, 1, 2), weights.transpose(0, 1, 4, 2, 3)
-        groups = [
-            convolution(image[:, g], weights[g], (1, 0), (1, 2), (1, 1)) for g in range(3)
-        ]
+        groups = [convolution(image[:, g], weights[g], (1, 0), (1, 2), (1, 1)) for g in range(3)]
         result = np.stack(groups, axis=1)
         return result if layout == "NCHW" else result.transpose(0, 3, 4, 1, 2)
 
@@ -217,6 +155,14 @@ def test_every_family_takes_its_parameters_as_text(family):
         ("conv3d", {"t": "2"}, "output axis o has extent 0 at d=1 t=2"),
         ("conv1d", {"s": "2", "pad": "1,1"}, "pad has 2 numbers"),
         ("depthwise", {"m": "0"}, "m=0 is less than 1"),
+        ("gemv", {"trans_a": "2"}, "trans_a=2 is neither 0 nor 1"),
+        ("row_sum", {"dtype": "int8,int8,int8"}, r"give one, 1 \(the inputs\) or 2"),
+        ("mttkrp", {"dtype": "int8,int8"}, r"give one, 3 \(the inputs\) or 4"),
+        ("transposed_conv2d", {"pad": "1"}, "output axis p has extent -1 at h=1 r=1 pad=1"),
+        ("transposed_conv2d", {"output_pad": "1"}, "output_pad=1 is not below stride=1 or dil"),
+        ("transposed_conv2d", {"output_pad": "0,-1"}, "output_pad=-1 is less than 0"),
+        ("batched_conv2d", {"s": "2"}, "output axis q has extent 0 at w=1 s=2"),
+        ("capsule_conv2d", {"u": "0"}, "u=0 is less than 1"),
     ],
 )
 def test_wrong_values_are_answered_in_one_line(operator, values, message):

@@ -6,7 +6,6 @@ from cpembed.errors import WorkloadError
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.gemm import gemm
 from cpembed.workloads.naming import parse_workload
-from cpembed.workloads.suites import SUITES, suite
 
 VNNI = ("uint8", "int8", "int32")
 
@@ -45,6 +44,10 @@ def test_default_dtypes_apply_only_where_none_are_named_and_their_number_fits():
     assert dtypes(parse_workload(["deepbench:4"], VNNI)) == VNNI
     assert dtypes(parse_workload(["deepbench:4", "dtype=float32"], VNNI)) == ("float32",) * 3
     assert parse_workload(["gemm m=1 n=1 k=1"], ("int8", "int32")) == gemm(m=1, n=1, k=1)
+    # An operator with one input or three has other operands than the instruction.
+    assert dtypes(parse_workload(["row_sum m=1 k=1"], VNNI)) == ("int8", "int32")
+    assert dtypes(parse_workload(["row_sum m=1 k=1"], ("uint8", "int64"))) == ("uint8", "int64")
+    assert dtypes(parse_workload(["mttkrp i=1 j=1 k=1 l=1"], VNNI)) == ("int8",) * 3 + ("int32",)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +71,9 @@ def test_default_dtypes_apply_only_where_none_are_named_and_their_number_fits():
         ("deepbench:108", "deepbench:108: no such layer; deepbench has 0 to 107"),
         ("deepbench:-1", "'-1' is not the index of a layer; write deepbench:0"),
         ("deepbench:", "'' is not the index of a layer"),
-        ("resnet:1", "unknown suite 'resnet': use deepbench"),
+        ("resnet:1", "unknown suite 'resnet': use deepbench amos"),
         ("deepbench:1 pad=3", "unknown setting 'pad'; a layer takes dtype layout"),
+        ("gemm:1 layout=NHWC", "gemm:1: gemm has no layout NHWC; leave layout out"),
         ("deepbench:1 layout=HWNC", "layout=HWNC is none of NCHW NHWC"),
     ],
 )
@@ -78,28 +82,3 @@ def test_wrong_words_are_answered_in_one_line(words, message):
         parse_workload(words.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_deepbench_has_its_108_layers():
-    layers = suite("deepbench")
-    assert set(SUITES) == {"deepbench"}
-    assert [layer.index for layer in layers] == list(range(108))
-    # Layers of DeepBench's own source: DeepSpeech's first convolution and the ResNet stem.
-    assert layers[0].application == "DeepSpeech"
-    assert layers[0].label == "conv2d n=1 c=1 h=161 w=700 k=32 r=5 s=20 pad=0 stride=2"
-    # The only layer with unequal strides: keyword spotting steps further along the columns.
-    assert [x.index for x in layers if x.stride[0] != x.stride[1]] == [41]
-    assert layers[41].stride == (2, 8)
-    assert any(
-        (x.n, x.c, x.h, x.k, x.r, x.pad, x.stride) == (1, 3, 224, 64, 7, (3, 3), (2, 2))
-        for x in layers
-    )
-
-
-def test_every_layer_is_the_workload_that_its_label_names():
-    for layer in suite("deepbench"):
-        computation = layer.workload()
-        assert computation == parse_workload([layer.label])
-        assert computation == parse_workload([f"deepbench:{layer.index}"])
-    nhwc = parse_workload(["deepbench:5", "layout=NHWC"])
-    assert nhwc == suite("deepbench")[5].workload(layout="NHWC")
