@@ -1,29 +1,21 @@
-"""The isl proof that a derived program computes its workload (embedding.md, section 7).
+"""The obligations decided on the whole program: relations over all loops and lanes at once.
 
-Obligations, each a statement about integer sets and relations that isl decides:
-
-1. *coverage*: loops and lanes reach every point of the padded iteration domain, each once;
-2. *access*: on every original point, the packed element the program touches is the original
-   element that the workload's access map names; packed accesses stay inside their layout;
-3. *neutral*: a padded point multiplies by zero or its result is dropped;
-4. *output*: each original output element is read back from exactly one packed element;
-5. *tile*: lanes address memory as the instruction's memory side asks (decided by enumeration of
-   the lanes, which are few).
+Slower than the lemmas and without their preconditions: it decides what they leave open and says
+in words what does not hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import islpy as isl
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import InvariantError
 from cpembed.hw.instruction import OperandMemory, StrideRule
-from cpembed.ir.expression import Operation
+from cpembed.ir.computation import Computation
+from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import index_text
 from cpembed.transform.program import DerivedProgram, PackedOperand
@@ -31,53 +23,34 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 Coordinates = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Proof:
-    """Outcome of the obligations: ``failed`` names those that do not hold, in words."""
-
-    failed: tuple[str, ...]
-
-    @property
-    def holds(self) -> bool:
-        return not self.failed
-
-
-def prove(program: DerivedProgram) -> Proof:
-    """Decide every obligation; never raises for a wrong program."""
-    relations = _Relations(program)
-    failed = [
-        *_coverage(relations),
-        *(text for operand in program.operands for text in _access(relations, operand)),
-        *_neutral(relations),
-        *_output(relations),
-        *_tile(program),
-    ]
-    return Proof(tuple(failed))
-
-
-def require(program: DerivedProgram) -> None:
-    """Raise :class:`InvariantError` for a program that cannot be proven."""
-    proof = prove(program)
-    if not proof.holds:
-        raise InvariantError(
-            f"the program derived for {program.workload.name} on {program.instruction.name} is "
-            f"not proven ({'; '.join(proof.failed)}): please report this"
-        )
-
-
-class _Relations:
+class Relations:
     """The program's relations from iterators to points, packed and original elements."""
 
     def __init__(self, program: DerivedProgram) -> None:
         self.program = program
-        self.names = {name: f"i{n}" for n, name in enumerate(program.extents)}
-        self.bounds = _box(list(self.names.values()), list(program.extents.values()))
-        workload = program.workload
-        axes = [program.axis_map[axis.name] for axis in workload.axes]
-        self.points = self._map(axes)
-        extents = list(workload.extents.values())
-        self.valid = self.points.intersect_range(_box_set(extents)).domain()
-        self.padding = self.points.domain().subtract(self.valid)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        return {name: f"i{n}" for n, name in enumerate(self.program.extents)}
+
+    @cached_property
+    def bounds(self) -> str:
+        return _box(list(self.names.values()), list(self.program.extents.values()))
+
+    @cached_property
+    def points(self) -> isl.Map:
+        """Iterators to the workload's point."""
+        return self._map([self.program.axis_map[axis.name] for axis in self.program.workload.axes])
+
+    @cached_property
+    def valid(self) -> isl.Set:
+        """Iterators whose point is an original one."""
+        box = _box_set(list(self.program.workload.extents.values()))
+        return self.points.intersect_range(box).domain()
+
+    @cached_property
+    def padding(self) -> isl.Set:
+        return self.points.domain().subtract(self.valid)
 
     def _map(self, indices: Sequence[IndexExpr]) -> isl.Map:
         """``{ [iterators] -> [indices] }`` on the program's iteration domain."""
@@ -109,7 +82,8 @@ def source_relation(operand: PackedOperand) -> isl.Map:
     return _relation(operand.source, names, _box(list(names.values()), list(operand.shape)))
 
 
-def _coverage(relations: _Relations) -> list[str]:
+def coverage(relations: Relations) -> list[str]:
+    """Loops and lanes reach every point of the padded iteration domain, each once."""
     program = relations.program
     padded = list(program.padded_extents.values())
     failed: list[str] = []
@@ -122,7 +96,8 @@ def _coverage(relations: _Relations) -> list[str]:
     return failed
 
 
-def _access(relations: _Relations, operand: PackedOperand) -> list[str]:
+def access(relations: Relations, operand: PackedOperand) -> list[str]:
+    """On every original point the program touches the element that the workload names."""
     failed: list[str] = []
     if not relations.packed(operand).range().is_subset(_box_set(operand.shape)):
         failed.append(f"access: {operand.name} is accessed outside its layout")
@@ -133,22 +108,37 @@ def _access(relations: _Relations, operand: PackedOperand) -> list[str]:
     return failed
 
 
-def _neutral(relations: _Relations) -> list[str]:
+def neutral(relations: Relations) -> list[str]:
+    """A padded point adds zero or its result is dropped."""
     if relations.padding.is_empty():
         return []
     program = relations.program
-    value = program.workload.value
-    product = isinstance(value, Operation) and value.op == "mul"
-    harmless = relations.outside(program.operand(program.workload.output.name))
-    if product and program.workload.reduction == "add":
-        inputs = [program.operand(operand.name) for operand in program.workload.inputs]
-        harmless = reduce(isl.Set.union, (relations.outside(o) for o in inputs), harmless)
-    if relations.padding.is_subset(harmless):
+    harmless = [relations.outside(program.operand(name)) for name in absorbing(program.workload)]
+    if relations.padding.is_subset(reduce(isl.Set.union, harmless)):
         return []
     return ["neutral: a padded point changes the result"]
 
 
-def _output(relations: _Relations) -> list[str]:
+def absorbing(workload: Computation) -> tuple[str, ...]:
+    """Operands that undo a point where their element is out of shape: the output, which drops it,
+    and in a sum each input whose zero makes the point's value zero."""
+    inputs = _factors(workload.value) if workload.reduction == "add" else ()
+    return (workload.output.name, *inputs)
+
+
+def _factors(value: Expression) -> tuple[str, ...]:
+    """Operands whose zero makes the value zero, seen through products and casts."""
+    if isinstance(value, Access):
+        return (value.operand,)
+    if isinstance(value, Cast):
+        return _factors(value.arg)
+    if isinstance(value, Operation) and value.op == "mul":
+        return tuple(name for arg in value.args for name in _factors(arg))
+    return ()
+
+
+def output(relations: Relations) -> list[str]:
+    """Each original output element is read back from exactly one packed element."""
     operand = relations.program.operand(relations.program.workload.output.name)
     written = relations.packed(operand).range()
     back = source_relation(operand).intersect_domain(written)
@@ -161,7 +151,8 @@ def _output(relations: _Relations) -> list[str]:
     return failed
 
 
-def _tile(program: DerivedProgram) -> list[str]:
+def tile(program: DerivedProgram) -> list[str]:
+    """Lanes address memory as the memory side asks: enumerated, a tile is small."""
     failed: list[str] = []
     extents = {lane.name: lane.extent for lane in program.lanes}
     for ours in program.instruction.computation.operands:

@@ -1,0 +1,97 @@
+"""The isl proof that a derived program computes its workload (embedding.md, section 7).
+
+Obligations, each a statement about integer sets and relations that isl decides:
+
+1. *coverage*: loops and lanes reach every point of the padded iteration domain, each once;
+2. *access*: on every original point, the packed element the program touches is the original
+   element that the workload's access map names; packed accesses stay inside their layout;
+3. *neutral*: a padded point multiplies by zero or its result is dropped;
+4. *output*: each original output element is read back from exactly one packed element;
+5. *tile*: lanes address memory as the instruction's memory side asks.
+
+Each is tried first as a conjunction of *lemmas* about few variables (``factored``), which isl
+decides once for all programs that share them. An obligation that the lemmas do not show is decided
+on the whole program (``general``), so they never change a verdict or its words. Why the lemmas
+imply the obligations:
+
+*Independent digits.* Where every iterator corresponds one to one to the box of its digits
+``(iterator // d) % m`` (a lemma per iterator, on exactly the digits in use) and no digit occurs in
+two indices, the iteration domain is the product of the indices' own digit boxes, and a tuple of
+indices is a product of maps.
+
+1. A product of maps is a bijection onto a product of ranges if each factor is one: per workload
+   axis, its digits number ``[0, padded)`` with ``padded >=`` its extent.
+2. A packed index tuple lies in a box if each index lies in its range. Both the element that packing
+   put there and the element that the workload names are functions of the iterators, so they are
+   equal if they are in each original dimension; shown wherever the axes of that dimension are
+   within their extents, which every original point satisfies.
+3. At a padded point some axis is outside its extent. For each axis that can be, some dimension of
+   the output, or of a factor in a sum, is shown to be out of shape whenever the axis
+   is, whatever the other iterators are: the point is dropped or adds zero.
+4. By 1 and 2 the program writes, for every original point, the packed element of the original
+   element that the workload stores to; so each is written if the workload's store reaches each (a
+   lemma about the workload). None is written twice if packed element to original is injective on
+   the whole layout: with independent digits of the packed dimensions, if it is per dimension.
+5. Address and the dense tile's address are equal as functions of the lanes. A lane whose distance
+   is free and which the address takes at one constant stride adds the same to both and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpembed.errors import InvariantError
+from cpembed.transform.program import DerivedProgram
+from cpembed.transform.proof import general
+from cpembed.transform.proof.factored import Factored
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Outcome of the obligations: ``failed`` names those that do not hold, in words."""
+
+    failed: tuple[str, ...]
+
+    @property
+    def holds(self) -> bool:
+        return not self.failed
+
+
+def prove(program: DerivedProgram) -> Proof:
+    """Decide every obligation; never raises for a wrong program."""
+    lemmas, whole = Factored(program), general.Relations(program)
+    output = program.workload.output.name
+    failed = [] if lemmas.coverage() else general.coverage(whole)
+    written = not failed
+    for operand in program.operands:
+        wrong = [] if lemmas.access(operand) else general.access(whole, operand)
+        written = written and not (wrong and operand.name == output)
+        failed += wrong
+    failed += [] if lemmas.neutral() else general.neutral(whole)
+    # The lemmas about the output build on coverage and on where the program writes.
+    failed += [] if written and lemmas.output() else general.output(whole)
+    failed += [] if lemmas.tile() else general.tile(program)
+    return Proof(tuple(failed))
+
+
+def prove_whole(program: DerivedProgram) -> Proof:
+    """Decide every obligation on the whole program, without lemmas: slow, for comparison."""
+    whole = general.Relations(program)
+    failed = [
+        *general.coverage(whole),
+        *(text for operand in program.operands for text in general.access(whole, operand)),
+        *general.neutral(whole),
+        *general.output(whole),
+        *general.tile(program),
+    ]
+    return Proof(tuple(failed))
+
+
+def require(program: DerivedProgram) -> None:
+    """Raise :class:`InvariantError` for a program that cannot be proven."""
+    proof = prove(program)
+    if not proof.holds:
+        raise InvariantError(
+            f"the program derived for {program.workload.name} on {program.instruction.name} is "
+            f"not proven ({'; '.join(proof.failed)}): please report this"
+        )
