@@ -5,36 +5,41 @@ from __future__ import annotations
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter
+from cpembed.operators.gemv import COLUMN
 
 
-def mean(*, m: int, k: int, dtype: Dtypes = None) -> Computation:
+def mean(*, m: int, k: int, column: bool = False, dtype: Dtypes = None) -> Computation:
     """``O[m] += A[m,k] * W[k]``; every element of W is ``1/k``.
 
-    The mean as a product, the form in which it maps to a matrix unit (AMOS 2022, "MEN"): a channel
-    of a batch of images is a row. With integers W holds ones and the sum is divided afterwards;
-    other weights give a weighted mean.
+    The mean as a product: a channel of a batch of images is a row. With integers W holds ones and
+    the sum is divided afterwards; other weights give a weighted mean. With ``column`` it is
+    ``O[m,n] += A[m,k] * W[k,n]`` with n of extent 1, the form that maps to a matrix unit (AMOS
+    2022, "MEN"); see :func:`cpembed.operators.gemv.gemv`.
     """
-    MEAN.check_sizes(m=m, k=k)
-    a, w, o = MEAN.dtypes(dtype, MEAN.inputs)
-    return parse_computation(
-        "O[m] += A[m,k] * W[k]", {"m": m, "k": k}, name="mean", dtypes={"A": a, "W": w, "O": o}
-    )
+    return _weighted_sum(MEAN, "A", m, k, column, dtype)
 
 
-def variance(*, m: int, k: int, dtype: Dtypes = None) -> Computation:
+def variance(*, m: int, k: int, column: bool = False, dtype: Dtypes = None) -> Computation:
     """``O[m] += D[m,k] * W[k]``; D are the squared deviations, every element of W is ``1/k``.
 
     The contraction that AMOS (2022, "VAR") maps to a matrix unit: the squared deviations from the
-    row's mean are computed element by element before it, and are its operand. W as in
-    :func:`mean`.
+    row's mean are computed element by element before it, and are its operand. W and ``column`` as
+    in :func:`mean`.
     """
-    VARIANCE.check_sizes(m=m, k=k)
-    d, w, o = VARIANCE.dtypes(dtype, VARIANCE.inputs)
+    return _weighted_sum(VARIANCE, "D", m, k, column, dtype)
+
+
+def _weighted_sum(
+    family: OperatorFamily, matrix: str, m: int, k: int, column: bool, dtype: Dtypes
+) -> Computation:
+    family.check_sizes(m=m, k=k)
+    a, w, o = family.dtypes(dtype, family.inputs)
+    n = ",n" if column else ""
     return parse_computation(
-        "O[m] += D[m,k] * W[k]",
-        {"m": m, "k": k},
-        name="variance",
-        dtypes={"D": d, "W": w, "O": o},
+        f"O[m{n}] += {matrix}[m,k] * W[k{n}]",
+        {"m": m, **({"n": 1} if column else {}), "k": k},
+        name=family.name,
+        dtypes={matrix: a, "W": w, "O": o},
     )
 
 
@@ -51,15 +56,20 @@ def row_sum(*, m: int, k: int, dtype: Dtypes = None) -> Computation:
     )
 
 
-_MATRIX = (Parameter("m", "rows"), Parameter("k", "elements of a row"), DTYPE)
+_SIZES = (Parameter("m", "rows"), Parameter("k", "elements of a row"))
 
 MEAN = OperatorFamily(
-    "mean", "mean of rows O[m] += A[m,k] * W[k], each W[k] being 1/k", mean, _MATRIX
+    "mean",
+    "mean of rows O[m] += A[m,k] * W[k], each W[k] being 1/k",
+    mean,
+    (*_SIZES, COLUMN, DTYPE),
 )
 VARIANCE = OperatorFamily(
     "variance",
     "variance of rows O[m] += D[m,k] * W[k], D the squared deviations, each W[k] being 1/k",
     variance,
-    _MATRIX,
+    (*_SIZES, COLUMN, DTYPE),
 )
-ROW_SUM = OperatorFamily("row_sum", "sum of rows O[m] += A[m,k]", row_sum, _MATRIX, inputs=1)
+ROW_SUM = OperatorFamily(
+    "row_sum", "sum of rows O[m] += A[m,k]", row_sum, (*_SIZES, DTYPE), inputs=1
+)

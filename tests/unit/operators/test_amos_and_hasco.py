@@ -28,6 +28,14 @@ def test_gemv(trans_a):
     check(computation, lambda a, b: (a.T if trans_a else a) @ b)
 
 
+@pytest.mark.parametrize("operator", [gemv, mean, variance])
+def test_vectors_as_matrices_of_one_column(operator):
+    computation = operator(m=4, k=6, column=True)
+    assert "".join(computation.extents) == "mnk"
+    assert [operand.shape for operand in computation.operands] == [(4, 6), (6, 1), (4, 1)]
+    check(computation, lambda a, b: a @ b)
+
+
 def test_dot():
     check(dot(k=7), lambda a, b: np.asarray(a @ b))
 

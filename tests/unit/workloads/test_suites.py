@@ -82,6 +82,8 @@ def test_amos_has_its_fifteen_operators():
     assert first("BCV").operand("W").shape == (1, 64, 64, 3, 3)
     assert first("GFC").operand("W").shape == (24, 9, 1)
     assert first("MEN").operand("A").shape == (3, 224 * 224)
+    # Vectors are matrices of one column, so that a matrix unit takes them.
+    assert {first(name).output.shape[1:] for name in ("GMV", "MEN", "VAR")} == {(1,)}
     # The gradient of the first convolution of AMOS: 64 channels go in, 3 come out.
     assert first("T2D").output.shape == (1, 3, 774, 774)
     # Every dilated layer is 1x1.
