@@ -22,7 +22,6 @@ from cpembed.embedding.search import Seconds, check_embedding, find_embeddings, 
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.strategy.candidate import derive_candidates
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
 
@@ -163,10 +162,15 @@ def solve(
         chosen = replace(chosen, weights=weights)
     limits = SearchLimits(seconds=timeout, seed=seed)
     found = find_embeddings(workload, spec.instruction, chosen, limits, progress)
-    report("derive", 0)
-    candidates, refused = derive_candidates(workload, spec.instruction, found.embeddings)
-    ranked = rank(candidates, chosen.weights)[:top]
-    for number, item in enumerate(ranked, 1):
+    ranking = rank(
+        workload,
+        spec.instruction,
+        found.embeddings,
+        chosen.weights,
+        top,
+        lambda count: report("derive", count),
+    )
+    for number, item in enumerate(ranking.candidates, 1):
         report("prove", number)
         if found.problem is not None:
             check_embedding(found.problem, chosen, item.candidate.embedding)
@@ -183,12 +187,12 @@ def solve(
         found.status,
         found.complete,
         len(found.embeddings) + len(found.irregular),
-        len({_family_key(c.embedding.family) for c in candidates}),
+        len({_family_key(embedding.family) for embedding in found.embeddings}),
         found.seconds,
         time.perf_counter() - started,
         found.statistics,
-        ranked,
-        refused,
+        ranking.candidates,
+        ranking.refused,
         conflict,
     )
 

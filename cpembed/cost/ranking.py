@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import bisect
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cpembed.cost.overheads import Overheads, overheads
 from cpembed.embedding.constraint_set import Weights
-from cpembed.strategy.candidate import Candidate
+from cpembed.embedding.embedding import Embedding
+from cpembed.errors import TransformError
+from cpembed.hw.instruction import Instruction
+from cpembed.ir.computation import Computation
+from cpembed.strategy.candidate import Candidate, derive_candidate
 
 
 @dataclass(frozen=True)
@@ -20,24 +26,73 @@ class RankedCandidate:
     score: float
 
 
-def rank(candidates: Iterable[Candidate], weights: Weights) -> tuple[RankedCandidate, ...]:
-    """Candidates in ascending score.
+@dataclass(frozen=True)
+class Ranking:
+    """The best candidates in ascending score.
+
+    ``derived`` counts the embeddings whose program had to be derived to know; ``refused`` are the
+    reasons of those that no rewrite can serve.
+    """
+
+    candidates: tuple[RankedCandidate, ...]
+    derived: int
+    refused: tuple[str, ...]
+
+
+def rank(
+    workload: Computation,
+    instruction: Instruction,
+    embeddings: Iterable[Embedding],
+    weights: Weights,
+    top: int | None = None,
+    report: Callable[[int], None] = lambda count: None,
+) -> Ranking:
+    """The ``top`` best of the embeddings, all of them where it is None.
 
     Equal scores are ordered by fewer executions of the instruction, fewer bytes moved by packing,
-    then the embedding's canonical form, so that the order is the same on every machine.
+    then the embedding's canonical form, so that the order is the same on every machine. The MAC
+    overhead follows from the digits and bounds the score from below: embeddings are taken in its
+    order, and the first that cannot reach the best ``top`` ends the search.
     """
-    measured = [(candidate, overheads(candidate.program)) for candidate in candidates]
-
-    def key(item: tuple[Candidate, Overheads]) -> tuple[float, int, int, str]:
-        candidate, cost = item
-        return (
-            cost.score(weights.mac, weights.data),
-            cost.calls,
-            cost.packing_bytes,
-            repr(candidate.embedding.digits),
-        )
-
-    return tuple(
-        RankedCandidate(n, candidate, cost, cost.score(weights.mac, weights.data))
-        for n, (candidate, cost) in enumerate(sorted(measured, key=key), 1)
+    bounds = sorted(
+        (
+            (weights.mac * mac_overhead(workload, instruction, e), n, e)
+            for n, e in enumerate(embeddings)
+        ),
+        key=lambda item: item[:2],
     )
+    best: list[tuple[tuple[float, int, int, str], Candidate, Overheads]] = []
+    refused: list[str] = []
+    derived = 0
+    for bound, _, embedding in bounds:
+        if top is not None and len(best) >= top and (top == 0 or bound > best[top - 1][0][0]):
+            break
+        derived += 1
+        report(derived)
+        try:
+            candidate = derive_candidate(workload, instruction, embedding)
+        except TransformError as error:
+            refused.append(str(error))
+            continue
+        cost = overheads(candidate.program)
+        score = cost.score(weights.mac, weights.data)
+        key = (score, cost.calls, cost.packing_bytes, repr(embedding.digits))
+        bisect.insort(best, (key, candidate, cost), key=lambda item: item[0])
+        if top is not None:
+            del best[top:]
+    ranked = (
+        RankedCandidate(n, candidate, cost, key[0])
+        for n, (key, candidate, cost) in enumerate(best, 1)
+    )
+    return Ranking(tuple(ranked), derived, tuple(refused))
+
+
+def mac_overhead(workload: Computation, instruction: Instruction, embedding: Embedding) -> int:
+    """MACs executed beyond the workload's own, from the digits alone."""
+    blocks = {axis: (extent, 1) for axis, extent in workload.extents.items()}
+    for digits in embedding.digits.values():
+        for digit in digits:
+            outer = -(-workload.extents[digit.axis] // (digit.count * digit.stride))
+            blocks[digit.axis] = (outer, digit.stride)
+    calls = math.prod(outer * phases for outer, phases in blocks.values())
+    return calls * instruction.macs - workload.macs

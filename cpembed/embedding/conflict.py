@@ -28,7 +28,16 @@ from cpembed.embedding.roles import axis_words, candidates, join, refusal, role_
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 
-_DELETION_ORDER = ("fixed_origin", "hyper_rectangle", "dense", "linear_access", "padding")
+_DELETION_ORDER = (
+    "fixed_origin",
+    "extents",
+    "digits",
+    "strides",
+    "hyper_rectangle",
+    "dense",
+    "linear_access",
+    "padding",
+)
 """Dropped first where possible: what is left should mean most to a person."""
 
 _SECONDS = 10.0
@@ -166,8 +175,6 @@ class _Explanation:
         problem = self.problem
         quoted = join([f"`{name}`" for name in core])
         exclude = f"{quoted} exclude{'' if len(core) > 1 else 's'}"
-        if not axes:
-            return f"not even one operation of the instruction can be placed: {exclude} it"
         if len(axes) > 1:
             groups = [g for g in axis_groups(problem.instruction) if set(g) <= set(axes)]
             fewer = "each alone" if len(groups) == 2 else "any fewer of them"
@@ -191,8 +198,6 @@ class _Explanation:
 
     def _details(self, axes: tuple[str, ...]) -> list[str]:
         """One sentence per workload axis that has the role of a culprit axis."""
-        if not axes:
-            return self._origins()
         projected = self._projected(axes)
         if len(axes) == 1:
             found = [
@@ -208,14 +213,3 @@ class _Explanation:
             if embedding is not None:
                 words += [f"alone, {feed_words(embedding, axis)} is possible" for axis in group]
         return words
-
-    def _origins(self) -> list[str]:
-        """Operands that the first operation does not touch at their origin."""
-        extents = self.problem.workload.extents
-        return [
-            f"the first operation is at {index.constant} of {pair.workload.operand}[{index}], "
-            f"whose origin is {index.bounds(extents)[0]} (fixed_origin)"
-            for pair in self.problem.pairs
-            for index in pair.workload.index
-            if index.constant != index.bounds(extents)[0]
-        ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -81,13 +81,11 @@ class SearchLimits:
     solutions: int | None = None
     seed: int = 0
 
-    def after(self, seconds: float, solutions: int) -> SearchLimits:
-        """What is left of the limits."""
-        return SearchLimits(
-            None if self.seconds is None else max(0.0, self.seconds - seconds),
-            None if self.solutions is None else self.solutions - solutions,
-            self.seed,
-        )
+    def after(self, seconds: float) -> SearchLimits:
+        """The limits with less time left."""
+        if self.seconds is None:
+            return self
+        return replace(self, seconds=max(0.0, self.seconds - seconds))
 
 
 def enumerate_solutions(

@@ -9,7 +9,7 @@ truth: both return the same set wherever both can run, which the tests check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
@@ -30,24 +30,51 @@ class DigitOption:
     digit: Digit
 
 
+@dataclass(frozen=True)
+class AxisMaps:
+    """Extents and digits of some instruction axes."""
+
+    extents: Mapping[str, int]
+    digits: Mapping[str, tuple[Digit, ...]]
+
+
+def combine(problem: EmbeddingProblem, parts: Iterable[AxisMaps]) -> Embedding:
+    """The embedding made of axis maps of all instruction axes, in the instruction's order."""
+    extents: dict[str, int] = {}
+    digits: dict[str, tuple[Digit, ...]] = {}
+    for part in parts:
+        extents.update(part.extents)
+        digits.update(part.digits)
+    lanes = [axis.name for axis in problem.instruction.axes]
+    return Embedding(
+        dict(problem.roles),
+        {lane: extents[lane] for lane in lanes},
+        {lane: digits[lane] for lane in lanes},
+        {axis.name: 0 for axis in problem.workload.axes},
+    )
+
+
 @dataclass
 class DigitModel:
     """Options with their literals, and the extent of each instruction axis.
 
     Every instruction axis's digits form a number system of its extent; a workload axis feeds at
-    most one digit.
+    most one digit. ``lanes`` are the instruction axes that the model decides, all by default;
+    ``allowed`` are options of these.
     """
 
     problem: EmbeddingProblem
     allowed: InitVar[Iterable[DigitOption]]
+    lanes: tuple[str, ...]
     options: dict[DigitOption, int] = field(default_factory=dict[DigitOption, int])
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    _coupled: list[set[str]] = field(default_factory=list[set[str]])
     _ordered: list[DigitOption] = field(init=False)
     _literals: Ids = field(init=False)
 
     def __post_init__(self, allowed: Iterable[DigitOption]) -> None:
-        for axis in self.problem.instruction.axes:
+        for axis in (self.problem.instruction.axis(lane) for lane in self.lanes):
             literals = {extent: self.builder.boolean() for extent in axis.allowed}
             self.builder.exactly_one(list(literals.values()))
             self.extent_literals[axis.name] = literals
@@ -62,10 +89,12 @@ class DigitModel:
         self._literals = np.array(list(self.options.values()), np.int64)
 
     def at_most_one(self, options: list[DigitOption]) -> None:
+        self._coupled.append({option.lane for option in options})
         self.builder.at_most_one([self.options[option] for option in options])
 
     def at_most(self, options: list[DigitOption], count: int) -> None:
         """At most ``count`` of the options are chosen."""
+        self._coupled.append({option.lane for option in options})
         if len(options) > count:
             self.builder.row([(1, self.options[option]) for option in options], 0, count)
 
@@ -95,14 +124,23 @@ class DigitModel:
             elif weight == 1:
                 self.builder.exactly_one([])
 
-    def embedding(self, values: Ids) -> Embedding:
-        """The axis maps of a solution."""
+    def components(self) -> list[tuple[str, ...]]:
+        """Instruction axes that no constraint couples: their digits combine freely."""
+        component = {lane: {lane} for lane in self.lanes}
+        for lanes in self._coupled:
+            merged = set[str]().union(*(component[lane] for lane in lanes))
+            for lane in merged:
+                component[lane] = merged
+        found = [tuple(lane for lane in self.lanes if lane in c) for c in component.values()]
+        return list(dict.fromkeys(found))
+
+    def axis_maps(self, values: Ids) -> AxisMaps:
+        """The extents and digits of a solution."""
         chosen: dict[str, list[tuple[int, Digit]]] = {lane: [] for lane in self.extent_literals}
         for position in np.flatnonzero(values[self._literals]).tolist():
             option = self._ordered[position]
             chosen[option.lane].append((option.weight, option.digit))
-        return Embedding(
-            dict(self.problem.roles),
+        return AxisMaps(
             {
                 lane: next(e for e, literal in literals.items() if values[literal])
                 for lane, literals in self.extent_literals.items()
@@ -111,12 +149,13 @@ class DigitModel:
                 lane: tuple(digit for _, digit in sorted(found, key=lambda item: item[0]))
                 for lane, found in chosen.items()
             },
-            {axis.name: 0 for axis in self.problem.workload.axes},
         )
 
     def build(self) -> CompiledModel:
-        """Assign literals by choosing digits rather than by refusing them one after the other."""
-        self.builder.decide(np.array(list(self.options.values()), np.int64), largest_first=True)
+        """Assign extents, then choose digits rather than refuse them one after the other."""
+        extents = [lit for literals in self.extent_literals.values() for lit in literals.values()]
+        self.builder.decide(np.array(extents, np.int64), largest_first=True)
+        self.builder.decide(self._literals, largest_first=True)
         return self.builder.build()
 
 
@@ -129,6 +168,7 @@ def possible_digits(
     """
     for lane in problem.instruction.axes:
         for weight in range(1, lane.maximum + 1):
+            # Large counts first: few digits make simple embeddings.
             for count in range(2, lane.maximum // weight + 1):
                 if not any(extent % (weight * count) == 0 for extent in lane.allowed):
                     continue

@@ -19,7 +19,13 @@ from cpembed.embedding.cpsat import (
     Status,
     enumerate_solutions,
 )
-from cpembed.embedding.digit_model import DigitModel, DigitOption, possible_digits
+from cpembed.embedding.digit_model import (
+    AxisMaps,
+    DigitModel,
+    DigitOption,
+    combine,
+    possible_digits,
+)
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode, expand
@@ -31,10 +37,6 @@ from cpembed.ir.computation import Computation
 
 Progress = Callable[[str, int], None]
 """Called with the phase ("model", "search") and the number of solutions so far."""
-
-
-Interpret = Callable[[Ids], Embedding | NodeMap]
-"""From the values of a model's variables to the solution."""
 
 
 def silent(phase: str, count: int) -> None:
@@ -143,59 +145,132 @@ def search(
     :func:`check_embedding` by whoever shows one, because there can be very many.
     """
     report = progress or silent
-    started = time.perf_counter()
     report("model", 0)
     if formulation is Formulation.AUTO:
         digits = has_digit_model(problem, constraints)
         formulation = Formulation.DIGITS if digits else Formulation.SCALAR
-    if formulation is Formulation.SCALAR:
-        models = [
-            _scalar_model(problem, constraints, c) for c in configurations(problem, constraints)
-        ]
-    else:
-        models = [_digit_model(problem, constraints)]
-    posted = time.perf_counter()
+    if formulation is Formulation.DIGITS:
+        return _search_digits(problem, constraints, limits, report)
+    return _search_nodes(problem, constraints, limits, report)
+
+
+def _search_nodes(
+    problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits, report: Progress
+) -> SearchResult:
+    """Enumerate the scalar model's solutions, checking each as it arrives."""
+    effort = Effort()
     embeddings: list[Embedding] = []
     irregular: list[NodeMap] = []
-    statuses: list[Status] = []
-    effort = SearchStatistics(0, 0, 0.0)
-    for compiled, interpret in models:
+    for configuration in configurations(problem, constraints):
+        model = post(problem, constraints, configuration)
 
-        def receive(values: Ids, interpret: Interpret = interpret) -> None:
-            solution = interpret(values)
-            if isinstance(solution, Embedding):
-                embeddings.append(solution)
+        def receive(values: Ids, model: ScalarModel = model) -> None:
+            node_map = model.node_map(values)
+            check(problem, constraints, node_map)
+            embedding = decode(problem, node_map)
+            if embedding is None:
+                irregular.append(node_map)
             else:
-                irregular.append(solution)
+                _check_round_trip(problem, embedding, node_map)
+                embeddings.append(embedding)
             report("search", len(embeddings) + len(irregular))
 
-        remaining = limits.after(time.perf_counter() - posted, len(embeddings) + len(irregular))
-        status, _, statistics = enumerate_solutions(compiled, receive, remaining)
-        statuses.append(status)
-        effort = effort.plus(statistics)
+        effort.enumerate(model.build(), receive, limits)
         if limits.solutions is not None and len(embeddings) + len(irregular) >= limits.solutions:
             break
-    status = combined(statuses)
-    return SearchResult(
-        status,
-        status in (Status.OPTIMAL, Status.INFEASIBLE),
-        tuple(embeddings),
-        tuple(irregular),
-        Seconds(posted - started, time.perf_counter() - posted),
-        effort,
-        problem,
-        formulation=formulation,
-    )
+    return effort.result(problem, embeddings, irregular, Formulation.SCALAR)
 
 
-def combined(statuses: list[Status]) -> Status:
-    """The status of a search made of several: complete only where each part is."""
-    if all(status is Status.INFEASIBLE for status in statuses):
-        return Status.INFEASIBLE
-    if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in statuses):
-        return Status.OPTIMAL
-    found = any(status in (Status.FEASIBLE, Status.OPTIMAL) for status in statuses)
-    return Status.FEASIBLE if found else Status.UNKNOWN
+def _search_digits(
+    problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits, report: Progress
+) -> SearchResult:
+    """Enumerate the digit model's solutions.
+
+    Instruction axes that no constraint couples have solutions of their own, which combine freely:
+    the embeddings are the product. Most problems fall apart like this.
+    """
+    effort = Effort()
+    options = allowed_digits(problem, constraints)
+    whole = tuple(axis.name for axis in problem.instruction.axes)
+    components = _posted(problem, constraints, options, whole).components()
+    found: list[list[AxisMaps]] = []
+    for lanes in components:
+        model = _posted(problem, constraints, [o for o in options if o.lane in lanes], lanes)
+        maps: list[AxisMaps] = []
+
+        def receive(values: Ids, model: DigitModel = model, maps: list[AxisMaps] = maps) -> None:
+            maps.append(model.axis_maps(values))
+            report("search", sum(map(len, found)) + len(maps))
+
+        effort.enumerate(model.build(), receive, limits)
+        found.append(maps)
+        if not maps:
+            break
+    products = itertools.islice(itertools.product(*found), limits.solutions)
+    embeddings = [combine(problem, parts) for parts in products] if all(found) else []
+    return effort.result(problem, embeddings, [], Formulation.DIGITS)
+
+
+def _posted(
+    problem: EmbeddingProblem,
+    constraints: ConstraintSet,
+    options: list[DigitOption],
+    lanes: tuple[str, ...],
+) -> DigitModel:
+    model = DigitModel(problem, options, lanes)
+    for constraint in constraints.constraints:
+        constraint.post_digits(model)
+    return model
+
+
+class Effort:
+    """Accumulates the solver's work over the models of one search."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.solving = 0.0
+        self.statuses: list[Status] = []
+        self.statistics = SearchStatistics(0, 0, 0.0)
+
+    def enumerate(
+        self, model: CompiledModel, receive: Callable[[Ids], None], limits: SearchLimits
+    ) -> None:
+        started = time.perf_counter()
+        left = limits.after(started - self.started)
+        status, _, statistics = enumerate_solutions(model, receive, left)
+        self.statuses.append(status)
+        self.statistics = self.statistics.plus(statistics)
+        self.solving += time.perf_counter() - started
+
+    def result(
+        self,
+        problem: EmbeddingProblem,
+        embeddings: list[Embedding],
+        irregular: list[NodeMap],
+        formulation: Formulation,
+    ) -> SearchResult:
+        status = self._status(formulation)
+        return SearchResult(
+            status,
+            status in (Status.OPTIMAL, Status.INFEASIBLE),
+            tuple(embeddings),
+            tuple(irregular),
+            Seconds(time.perf_counter() - self.started - self.solving, self.solving),
+            self.statistics,
+            problem,
+            formulation=formulation,
+        )
+
+    def _status(self, formulation: Formulation) -> Status:
+        """Components must all have solutions; configurations are alternatives."""
+        infeasible = [status is Status.INFEASIBLE for status in self.statuses]
+        if any(infeasible) if formulation is Formulation.DIGITS else all(infeasible):
+            return Status.INFEASIBLE
+        if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in self.statuses):
+            return Status.OPTIMAL
+        found = [status in (Status.FEASIBLE, Status.OPTIMAL) for status in self.statuses]
+        enough = all(found) if formulation is Formulation.DIGITS else any(found)
+        return Status.FEASIBLE if enough else Status.UNKNOWN
 
 
 def configurations(
@@ -209,34 +284,6 @@ def configurations(
         return [None]
     sizes = itertools.product(*(axis.allowed for axis in axes))
     return [dict(zip((axis.name for axis in axes), chosen, strict=True)) for chosen in sizes]
-
-
-def _scalar_model(
-    problem: EmbeddingProblem,
-    constraints: ConstraintSet,
-    configuration: Mapping[str, int] | None,
-) -> tuple[CompiledModel, Interpret]:
-    model = post(problem, constraints, configuration)
-
-    def interpret(values: Ids) -> Embedding | NodeMap:
-        node_map = model.node_map(values)
-        check(problem, constraints, node_map)
-        embedding = decode(problem, node_map)
-        if embedding is None:
-            return node_map
-        _check_round_trip(problem, embedding, node_map)
-        return embedding
-
-    return model.build(), interpret
-
-
-def _digit_model(
-    problem: EmbeddingProblem, constraints: ConstraintSet
-) -> tuple[CompiledModel, Interpret]:
-    model = DigitModel(problem, allowed_digits(problem, constraints))
-    for constraint in constraints.constraints:
-        constraint.post_digits(model)
-    return model.build(), model.embedding
 
 
 def has_digit_model(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:

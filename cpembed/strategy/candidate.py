@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.transform.derive import derive
@@ -21,15 +19,8 @@ class Candidate:
     program: DerivedProgram
 
 
-def derive_candidates(
-    workload: Computation, instruction: Instruction, embeddings: Iterable[Embedding]
-) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-    """Candidates of the embeddings, and the reasons of those that no rewrite can serve."""
-    candidates: list[Candidate] = []
-    refused: list[str] = []
-    for embedding in embeddings:
-        try:
-            candidates.append(Candidate(embedding, derive(workload, instruction, embedding)))
-        except TransformError as error:
-            refused.append(str(error))
-    return tuple(candidates), tuple(refused)
+def derive_candidate(
+    workload: Computation, instruction: Instruction, embedding: Embedding
+) -> Candidate:
+    """The candidate of an embedding; raises TransformError where no rewrite can serve it."""
+    return Candidate(embedding, derive(workload, instruction, embedding))

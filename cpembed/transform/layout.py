@@ -167,7 +167,7 @@ class OperandLayout:
             scaled = IndexExpr.of([term]).substitute({axis: mapped})
             lane = self._lane(axis) if treatment == "digit" else None
             for moved in scaled.terms:
-                if moved.iterator != lane:
+                if lane is None or moved.iterator != lane:
                     rest.append(moved)
                     continue
                 alone = IndexExpr.of([IndexTerm(lane, 1, moved.divisor, moved.modulus)])

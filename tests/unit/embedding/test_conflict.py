@@ -16,7 +16,7 @@ from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.projection import ALWAYS, axis_subsets, dropping, project
 from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
-from cpembed.embedding.search import padded_extents, search
+from cpembed.embedding.search import find_embeddings, padded_extents, search
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import suite
@@ -150,7 +150,7 @@ def test_batch_one_does_not_feed_the_batch_axis() -> None:
     )
     assert conflict.relaxations == (
         "padding of n from 1 to 8: utilisation 0.12",
-        "leaving out linear_access: x from 8 of q",
+        "leaving out linear_access: x from 8 of p",
     )
 
 
