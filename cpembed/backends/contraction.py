@@ -65,10 +65,11 @@ def update_statement(nest: Nest) -> str:
 def write_block(script: Script, name: str, loops: Sequence[Loop], statement: str) -> None:
     """A block whose iterators are ``loops``, each bound to the loop variable ``at_<name>``."""
     with script.nested(f'with T.sblock("{name}"):'):
-        kinds = "".join("R" if loop.kind is AxisKind.REDUCTION else "S" for loop in loops)
-        names = ", ".join(loop.name for loop in loops)
-        variables = ", ".join(loop_variable(loop) for loop in loops)
-        script.line(f'{names} = T.axis.remap("{kinds}", [{variables}])')
+        if loops:
+            kinds = "".join("R" if loop.kind is AxisKind.REDUCTION else "S" for loop in loops)
+            names = ", ".join(loop.name for loop in loops)
+            variables = ", ".join(loop_variable(loop) for loop in loops)
+            script.line(f'{names} = T.axis.remap("{kinds}", [{variables}])')
         script.line(statement)
 
 

@@ -169,7 +169,7 @@ def possible_digits(
     for lane in problem.instruction.axes:
         for weight in range(1, lane.maximum + 1):
             # Large counts first: few digits make simple embeddings.
-            for count in range(2, lane.maximum // weight + 1):
+            for count in range(lane.maximum // weight, 1, -1):
                 if not any(extent % (weight * count) == 0 for extent in lane.allowed):
                     continue
                 for axis in problem.workload.axes:

@@ -70,10 +70,7 @@ class PackedOperand:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """Row-major strides in elements."""
-        strides = [1]
-        for extent in reversed(self.shape[1:]):
-            strides.append(strides[-1] * extent)
-        return tuple(reversed(strides))
+        return tuple(math.prod(self.shape[k + 1 :]) for k in range(len(self.shape)))
 
     @cached_property
     def is_identity(self) -> bool:
