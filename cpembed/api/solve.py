@@ -57,7 +57,7 @@ class SolveResult:
     conflict: Conflict | None
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``docs/interface.md``, ``solve --json``."""
+        """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),
             "target": self.target.name,
