@@ -2,7 +2,7 @@
 
 Usage: ``python benchmarks/proof.py``. The enumerations are every way to fill each instruction axis
 with digits of the workload axes that fit it (up to three digits, strides 1 and spread), and every
-embedding of a few layers under a shipped constraint set.
+embedding of a few layers under shipped constraint sets (the first few thousand of them).
 """
 
 from __future__ import annotations
@@ -83,15 +83,16 @@ def contractions(target: str, extents: Sequence[int]) -> list[DerivedProgram]:
     return [derive(workload, spec, embedding) for embedding in embeddings]
 
 
-def layer(words: str, target: str) -> list[DerivedProgram]:
-    """Programs of every embedding of a layer under the widest shipped constraint set."""
+def layer(words: str, target: str, name: str) -> list[DerivedProgram]:
+    """Programs of the embeddings of a layer under a shipped constraint set."""
     spec = load_hardware_spec(target)
     dtypes = tuple(
         spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands
     )
     workload = parse_workload(words.split(), dtypes)
-    constraints = load_constraint_set("in_place_padded")
-    found = find_embeddings(workload, spec.instruction, constraints, SearchLimits(seconds=60))
+    constraints = load_constraint_set(name)
+    limits = SearchLimits(seconds=60, solutions=5000)
+    found = find_embeddings(workload, spec.instruction, constraints, limits)
     programs: list[DerivedProgram] = []
     for embedding in found.embeddings:
         try:
@@ -101,39 +102,39 @@ def layer(words: str, target: str) -> list[DerivedProgram]:
     return programs
 
 
-def milliseconds(
+def measure(
     decide: Callable[[DerivedProgram], Proof], programs: Sequence[DerivedProgram]
-) -> float:
+) -> tuple[float, int]:
+    """Milliseconds a program, and how many are not proven."""
     start = time.perf_counter()
-    for program in programs:
-        proof = decide(program)
-        assert proof.holds, proof.failed
-    return (time.perf_counter() - start) * 1e3 / len(programs)
+    refused = sum(not decide(program).holds for program in programs)
+    return (time.perf_counter() - start) * 1e3 / len(programs), refused
 
 
 def report(name: str, programs: Sequence[DerivedProgram]) -> None:
     lemmas.forget()
-    cold = milliseconds(prove, programs)
-    warm = milliseconds(prove, programs)
+    cold, refused = measure(prove, programs)
+    warm, _ = measure(prove, programs)
     sample = random.Random(0).sample(programs, min(20, len(programs)))
-    whole = milliseconds(prove_whole, sample)
+    whole, _ = measure(prove_whole, sample)
     print(
-        f"{name[:50]:50} {len(programs):8} {lemmas.decided():8} "
+        f"{name[:60]:60} {len(programs):8} {refused:8} {lemmas.decided():8} "
         f"{cold:8.3f} {warm:8.3f} {whole:8.1f}",
         flush=True,
     )
 
 
 def main() -> None:
-    print(f"{'':50} programs   lemmas  cold ms  warm ms whole ms")
+    print(f"{'':60} programs  refused   lemmas  cold ms  warm ms whole ms")
     for target in CONTRACTIONS:
         for extents in ((4, 14, 14, 64, 64, 9), (1, 7, 30, 20, 60, 5)):
             report(f"{target} {extents}", contractions(target, extents))
-    for words in LAYERS:
-        for target in ("vta_1x16x16", "amx_int8"):
-            programs = layer(words, target)
-            if programs:
-                report(f"{target} {words}", programs)
+    for words, target, name in itertools.product(
+        LAYERS, ("vta_1x16x16", "amx_int8"), ("in_place_padded", "relaxed")
+    ):
+        programs = layer(words, target, name)
+        if programs:
+            report(f"{target} {name} {words}", programs)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tests.programs import random_programs
 from tests.unit.transform.test_proof import computes_workload, mutate
 
 CONTRACTION = "O[n,p,q,k] += I[n,p,q,c,d] * W[k,c,d]"
-CONSTRAINTS = ["strict", "strict_padded", "in_place", "in_place_padded"]
+CONSTRAINTS = ["strict", "strict_padded", "in_place", "in_place_padded", "relaxed"]
 
 
 def matrix_instruction(rng: random.Random) -> Instruction:
@@ -206,6 +206,7 @@ def no_whole_proof(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_whole_proof")
 def test_lemmas_suffice_for_derived_programs() -> None:
     programs = list(random_programs(range(60)))
+    programs += random_programs(range(1000, 1100), "relaxed")
     programs += hand_programs(range(100))
     digits = [d for p in programs for ds in p.embedding.digits.values() for d in ds]
     assert any(digit.stride > 1 for digit in digits)
