@@ -1,0 +1,342 @@
+"""Mapping families of AMOS's 15 operators on a 16x16x16 matrix product, next to AMOS's counts.
+
+    python experiments/mapping_counts/run.py
+
+Writes ``results.md`` and ``results.json`` into ``--output``, by default beside this file; README.md
+says what is counted and what is expected. The exit code is 1 where a count is not as expected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.search import find_embeddings
+from cpembed.hw.instruction import Instruction
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.index import IndexExpr
+from cpembed.operators.conv2d import conv2d
+from cpembed.workloads.suites import suite
+
+HERE = Path(__file__).resolve().parent
+TARGET = "gemm_16x16x16"
+CONSTRAINTS = HERE / "relaxed_4_digits.toml"
+
+Family = tuple[tuple[str, frozenset[str]], ...]
+"""Instruction axis -> the set of workload axes that feed it."""
+
+OPERATORS = {
+    "GMV": "matrix-vector product",
+    "GMM": "matrix product",
+    "C1D": "1-D convolution",
+    "C2D": "2-D convolution",
+    "C3D": "3-D convolution",
+    "T2D": "transposed 2-D convolution",
+    "GRP": "group convolution",
+    "DIL": "dilated convolution",
+    "DEP": "depthwise convolution",
+    "CAP": "capsule convolution",
+    "BCV": "batched convolution",
+    "GFC": "grouped fully connected layer",
+    "MEN": "mean",
+    "VAR": "variance",
+    "SCN": "scan",
+}
+
+PAPER = {
+    "GMV": 1,
+    "GMM": 1,
+    "C1D": 6,
+    "C2D": 35,
+    "C3D": 180,
+    "T2D": 7,
+    "GRP": 35,
+    "DIL": 35,
+    "DEP": 11,
+    "CAP": 105,
+    "BCV": 11,
+    "GFC": 1,
+    "MEN": 1,
+    "VAR": 1,
+    "SCN": 1,
+}
+"""Table 6 of AMOS (Zheng et al., ISCA 2022)."""
+
+
+@dataclass(frozen=True)
+class ResNetLayer:
+    """A row of AMOS's table 5; ``i1`` and ``r1`` are the axes of its mapping, i2 is always k."""
+
+    c: int
+    k: int
+    p: int
+    r: int
+    stride: int
+    i1: str
+    r1: str
+
+    def workload(self) -> Computation:
+        """The layer at batch 16; images and filters are square."""
+        return conv2d(
+            n=16,
+            c=self.c,
+            h=self.p * self.stride,
+            w=self.p * self.stride,
+            k=self.k,
+            r=self.r,
+            s=self.r,
+            pad=self.r // 2,
+            stride=self.stride,
+        )
+
+    @property
+    def family(self) -> Family:
+        return (("x", frozenset(self.i1)), ("y", frozenset("k")), ("z", frozenset(self.r1)))
+
+
+TABLE_5 = (
+    ResNetLayer(3, 64, 112, 7, 2, "nq", "crs"),
+    ResNetLayer(64, 64, 56, 3, 1, "nq", "cr"),
+    ResNetLayer(64, 64, 56, 1, 1, "pq", "c"),
+    ResNetLayer(64, 128, 28, 3, 2, "npq", "cs"),
+    ResNetLayer(64, 128, 28, 1, 2, "pq", "c"),
+    ResNetLayer(128, 128, 28, 3, 1, "pq", "c"),
+    ResNetLayer(128, 256, 14, 3, 2, "n", "cs"),
+    ResNetLayer(128, 256, 14, 1, 2, "npq", "c"),
+    ResNetLayer(256, 256, 14, 3, 1, "pq", "c"),
+    ResNetLayer(256, 512, 7, 3, 2, "npq", "crs"),
+    ResNetLayer(256, 512, 7, 1, 2, "npq", "c"),
+    ResNetLayer(512, 512, 7, 3, 1, "n", "crs"),
+)
+"""C0 to C11 of AMOS's table 5 (ResNet-18 on an A100)."""
+
+
+def operand_indices(computation: Computation) -> list[tuple[IndexExpr, ...]]:
+    """The index expressions of each operand, inputs in the order they are read, output last."""
+    return [access.index for access in (*computation.reads, computation.store)]
+
+
+def signature(computation: Computation, axis: str) -> tuple[bool, ...]:
+    """Access signature: for each operand, whether the axis indexes it."""
+    return tuple(
+        any(axis in index.iterators for index in indices)
+        for indices in operand_indices(computation)
+    )
+
+
+def closed_form(workload: Computation, instruction: Computation) -> int:
+    """The number of families: the product over instruction axes of ``2^m - 1``.
+
+    m counts the workload axes with the instruction axis's access signature; any of them, but at
+    least one, may feed it. Nothing is searched.
+
+    >>> from cpembed.operators.gemm import gemm
+    >>> closed_form(gemm(m=4, n=4, k=4), load_hardware_spec(TARGET).instruction.computation)
+    1
+    """
+    known = [signature(workload, axis.name) for axis in workload.axes]
+    return math.prod(
+        2 ** known.count(signature(instruction, axis.name)) - 1 for axis in instruction.axes
+    )
+
+
+def single_axis_matches(
+    workload: Computation, instruction: Computation
+) -> Iterator[Mapping[str, str]]:
+    """AMOS's matches: instruction axis -> one workload axis, all other workload axes at zero.
+
+    What is left of each operand's indices must be the instruction's: every mapped axis stands in
+    exactly the operands of its instruction axis, alone in one index, with a positive coefficient.
+    """
+    names = [axis.name for axis in instruction.axes]
+    options = [
+        [w.name for w in workload.axes if signature(workload, w.name) == signature(instruction, a)]
+        for a in names
+    ]
+    for chosen in itertools.product(*options):
+        mapped = set(chosen)
+        if all(_is_plain(index, mapped) for i in operand_indices(workload) for index in i):
+            yield dict(zip(names, chosen, strict=True))
+
+
+def _is_plain(index: IndexExpr, mapped: set[str]) -> bool:
+    """Whether the index has at most one mapped axis, and that with a positive coefficient."""
+    found = [axis for axis in index.iterators if axis in mapped]
+    return len(found) <= 1 and all(index.coefficient(axis) > 0 for axis in found)
+
+
+def amos_accepts(family: Family, matches: Iterable[Mapping[str, str]]) -> bool:
+    """AMOS's own rule: the family is the union of single-axis matches."""
+    sets = dict(family)
+    inside = [m for m in matches if all(m[axis] in axes for axis, axes in sets.items())]
+    return all(axes == {m[axis] for m in inside} for axis, axes in sets.items())
+
+
+def families(workload: Computation, instruction: Instruction) -> tuple[int, set[Family]]:
+    """Embeddings and families of a complete enumeration."""
+    found = find_embeddings(workload, instruction, load_constraint_set(str(CONSTRAINTS)))
+    if not found.complete:
+        raise RuntimeError(f"the enumeration of {workload} did not end")
+    distinct = {
+        tuple((axis, frozenset(axes)) for axis, axes in sorted(embedding.family.items()))
+        for embedding in found.embeddings
+    }
+    return len(found.embeddings), distinct
+
+
+def count(workload: Computation, instruction: Instruction) -> dict[str, int]:
+    """The counts of one workload."""
+    embeddings, found = families(workload, instruction)
+    matches = list(single_axis_matches(workload, instruction.computation))
+    return {
+        "embeddings": embeddings,
+        "families": len(found),
+        "closed_form": closed_form(workload, instruction.computation),
+        "matches": len(matches),
+        "amos_rule": sum(amos_accepts(family, matches) for family in found),
+    }
+
+
+def measure_table_6() -> list[dict[str, Any]]:
+    """Every layer of the suite ``amos``, by operator."""
+    instruction = load_hardware_spec(TARGET).instruction
+    rows: list[dict[str, Any]] = []
+    for operator, meaning in OPERATORS.items():
+        layers = [layer for layer in suite("amos") if layer.application == operator]
+        counted = {layer.label: count(layer.workload(), instruction) for layer in layers}
+        embedded = {label: c for label, c in counted.items() if c["families"] or c["closed_form"]}
+        keys = ("families", "closed_form", "matches", "amos_rule")
+        kinds = {tuple(c[key] for key in keys) for c in embedded.values()}
+        if len(kinds) != 1:
+            raise RuntimeError(f"{operator}: the counts depend on the sizes: {counted}")
+        sizes = [c["embeddings"] for c in embedded.values()]
+        rows.append(
+            {
+                "operator": operator,
+                "meaning": meaning,
+                "paper": PAPER[operator],
+                **dict(zip(keys, kinds.pop(), strict=True)),
+                "layers": len(layers),
+                "without_family": [label for label in counted if label not in embedded],
+                "embeddings": [min(sizes), max(sizes)],
+            }
+        )
+        print(operator, rows[-1], file=sys.stderr)
+    return rows
+
+
+def measure_table_5() -> list[dict[str, Any]]:
+    """Whether AMOS's mapping of each ResNet-18 layer is among the families of that layer."""
+    instruction = load_hardware_spec(TARGET).instruction
+    rows: list[dict[str, Any]] = []
+    for number, layer in enumerate(TABLE_5):
+        workload = layer.workload()
+        _, found = families(workload, instruction)
+        matches = list(single_axis_matches(workload, instruction.computation))
+        rows.append(
+            {
+                "layer": f"C{number}",
+                "workload": str(workload),
+                "extents": dict(workload.extents),
+                "mapping": {"x": layer.i1, "y": "k", "z": layer.r1},
+                "found": layer.family in found,
+                "amos_rule": amos_accepts(layer.family, matches),
+                "size": asdict(layer),
+            }
+        )
+    return rows
+
+
+def agrees(row: Mapping[str, Any]) -> bool:
+    return row["families"] == row["closed_form"] and row["amos_rule"] == row["paper"]
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The results as tables."""
+    lines = [
+        f"# Mapping families on {TARGET}",
+        "",
+        "Written by `run.py`; README.md says what the columns are.",
+        "",
+        "| operator | AMOS, table 6 | under AMOS's rule | all legal families | closed form "
+        + "| single-axis matches | agree | layers | embeddings of a layer |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in document["table_6"]:
+        low, high = row["embeddings"]
+        size = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        lines.append(
+            f"| {row['operator']} {row['meaning']} | {row['paper']} | {row['amos_rule']} "
+            f"| {row['families']} | {row['closed_form']} | {row['matches']} "
+            f"| {'yes' if agrees(row) else '**no**'} | {row['layers']} | {size} |"
+        )
+    lines += ["", "The families are the same for every layer of an operator. Left out:", ""]
+    lines += [
+        f"- `{label}`: no workload axis has the signature of one of the instruction's axes, and "
+        "nothing embeds"
+        for row in document["table_6"]
+        for label in row["without_family"]
+    ]
+    lines += [
+        "",
+        "## The mappings of AMOS's table 5",
+        "",
+        "| layer | axes that feed i1, i2, r1 | among the families | passes AMOS's rule |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in document["table_5"]:
+        fed = ", ".join("{" + ", ".join(axes) + "}" for axes in row["mapping"].values())
+        lines.append(
+            f"| {row['layer']} | {fed} | {'yes' if row['found'] else '**no**'} "
+            f"| {'yes' if row['amos_rule'] else '**no**'} |"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    machine = document["machine"]
+    lines += [
+        "",
+        f"- {machine['cpu']}, {machine['system']}; {document['seconds']:.0f} s",
+        f"- {versions}",
+        f"- commit {document['git_commit']}, {document['date']}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    folder: Path = parser.parse_args().output
+    from cpembed.measure.environment import git_commit, machine, versions
+
+    started = time.perf_counter()
+    document: dict[str, Any] = {
+        "target": TARGET,
+        "constraints": CONSTRAINTS.name,
+        "table_6": measure_table_6(),
+        "table_5": measure_table_5(),
+        "seconds": round(time.perf_counter() - started, 1),
+        "machine": machine(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    (folder / "results.json").write_text(text, encoding="utf-8")
+    (folder / "results.md").write_text(markdown(document), encoding="utf-8")
+    print(markdown(document), end="")
+    expected = all(map(agrees, document["table_6"]))
+    return 0 if expected and all(row["found"] for row in document["table_5"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

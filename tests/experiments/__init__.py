@@ -1,0 +1,1 @@
+"""Tests of the experiments: their counts on a few cases, and what their tables state."""
