@@ -31,6 +31,9 @@ WIDEST = "in_place_padded"
 Progress = Callable[[str, int], None]
 """Called with a phase (``model``, ``search``, ``derive``, ``prove`` …) and a running count."""
 
+Keep = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
+"""Picks some of the ranked candidates."""
+
 
 @dataclass(frozen=True)
 class SolveResult:
@@ -38,7 +41,8 @@ class SolveResult:
 
     ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
     count all that were found. ``complete``: the model has no other embedding. ``not_derivable``
-    lists why embeddings of a user's own constraint set have no program.
+    lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
+    are no axis maps and never have one.
     """
 
     workload: Computation
@@ -55,6 +59,7 @@ class SolveResult:
     embeddings: tuple[RankedCandidate, ...]
     not_derivable: tuple[str, ...]
     conflict: Conflict | None
+    irregular: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
@@ -84,6 +89,8 @@ class SolveResult:
             document["conflict"] = self.conflict.to_json()
         if self.not_derivable:
             document["not_derivable"] = list(self.not_derivable)
+        if self.irregular:
+            document["irregular"] = self.irregular
         return document
 
 
@@ -141,6 +148,7 @@ def solve(
     constraints: str | ConstraintSet = WIDEST,
     *,
     top: int | None = 5,
+    keep: Keep | None = None,
     weights: Weights | None = None,
     timeout: float | None = None,
     seed: int = 0,
@@ -148,7 +156,8 @@ def solve(
 ) -> SolveResult:
     """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
 
-    ``top`` None returns (and proves) all of them. ``timeout`` bounds the search in seconds of wall
+    ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
+    proven) out of these. ``timeout`` bounds the search in seconds of wall
     time: a search that it stops has ``complete`` false.
 
     Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
@@ -170,7 +179,8 @@ def solve(
         top,
         lambda count: report("derive", count),
     )
-    for number, item in enumerate(ranking.candidates, 1):
+    candidates = ranking.candidates if keep is None else keep(ranking.candidates)
+    for number, item in enumerate(candidates, 1):
         report("prove", number)
         if found.problem is not None:
             check_embedding(found.problem, chosen, item.candidate.embedding)
@@ -191,9 +201,10 @@ def solve(
         found.seconds,
         time.perf_counter() - started,
         found.statistics,
-        ranking.candidates,
+        candidates,
         ranking.refused,
         conflict,
+        len(found.irregular),
     )
 
 

@@ -8,7 +8,7 @@ import click
 
 from cpembed.cli.options import LARGEST_SEED, Asked, embedding_options, json_option, problem
 from cpembed.cli.outcome import print_solved
-from cpembed.cli.output import ProgressLine, print_json
+from cpembed.cli.output import ProgressLine, print_json, print_text
 
 TOP = 5
 
@@ -23,6 +23,12 @@ TOP = 5
 )
 @click.option("--all", "every", is_flag=True, help="Print all candidates.")
 @click.option(
+    "--pareto",
+    "front",
+    is_flag=True,
+    help="Print the candidates that no other beats in MACs, bytes moved and footprint.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, LARGEST_SEED),
     default=0,
@@ -32,7 +38,13 @@ TOP = 5
 )
 @json_option
 def command(
-    *, top: int | None, every: bool, seed: int, as_json: bool, **asked: Unpack[Asked]
+    *,
+    top: int | None,
+    every: bool,
+    front: bool,
+    seed: int,
+    as_json: bool,
+    **asked: Unpack[Asked],
 ) -> int:
     """Rank the candidate embeddings of the target's instruction in WORKLOAD.
 
@@ -40,10 +52,13 @@ def command(
     cpembed solve conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target amx_int8
     cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
     """
+    if (every, top is not None, front).count(True) > 1:
+        excluded = "of --top, --all and --pareto only one can be given"
+        raise click.UsageError(excluded, click.get_current_context())
+    if front:
+        return _front(asked, seed, as_json=as_json)
     from cpembed.api.solve import solve
 
-    if every and top is not None:
-        raise click.UsageError("--top and --all exclude each other", click.get_current_context())
     workload, spec, constraints, weights = problem(asked)
     with ProgressLine() as progress:
         result = solve(
@@ -59,3 +74,28 @@ def command(
     if as_json:
         print_json(result.to_json())
     return print_solved(result, as_json=as_json)
+
+
+def _front(asked: Asked, seed: int, *, as_json: bool) -> int:
+    """The candidates that are not dominated."""
+    from cpembed.api.pareto import pareto
+
+    workload, spec, constraints, weights = problem(asked)
+    with ProgressLine() as progress:
+        result = pareto(
+            workload,
+            spec,
+            constraints,
+            weights=weights,
+            timeout=asked["timeout"],
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result.to_json())
+    elif result.candidates:
+        from cpembed.report.solve import pareto_report
+
+        print_text(*pareto_report(result))
+        return 0
+    return print_solved(result.solved, as_json=as_json)

@@ -6,26 +6,32 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
+from cpembed.api.pareto import ParetoResult
 from cpembed.api.solve import SolveResult
+from cpembed.cost.pareto import objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import Status
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.report import words
-from cpembed.report.blocks import Justify, bullets, header, heading, table
+from cpembed.report.blocks import Justify, bullets, header, heading
+from cpembed.report.candidates import CandidateTable
 
 _COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("rank", "right"),
-    ("mapping", "left"),
     ("used", "right"),
     ("MACs", "right"),
     ("data", "right"),
     ("packed", "left"),
     ("moved", "right"),
-    ("id", "left"),
 )
-
+_PARETO_COLUMNS: tuple[tuple[str, Justify], ...] = (
+    ("used", "right"),
+    ("MACs", "right"),
+    ("moved", "right"),
+    ("footprint", "right"),
+    ("packed", "left"),
+)
 
 NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
 
@@ -40,9 +46,7 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
     )
     if result.embeddings:
         yield ""
-        candidates = table(_COLUMNS, (_row(item) for item in result.embeddings))
-        candidates.columns[-1].no_wrap = True  # an identifier is copied
-        yield candidates
+        yield CandidateTable(_COLUMNS, [(item, _row(item)) for item in result.embeddings])
         yield from _notes(result)
     if result.conflict is not None:
         yield ""
@@ -51,6 +55,30 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
         yield ""
         yield heading("No program can be derived from what was found")
         yield bullets(dict.fromkeys(result.not_derivable) or [NO_AXIS_MAPS])
+
+
+def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
+    """Header, then the candidates that no other one beats in every respect."""
+    solved, members = result.solved, result.candidates
+    count = f"{words.plural(len(members), 'candidate')} of {_derivable(solved):,}"
+    extent = "" if solved.complete else ", of those found before the limit"
+    yield header(
+        [
+            *problem_rows(solved.workload, solved.target, solved.constraints.name),
+            ("found", found(solved)),
+            ("not dominated", f"{count} in MACs, bytes moved and footprint{extent}"),
+        ]
+    )
+    yield ""
+    yield CandidateTable(_PARETO_COLUMNS, [(item, _pareto_row(item)) for item in members])
+    yield ""
+    yield from _left_out(solved)
+    yield (
+        "rank: among all candidates, by score; `cpembed explain --rank` shows one\n"
+        "used: share of the instruction's MACs that is useful; MACs: relative to the workload's\n"
+        "footprint: bytes of all operands in the layouts needed\n"
+        "packed: operands that packing moves, and its bytes; the others are used in place"
+    )
 
 
 def problem_rows(
@@ -97,30 +125,59 @@ def conflict(reason: Conflict) -> Iterator[RenderableType]:
 
 def _row(item: RankedCandidate) -> tuple[str, ...]:
     cost = item.overheads
-    packed = [o.name for o in item.candidate.program.operands if o.name not in cost.in_place]
     return (
-        str(item.rank),
-        words.mapping(item.candidate.embedding),
         f"{cost.utilisation:.1%}",
         words.ratio(cost.mac_overhead),
         words.ratio(cost.data_overhead),
-        " ".join(packed) or "-",
-        words.data_size(cost.packing_bytes) if packed else "-",
-        item.candidate.embedding.identifier(),
+        _packed(item),
+        _moved(item),
     )
+
+
+def _pareto_row(item: RankedCandidate) -> tuple[str, ...]:
+    cost = item.overheads
+    return (
+        f"{cost.utilisation:.1%}",
+        words.ratio(cost.mac_overhead),
+        _moved(item),
+        words.data_size(objectives(item).footprint_bytes),
+        _packed(item),
+    )
+
+
+def _packed(item: RankedCandidate) -> str:
+    in_place = item.overheads.in_place
+    names = [o.name for o in item.candidate.program.operands if o.name not in in_place]
+    return " ".join(names) or "-"
+
+
+def _moved(item: RankedCandidate) -> str:
+    moved = item.overheads.packing_bytes
+    return words.data_size(moved) if moved else "-"
+
+
+def _derivable(result: SolveResult) -> int:
+    """Embeddings that have a program, as far as programs were derived."""
+    return result.count - result.irregular - len(result.not_derivable)
 
 
 def _notes(result: SolveResult) -> Iterator[RenderableType]:
     yield ""
-    more = result.count - len(result.embeddings) - len(result.not_derivable)
+    more = _derivable(result) - len(result.embeddings)
     if more > 0:
         yield f"{words.plural(more, 'more candidate')}; --all prints them"
-    if result.not_derivable:
-        number = len(result.not_derivable)
-        yield f"{words.plural(number, 'embedding')} left out, no program can be derived:"
-        yield bullets(dict.fromkeys(result.not_derivable))
+    yield from _left_out(result)
     yield (
         "used: share of the instruction's MACs that is useful\n"
         "MACs, data: relative to the workload's own\n"
         "packed: operands that packing moves, and its bytes; the others are used in place"
     )
+
+
+def _left_out(result: SolveResult) -> Iterator[RenderableType]:
+    if result.irregular:
+        yield f"{words.plural(result.irregular, 'embedding')} left out: {NO_AXIS_MAPS}"
+    if result.not_derivable:
+        number = len(result.not_derivable)
+        yield f"{words.plural(number, 'embedding')} left out, no program can be derived:"
+        yield bullets(dict.fromkeys(result.not_derivable))

@@ -45,12 +45,31 @@ def digit(item: Digit) -> str:
     return f"{item.axis}:{item.count}" + (f" by {item.stride}" if item.stride > 1 else "")
 
 
-def mapping(embedding: Embedding) -> str:
-    """``x ← q:14   y ← k:16   z ← c:16 r:3``: innermost digit first."""
-    return "   ".join(
+def feeds(embedding: Embedding) -> list[str]:
+    """Per instruction axis ``z ← c:16 r:3``: innermost digit first."""
+    return [
         f"{axis} ← {' '.join(digit(item) for item in digits) or NOTHING}"
         for axis, digits in embedding.digits.items()
-    )
+    ]
+
+
+def mapping(embedding: Embedding, width: int | None = None) -> str:
+    """``x ← q:14   y ← k:16   z ← c:16 r:3``; a line that would be wider than ``width`` ends
+    between two instruction axes.
+
+    >>> from cpembed.embedding.embedding import Digit
+    >>> digits = {"x": (Digit("q", 14),), "y": (Digit("k", 16),), "z": ()}
+    >>> mapping(Embedding({}, {"x": 14, "y": 16, "z": 1}, digits), width=20).splitlines()
+    ['x ← q:14   y ← k:16', 'z ← ·']
+    """
+    lines: list[str] = []
+    for part in feeds(embedding):
+        longer = f"{lines[-1]}   {part}" if lines else part
+        if lines and (width is None or len(longer) <= width):
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def dtypes(computation: Computation) -> str:
