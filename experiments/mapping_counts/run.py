@@ -269,8 +269,10 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         "Written by `run.py`; README.md says what the columns are.",
         "",
-        "| operator | AMOS, table 6 | under AMOS's rule | all legal families | closed form "
-        + "| single-axis matches | agree | layers | embeddings of a layer |",
+        (
+            "| operator | AMOS, table 6 | under AMOS's rule | all legal families | closed form "
+            "| single-axis matches | agree | layers | embeddings of a layer |"
+        ),
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in document["table_6"]:

@@ -1,0 +1,219 @@
+"""Tensorize choices of HASCO's benchmarks on its intrinsics, next to HASCO's counts.
+
+    python experiments/hasco_choices/run.py
+
+Writes ``results.md`` and ``results.json`` into ``--output``, by default beside this file; README.md
+says what is counted. The exit code is 1 where a count is not the paper's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.search import find_embeddings
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.parser import parse_computation
+
+HERE = Path(__file__).resolve().parent
+CONSTRAINTS = HERE / "single_axis.toml"
+TARGETS = ("gemm_16x16x16", "gemv", "dot", "axpy", "pointwise_conv")
+
+Choice = frozenset[str]
+"""The loops that form the sub-workload."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A sum of products of two operands, ``output += left * right``."""
+
+    output: str
+    left: str
+    right: str
+    extents: Mapping[str, int]
+
+    def workload(self, name: str, swapped: bool = False) -> Computation:
+        """The workload with its factors in this order or the other: which operand of the
+        intrinsic each one becomes."""
+        first, second = (self.right, self.left) if swapped else (self.left, self.right)
+        types = {side.split("[")[0]: "int8" for side in (first, second)}
+        return parse_computation(
+            f"{self.output} += {first} * {second}",
+            dict(self.extents),
+            name=name,
+            dtypes={**types, self.output.split("[")[0]: "int32"},
+        )
+
+
+WORKLOADS = {
+    "gemm": Product("L[i,j]", "M[i,k]", "N[k,j]", {"i": 64, "j": 64, "k": 64}),
+    "ttm": Product("C[i,j,k]", "A[i,j,l]", "B[l,k]", {"i": 64, "j": 64, "k": 64, "l": 64}),
+    "mttkrp, first stage": Product(
+        "E[i,k,j]", "A[i,k,l]", "B[l,j]", {"i": 64, "k": 64, "j": 64, "l": 64}
+    ),
+    "mttkrp, second stage": Product("D[i,j]", "E[i,k,j]", "C[k,j]", {"i": 64, "j": 64, "k": 64}),
+    "conv2d": Product(
+        "B[k,x,y]",
+        "A[c,x+r,y+s]",
+        "W[k,c,r,s]",
+        {"k": 64, "x": 56, "y": 56, "c": 64, "r": 3, "s": 3},
+    ),
+}
+"""HASCO's benchmarks as it writes them; a convolution has no batch."""
+
+PAPER: dict[tuple[str, str], tuple[int, str]] = {
+    ("conv2d", "gemm_16x16x16"): (6, "section IV-B, figure 5(b); VII-B: k, x/y and c/r/s"),
+    ("gemm", "gemv"): (2, "figure 4, choices 1 and 3; choice 2 is illegal"),
+    ("ttm", "gemm_16x16x16"): (2, "section VII-B, the choices a (j, l) and b (i, l)"),
+    ("mttkrp, first stage", "gemm_16x16x16"): (2, "section VII-B: i/k, l and j"),
+    ("mttkrp, second stage", "gemm_16x16x16"): (0, "section VII-B: only the first stage"),
+}
+"""What HASCO (Xiao et al., ISCA 2021) states, and where."""
+
+
+def tensorize_choices(product: Product, name: str, target: str) -> dict[Choice, set[str]]:
+    """Every choice, with the mappings that make it, over both roles of the operands."""
+    instruction = load_hardware_spec(target).instruction
+    constraints = load_constraint_set(str(CONSTRAINTS))
+    found: dict[Choice, set[str]] = {}
+    for swapped in (False, True):
+        workload = product.workload(name, swapped)
+        result = find_embeddings(workload, instruction, constraints)
+        if not result.complete:
+            raise RuntimeError(f"the enumeration of {workload} on {target} did not end")
+        for embedding in result.embeddings:
+            family = embedding.family
+            loops = frozenset(axis for axes in family.values() for axis in axes)
+            mapping = " ".join(f"{ours}<-{axes[0]}" for ours, axes in family.items() if axes)
+            found.setdefault(loops, set()).add(mapping)
+    return found
+
+
+def distinct_indices(product: Product, name: str, choice: Choice) -> bool:
+    """HASCO's structure matching: no two loops of the choice meet in one index of a tensor.
+
+    The lowest common ancestor of two loops of one index is an addition, where the intrinsic has an
+    access.
+    """
+    workload = product.workload(name)
+    return all(
+        sum(axis in choice for axis in index.iterators) <= 1
+        for access in (*workload.reads, workload.store)
+        for index in access.index
+    )
+
+
+def leaf_subsets(product: Product, name: str, target: str) -> int:
+    """How many leaf subsets HASCO's index matching enumerates: as many of the workload's leaves
+    as the intrinsic has, a leaf being an iterator in an index of an input."""
+
+    def leaves(computation: Computation) -> int:
+        return sum(len(index.iterators) for access in computation.reads for index in access.index)
+
+    instruction = load_hardware_spec(target).instruction.computation
+    return math.comb(leaves(product.workload(name)), leaves(instruction))
+
+
+def measure() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, product in WORKLOADS.items():
+        label = name.split(",")[0]
+        for target in TARGETS:
+            choices = tensorize_choices(product, label, target)
+            stated = PAPER.get((name, target))
+            rows.append(
+                {
+                    "workload": name,
+                    "expression": f"{product.output} += {product.left} * {product.right}",
+                    "target": target,
+                    "paper": stated and stated[0],
+                    "source": stated and stated[1],
+                    "choices": len(choices),
+                    "structure_matching": sum(
+                        distinct_indices(product, label, choice) for choice in choices
+                    ),
+                    "leaf_subsets": leaf_subsets(product, label, target),
+                    "loops": sorted(sorted(choice) for choice in choices),
+                    "mappings": sorted(m for made in choices.values() for m in made),
+                }
+            )
+    return rows
+
+
+def agrees(row: Mapping[str, Any]) -> bool:
+    return row["paper"] is None or row["choices"] == row["paper"]
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The results as a table."""
+    lines = [
+        "# Tensorize choices of HASCO's benchmarks",
+        "",
+        "Written by `run.py`; README.md says what the columns are.",
+        "",
+        (
+            "| workload | intrinsic | HASCO | choices | under its structure matching "
+            "| leaf subsets | loops of the choices |"
+        ),
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in document["rows"]:
+        loops = " ".join("".join(choice) for choice in row["loops"]) or "none"
+        paper = "" if row["paper"] is None else str(row["paper"])
+        paper += "" if agrees(row) else " (**differs**)"
+        lines.append(
+            f"| {row['workload']} `{row['expression']}` | `{row['target']}` | {paper} "
+            f"| {row['choices']} | {row['structure_matching']} | {row['leaf_subsets']} | {loops} |"
+        )
+    lines += ["", "What HASCO states:", ""]
+    lines += [
+        f"- {row['workload']} on `{row['target']}`: {row['paper']} ({row['source']})"
+        for row in document["rows"]
+        if row["paper"] is not None
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    machine = document["machine"]
+    lines += [
+        "",
+        f"- {machine['cpu']}, {machine['system']}; {document['seconds']:.1f} s",
+        f"- {versions}",
+        f"- commit {document['git_commit']}, {document['date']}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    folder: Path = parser.parse_args().output
+    from cpembed.measure.environment import git_commit, machine, versions
+
+    started = time.perf_counter()
+    document: dict[str, Any] = {
+        "constraints": CONSTRAINTS.name,
+        "rows": measure(),
+        "seconds": round(time.perf_counter() - started, 1),
+        "machine": machine(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    (folder / "results.json").write_text(text, encoding="utf-8")
+    (folder / "results.md").write_text(markdown(document), encoding="utf-8")
+    print(markdown(document), end="")
+    return 0 if all(map(agrees, document["rows"])) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

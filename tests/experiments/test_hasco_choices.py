@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.experiments.loading import EXPERIMENTS, script
+
+run = script("hasco_choices")
+
+
+@pytest.mark.parametrize("name, target", run.PAPER)
+def test_choices_are_as_many_as_in_the_paper(name: str, target: str) -> None:
+    found = run.tensorize_choices(run.WORKLOADS[name], name.split(",")[0], target)
+    assert len(found) == run.PAPER[name, target][0]
+
+
+def test_structure_matching_refuses_loops_of_one_index() -> None:
+    product = run.WORKLOADS["conv2d"]
+    found = run.tensorize_choices(product, "conv2d", "gemm_16x16x16")
+    assert run.leaf_subsets(product, "conv2d", "gemm_16x16x16") == 126
+    refused = {c for c in found if not run.distinct_indices(product, "conv2d", c)}
+    assert refused == {frozenset("kxr"), frozenset("kys")}
+
+
+def test_committed_results_agree() -> None:
+    document = json.loads((EXPERIMENTS / "hasco_choices" / "results.json").read_text())
+    assert len(document["rows"]) == len(run.WORKLOADS) * len(run.TARGETS)
+    assert all(map(run.agrees, document["rows"]))
