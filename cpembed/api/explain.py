@@ -34,10 +34,12 @@ from cpembed.transform.rewrites import Rewrite
 
 @dataclass(frozen=True)
 class Layout:
-    """Dimensions of a layout by name, outermost first."""
+    """Dimensions of a layout by name, outermost first; ``lanes`` are the instruction axes that
+    walk each of them."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
+    lanes: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
         return f"[{', '.join(self.names)}] ({', '.join(map(str, self.shape))})"
@@ -102,7 +104,7 @@ class Explanation:
             "role": role,
             "dtype": operand.dtype,
             "original": original_layout(self.program, operand.name).to_json(),
-            "packed": layout(operand).to_json(),
+            "packed": layout(self.program, operand).to_json(),
             "access": [str(index) for index in operand.access],
             "in_place": operand.is_identity,
             "rewrites": [
@@ -158,12 +160,17 @@ def explain(
     )
 
 
-def layout(operand: PackedOperand) -> Layout:
-    return Layout(tuple(d.name for d in operand.dimensions), operand.shape)
+def layout(program: DerivedProgram, operand: PackedOperand) -> Layout:
+    walking = {lane.name for lane in program.lanes if lane.extent > 1}
+    return Layout(
+        tuple(d.name for d in operand.dimensions),
+        operand.shape,
+        tuple(tuple(n for n in index.iterators if n in walking) for index in operand.access),
+    )
 
 
 def original_layout(program: DerivedProgram, name: str) -> Layout:
-    return layout(_unpacked(program, name))
+    return layout(program, _unpacked(program, name))
 
 
 def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
@@ -173,13 +180,11 @@ def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
     for rewrite in program.rewrites:
         if rewrite.operand == name:
             after = rewrite.apply(current, program.extents)
-            steps.append(Step(rewrite, layout(current), layout(after)))
+            steps.append(Step(rewrite, layout(program, current), layout(program, after)))
             current = after
-    if layout(current) != layout(program.operand(name)):
-        raise InvariantError(
-            f"the rewrites of {name} lead to {layout(current)}, "
-            f"not to the program's {layout(program.operand(name))}"
-        )
+    found, expected = layout(program, current), layout(program, program.operand(name))
+    if found != expected:
+        raise InvariantError(f"the rewrites of {name} lead to {found}, not to {expected}")
     return tuple(steps)
 
 

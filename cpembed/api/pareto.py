@@ -33,7 +33,7 @@ class ParetoResult:
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``solve --pareto --json``: that of ``solve``, with the objectives."""
-        document = self.solved.to_json() | {"pareto": True}
+        document: dict[str, Any] = {**self.solved.to_json(), "pareto": True}
         for entry, item in zip(document["embeddings"], self.candidates, strict=True):
             entry["objectives"] = asdict(objectives(item))
         return document

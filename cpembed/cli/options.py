@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
@@ -92,6 +93,16 @@ def rank_option(function: F) -> F:
         help="Which candidate, 1 being the best.",
     )
     return add(function)
+
+
+def file_option(name: str, words: str) -> Callable[[F], F]:
+    """An option that names a file to write; one that is there is replaced."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+
+    def add(function: F) -> F:
+        return click.option(name, type=kind, metavar="FILE", help=words)(function)
+
+    return add
 
 
 def problem(asked: Asked) -> tuple[Computation, HardwareSpec, str, Weights | None]:

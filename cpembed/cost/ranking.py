@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from cpembed.cost.overheads import Overheads, overheads
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
@@ -89,10 +90,11 @@ def rank(
 
 def mac_overhead(workload: Computation, instruction: Instruction, embedding: Embedding) -> int:
     """MACs executed beyond the workload's own, from the digits alone."""
-    blocks = {axis: (extent, 1) for axis, extent in workload.extents.items()}
+    extents = flatten(workload, embedding.flattened).extents
+    blocks = {axis: (extent, 1) for axis, extent in extents.items()}
     for digits in embedding.digits.values():
         for digit in digits:
-            outer = -(-workload.extents[digit.axis] // (digit.count * digit.stride))
+            outer = -(-extents[digit.axis] // (digit.count * digit.stride))
             blocks[digit.axis] = (outer, digit.stride)
     calls = math.prod(outer * phases for outer, phases in blocks.values())
     return calls * instruction.macs - workload.macs

@@ -19,7 +19,7 @@ from cpembed.errors import SpecError
 from cpembed.resources import constraint_files
 
 T = TypeVar("T")
-_META_KEYS = ("name", "description", "extends", "weights")
+_META_KEYS = ("name", "description", "extends", "weights", "flatten")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class Weights:
 
 
 @dataclass(frozen=True)
+class Flatten:
+    """Ordered groups of 2 to ``max_axes`` axes that index the same operands may be fused into one
+    axis before it is split (not a constraint: it enlarges the space)."""
+
+    max_axes: int = 1
+
+
+@dataclass(frozen=True)
 class ConstraintSet:
     """Constraints in the order in which they post; unique by name."""
 
@@ -38,6 +46,7 @@ class ConstraintSet:
     description: str
     constraints: tuple[Constraint, ...]
     weights: Weights = Weights()
+    flatten: Flatten = Flatten()
 
     def get(self, name: str) -> Constraint | None:
         return next((c for c in self.constraints if c.name == name), None)
@@ -50,12 +59,12 @@ class ConstraintSet:
 
     def without(self, *names: str) -> ConstraintSet:
         kept = tuple(c for c in self.constraints if c.name not in names)
-        return ConstraintSet(self.name, self.description, kept, self.weights)
+        return dataclasses.replace(self, constraints=kept)
 
     def replacing(self, constraint: Constraint) -> ConstraintSet:
         """The set with one constraint exchanged for another of the same name."""
         changed = tuple(constraint if c.name == constraint.name else c for c in self.constraints)
-        return ConstraintSet(self.name, self.description, changed, self.weights)
+        return dataclasses.replace(self, constraints=changed)
 
 
 def load_constraint_set(name_or_path: str) -> ConstraintSet:
@@ -80,6 +89,7 @@ def load_constraint_set(name_or_path: str) -> ConstraintSet:
         name=str(tables.pop("name", path.stem)),
         description=str(tables.pop("description", "")),
         weights=_convert(tables.pop("weights", {}), Weights, path, "weights"),
+        flatten=_convert(tables.pop("flatten", {}), Flatten, path, "flatten"),
         constraints=_constraints(tables, path),
     )
 

@@ -9,12 +9,14 @@ truth: both return the same set wherever both can run, which the tests check.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
 from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.embedding.flatten import candidate_groups, group_name, is_plain_digit
 from cpembed.embedding.model_builder import ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.proto_writer import CompiledModel, Ids
@@ -23,11 +25,17 @@ from cpembed.embedding.proto_writer import CompiledModel, Ids
 @dataclass(frozen=True)
 class DigitOption:
     """Instruction axis ``lane`` may move along ``digit.axis`` as
-    ``stride * ((lane // weight) % count)``."""
+    ``stride * ((lane // weight) % count)``.
+
+    ``members`` are the workload axes behind that axis: several when it is a fused one, whose
+    extent is ``extent``.
+    """
 
     lane: str
     weight: int
     digit: Digit
+    members: tuple[str, ...]
+    extent: int
 
 
 @dataclass(frozen=True)
@@ -36,21 +44,25 @@ class AxisMaps:
 
     extents: Mapping[str, int]
     digits: Mapping[str, tuple[Digit, ...]]
+    flattened: Mapping[str, tuple[str, ...]]
 
 
 def combine(problem: EmbeddingProblem, parts: Iterable[AxisMaps]) -> Embedding:
     """The embedding made of axis maps of all instruction axes, in the instruction's order."""
     extents: dict[str, int] = {}
     digits: dict[str, tuple[Digit, ...]] = {}
+    flattened: dict[str, tuple[str, ...]] = {}
     for part in parts:
         extents.update(part.extents)
         digits.update(part.digits)
+        flattened.update(part.flattened)
     lanes = [axis.name for axis in problem.instruction.axes]
     return Embedding(
         dict(problem.roles),
         {lane: extents[lane] for lane in lanes},
         {lane: digits[lane] for lane in lanes},
         {axis.name: 0 for axis in problem.workload.axes},
+        flattened,
     )
 
 
@@ -83,7 +95,7 @@ class DigitModel:
         for lane in self.extent_literals:
             self._number_system(lane)
         for axis in self.problem.workload.axes:
-            self.at_most_one([o for o in self.options if o.digit.axis == axis.name])
+            self.at_most_one([o for o in self.options if axis.name in o.members])
 
         self._ordered = list(self.options)
         self._literals = np.array(list(self.options.values()), np.int64)
@@ -137,8 +149,11 @@ class DigitModel:
     def axis_maps(self, values: Ids) -> AxisMaps:
         """The extents and digits of a solution."""
         chosen: dict[str, list[tuple[int, Digit]]] = {lane: [] for lane in self.extent_literals}
+        flattened: dict[str, tuple[str, ...]] = {}
         for position in np.flatnonzero(values[self._literals]).tolist():
             option = self._ordered[position]
+            if len(option.members) > 1:
+                flattened[option.digit.axis] = option.members
             chosen[option.lane].append((option.weight, option.digit))
         return AxisMaps(
             {
@@ -149,6 +164,7 @@ class DigitModel:
                 lane: tuple(digit for _, digit in sorted(found, key=lambda item: item[0]))
                 for lane, found in chosen.items()
             },
+            flattened,
         )
 
     def build(self) -> CompiledModel:
@@ -160,18 +176,29 @@ class DigitModel:
 
 
 def possible_digits(
-    problem: EmbeddingProblem, strides: Callable[[str, int], Iterable[int]]
+    problem: EmbeddingProblem,
+    strides: Callable[[str, int], Iterable[int]],
+    largest_group: int = 1,
 ) -> Iterator[DigitOption]:
     """Every digit that fits a number system of one of its instruction axis's extents.
 
-    ``strides`` gives the strides to consider for a workload axis and a count.
+    ``strides`` gives the strides to consider for a workload axis and a count; fused axes of up to
+    ``largest_group`` members are walked at stride 1, where that is not a digit of a member.
     """
+    workload = problem.workload
+    groups = list(candidate_groups(workload, largest_group))
     for lane in problem.instruction.axes:
         for weight in range(1, lane.maximum + 1):
             # Large counts first: few digits make simple embeddings.
             for count in range(lane.maximum // weight, 1, -1):
                 if not any(extent % (weight * count) == 0 for extent in lane.allowed):
                     continue
-                for axis in problem.workload.axes:
+                for axis in workload.axes:
                     for stride in strides(axis.name, count):
-                        yield DigitOption(lane.name, weight, Digit(axis.name, count, stride))
+                        digit = Digit(axis.name, count, stride)
+                        yield DigitOption(lane.name, weight, digit, (axis.name,), axis.extent)
+                for members in groups:
+                    if not is_plain_digit(workload, members, count):
+                        digit = Digit(group_name(members), count)
+                        extent = math.prod(workload.extents[member] for member in members)
+                        yield DigitOption(lane.name, weight, digit, members, extent)

@@ -29,19 +29,27 @@ class Embedding:
     ``operands`` maps instruction operands to workload operands; ``extents`` gives the extent each
     instruction axis is used at; ``digits`` lists each instruction axis's digits innermost first
     (counts multiply to the extent); ``origin`` is the workload point of the first scalar operation
-    (all zero under ``fixed_origin``).
+    (all zero under ``fixed_origin``). ``flattened`` names fused axes that digits move along, with
+    their members, outermost first.
     """
 
     operands: Mapping[str, str]
     extents: Mapping[str, int]
     digits: Mapping[str, tuple[Digit, ...]]
     origin: Mapping[str, int] = field(default_factory=dict[str, int])
+    flattened: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     @property
     def family(self) -> dict[str, tuple[str, ...]]:
         """The set of workload axes that feeds each instruction axis, in digit order."""
         return {
-            axis: tuple(dict.fromkeys(digit.axis for digit in digits))
+            axis: tuple(
+                dict.fromkeys(
+                    member
+                    for digit in digits
+                    for member in self.flattened.get(digit.axis, (digit.axis,))
+                )
+            )
             for axis, digits in self.digits.items()
         }
 
@@ -87,6 +95,11 @@ class Embedding:
                 for name, digits in self.digits.items()
             },
             "origin": {axis: at for axis, at in self.origin.items() if at},
+            **(
+                {"flattened": {name: list(axes) for name, axes in self.flattened.items()}}
+                if self.flattened
+                else {}
+            ),
         }
 
     @staticmethod
@@ -99,4 +112,5 @@ class Embedding:
                 for name, digits in document["axes"].items()
             },
             origin=dict(document.get("origin", {})),
+            flattened={n: tuple(axes) for n, axes in document.get("flattened", {}).items()},
         )

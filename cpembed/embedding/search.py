@@ -27,6 +27,7 @@ from cpembed.embedding.digit_model import (
     possible_digits,
 )
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import Groups, flatten
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
@@ -343,7 +344,7 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
 
     return [
         option
-        for option in possible_digits(problem, strides)
+        for option in possible_digits(problem, strides, constraints.flatten.max_axes)
         if all(constraint.allows(problem, option) for constraint in constraints.constraints)
     ]
 
@@ -352,10 +353,20 @@ def check_embedding(
     problem: EmbeddingProblem, constraints: ConstraintSet, embedding: Embedding
 ) -> None:
     """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug."""
+    problem = flattened_problem(problem, embedding.flattened)
     node_map = expand(problem, embedding)
     if node_map is None:
         raise InvariantError(f"axis maps {embedding.to_json()} violate the dataflow")
     check(problem, constraints, node_map)
+
+
+def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingProblem:
+    """The problem over fused axes: what an embedding with fused axes is an embedding of."""
+    if not groups:
+        return problem
+    found = pair_operands(flatten(problem.workload, groups), problem.instruction)
+    assert isinstance(found, EmbeddingProblem)
+    return found
 
 
 def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeMap) -> None:

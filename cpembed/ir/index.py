@@ -9,25 +9,33 @@ with a split without leaving the language.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class IndexTerm:
-    """``coefficient * ((iterator // divisor) % modulus)``; ``modulus`` None means no remainder."""
+    """``coefficient * ((iterator // divisor) % modulus)``; ``modulus`` None means no remainder.
+
+    A digit of a number that is itself an expression has that in ``inner``, and no iterator.
+    """
 
     iterator: str
     coefficient: int = 1
     divisor: int = 1
     modulus: int | None = None
+    inner: IndexExpr | None = None
 
     @property
     def is_affine(self) -> bool:
-        return self.divisor == 1 and self.modulus is None
+        return self.divisor == 1 and self.modulus is None and self.inner is None
+
+    @property
+    def iterators(self) -> tuple[str, ...]:
+        return (self.iterator,) if self.inner is None else self.inner.iterators
 
     def evaluate(self, values: Mapping[str, Any]) -> Any:
-        value = values[self.iterator]
+        value = values[self.iterator] if self.inner is None else self.inner.evaluate(values)
         if self.divisor != 1:
             value = value // self.divisor
         if self.modulus is not None:
@@ -36,11 +44,14 @@ class IndexTerm:
 
     def maximum(self, extents: Mapping[str, int]) -> int:
         """Largest value of the digit itself (without the coefficient) for ``0 <= it < extent``."""
-        top = (extents[self.iterator] - 1) // self.divisor
+        if self.inner is None:
+            top = (extents[self.iterator] - 1) // self.divisor
+        else:
+            top = self.inner.bounds(extents)[1] // self.divisor
         return top if self.modulus is None else min(top, self.modulus - 1)
 
     def text(self) -> str:
-        body = self.iterator
+        body = self.iterator if self.inner is None else f"({self.inner})"
         if self.divisor != 1:
             body = f"{body}//{self.divisor}"
         if self.modulus is not None:
@@ -69,14 +80,14 @@ class IndexExpr:
 
     @staticmethod
     def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
-        merged: dict[tuple[str, int, int | None], int] = {}
+        merged: dict[IndexTerm, int] = {}
         for term in terms:
-            key = (term.iterator, term.divisor, term.modulus)
+            key = replace(term, coefficient=1)
             merged[key] = merged.get(key, 0) + term.coefficient
         kept = (
-            IndexTerm(name, coefficient, divisor, modulus)
-            for (name, divisor, modulus), coefficient in merged.items()
-            if coefficient and modulus != 1
+            replace(term, coefficient=coefficient)
+            for term, coefficient in merged.items()
+            if coefficient and term.modulus != 1
         )
         return IndexExpr(tuple(kept), constant)
 
@@ -90,7 +101,7 @@ class IndexExpr:
 
     @property
     def iterators(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(term.iterator for term in self.terms))
+        return tuple(dict.fromkeys(name for term in self.terms for name in term.iterators))
 
     @property
     def single_iterator(self) -> str | None:
@@ -123,32 +134,35 @@ class IndexExpr:
             low, high = low + min(reach, 0), high + max(reach, 0)
         return low, high
 
-    def substitute(self, replace: Mapping[str, IndexExpr]) -> IndexExpr:
-        """Replace iterators of affine terms by expressions; others keep their iterator."""
+    def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
+        """Replace iterators by expressions, inside digits too."""
         terms: list[IndexTerm] = []
         constant = self.constant
         for term in self.terms:
-            if term.iterator not in replace:
+            if not any(name in replacements for name in term.iterators):
                 terms.append(term)
                 continue
-            inner = replace[term.iterator]
+            if term.inner is not None:
+                terms.append(replace(term, inner=term.inner.substitute(replacements)))
+                continue
+            inner = replacements[term.iterator]
             if not term.is_affine:
                 renamed = inner.single_iterator
                 if renamed is None:
-                    raise ValueError(f"cannot substitute {inner} inside the digit {term.text()}")
-                terms.append(IndexTerm(renamed, term.coefficient, term.divisor, term.modulus))
+                    terms.append(replace(term, iterator="", inner=inner))
+                else:
+                    terms.append(replace(term, iterator=renamed))
                 continue
-            terms += [
-                IndexTerm(t.iterator, t.coefficient * term.coefficient, t.divisor, t.modulus)
-                for t in inner.terms
-            ]
+            terms += [replace(t, coefficient=t.coefficient * term.coefficient) for t in inner.terms]
             constant += term.coefficient * inner.constant
         return IndexExpr.of(terms, constant)
 
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
         return IndexExpr.of(
             (
-                IndexTerm(new_name(t.iterator), t.coefficient, t.divisor, t.modulus)
+                replace(t, iterator=new_name(t.iterator))
+                if t.inner is None
+                else replace(t, inner=t.inner.rename(new_name))
                 for t in self.terms
             ),
             self.constant,

@@ -185,9 +185,9 @@ def index_text(index: IndexExpr, dims: Mapping[str, str]) -> str:
 
 
 def _term_text(term: IndexTerm, dims: Mapping[str, str]) -> str:
-    body = dims[term.iterator]
+    body = dims[term.iterator] if term.inner is None else index_text(term.inner, dims)
     if term.divisor != 1:
         body = f"floor(({body})/{term.divisor})"
     if term.modulus is not None:
         body = f"(({body}) mod {term.modulus})"
-    return f"({term.coefficient} * {body})"
+    return f"({term.coefficient} * ({body}))"

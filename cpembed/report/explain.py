@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 
-from cpembed.api.explain import Explanation, Step, layout, original_layout
+from cpembed.api.explain import Explanation, layout, original_layout
 from cpembed.report import nest, words
 from cpembed.report.blocks import bullets, header, heading, indented, table
+from cpembed.report.rewrites import step_words
 from cpembed.report.solve import found, problem_rows
-from cpembed.transform.rewrites import Split
 
 
 def report(explanation: Explanation) -> Iterator[RenderableType]:
@@ -85,39 +84,13 @@ def _rewrites(explanation: Explanation) -> Iterator[str]:
     for name, steps in explanation.steps.items():
         operand = program.operand(name)
         lines = [(name, str(original_layout(program, name)))]
-        lines += [(f"  {_words(step)}", str(step.after)) for step in steps]
+        lines += [(f"  {step_words(step)}", str(step.after)) for step in steps]
         width = max(len(text) for text, _ in lines)
         yield from (f"{text:<{width}}   {after}" for text, after in lines)
         if operand.is_identity:
             yield f"  the same bytes in memory: {name} is used in place"
         elif not steps:
-            yield f"  {layout(operand)}"
-
-
-def _words(step: Step) -> str:
-    """What a rewrite does: a phrase where its kind is known, else its parameters."""
-    if isinstance(step.rewrite, Split):
-        # Named by the layouts: the dimension that goes and the two that come.
-        dimension = step.before.names[step.rewrite.dimension]
-        return f"split {dimension} into {step.rewrite.outer}, {step.rewrite.inner}"
-    parameters = step.rewrite.describe()
-    phrase = _PHRASES.get(step.rewrite.name)
-    if phrase is None:
-        details = " ".join(f"{key}={value}" for key, value in parameters.items())
-        return f"{step.rewrite.name} {details}"
-    return f"{step.rewrite.name} {phrase(parameters)}"
-
-
-def _pad(parameters: Mapping[str, Any]) -> str:
-    sides = [f"{parameters[side]} {side}" for side in ("before", "after") if parameters[side]]
-    return f"{parameters['axes'][0]} by {' and '.join(sides)}"
-
-
-_PHRASES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "pad": _pad,
-    "reorder": lambda given: "dimensions",
-    "fuse": lambda given: f"{', '.join(given['axes'])} to {given['to']}",
-}
+            yield f"  {layout(program, operand)}"
 
 
 def _cost(explanation: Explanation) -> list[tuple[str, str]]:

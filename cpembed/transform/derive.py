@@ -10,6 +10,7 @@ channels-last operand yields a channels-last layout.
 from __future__ import annotations
 
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
@@ -28,6 +29,8 @@ def derive(workload: Computation, instruction: Instruction, embedding: Embedding
         raise TransformError(
             "the embedding is a translation of the one at the origin: derive that one instead"
         )
+    original = workload
+    workload = flatten(workload, embedding.flattened)
     loops, axis_map = _iteration(workload, embedding)
     lanes = tuple(
         Loop(axis.name, embedding.extents[axis.name], instruction.loop_axis(axis.name).kind)
@@ -38,8 +41,8 @@ def derive(workload: Computation, instruction: Instruction, embedding: Embedding
     rewrites: list[Rewrite] = []
     for ours in instruction.computation.operands:
         layout = OperandLayout(
-            workload,
-            workload.access(embedding.operands[ours.name]),
+            original,
+            original.access(embedding.operands[ours.name]),
             instruction.memory[ours.name],
             tuple(
                 name
@@ -62,6 +65,7 @@ def derive(workload: Computation, instruction: Instruction, embedding: Embedding
         tuple(operands),
         dict(embedding.operands),
         tuple(rewrites),
+        original if embedding.flattened else None,
     )
 
 

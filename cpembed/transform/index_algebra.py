@@ -6,6 +6,7 @@ All functions are exact or raise :class:`TransformError`; the isl proof checks t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from cpembed.errors import TransformError
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -84,9 +85,9 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
 
 
 def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
-    top = (extents[term.iterator] - 1) // term.divisor
-    if term.modulus is not None and top < term.modulus:
-        return IndexTerm(term.iterator, term.coefficient, term.divisor)
+    whole = replace(term, modulus=None)
+    if term.modulus is not None and whole.maximum(extents) < term.modulus:
+        return whole
     return term
 
 
@@ -108,7 +109,13 @@ def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner
     """Replace iterator ``name`` by ``factor * outer + inner`` with ``0 <= inner < factor``."""
     terms: list[IndexTerm] = []
     for term in index.terms:
-        terms += [term] if term.iterator != name else _split_digit(term, factor, outer, inner)
+        if name not in term.iterators:
+            terms.append(term)
+        elif term.inner is None:
+            terms += _split_digit(term, factor, outer, inner)
+        else:
+            split = substitute_split(term.inner, name, factor, outer, inner)
+            terms.append(replace(term, inner=split))
     return IndexExpr.of(terms, index.constant)
 
 
@@ -125,7 +132,9 @@ def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[I
             return [IndexTerm(inner, c, divisor, modulus)]
         if modulus % step == 0:
             return [IndexTerm(outer, c * step, 1, modulus // step), IndexTerm(inner, c, divisor)]
-    raise TransformError(f"digit {term.text()} does not split by {factor}")
+    # The factor cuts through the digit: it is one of the sum.
+    whole = IndexExpr((IndexTerm(outer, factor), IndexTerm(inner)))
+    return [replace(term, iterator="", inner=whole)]
 
 
 def substitute_digit(
@@ -134,8 +143,12 @@ def substitute_digit(
     """Replace iterator ``name`` by ``(fused // weight) % extent`` (no modulus when outermost)."""
     terms: list[IndexTerm] = []
     for term in index.terms:
-        if term.iterator != name:
+        if name not in term.iterators:
             terms.append(term)
+            continue
+        if term.inner is not None:
+            digit = substitute_digit(term.inner, name, fused, weight, extent, outermost=outermost)
+            terms.append(replace(term, inner=digit))
             continue
         modulus = term.modulus
         if not outermost:

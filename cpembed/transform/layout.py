@@ -24,7 +24,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import PackedDimension, PackedOperand
-from cpembed.transform.rewrites import Fuse, Pad, Part, Reorder, Rewrite, Split, unroll
+from cpembed.transform.rewrites import Flatten, Fuse, Pad, Part, Reorder, Rewrite, Split, unroll
 
 Treatment = Literal["in_place", "digit", "axis"]
 """What becomes of a mapped axis in an index with several: read where it is, its digit in a
@@ -40,6 +40,42 @@ def _direct_axis(index: IndexExpr) -> str | None:
     if len(index.terms) == 1 and index.terms[0].coefficient == 1 and index.is_affine:
         return index.terms[0].iterator
     return None
+
+
+def _normalised(index: IndexExpr, extents: Mapping[str, int]) -> tuple[IndexExpr, int, int]:
+    """``(index - constant - low) / step`` from 0 up in steps of 1, with that step and low."""
+    terms = IndexExpr.of(index.terms)
+    low, _ = terms.bounds(extents)
+    step = math.gcd(*(term.coefficient for term in terms.terms)) or 1
+    scaled = [
+        IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus) for t in terms.terms
+    ]
+    return IndexExpr.of(scaled, -(low // step)), step, low
+
+
+def original_layout(
+    workload: Computation, access: Access, axis_map: Mapping[str, IndexExpr]
+) -> PackedOperand:
+    """An operand before any rewrite, accessed as the program's iterators do.
+
+    Axes that are fused have no place in ``axis_map``; their share of the access is left out until
+    the flattening puts it in.
+    """
+    operand = workload.operand(access.operand)
+    names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(access.index)]
+    names = [name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)]
+    known = [
+        IndexExpr.of((t for t in index.terms if t.iterator in axis_map), index.constant)
+        for index in access.index
+    ]
+    return PackedOperand(
+        operand.name,
+        operand.dtype,
+        operand.shape,
+        tuple(PackedDimension(n, size) for n, size in zip(names, operand.shape, strict=True)),
+        tuple(IndexExpr.iterator(name) for name in names),
+        tuple(index.substitute(axis_map) for index in known),
+    )
 
 
 @dataclass
@@ -64,25 +100,21 @@ class OperandLayout:
     _contiguous: list[str] = field(default_factory=list[str])
     """Dimensions that a lane walks in place and must find innermost."""
 
+    _indices: dict[str, IndexExpr] = field(default_factory=dict[str, IndexExpr])
+    """Dimension name -> its index over workload axes, as long as it has not been split."""
+
     def __post_init__(self) -> None:
-        operand = self.workload.operand(self.access.operand)
-        names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(self.access.index)]
-        names = [name if names.count(name) == 1 else f"{name}#{k}" for k, name in enumerate(names)]
-        self.layout = PackedOperand(
-            operand.name,
-            operand.dtype,
-            operand.shape,
-            tuple(PackedDimension(n, size) for n, size in zip(names, operand.shape, strict=True)),
-            tuple(IndexExpr.iterator(name) for name in names),
-            tuple(index.substitute(self.axis_map) for index in self.access.index),
-        )
-        for name, index in zip(names, self.access.index, strict=True):
-            axis = _direct_axis(index)
-            if axis is not None:
-                self._direct[name] = axis
+        self.layout = original_layout(self.workload, self.access, self.axis_map)
+        names = [dimension.name for dimension in self.layout.dimensions]
+        self._indices = dict(zip(names, self.access.index, strict=True))
 
     def derive(self) -> PackedOperand:
         """Apply the rewrites; ``applied`` lists them afterwards."""
+        self._flatten()
+        for name, index in self._indices.items():
+            axis = _direct_axis(index)
+            if axis is not None:
+                self._direct[name] = axis
         self._unroll()
         self._pad()
         digits = self._split()
@@ -104,10 +136,57 @@ class OperandLayout:
     def _position(self, name: str) -> int:
         return [d.name for d in self.layout.dimensions].index(name)
 
+    def _flatten(self) -> None:
+        """Bring the members of each fused axis together and make them one dimension."""
+        for name, members in self.embedding.flattened.items():
+            if not any(members[0] in index.iterators for index in self._indices.values()):
+                continue
+            parts = [self._own_dimension(member) for member in members]
+            names = [d.name for d in self.layout.dimensions]
+            start = min(names.index(part) for part in parts)
+            kept = [n for n in names if n not in parts]
+            at = sum(1 for n in names[:start] if n not in parts)
+            self._reorder([*kept[:at], *parts, *kept[at:]])
+            sizes = tuple(self.workload.extents[member] for member in members)
+            fused = Flatten(
+                self.layout.name, at, sizes, name, labels=members, index=self.axis_map[name]
+            )
+            self._apply(fused)
+            for part in parts:
+                del self._indices[part]
+            self._indices[name] = IndexExpr.iterator(name)
+
+    def _own_dimension(self, member: str) -> str:
+        """The dimension that is just this axis, of its extent; taken out of a sum where need be."""
+        name, index = next((n, i) for n, i in self._indices.items() if member in i.iterators)
+        position = self._position(name)
+        dimension = self.layout.dimensions[position]
+        extent = self.workload.extents[member]
+        if index.single_iterator == member and dimension.extent == extent:
+            return name
+        access = self.layout.access[position]
+        own = f"{name}.{member}"
+        parts = [Part(own, extent, index.coefficient(member), IndexExpr())]
+        others = [term for term in index.terms if term.iterator != member]
+        low = 0
+        if others:
+            shared, step, low = _normalised(access, self.extents)
+            label = "+".join(term.iterator for term in others)
+            high = shared.bounds(self.extents)[1]
+            parts.insert(0, Part(label, high + 1, step, shared))
+            terms = [IndexTerm(t.iterator, t.coefficient // step) for t in others]
+            self._indices[label] = IndexExpr.of(terms)
+        offset = low + access.constant
+        self._apply(
+            unroll(self.layout.name, position, dimension.extent, offset, tuple(parts), name)
+        )
+        del self._indices[name]
+        self._indices[own] = IndexExpr.iterator(member)
+        return own
+
     def _unroll(self) -> None:
         """Give mapped axes of a shared index dimensions of their own, at the least footprint."""
-        names = [dimension.name for dimension in self.layout.dimensions]
-        for name, index in zip(names, self.access.index, strict=True):
+        for name, index in list(self._indices.items()):
             mapped = [a for a in index.iterators if name not in self._direct and self._lane(a)]
             choices = [self._treatments(axis, index) for axis in mapped]
             plans = [dict(zip(mapped, c, strict=True)) for c in itertools.product(*choices)]
@@ -173,18 +252,11 @@ class OperandLayout:
                 alone = IndexExpr.of([IndexTerm(lane, 1, moved.divisor, moved.modulus)])
                 extent = alone.bounds(self.extents)[1] + 1
                 parts.append(Part(f"{axis}.i", extent, moved.coefficient, alone, lane))
-        shared = IndexExpr.of(rest)
-        low, high = shared.bounds(self.extents)
-        step = math.gcd(*(term.coefficient for term in shared.terms)) or 1
+        shared, step, low = _normalised(IndexExpr.of(rest), self.extents)
         if plan and shared.terms:
-            terms = [
-                IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus)
-                for t in shared.terms
-            ]
-            moved_low = IndexExpr.of(terms, -(low // step))
             iterators = [t.iterator for t in index.terms if plan.get(t.iterator) != "axis"]
-            label = "+".join(iterators)
-            parts.insert(0, Part(label, (high - low) // step + 1, step, moved_low))
+            high = shared.bounds(self.extents)[1]
+            parts.insert(0, Part("+".join(iterators), high + 1, step, shared))
         return parts, low + access.constant, own
 
     def _apply_parts(self, name: str, parts: list[Part], offset: int, own: list[str]) -> None:
@@ -290,8 +362,10 @@ class OperandLayout:
             for tile in self.memory.tile
             if tile.axis in lanes
         ]
-        kept = [d.name for d in self.layout.dimensions if d.name not in order]
-        self._reorder(kept + order)
+        # A dimension read in place contiguously stays innermost: the gathered lanes are then free.
+        tail = order + self._contiguous
+        kept = [d.name for d in self.layout.dimensions if d.name not in tail]
+        self._reorder(kept + tail)
 
     def _tile_dimension(self, lane: str, divisor: int) -> str:
         """The dimension that holds ``(lane // divisor) % ...``, found by its weight."""

@@ -70,7 +70,8 @@ class PackedOperand:
     @cached_property
     def strides(self) -> tuple[int, ...]:
         """Row-major strides in elements."""
-        return tuple(math.prod(self.shape[k + 1 :]) for k in range(len(self.shape)))
+        shape = self.shape
+        return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
     @cached_property
     def is_identity(self) -> bool:
@@ -123,6 +124,8 @@ class DerivedProgram:
     operands: tuple[PackedOperand, ...]
     roles: Mapping[str, str]
     rewrites: tuple[Rewrite, ...] = ()
+    original: Computation | None = None
+    """The workload before flattening, where that differs from ``workload``."""
 
     @cached_property
     def extents(self) -> dict[str, int]:

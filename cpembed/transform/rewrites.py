@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -326,6 +326,23 @@ class Fuse(Rewrite):
 
     def describe(self) -> dict[str, Any]:
         return {"axes": list(self.labels), "to": math.prod(self.extents)}
+
+
+@dataclass(frozen=True)
+class Flatten(Fuse):
+    """``[I, J] -> [I*J]`` for a fused axis: one index, over the whole group (section 5).
+
+    ``index`` is the fused axis over the program's iterators: the members' own coordinates are its
+    digits and do not occur in the program.
+    """
+
+    name: ClassVar[str] = "flatten"
+    index: IndexExpr = field(default_factory=IndexExpr)
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        fused = super().apply(layout, extents)
+        access = _spliced(fused.access, self.dimension, 1, (self.index,))
+        return replace(fused, access=access)
 
 
 def _spliced(items: tuple[Any, ...], at: int, count: int, new: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ run = script("hasco_choices")
 
 @pytest.mark.parametrize("name, target", run.PAPER)
 def test_choices_are_as_many_as_in_the_paper(name: str, target: str) -> None:
-    found = run.tensorize_choices(run.WORKLOADS[name], name.split(",")[0], target)
+    found = run.tensorize_choices(run.WORKLOADS[name], name.split(",", maxsplit=1)[0], target)
     assert len(found) == run.PAPER[name, target][0]
 
 

@@ -58,9 +58,10 @@ def moved_dimensions(
         if option.lane not in names:
             continue
         for dimension, index in enumerate(problem.workload_indices[operand]):
-            step = index.coefficient(option.digit.axis) * option.digit.stride
-            if step:
-                yield operand, dimension, step
+            for member in option.members:
+                step = index.coefficient(member) * option.digit.stride
+                if step:
+                    yield operand, dimension, step
 
 
 def stencil_axes(problem: EmbeddingProblem) -> dict[str, str]:

@@ -58,7 +58,8 @@ class Dataflow(Constraint):
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """An element that the instruction shares along an axis must be shared by the workload."""
         return not any(
-            option.digit.axis in index.iterators
+            member in index.iterators
+            for member in option.members
             for operand, names in problem.index_names.items()
             if option.lane not in names
             for index in problem.workload_indices[operand]

@@ -44,7 +44,7 @@ class Extents(Constraint):
 
     def post_digits(self, model: DigitModel) -> None:
         for option in model.options:
-            if not divides(model.problem, option.digit):
+            if option.extent % (option.digit.count * option.digit.stride):
                 axis = model.problem.instruction.axis(option.lane)
                 model.requires_extent(option, axis.maximum)
 

@@ -62,9 +62,12 @@ class HyperRectangle(Constraint):
         return self.images == "operations" or operand_boxes(node_map) is not None
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        """Each operand that the instruction axis walks is moved forwards in one dimension."""
+        """Each operand that the instruction axis walks is moved forwards in one dimension; a fused
+        axis moves along several."""
         if self.images == "operations":
             return True
+        if len(option.members) > 1:
+            return False
         moved = list(moved_dimensions(problem, option))
         walked = [o for o, names in problem.index_names.items() if option.lane in names]
         return sorted(operand for operand, _, _ in moved) == sorted(walked) and all(

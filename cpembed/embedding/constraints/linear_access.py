@@ -92,7 +92,7 @@ class LinearAccess(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         if self.stencil == "none":
-            return option.digit.axis not in stencil_axes(problem)
+            return not set(option.members) & set(stencil_axes(problem))
         for operand, dimension, step in moved_dimensions(problem, option):
             if len(problem.workload_indices[operand][dimension].iterators) > 1:
                 largest = stride_in_place(problem, operand, option.lane)

@@ -64,10 +64,13 @@ class Padding(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         digit = option.digit
-        extent = problem.workload.extents[digit.axis]
-        limit = self.limit(digit.axis, extent)
-        fits = limit is None or (digit.count - 1) * digit.stride < limit
-        return fits and self._covers(digit.axis, extent, digit.count, digit.stride)
+        for member in option.members:
+            # A fused axis is padded as a whole, and only where each member may be.
+            limit = self.limit(member, option.extent)
+            fits = limit is None or (digit.count - 1) * digit.stride < limit
+            if not fits or not self._covers(member, option.extent, digit.count, digit.stride):
+                return False
+        return True
 
     @property
     def needs_boxes(self) -> bool:

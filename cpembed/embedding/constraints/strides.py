@@ -65,6 +65,8 @@ class Strides(Constraint):
         digit = option.digit
         if self.alone and digit.stride > 1 and option.weight > 1:
             return False
+        if len(option.members) > 1:
+            return "one" in self.allowed and digit.stride == 1
         return digit.stride in self.values(problem, digit.axis, digit.count)
 
     def post_digits(self, model: DigitModel) -> None:

@@ -9,6 +9,8 @@ Obligations, each a statement about integer sets and relations that isl decides:
 4. *output*: each original output element is read back from exactly one packed element;
 5. *tile*: lanes address memory as the instruction's memory side asks.
 
+A program over fused axes has a sixth, *flatten*: the workload over them is the original one.
+
 Each is tried first as a conjunction of *lemmas* about few variables (``factored``), which isl
 decides once for all programs that share them. An obligation that the lemmas do not show is decided
 on the whole program (``general``), so they never change a verdict or its words. Why the lemmas
@@ -44,6 +46,7 @@ from cpembed.errors import InvariantError
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import general
 from cpembed.transform.proof.factored import Factored
+from cpembed.transform.proof.flattening import flattening
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Proof:
 
 def prove(program: DerivedProgram) -> Proof:
     """Decide every obligation; never raises for a wrong program."""
+    if program.original is not None:
+        # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
+        groups = program.embedding.flattened
+        failed = flattening(program.original, program.workload, groups)
+        return Proof((*failed, *prove_whole(program).failed))
     lemmas, whole = Factored(program), general.Relations(program)
     output = program.workload.output.name
     failed = [] if lemmas.coverage() else general.coverage(whole)

@@ -262,7 +262,9 @@ def test_every_deepbench_layer_with_few_channels_names_the_channels() -> None:
 
 def test_an_index_that_runs_backwards_embeds() -> None:
     """A flipped filter starts at the window's end; its origin is where the first point reads."""
-    workload = parse_workload("O[k,q] += I[c,q-s+2] * W[k,c,s] k=8 q=8 c=8 s=3".split())
+    workload = parse_workload(
+        ["O[k,q]", "+=", "I[c,q-s+2]", "*", "W[k,c,s]", "k=8", "q=8", "c=8", "s=3"]
+    )
     instruction = load_hardware_spec("vta_8x8x8").instruction
     found = find_embeddings(workload, instruction, load_constraint_set("relaxed"))
     assert found.embeddings

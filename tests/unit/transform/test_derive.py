@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cpembed.api.solve import WIDEST, default_dtypes, solve
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.search import check_embedding, find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret
@@ -13,6 +19,7 @@ from cpembed.ir.reference import random_inputs
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.gemm import gemm
 from cpembed.transform.data import execute, pack
+from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack, StencilUnroll
@@ -79,6 +86,38 @@ def test_random_relaxed_programs_compute_their_workload(block: int) -> None:
         rewrites |= {rewrite.name for rewrite in program.rewrites}
     assert {"split", "pad"} <= rewrites
     assert rewrites & {"stencil_unroll", "image_pack", "fuse"}
+
+
+FLAT = [
+    (conv2d(n=1, c=3, h=6, w=7, k=4, r=3, s=3, pad=1, stride=2), "vta_1x16x16"),
+    (conv2d(n=2, c=3, h=4, w=5, k=9, r=2, s=3, dilation=2, pad=1, layout="NHWC"), "vta_8x8x8"),
+    (conv2d(n=2, c=3, h=4, w=5, k=9, r=2, s=3, pad=1), "avx512_vnni"),
+    (conv2d(n=1, c=3, h=5, w=5, k=4, r=3, s=3), "amx_int8"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FLAT)))
+def test_fused_axes_compute_their_workload(number: int) -> None:
+    """Programs over fused axes, a sample of them, are proven and run on the original operands."""
+    workload, target = FLAT[number]
+    instruction = load_hardware_spec(target).instruction
+    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
+    workload = workload.with_dtypes(dict(zip("IWO", dtypes, strict=True)))
+    constraints = load_constraint_set("flattened")
+    found = find_embeddings(workload, instruction, constraints)
+    assert found.problem is not None
+    flat = [e for e in found.embeddings if e.flattened]
+    random.Random(number).shuffle(flat)
+    assert flat
+    inputs = random_inputs(workload, number)
+    expected = interpret(workload, inputs)
+    for embedding in flat[:12]:
+        check_embedding(found.problem, constraints, embedding)
+        program = derive(workload, instruction, embedding)
+        proof = prove(program)
+        assert proof.holds, (embedding, proof.failed)
+        np.testing.assert_array_equal(execute(program, inputs), expected)
+        assert Embedding.from_json(embedding.to_json()) == replace(embedding, origin={})
 
 
 SHAPES = [

@@ -1,0 +1,105 @@
+"""Flattening: an ordered group of axes of one kind becomes a single axis (embedding.md, section 5).
+
+``(r, s, c)`` of extents 7, 7, 3 becomes one axis of 147, so that a digit of 16 is padded once
+instead of per axis. The operands stay as they are; their indices become digits of the fused axis.
+AMOS calls this a fused iteration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from cpembed.ir.computation import Axis, Computation
+from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+from cpembed.ir.index import IndexExpr, IndexTerm
+
+Groups = Mapping[str, tuple[str, ...]]
+"""Name of a fused axis -> its members, outermost first."""
+
+
+def group_name(members: tuple[str, ...]) -> str:
+    return "_".join(members)
+
+
+def members_of(groups: Groups, axis: str) -> tuple[str, ...]:
+    """The workload axes behind an axis: its members if it is fused, else itself."""
+    return groups.get(axis, (axis,))
+
+
+def member_digits(workload: Computation, groups: Groups) -> dict[str, IndexExpr]:
+    """Each member's coordinate as a digit of its fused axis.
+
+    The outermost member has no modulus: padding of the fused axis puts it outside its extent.
+    """
+    digits: dict[str, IndexExpr] = {}
+    for name, members in groups.items():
+        weight = 1
+        for position, member in reversed(list(enumerate(members))):
+            extent = workload.extents[member]
+            modulus = None if position == 0 else extent
+            digits[member] = IndexExpr.of([IndexTerm(name, 1, weight, modulus)])
+            weight *= extent
+    return digits
+
+
+def flatten(workload: Computation, groups: Groups) -> Computation:
+    """The same computation over fused axes; operands, and so data, are unchanged."""
+    if not groups:
+        return workload
+    digits = member_digits(workload, groups)
+    first = {members[0]: name for name, members in groups.items()}
+    axes: list[Axis] = []
+    for axis in workload.axes:
+        if axis.name in first:
+            name = first[axis.name]
+            extent = math.prod(workload.extents[member] for member in groups[name])
+            axes.append(Axis(name, extent, axis.kind))
+        elif axis.name not in digits:
+            axes.append(axis)
+
+    def rewrite(node: Expression) -> Expression:
+        if isinstance(node, Access):
+            return Access(node.operand, tuple(index.substitute(digits) for index in node.index))
+        if isinstance(node, Operation):
+            return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
+        if isinstance(node, Cast):
+            return Cast(node.dtype, rewrite(node.arg))
+        assert isinstance(node, Constant)
+        return node
+
+    store = rewrite(workload.store)
+    assert isinstance(store, Access)
+    return replace(workload, axes=tuple(axes), store=store, value=rewrite(workload.value))
+
+
+def candidate_groups(workload: Computation, largest: int) -> Iterator[tuple[str, ...]]:
+    """Ordered groups of 2 to ``largest`` axes that index the same operands."""
+    signatures: dict[frozenset[str], list[str]] = {}
+    for axis in workload.axes:
+        touched = frozenset(
+            operand
+            for operand, accesses in workload.access_maps.items()
+            if any(axis.name in index.iterators for access in accesses for index in access.index)
+        )
+        signatures.setdefault(touched, []).append(axis.name)
+    for axes in signatures.values():
+        for size in range(2, min(largest, len(axes)) + 1):
+            yield from itertools.permutations(axes, size)
+
+
+def is_plain_digit(workload: Computation, members: tuple[str, ...], count: int) -> bool:
+    """Whether a digit on the fused axis is one that the members have without fusing.
+
+    It is where the tile ends at a member's boundary or divides it.
+    """
+    for member in reversed(members):
+        extent = workload.extents[member]
+        if extent % count == 0:
+            return True
+        if count % extent:
+            return False
+        count //= extent
+    return count == 1

@@ -1,0 +1,109 @@
+"""Fused axes: the digit model against brute force on the flattened workload."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from cpembed.embedding.constraint_set import ConstraintSet, Flatten
+from cpembed.embedding.constraints import (
+    AllDifferent,
+    Dataflow,
+    Digits,
+    FixedOrigin,
+    HyperRectangle,
+    Padding,
+    Strides,
+)
+from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.flatten import candidate_groups, flatten, group_name, is_plain_digit
+from cpembed.embedding.node_map import decode, expand
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.embedding.search import flattened_problem, padded_extents, search
+from cpembed.ir.interpreter import interpret
+from cpembed.ir.parser import parse_computation
+from cpembed.ir.reference import random_inputs
+from tests.brute_force import TooLarge, node_maps
+from tests.unit.embedding.test_brute_force import make_instruction
+
+CASES = [
+    ("O[k] += I[c,s] * W[k,c,s]", {"k": 2, "c": 3, "s": 2}),
+    ("O[k,q] += I[c,q+s] * W[k,c,s]", {"k": 2, "q": 2, "c": 2, "s": 3}),
+    ("O[n,q] += I[n,q,c] * W[c]", {"n": 2, "q": 3, "c": 2}),
+    ("O[p,q] += I[p+r,q+s] * W[r,s]", {"p": 2, "q": 2, "r": 2, "s": 2}),
+]
+CONSTRAINTS = ConstraintSet(
+    "flat",
+    "",
+    (
+        HyperRectangle("operations"),
+        Dataflow(),
+        AllDifferent("along_axes"),
+        FixedOrigin(),
+        Strides(("one",)),
+        Digits(2),
+        Padding("all", growth=2.0),
+    ),
+    flatten=Flatten(3),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_a_flattened_workload_computes_the_same(case: tuple[str, dict[str, int]]) -> None:
+    workload = parse_computation(*case)
+    inputs = random_inputs(workload, 3)
+    for members in candidate_groups(workload, 3):
+        flat = flatten(workload, {group_name(members): members})
+        assert len(flat.axes) == len(workload.axes) - len(members) + 1
+        assert (interpret(flat, inputs) == interpret(workload, inputs)).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+@pytest.mark.parametrize("seed", range(3))
+def test_fused_digits_are_those_of_the_flattened_workload(
+    case: tuple[str, dict[str, int]], seed: int
+) -> None:
+    """One fused axis at a time: all embeddings of the flattened workload that use it and are not
+    digits of a member anyway."""
+    workload = parse_computation(*case)
+    rng = random.Random(seed)
+    problem = pair_operands(workload, make_instruction(rng))
+    while not isinstance(problem, EmbeddingProblem) or any(
+        None in names for names in problem.index_names.values()
+    ):
+        problem = pair_operands(workload, make_instruction(rng))
+    found = search(problem, CONSTRAINTS, SearchLimits()).embeddings
+    for members in candidate_groups(workload, 3):
+        name = group_name(members)
+        flat = flattened_problem(problem, {name: members})
+        ours = {
+            expand(flat, e).key()  # type: ignore[union-attr]
+            for e in found
+            if e.flattened == {name: members}
+        }
+        try:
+            expected = brute_force(flat, name, members, problem)
+        except TooLarge:
+            continue
+        assert ours == expected, (str(workload), members)
+
+
+def brute_force(
+    flat: EmbeddingProblem, name: str, members: tuple[str, ...], problem: EmbeddingProblem
+) -> set[object]:
+    keys: set[object] = set()
+    axes = flat.instruction.axes
+    domain = padded_extents(flat, CONSTRAINTS)
+    for sizes in itertools.product(*(axis.allowed for axis in axes)):
+        extents = dict(zip((axis.name for axis in axes), sizes, strict=True))
+        for node_map in node_maps(flat, domain, extents, budget=4_000):
+            if not all(c.holds(flat, node_map) for c in CONSTRAINTS.constraints):
+                continue
+            embedding = decode(flat, node_map)
+            assert embedding is not None
+            digits = [d for ds in embedding.digits.values() for d in ds if d.axis == name]
+            if digits and not is_plain_digit(problem.workload, members, digits[0].count):
+                keys.add(node_map.key())
+    return keys
