@@ -51,14 +51,12 @@ def _operands(explanation: Explanation) -> RenderableType:
     rows: list[tuple[str, ...]] = []
     for role, name in program.roles.items():
         operand, memory = program.operand(name), instruction.memory[role]
-        tile = words.shape(memory.tile_shape(program.embedding.extents))
-        order = ", ".join(str(dimension) for dimension in memory.tile)
         rows.append(
             (
                 role,
                 name,
                 operand.dtype,
-                f"{memory.scope} [{order}] {tile}",
+                words.tile(memory, program.embedding.extents),
                 f"{math.prod(operand.original_shape):,}",
                 f"{operand.elements:,}",
                 "in place" if operand.is_identity else "packed",

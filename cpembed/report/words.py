@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.hw.instruction import OperandMemory
 from cpembed.ir.computation import Computation
 
 NOTHING = "·"
@@ -19,6 +20,12 @@ def sizes(extents: Mapping[str, int]) -> str:
 def shape(numbers: Iterable[int]) -> str:
     """``1x64x56x56``; a scalar is ``1``."""
     return "x".join(str(number) for number in numbers) or "1"
+
+
+def tile(memory: OperandMemory, extents: Mapping[str, int]) -> str:
+    """``vta.inp [x, z] 1x16``: the memory that holds an operand's tile, its order and shape."""
+    order = ", ".join(str(dimension) for dimension in memory.tile)
+    return f"{memory.scope} [{order}] {shape(memory.tile_shape(extents))}"
 
 
 def scaled(number: float, units: tuple[str, ...], step: int) -> str:

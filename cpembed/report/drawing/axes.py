@@ -144,5 +144,5 @@ def _instruction_axes(
 
 def _sentence(program: DerivedProgram, lane: str, digit: Digit) -> str:
     extent = program.workload.extents[digit.axis]
-    step = f", every {digit.stride}th" if digit.stride > 1 else ""
+    step = f" in steps of {digit.stride}" if digit.stride > 1 else ""
     return f"{lane} walks {digit.count} of {extent} coordinates of {digit.axis}{step}"

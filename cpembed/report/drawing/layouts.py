@@ -41,7 +41,8 @@ def _operand(
     fate = "used in place" if operand.is_identity else "packed"
     sizes = f"{math.prod(operand.original_shape):,} to {operand.elements:,} elements"
     canvas.text(0, y + 14, f"{role} is {name}", "text bold")
-    canvas.text(column, y + 14, f"{operand.dtype}   {sizes}   {fate}", "dim")
+    tile = words.tile(program.instruction.memory[role], program.embedding.extents)
+    canvas.text(column, y + 14, f"{operand.dtype}   {tile}   {sizes}   {fate}", "dim")
     y += LINE + 6
     before = original_layout(program, name)
     canvas.text(_LEFT, y + _HIGH / 2 + 4, "as stored", "dim")
@@ -105,11 +106,3 @@ def _joints(canvas: Canvas, above: Segments, below: Segments, y0: float, y1: flo
         pairs += [(a, b) for a in gone for b in come]
     for (a, b), (c, d) in pairs:
         canvas.path(strip((a, b, y0 + 1), (c, d, y1 - 1)), "join")
-
-
-def tile_words(explanation: Explanation, role: str) -> str:
-    """``vta.inp [x, z] 1x16``: the memory that holds the operand's tile, and its order."""
-    program = explanation.program
-    memory = program.instruction.memory[role]
-    order = ", ".join(str(dimension) for dimension in memory.tile)
-    return f"{memory.scope} [{order}] {words.shape(memory.tile_shape(program.embedding.extents))}"
