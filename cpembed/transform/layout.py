@@ -357,12 +357,13 @@ class OperandLayout:
                 outer, inner = f"{lane}/{cut}", f"{lane}%{cut}"
                 self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, lane))
                 name = inner
-        order = [
-            self._tile_dimension(tile.axis, tile.divisor)
-            for tile in self.memory.tile
-            if tile.axis in lanes
-        ]
-        # A dimension read in place contiguously stays innermost: the gathered lanes are then free.
+        # Lanes that may lie anywhere go outside those that must be dense, which a dimension read in
+        # place contiguously is, too.
+        tiles = sorted(
+            (tile for tile in self.memory.tile if tile.axis in lanes),
+            key=lambda tile: self.memory.stride_rule(tile.axis) is StrideRule.UNIT,
+        )
+        order = [self._tile_dimension(tile.axis, tile.divisor) for tile in tiles]
         tail = order + self._contiguous
         kept = [d.name for d in self.layout.dimensions if d.name not in tail]
         self._reorder(kept + tail)
