@@ -27,8 +27,8 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.ir.index import IndexExpr
-from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.layout import original_layout as before_rewrites
+from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
 
@@ -190,18 +190,8 @@ def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
 
 def _unpacked(program: DerivedProgram, name: str) -> PackedOperand:
     """The operand before any rewrite; a dimension is named after the axes that index it."""
-    operand = program.workload.operand(name)
-    access = program.workload.access(name)
-    names = ["+".join(index.iterators) or f"#{k}" for k, index in enumerate(access.index)]
-    names = [n if names.count(n) == 1 else f"{n}#{k}" for k, n in enumerate(names)]
-    return PackedOperand(
-        name,
-        operand.dtype,
-        operand.shape,
-        tuple(PackedDimension(n, size) for n, size in zip(names, operand.shape, strict=True)),
-        tuple(IndexExpr.iterator(n) for n in names),
-        tuple(index.substitute(program.axis_map) for index in access.index),
-    )
+    workload = program.original or program.workload
+    return before_rewrites(workload, workload.access(name), program.axis_map)
 
 
 def ranking_reasons(

@@ -48,7 +48,17 @@ def _place(digits: tuple[Digit, ...], position: int) -> str:
 def _feed(program: DerivedProgram, digit: Digit) -> str:
     step = f" in steps of {digit.stride}" if digit.stride > 1 else ""
     extent = program.workload.extents[digit.axis]
-    return f"{digit.axis} : {digit.count} of {extent}{step}{_padding(program, digit)}"
+    fused = _fused(program, digit.axis)
+    return f"{digit.axis} : {digit.count} of {extent}{fused}{step}{_padding(program, digit)}"
+
+
+def _fused(program: DerivedProgram, axis: str) -> str:
+    """The members of a fused axis, outermost first."""
+    members = program.embedding.flattened.get(axis, ())
+    if not members or program.original is None:
+        return ""
+    extents = program.original.extents
+    return f" (fused: {', '.join(f'{member} {extents[member]}' for member in members)})"
 
 
 def _padding(program: DerivedProgram, digit: Digit) -> str:

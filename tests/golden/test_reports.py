@@ -16,6 +16,10 @@ LAYER = ("conv2d", "n=1", "c=12", "h=10", "w=10", "k=32", "r=3", "s=3", "pad=1",
 REPORTS = {
     "solve_vnni.txt": ("solve", *LAYER, "--target", "avx512_vnni"),
     "explain_vnni.txt": ("explain", *LAYER, "--target", "avx512_vnni", "--rank", "2"),
+    "explain_fused.txt": (
+        *("explain", "conv2d", "n=1", "c=3", "h=12", "w=12", "k=16", "r=7", "s=7"),
+        *("--target", "vta_1x16x16", "--constraints", "flattened"),
+    ),
     "explain_vta.txt": ("explain", "gemm", "m=5", "n=32", "k=40", "--target", "vta_1x16x16"),
 }
 

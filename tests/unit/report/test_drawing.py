@@ -25,6 +25,7 @@ CASES = {
     "padded": ("conv2d n=1 c=12 h=10 w=10 k=20 r=3 s=3 pad=1", "amx_int8", "in_place_padded", 1),
     "stencil": ("conv2d n=1 c=3 h=12 w=12 k=16 r=3 s=5", "vta_1x16x16", "relaxed", 1),
     "strided": ("conv1d n=2 c=6 w=27 k=20 s=5 stride=2", "vta_8x8x8", "relaxed", 20),
+    "fused": ("conv2d n=1 c=3 h=12 w=12 k=16 r=7 s=7", "vta_1x16x16", "flattened", 1),
     "scalar": ("dot k=64", "dot", "in_place_padded", 1),
 }
 
