@@ -15,6 +15,7 @@ from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.strategy.candidate import Candidate, derive_candidate
+from cpembed.transform.derive import LayoutCache
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,14 @@ def rank(
     best: list[tuple[tuple[float, int, int, str], Candidate, Overheads]] = []
     refused: list[str] = []
     derived = 0
+    layouts: LayoutCache = {}
     for bound, _, embedding in bounds:
         if top is not None and len(best) >= top and (top == 0 or bound > best[top - 1][0][0]):
             break
         derived += 1
         report(derived)
         try:
-            candidate = derive_candidate(workload, instruction, embedding)
+            candidate = derive_candidate(workload, instruction, embedding, layouts)
         except TransformError as error:
             refused.append(str(error))
             continue

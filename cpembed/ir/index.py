@@ -80,14 +80,14 @@ class IndexExpr:
 
     @staticmethod
     def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
-        merged: dict[IndexTerm, int] = {}
+        merged: dict[tuple[str, int, int | None, IndexExpr | None], int] = {}
         for term in terms:
-            key = replace(term, coefficient=1)
+            key = (term.iterator, term.divisor, term.modulus, term.inner)
             merged[key] = merged.get(key, 0) + term.coefficient
         kept = (
-            replace(term, coefficient=coefficient)
-            for term, coefficient in merged.items()
-            if coefficient and term.modulus != 1
+            IndexTerm(name, coefficient, divisor, modulus, inner)
+            for (name, divisor, modulus, inner), coefficient in merged.items()
+            if coefficient and modulus != 1
         )
         return IndexExpr(tuple(kept), constant)
 
@@ -153,7 +153,11 @@ class IndexExpr:
                 else:
                     terms.append(replace(term, iterator=renamed))
                 continue
-            terms += [replace(t, coefficient=t.coefficient * term.coefficient) for t in inner.terms]
+            scale = term.coefficient
+            terms += [
+                IndexTerm(t.iterator, t.coefficient * scale, t.divisor, t.modulus, t.inner)
+                for t in inner.terms
+            ]
             constant += term.coefficient * inner.constant
         return IndexExpr.of(terms, constant)
 

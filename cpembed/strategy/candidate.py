@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
-from cpembed.transform.derive import derive
+from cpembed.transform.derive import LayoutCache, derive
 from cpembed.transform.program import DerivedProgram
 
 
@@ -20,7 +20,10 @@ class Candidate:
 
 
 def derive_candidate(
-    workload: Computation, instruction: Instruction, embedding: Embedding
+    workload: Computation,
+    instruction: Instruction,
+    embedding: Embedding,
+    cache: LayoutCache | None = None,
 ) -> Candidate:
     """The candidate of an embedding; raises TransformError where no rewrite can serve it."""
-    return Candidate(embedding, derive(workload, instruction, embedding))
+    return Candidate(embedding, derive(workload, instruction, embedding, cache))

@@ -9,7 +9,7 @@ channels-last operand yields a channels-last layout.
 
 from __future__ import annotations
 
-from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
@@ -19,12 +19,25 @@ from cpembed.transform.layout import OperandLayout, digits_on
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
+LayoutCache = dict[
+    tuple[str, tuple[tuple[int, tuple[Digit, ...]], ...]], tuple[PackedOperand, list[Rewrite]]
+]
+"""Layouts by operand and the extents and digits of its lanes, on which alone they depend."""
 
-def derive(workload: Computation, instruction: Instruction, embedding: Embedding) -> DerivedProgram:
+
+def derive(
+    workload: Computation,
+    instruction: Instruction,
+    embedding: Embedding,
+    cache: LayoutCache | None = None,
+) -> DerivedProgram:
     """The program that executes the instruction over all translations of the embedded box.
+
+    ``cache`` keeps layouts between embeddings of one workload and instruction; many share them.
 
     Raises :class:`TransformError` where the operands need a rewrite that is not available.
     """
+    layouts: LayoutCache = {} if cache is None else cache
     if any(embedding.origin.values()):
         raise TransformError(
             "the embedding is a translation of the one at the origin: derive that one instead"
@@ -40,21 +53,26 @@ def derive(workload: Computation, instruction: Instruction, embedding: Embedding
     operands: list[PackedOperand] = []
     rewrites: list[Rewrite] = []
     for ours in instruction.computation.operands:
-        layout = OperandLayout(
-            original,
-            original.access(embedding.operands[ours.name]),
-            instruction.memory[ours.name],
-            tuple(
-                name
-                for index in instruction.computation.access(ours.name).index
-                for name in index.iterators
-            ),
-            embedding,
-            axis_map,
-            extents,
+        names = tuple(
+            name
+            for index in instruction.computation.access(ours.name).index
+            for name in index.iterators
         )
-        operands.append(layout.derive())
-        rewrites += layout.applied
+        key = (ours.name, tuple((embedding.extents[n], embedding.digits[n]) for n in names))
+        if key not in layouts:
+            layout = OperandLayout(
+                original,
+                original.access(embedding.operands[ours.name]),
+                instruction.memory[ours.name],
+                names,
+                embedding,
+                axis_map,
+                extents,
+            )
+            layouts[key] = (layout.derive(), layout.applied)
+        packed, applied = layouts[key]
+        operands.append(packed)
+        rewrites += applied
     return DerivedProgram(
         workload,
         instruction,
