@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cpembed.hw.loader import load_hardware_spec
+from tests.experiments.loading import EXPERIMENTS, script
+
+run = script("footprints")
+CASES = {case.label: case for case in run.cases()}
+
+
+def committed() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(
+        (EXPERIMENTS / "footprints" / "results.json").read_text()
+    )["rows"]
+    return rows
+
+
+def check(label: str) -> None:
+    """The row as committed, and not above the paper unless known."""
+    case = CASES[label]
+    (row,) = (r for r in committed() if (r["table"], r["row"]) == (case.table, case.row))
+    naive = run.naive_padding(case, load_hardware_spec(case.target).instruction)
+    found = run.search(case, "relaxed", naive)
+    assert found["refused"] == 0
+    for which in ("best", "smallest"):
+        sizes = ("data", "weights", "total", "macs")
+        assert [found[which][s] for s in sizes] == [row["relaxed"][which][s] for s in sizes]
+
+
+@pytest.mark.parametrize(
+    "label", ["table 3/4, row 4", "table 3/4, row 8", "table 3/4, row 10", "table 3/4, row 13"]
+)
+def test_footprints_are_those_in_the_results(label: str) -> None:
+    check(label)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", CASES)
+def test_all_footprints_are_those_in_the_results(label: str) -> None:
+    check(label)
+
+
+def test_committed_results_are_above_the_paper_only_where_known() -> None:
+    rows = committed()
+    assert len(rows) == len(CASES) == 24
+    assert run.above(rows) == run.KNOWN_ABOVE
+
+
+def test_paper_adds_up_but_for_one_row() -> None:
+    wrong = {label for label, case in CASES.items() if not case.add_up(case.smallest)}
+    assert wrong == {"table 5, row 8"}
