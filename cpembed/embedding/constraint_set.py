@@ -8,14 +8,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
-from cpembed.embedding.constraints import CONSTRAINTS
+from cpembed.embedding.constraints import CONSTRAINTS, constraint_names, find_constraint
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.constraints.padding import Padding
 from cpembed.errors import SpecError
+from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import constraint_files
 
 T = TypeVar("T")
@@ -68,7 +69,7 @@ class ConstraintSet:
 
 
 def load_constraint_set(name_or_path: str) -> ConstraintSet:
-    """A shipped set by name, or a user's own file by path.
+    """A shipped set or one that a distribution adds by name, or a user's own file by path.
 
     Raises :class:`SpecError` naming the file, the key and what is allowed.
     """
@@ -78,12 +79,7 @@ def load_constraint_set(name_or_path: str) -> ConstraintSet:
     else:
         path = Path(name_or_path)
         if path.suffix != ".toml":
-            close = difflib.get_close_matches(name_or_path, files, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise SpecError(
-                f"no constraint set named {name_or_path!r}: shipped are {', '.join(sorted(files))}"
-                f", or give the path of a .toml file{hint}"
-            )
+            path = plugin_file("cpembed.constraint_sets", name_or_path) or _unknown(name_or_path)
     tables = _read(path, ())
     return ConstraintSet(
         name=str(tables.pop("name", path.stem)),
@@ -91,6 +87,17 @@ def load_constraint_set(name_or_path: str) -> ConstraintSet:
         weights=_convert(tables.pop("weights", {}), Weights, path, "weights"),
         flatten=_convert(tables.pop("flatten", {}), Flatten, path, "flatten"),
         constraints=_constraints(tables, path),
+    )
+
+
+def _unknown(name: str) -> NoReturn:
+    shipped = constraint_files()
+    files = {**shipped, **plugin_files("cpembed.constraint_sets", shipped)}
+    close = difflib.get_close_matches(name, files, 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise SpecError(
+        f"no constraint set named {name!r}: there are {', '.join(sorted(files))}"
+        f", or give the path of a .toml file{hint}"
     )
 
 
@@ -108,29 +115,30 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not valid TOML: {error}") from None
     for key in tables:
-        if key not in _META_KEYS and key not in CONSTRAINTS:
-            close = difflib.get_close_matches(key, [*CONSTRAINTS, *_META_KEYS], 1)
+        if key not in _META_KEYS and find_constraint(key) is None:
+            allowed = [*_META_KEYS, *constraint_names()]
+            close = difflib.get_close_matches(key, allowed, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise SpecError(
-                f"{path}: unknown key {key!r}{hint}: allowed are "
-                f"{', '.join([*_META_KEYS, *CONSTRAINTS])}"
-            )
+            raise SpecError(f"{path}: unknown key {key!r}{hint}: allowed are {', '.join(allowed)}")
     base = tables.pop("extends", None)
     if base is None:
         return tables
-    files = constraint_files()
-    parent = files.get(str(base), path.parent / f"{base}.toml")
+    parent = constraint_files().get(str(base), path.parent / f"{base}.toml")
+    if not parent.exists():
+        parent = plugin_file("cpembed.constraint_sets", str(base)) or parent
     if parent in seen or parent == path:
         raise SpecError(f"{path}: extends {base!r}, which extends this set again: remove one")
     return {**_read(parent, (*seen, path)), **tables}
 
 
 def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...]:
-    """In the registry's order: a constraint may rely on what an earlier one posted."""
+    """In the registry's order: a constraint may rely on what an earlier one posted. Those that
+    distributions add come last, as the file has them."""
+    names = [name for name in CONSTRAINTS if name in tables]
+    names += [name for name in tables if name not in CONSTRAINTS]
+    kinds = {name: find_constraint(name) for name in names if tables[name] is not False}
     found = tuple(
-        _convert(tables[name], kind, path, name)
-        for name, kind in CONSTRAINTS.items()
-        if name in tables and tables[name] is not False
+        _convert(tables[name], kind, path, name) for name, kind in kinds.items() if kind is not None
     )
     if not any(c.name == "hyper_rectangle" for c in found):
         for constraint in found:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cpembed.embedding.commute import commuted, is_symmetric
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.all_different import AllDifferent
+from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
 from cpembed.embedding.constraints.strides import Strides
 from cpembed.embedding.cpsat import (
@@ -32,7 +34,7 @@ from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
 from cpembed.embedding.proto_writer import CompiledModel, Ids
-from cpembed.errors import InvariantError
+from cpembed.errors import InvariantError, WorkloadError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 
@@ -88,8 +90,8 @@ def find_embeddings(
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
     """Every embedding of the instruction in the workload under a constraint set."""
-    problem = pair_operands(workload, instruction)
-    if isinstance(problem, LabelMismatch):
+    first = pair_operands(workload, instruction)
+    if isinstance(first, LabelMismatch):
         return SearchResult(
             Status.INFEASIBLE,
             True,
@@ -97,9 +99,67 @@ def find_embeddings(
             (),
             Seconds(0.0, 0.0),
             SearchStatistics(0, 0, 0.0),
-            mismatch=problem,
+            mismatch=first,
         )
-    return search(problem, constraints, limits or SearchLimits(), progress, formulation)
+    results = [
+        search(problem, constraints, limits or SearchLimits(), progress, formulation)
+        for problem in [first, *_exchanged(first, constraints)]
+    ]
+    return results[0] if len(results) == 1 else merged(results)
+
+
+def _exchanged(first: EmbeddingProblem, constraints: ConstraintSet) -> list[EmbeddingProblem]:
+    """The problems with operands exchanged, where the set allows it and the instruction minds."""
+    dataflow = constraints.get("dataflow")
+    if not isinstance(dataflow, Dataflow) or not dataflow.commute:
+        return []
+    found: list[EmbeddingProblem] = []
+    for workload in list(commuted(first.workload))[1:]:
+        problem = pair_operands_or_none(workload, first.instruction)
+        if problem is None:
+            continue
+        owner = {theirs: ours for ours, theirs in first.roles.items()}
+        exchange = {ours: owner[theirs] for ours, theirs in problem.roles.items()}
+        if not is_symmetric(first.instruction, exchange):
+            found.append(problem)
+    return found
+
+
+def pair_operands_or_none(
+    workload: Computation, instruction: Instruction
+) -> EmbeddingProblem | None:
+    """The problem, or None where labels or element types do not fit in this order."""
+    try:
+        found = pair_operands(workload, instruction)
+    except WorkloadError:
+        return None
+    return None if isinstance(found, LabelMismatch) else found
+
+
+def merged(results: list[SearchResult]) -> SearchResult:
+    """The union of searches over alternative problems."""
+    complete = all(result.complete for result in results)
+    found = any(result.embeddings or result.irregular for result in results)
+    if complete:
+        status = Status.OPTIMAL if found else Status.INFEASIBLE
+    else:
+        status = Status.FEASIBLE if found else Status.UNKNOWN
+    statistics = SearchStatistics(0, 0, 0.0)
+    for result in results:
+        statistics = statistics.plus(result.statistics)
+    return SearchResult(
+        status,
+        complete,
+        tuple(e for result in results for e in result.embeddings),
+        tuple(m for result in results for m in result.irregular),
+        Seconds(
+            sum(result.seconds.model for result in results),
+            sum(result.seconds.solve for result in results),
+        ),
+        statistics,
+        results[0].problem,
+        formulation=results[0].formulation,
+    )
 
 
 def post(
@@ -353,11 +413,22 @@ def check_embedding(
     problem: EmbeddingProblem, constraints: ConstraintSet, embedding: Embedding
 ) -> None:
     """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug."""
-    problem = flattened_problem(problem, embedding.flattened)
+    problem = flattened_problem(with_roles(problem, embedding.operands), embedding.flattened)
     node_map = expand(problem, embedding)
     if node_map is None:
         raise InvariantError(f"axis maps {embedding.to_json()} violate the dataflow")
     check(problem, constraints, node_map)
+
+
+def with_roles(problem: EmbeddingProblem, roles: Mapping[str, str]) -> EmbeddingProblem:
+    """The problem with the operands in the roles of an embedding."""
+    if dict(problem.roles) == dict(roles):
+        return problem
+    for workload in commuted(problem.workload):
+        found = pair_operands_or_none(workload, problem.instruction)
+        if found is not None and dict(found.roles) == dict(roles):
+            return found
+    raise InvariantError(f"no order of operands gives the roles {dict(roles)}")
 
 
 def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingProblem:

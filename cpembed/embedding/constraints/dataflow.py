@@ -24,9 +24,12 @@ class Dataflow(Constraint):
     Labels were paired when the problem was made. Sequential edges are in every model (see
     :class:`~cpembed.embedding.model.ScalarModel`); spatial edges, pruned to a star around the
     first output, say that another output of the instruction is another output of the workload.
+    ``commute`` also pairs the operands of commutative operations in the other order (a search per
+    order; it changes which problems are posted, not what holds in one).
     """
 
     name: ClassVar[str] = "dataflow"
+    commute: bool = False
 
     def post(self, model: ScalarModel) -> None:
         if model.injective:

@@ -1,0 +1,60 @@
+"""Exchanging operands: other roles, the same result, no duplicates where symmetric."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cpembed.api.solve import default_dtypes, solve
+from cpembed.embedding.commute import commuted, is_symmetric
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.search import check_embedding, find_embeddings
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.interpreter import interpret
+from cpembed.ir.reference import random_inputs
+from cpembed.operators.conv2d import conv2d
+from cpembed.operators.dot import dot
+from cpembed.transform.data import execute
+from cpembed.transform.derive import derive
+from cpembed.transform.proof import require
+
+
+def test_orders_of_operands_compute_the_same() -> None:
+    workload = conv2d(n=1, c=2, h=4, w=4, k=3, r=2, s=2)
+    inputs = random_inputs(workload, 1)
+    orders = list(commuted(workload))
+    assert [tuple(read.operand for read in order.reads) for order in orders] == [
+        ("I", "W"),
+        ("W", "I"),
+    ]
+    for order in orders:
+        np.testing.assert_array_equal(interpret(order, inputs), interpret(workload, inputs))
+
+
+def test_weights_can_be_the_first_operand() -> None:
+    spec = load_hardware_spec("vta_8x8x8")
+    workload = conv2d(n=1, c=8, h=4, w=9, k=8, r=1, s=1)
+    constraints = load_constraint_set("complete")
+    found = find_embeddings(workload, spec.instruction, constraints)
+    assert len({tuple(e.operands.items()) for e in found.embeddings}) == 2
+    exchanged = [e for e in found.embeddings if e.operands["A"] == "W"]
+    assert {e.family["x"] for e in exchanged} == {("k",)}
+    inputs = random_inputs(workload, 2)
+    assert found.problem is not None
+    for embedding in exchanged[::40]:
+        check_embedding(found.problem, constraints, embedding)
+        program = derive(workload, spec.instruction, embedding)
+        require(program)
+        np.testing.assert_array_equal(execute(program, inputs), interpret(workload, inputs))
+
+
+def test_a_symmetric_instruction_has_no_second_order() -> None:
+    spec = load_hardware_spec("dot")
+    assert is_symmetric(spec.instruction, {"A": "B", "B": "A", "C": "C"})
+    assert not is_symmetric(
+        load_hardware_spec("vta_8x8x8").instruction, {"A": "B", "B": "A", "C": "C"}
+    )
+    names = ("A", "B", "C")
+    workload = dot(k=64).with_dtypes(dict(zip(names, default_dtypes(spec), strict=True)))
+    once = solve(workload, spec, "relaxed", top=None)
+    twice = solve(workload, spec, "complete", top=None)
+    assert once.count == twice.count > 0
