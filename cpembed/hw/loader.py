@@ -34,6 +34,7 @@ from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import DTYPES, size_bytes
 from cpembed.ir.parser import ParsedStatement, parse_computation, parse_statement
+from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
 
 MAX_EXTENT = 65_536
@@ -44,25 +45,30 @@ _CPU_FEATURE = re.compile(r"[a-z0-9_]+")
 
 
 def available_targets() -> tuple[str, ...]:
-    """Names of the shipped hardware specifications, sorted."""
-    return tuple(sorted(hardware_spec_files()))
+    """Names of the shipped hardware specifications and of those that distributions add, sorted."""
+    return tuple(sorted(_named_files()))
+
+
+def _named_files() -> dict[str, Path]:
+    shipped = hardware_spec_files()
+    return shipped | plugin_files("cpembed.hw_specs", shipped)
 
 
 def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
-    """Load a target by its shipped name or from a TOML file.
+    """Load a target by its name or from a TOML file.
 
     A ``Path``, a string that ends in ``.toml`` and a string with a ``/`` are files; any other
     string is a name. Raises :class:`SpecError`: file, key, what is wrong and what is allowed.
     """
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
         return _build(Path(name_or_path))
-    files = hardware_spec_files()
-    if name_or_path not in files:
+    path = hardware_spec_files().get(name_or_path) or plugin_file("cpembed.hw_specs", name_or_path)
+    if path is None:
         raise SpecError(
-            f"unknown target {name_or_path!r}{close_match(name_or_path, files)}; "
+            f"unknown target {name_or_path!r}{close_match(name_or_path, _named_files())}; "
             "`cpembed targets` lists them, and a path to a TOML file is a target too"
         )
-    return _build(files[name_or_path])
+    return _build(path)
 
 
 def _build(path: Path) -> HardwareSpec:

@@ -11,7 +11,7 @@ from cpembed.api.run import missing_for
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.operators.family import Parameter
-from cpembed.operators.registry import OPERATORS
+from cpembed.operators.registry import available_operators
 from cpembed.report.blocks import heading, table
 from cpembed.workloads.suites import SUITES
 
@@ -66,7 +66,7 @@ def operators() -> Iterator[RenderableType]:
                 " ".join(parameter.name for parameter in family.required),
                 " ".join(_option(parameter) for parameter in family.optional),
             )
-            for family in OPERATORS.values()
+            for family in available_operators().values()
         ),
     )
     yield ""
@@ -82,7 +82,7 @@ def operators_json() -> dict[str, Any]:
                 "description": family.description,
                 "parameters": [_parameter_json(parameter) for parameter in family.parameters],
             }
-            for family in OPERATORS.values()
+            for family in available_operators().values()
         ],
         "suites": [{"name": name, "description": what} for name, what in SUITES.items()],
     }

@@ -14,16 +14,12 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
 from cpembed.ir.parser import parse_computation, parse_statement
 from cpembed.operators.family import Dtypes, OperatorFamily
-from cpembed.operators.registry import OPERATORS
+from cpembed.operators.registry import find_operator, operator_names
 from cpembed.workloads.suites import DEFAULT_LAYOUT, SUITES, layer
 
 _SETTING = re.compile(r"([A-Za-z_]\w*)=([^=\s]\S*)", re.ASCII)
 # `max=` and `min=` in front of a value are assignments of the expression.
 _FIRST_SETTING = re.compile(rf"(?:^|(?<=\s))(?!max=|min=){_SETTING.pattern}(?!\S)", re.ASCII)
-_FORMS = (
-    f"name an operator ({' '.join(OPERATORS)}), an expression such as "
-    f'"C[x,y] += A[x,z] * B[z,y]", or a layer such as {next(iter(SUITES))}:0'
-)
 
 
 def parse_workload(
@@ -50,15 +46,23 @@ def parse_workload(
         return _expression(name, settings, default_dtypes)
     name = name.lstrip()
     if not name:
-        raise WorkloadError(f"no workload named: {_FORMS}")
+        raise WorkloadError(f"no workload named: {_forms()}")
     if ":" in name:
         return _layer(name, settings, default_dtypes)
-    if name not in OPERATORS:
-        raise WorkloadError(f"unknown workload {name!r}: {_FORMS}")
-    operator = OPERATORS[name]
+    operator = find_operator(name)
+    if operator is None:
+        raise WorkloadError(f"unknown workload {name!r}: {_forms()}")
     if "dtype" not in settings and _fits(operator, default_dtypes):
         return operator.workload({**settings, "dtype": default_dtypes})
     return operator.workload(settings)
+
+
+def _forms() -> str:
+    """What a workload can be."""
+    return (
+        f"name an operator ({' '.join(operator_names())}), an expression such as "
+        f'"C[x,y] += A[x,z] * B[z,y]", or a layer such as {next(iter(SUITES))}:0'
+    )
 
 
 def _fits(operator: OperatorFamily, dtypes: tuple[str, ...] | None) -> bool:

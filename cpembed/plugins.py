@@ -1,0 +1,143 @@
+"""What other distributions add through entry points: constraints, operators, data files.
+
+Looking through the installed distributions takes tens of milliseconds and loading runs their code,
+so both happen only for a name that does not ship, or to list what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from cpembed.errors import SpecError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Group = Literal[
+    "cpembed.constraints", "cpembed.operators", "cpembed.hw_specs", "cpembed.constraint_sets"
+]
+"""The entry point groups. The first two name objects; the others name packages, or objects that
+are paths of folders, with TOML files."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What an entry point names, and the words for where it comes from."""
+
+    name: str
+    value: Any
+    source: str
+
+    def error(self, problem: str) -> SpecError:
+        return SpecError(f"{self.source} {problem}")
+
+
+def plugin_names(group: Group) -> tuple[str, ...]:
+    """Names in a group, sorted; nothing is loaded."""
+    return tuple(sorted({entry.name for entry in _entries(group)}))
+
+
+def load_plugin(group: Group, name: str) -> Plugin | None:
+    """What a name stands for, None where no distribution adds it.
+
+    Raises :class:`SpecError` naming the distribution where it cannot be loaded or is not alone.
+    """
+    entries = [entry for entry in _entries(group) if entry.name == name]
+    if not entries:
+        return None
+    _check_alone(group, name, [_distribution(entry) for entry in entries])
+    return _load(group, entries[0])
+
+
+def load_plugins(group: Group, shipped: Collection[str]) -> list[Plugin]:
+    """Everything in a group, by name; raises :class:`SpecError` for the first fault there is."""
+    _check_shipped(group, {e.name: _distribution(e) for e in _entries(group)}, shipped)
+    found = (load_plugin(group, name) for name in plugin_names(group))
+    return [plugin for plugin in found if plugin is not None]
+
+
+def plugin_file(group: Group, name: str) -> Path | None:
+    """The file of a name (the file name without ``.toml``) in a group's folders.
+
+    Raises :class:`SpecError` where several distributions have one, or a folder cannot be found.
+    """
+    found = _files(group).get(name, [])
+    _check_alone(group, name, [source for source, _ in found])
+    return found[0][1] if found else None
+
+
+def plugin_files(group: Group, shipped: Collection[str]) -> dict[str, Path]:
+    """All files of a group by name; raises :class:`SpecError` for the first fault there is."""
+    found = _files(group)
+    for name, files in found.items():
+        _check_alone(group, name, [source for source, _ in files])
+    _check_shipped(group, {name: files[0][0] for name, files in found.items()}, shipped)
+    return {name: files[0][1] for name, files in sorted(found.items())}
+
+
+def _entries(group: Group) -> list[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=group))
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return "an unknown distribution" if entry.dist is None else entry.dist.name
+
+
+def _load(group: Group, entry: EntryPoint) -> Plugin:
+    source = f"{_distribution(entry)}: entry point {entry.name} = {entry.value} of {group}"
+    try:
+        value = entry.load()
+    except Exception as error:
+        # Whatever the distribution's own code raises, and what is wrong with the entry itself.
+        raise SpecError(
+            f"{source} cannot be loaded ({type(error).__name__}: {error}); "
+            "repair or uninstall the distribution"
+        ) from error
+    return Plugin(entry.name, value, source)
+
+
+def _files(group: Group) -> dict[str, list[tuple[str, Path]]]:
+    """Name -> the distributions that have such a file, with its path."""
+    found: dict[str, list[tuple[str, Path]]] = {}
+    for entry in _entries(group):
+        for folder in _folders(_load(group, entry)):
+            for path in sorted(folder.glob("*.toml")):
+                found.setdefault(path.stem, []).append((_distribution(entry), path))
+    return found
+
+
+def _folders(plugin: Plugin) -> list[Path]:
+    """The folders of a package, or the one that a path names."""
+    value = plugin.value
+    if isinstance(value, str | Path):
+        folders = [Path(value)]
+    else:
+        folders = [Path(part) for part in cast("Sequence[str]", getattr(value, "__path__", ()))]
+    if not folders:
+        raise plugin.error("is neither a package nor the path of a folder")
+    for folder in folders:
+        if not folder.is_dir():
+            raise plugin.error(f"names {folder}, which is not a folder")
+    return folders
+
+
+def _check_alone(group: Group, name: str, distributions: Sequence[str]) -> None:
+    if len(distributions) > 1:
+        raise SpecError(
+            f"{' and '.join(sorted(distributions))} both add {name!r} to {group}; "
+            "uninstall one or have one renamed"
+        )
+
+
+def _check_shipped(group: Group, distributions: dict[str, str], shipped: Collection[str]) -> None:
+    for name, distribution in distributions.items():
+        if name in shipped:
+            raise SpecError(
+                f"{distribution} adds {name!r} to {group}, a name that cpembed itself has and "
+                "keeps; have it renamed"
+            )
