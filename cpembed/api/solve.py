@@ -111,7 +111,8 @@ def embedding_json(ranked: RankedCandidate) -> dict[str, Any]:
         "rank": ranked.rank,
         "id": embedding.identifier(),
         "family": {axis: list(axes) for axis, axes in embedding.family.items()},
-        **{k: v for k, v in embedding.to_json().items() if k in ("axes", "operands", "extents")},
+        # All of it, so that ``Embedding.from_json`` reads it; the origin of a candidate is 0.
+        **{key: value for key, value in embedding.to_json().items() if key != "origin"},
         "mac_overhead": cost.mac_overhead,
         "data_overhead": cost.data_overhead,
         "utilisation": cost.utilisation,

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from cpembed.embedding.embedding import Embedding
 from tests.cli.calling import Caller, in_a_process
 from tests.cli.schema import SOLVE, assert_matches
 
@@ -67,6 +68,16 @@ def test_top_and_all_choose_how_many(
     assert [e["rank"] for e in document["embeddings"]] == list(
         range(1, len(document["embeddings"]) + 1)
     )
+
+
+@pytest.mark.parametrize("constraints", ["in_place_padded", "relaxed", "flattened"])
+def test_an_entry_of_the_document_is_an_embedding(cpembed: Caller, constraints: str) -> None:
+    layer = ("conv2d", "n=1", "c=3", "h=8", "w=8", "k=16", "r=5", "s=5", *VTA)
+    entries = cpembed("solve", *layer, "--constraints", constraints, "--json").json["embeddings"]
+    assert entries
+    assert any("flattened" in entry for entry in entries) == (constraints == "flattened")
+    for entry in entries:
+        assert Embedding.from_json(entry).identifier() == entry["id"]
 
 
 def test_weights_change_the_score(cpembed: Caller) -> None:
