@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,10 @@ LAYER = ("conv2d", "n=1", "c=12", "h=10", "w=10", "k=32", "r=3", "s=3", "pad=1",
 
 REPORTS = {
     "solve_vnni.txt": ("solve", *LAYER, "--target", "avx512_vnni"),
+    "pareto_amx.txt": (
+        *("solve", "conv2d", "n=1", "c=3", "h=10", "w=12", "k=16", "r=3", "s=3", "pad=1"),
+        *("--target", "amx_int8", "--pareto"),
+    ),
     "explain_vnni.txt": ("explain", *LAYER, "--target", "avx512_vnni", "--rank", "2"),
     "explain_fused.txt": (
         *("explain", "conv2d", "n=1", "c=3", "h=12", "w=12", "k=16", "r=7", "s=7"),
@@ -39,3 +45,14 @@ def test_report_is_the_stored_one(name: str, cpembed: Caller, golden: Golden) ->
     assert (called.code, called.err) == (0, "")
     assert not re.search(r"[ \t]$", called.out, re.MULTILINE)
     golden(name, without_times(called.out))
+
+
+@pytest.mark.parametrize(
+    "name, start", [("pareto_amx.txt", "not dominated"), ("explain_vta.txt", "embedding ")]
+)
+def test_the_page_shows_what_is_printed(name: str, start: str) -> None:
+    report = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    shown = report[report.index(start) :].split("\n\nrank: ")[0].rstrip()
+    page = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    assert textwrap.indent(shown, "    ") in page
+    assert f"    $ cpembed {' '.join(REPORTS[name])}" in page
