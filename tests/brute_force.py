@@ -14,7 +14,7 @@ import numpy as np
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.node_map import NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
-from cpembed.embedding.search import padded_extents
+from cpembed.embedding.regular import padded_extents
 
 
 class TooLarge(Exception):

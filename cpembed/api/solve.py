@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.cost.ranking import RankedCandidate, rank
+from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status
-from cpembed.embedding.search import Seconds, check_embedding, find_embeddings, silent
+from cpembed.embedding.result import Seconds, silent
+from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation

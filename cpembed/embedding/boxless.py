@@ -22,8 +22,9 @@ from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import Coordinates, NodeMap, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
+from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.roles import candidates
-from cpembed.embedding.search import padded_extents, search
+from cpembed.embedding.search import search
 
 _SEARCHED_POINTS = 4096
 """Largest domain given to the solver; all-different over larger ones is not bounded in time."""

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.errors import InvariantError, WorkloadError
 from cpembed.hw.instruction import Instruction, OperandMemory
 from cpembed.ir.computation import Computation
 from cpembed.ir.expression import OPERATIONS, Cast, Expression, Operation
@@ -73,3 +75,39 @@ def _renamed(memory: OperandMemory, axes: Mapping[str, str]) -> OperandMemory:
     tile = tuple(replace(part, axis=axes[part.axis]) for part in memory.tile)
     strides = {axes[axis]: rule for axis, rule in memory.strides.items()}
     return replace(memory, scope="", tile=tile, strides=strides)
+
+
+def exchanged_problems(first: EmbeddingProblem) -> list[EmbeddingProblem]:
+    """The problems with operands exchanged, where the instruction minds."""
+    found: list[EmbeddingProblem] = []
+    for workload in list(commuted(first.workload))[1:]:
+        problem = pair_operands_or_none(workload, first.instruction)
+        if problem is None:
+            continue
+        owner = {theirs: ours for ours, theirs in first.roles.items()}
+        exchange = {ours: owner[theirs] for ours, theirs in problem.roles.items()}
+        if not is_symmetric(first.instruction, exchange):
+            found.append(problem)
+    return found
+
+
+def pair_operands_or_none(
+    workload: Computation, instruction: Instruction
+) -> EmbeddingProblem | None:
+    """The problem, or None where labels or element types do not fit in this order."""
+    try:
+        found = pair_operands(workload, instruction)
+    except WorkloadError:
+        return None
+    return None if isinstance(found, LabelMismatch) else found
+
+
+def with_roles(problem: EmbeddingProblem, roles: Mapping[str, str]) -> EmbeddingProblem:
+    """The problem with the operands in the roles of an embedding."""
+    if dict(problem.roles) == dict(roles):
+        return problem
+    for workload in commuted(problem.workload):
+        found = pair_operands_or_none(workload, problem.instruction)
+        if found is not None and dict(found.roles) == dict(roles):
+            return found
+    raise InvariantError(f"no order of operands gives the roles {dict(roles)}")

@@ -20,7 +20,8 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.search import padded_extents, search
+from cpembed.embedding.regular import padded_extents
+from cpembed.embedding.search import search
 from cpembed.hw.instruction import Instruction, InstructionAxis
 
 ALWAYS = ("dataflow", "all_different")

@@ -23,7 +23,9 @@ from cpembed.embedding.constraints import (
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.search import Formulation, padded_extents, search
+from cpembed.embedding.regular import padded_extents
+from cpembed.embedding.result import Formulation
+from cpembed.embedding.search import search
 from cpembed.hw.instruction import (
     Instruction,
     InstructionAxis,

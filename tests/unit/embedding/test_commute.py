@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from cpembed.api.solve import default_dtypes, solve
+from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import commuted, is_symmetric
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.embedding.search import check_embedding, find_embeddings
+from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs

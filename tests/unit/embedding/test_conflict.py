@@ -15,8 +15,9 @@ from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.projection import ALWAYS, axis_subsets, dropping, project
+from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
-from cpembed.embedding.search import find_embeddings, padded_extents, search
+from cpembed.embedding.search import find_embeddings, search
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import suite

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.search import Formulation, check_embedding, has_digit_model, search
+from cpembed.embedding.regular import has_digit_model
+from cpembed.embedding.result import Formulation
+from cpembed.embedding.search import search
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.operators.conv2d import conv2d
 from tests.unit.embedding.test_brute_force import make_problem

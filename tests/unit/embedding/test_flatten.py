@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten
 from cpembed.embedding.constraints import (
     AllDifferent,
@@ -21,7 +22,8 @@ from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.flatten import candidate_groups, flatten, group_name, is_plain_digit
 from cpembed.embedding.node_map import decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.search import flattened_problem, padded_extents, search
+from cpembed.embedding.regular import padded_extents
+from cpembed.embedding.search import search
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import WIDEST, default_dtypes, solve
+from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.search import check_embedding, find_embeddings
+from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret

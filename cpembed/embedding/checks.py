@@ -1,0 +1,47 @@
+"""Judging solutions: each is expanded to nodes and every constraint decides for itself."""
+
+from __future__ import annotations
+
+from cpembed.embedding.commute import with_roles
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import Groups, flatten
+from cpembed.embedding.node_map import NodeMap, expand
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.errors import InvariantError
+
+
+def check_embedding(
+    problem: EmbeddingProblem, constraints: ConstraintSet, embedding: Embedding
+) -> None:
+    """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug."""
+    problem = flattened_problem(with_roles(problem, embedding.operands), embedding.flattened)
+    node_map = expand(problem, embedding)
+    if node_map is None:
+        raise InvariantError(f"axis maps {embedding.to_json()} violate the dataflow")
+    check(problem, constraints, node_map)
+
+
+def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingProblem:
+    """The problem over fused axes: what an embedding with fused axes is an embedding of."""
+    if not groups:
+        return problem
+    found = pair_operands(flatten(problem.workload, groups), problem.instruction)
+    assert isinstance(found, EmbeddingProblem)
+    return found
+
+
+def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeMap) -> None:
+    """Every constraint's own judgement of a solution; a refusal is a bug in the model."""
+    for constraint in constraints.constraints:
+        if not constraint.holds(problem, node_map):
+            raise InvariantError(
+                f"a solution of the model violates {constraint.name}: please report this with "
+                f"the workload {problem.workload} and the target {problem.instruction.name}"
+            )
+
+
+def check_round_trip(problem: EmbeddingProblem, embedding: Embedding, node_map: NodeMap) -> None:
+    again = expand(problem, embedding)
+    if again is None or again.key() != node_map.key():
+        raise InvariantError(f"axis maps {embedding.to_json()} do not expand to their node map")
