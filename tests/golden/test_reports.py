@@ -48,7 +48,7 @@ def test_report_is_the_stored_one(name: str, cpembed: Caller, golden: Golden) ->
 
 
 @pytest.mark.parametrize(
-    "name, start", [("pareto_amx.txt", "not dominated"), ("explain_vta.txt", "embedding ")]
+    "name, start", [("pareto_amx.txt", "not dominated"), ("explain_vta.txt", "embedding  ")]
 )
 def test_the_page_shows_what_is_printed(name: str, start: str) -> None:
     report = (Path(__file__).parent / name).read_text(encoding="utf-8")
