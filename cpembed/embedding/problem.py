@@ -19,6 +19,7 @@ from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
+from cpembed.ir.neutral import is_neutral
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class EmbeddingProblem:
     def workload_indices(self) -> dict[str, tuple[IndexExpr, ...]]:
         """Per instruction operand, the workload operand's index expressions."""
         return {pair.instruction.operand: pair.workload.index for pair in self.pairs}
+
+    @cached_property
+    def neutral_axes(self) -> tuple[str, ...]:
+        """Workload axes whose padding changes no result."""
+        return tuple(a.name for a in self.workload.axes if is_neutral(self.workload, a.name))
 
     @cached_property
     def direct_dimension(self) -> dict[str, tuple[str, int]]:

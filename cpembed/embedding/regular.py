@@ -19,8 +19,9 @@ def padded_extents(problem: EmbeddingProblem, constraints: ConstraintSet) -> dic
     the whole instruction could pad it to."""
     largest = math.prod(axis.maximum for axis in problem.instruction.axes)
     padded: dict[str, int] = {}
+    rule = constraints.padding.on(problem)
     for axis in problem.workload.axes:
-        limit = constraints.padding.limit(axis.name, axis.extent)
+        limit = rule.limit(axis.name, axis.extent)
         full = axis.extent + largest - 1
         padded[axis.name] = full if limit is None else min(limit, full)
     return padded

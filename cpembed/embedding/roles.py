@@ -67,7 +67,7 @@ def counts(
     """Digit counts above 1 that a workload axis can give an instruction axis at stride 1."""
     extent = problem.workload.extents[other]
     allowed = problem.instruction.axis(axis).allowed
-    limit = constraints.padding.limit(other, extent)
+    limit = constraints.padding.on(problem).limit(other, extent)
     covered = constraints.get("padding") is not None
     return tuple(
         count
@@ -156,7 +156,7 @@ def _extent_reason(
     if set(found) & set(wanted.allowed):
         return []
     extent = problem.workload.extents[other]
-    limit = constraints.padding.limit(other, extent)
+    limit = constraints.padding.on(problem).limit(other, extent)
     how = "without padding" if limit == extent else f"within the padded extent of {limit}"
     goal = wanted.describe_allowed()
     if not found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -21,13 +21,22 @@ class Padding(Constraint):
 
     ``axes``: the axes that may be padded, or "all"; none by default. ``below``: only axes with an
     extent smaller than this. ``growth``: the padded extent is at most this multiple of the
-    extent. Without padding a digit's count times its stride must divide the axis's extent.
+    extent. Without padding a digit's count times its stride must divide the axis's extent. Where
+    zeros would change the result (a maximum over a padded axis) an axis is not padded either.
     """
 
     name: ClassVar[str] = "padding"
     axes: Literal["all"] | tuple[str, ...] = ()
     below: int | None = None
     growth: float | None = None
+
+    def on(self, problem: EmbeddingProblem) -> Padding:
+        """The rule on a workload: an axis whose padding would change results is never padded."""
+        neutral = problem.neutral_axes
+        if len(neutral) == len(problem.workload.axes):
+            return self
+        allowed = neutral if self.axes == "all" else [a for a in self.axes if a in neutral]
+        return replace(self, axes=tuple(allowed))
 
     def limit(self, axis: str, extent: int) -> int | None:
         """Largest padded extent of an axis; None when unlimited."""
@@ -37,25 +46,27 @@ class Padding(Constraint):
         return None if self.growth is None else max(extent, math.floor(extent * self.growth))
 
     def post(self, model: ScalarModel) -> None:
+        rule = self.on(model.problem)
         for axis in model.problem.workload.axes:
             for _, choice in model.axis_choices(axis.name):
                 high = model.builder.range_of(choice.stride)[1]
                 strides = range(1, (min(high, 1) if model.dense_strides else high) + 1)
                 allowed = [
-                    s for s in strides if self._covers(axis.name, axis.extent, choice.count, s)
+                    s for s in strides if rule._covers(axis.name, axis.extent, choice.count, s)
                 ]
                 model.builder.restrict(choice.stride, [0, *allowed])
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        rule = self.on(problem)
         for axis, image in zip(problem.workload.axes, node_map.points, strict=True):
-            limit = self.limit(axis.name, axis.extent)
+            limit = rule.limit(axis.name, axis.extent)
             if limit is not None and int(np.max(image)) >= limit:
                 return False
         embedding = decode(problem, node_map)
         if embedding is None:
             return True
         return all(
-            self._covers(
+            rule._covers(
                 digit.axis, problem.workload.extents[digit.axis], digit.count, digit.stride
             )
             for digits in embedding.digits.values()
@@ -64,13 +75,13 @@ class Padding(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         digit = option.digit
-        for member in option.members:
-            # A fused axis is padded as a whole, and only where each member may be.
-            limit = self.limit(member, option.extent)
-            fits = limit is None or (digit.count - 1) * digit.stride < limit
-            if not fits or not self._covers(member, option.extent, digit.count, digit.stride):
-                return False
-        return True
+        rule = self.on(problem)
+        if len(option.members) > 1 and rule.axes != "all":
+            # A fused axis is padded as a whole: only where every axis may be.
+            return option.extent % (digit.count * digit.stride) == 0
+        limit = rule.limit(digit.axis, option.extent)
+        fits = limit is None or (digit.count - 1) * digit.stride < limit
+        return fits and rule._covers(digit.axis, option.extent, digit.count, digit.stride)
 
     @property
     def needs_boxes(self) -> bool:

@@ -113,10 +113,27 @@ def neutral(relations: Relations) -> list[str]:
     if relations.padding.is_empty():
         return []
     program = relations.program
-    harmless = [relations.outside(program.operand(name)) for name in absorbing(program.workload)]
-    if relations.padding.is_subset(reduce(isl.Set.union, harmless)):
+    harmless = relations.outside(program.operand(program.workload.output.name))
+    if program.workload.reduction == "add":
+        harmless = harmless.union(zeros(relations, program.workload.value))
+    if relations.padding.is_subset(harmless):
         return []
     return ["neutral: a padded point changes the result"]
+
+
+def zeros(relations: Relations, value: Expression) -> isl.Set:
+    """Iterators at which the value is zero because of operands outside their shape."""
+    everywhere = relations.points.domain()
+    if isinstance(value, Access):
+        return relations.outside(relations.program.operand(value.operand))
+    if isinstance(value, Cast):
+        return zeros(relations, value.arg)
+    if not isinstance(value, Operation):
+        return everywhere if value.value == 0 else everywhere.subtract(everywhere)
+    parts = [zeros(relations, arg) for arg in value.args]
+    if value.op == "shr":
+        return parts[0]
+    return reduce(isl.Set.union if value.op == "mul" else isl.Set.intersect, parts)
 
 
 def absorbing(workload: Computation) -> tuple[str, ...]:
