@@ -27,7 +27,7 @@ import msgspec
 from cpembed.api.bench_rows import BenchRow, RowMaker
 from cpembed.api.bench_summary import summarise
 from cpembed.api.run import missing_for
-from cpembed.api.solve import WIDEST, default_dtypes, hardware_spec
+from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
 from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
@@ -144,7 +144,7 @@ def open_bench(
     suite_name: str,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet = WIDEST,
+    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
     layers: str | None = None,
     backend: BackendChoice = "auto",
     execute: bool = True,

@@ -15,7 +15,7 @@ from typing import Any
 
 from cpembed.api.run import pick
 from cpembed.api.solve import (
-    WIDEST,
+    DEFAULT_CONSTRAINTS,
     Progress,
     SolveResult,
     embedding_json,
@@ -122,7 +122,7 @@ def explain(
     workload: Computation,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet = WIDEST,
+    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
     rank: int = 1,
     weights: Weights | None = None,
     timeout: float | None = None,

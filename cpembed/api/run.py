@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.api.solve import (
-    WIDEST,
+    DEFAULT_CONSTRAINTS,
     Progress,
     SolveResult,
     hardware_spec,
@@ -94,7 +94,7 @@ def run(
     workload: Computation,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet = WIDEST,
+    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
     rank: int = 1,
     backend: BackendChoice = "auto",
     seed: int | None = 0,
@@ -169,7 +169,7 @@ def pick(solved: SolveResult, rank: int) -> RankedCandidate:
         reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
         raise TransformError(
             f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
-            f" use --constraints {WIDEST}"
+            f" use --constraints {DEFAULT_CONSTRAINTS}"
         )
     if rank > len(solved.embeddings):
         last = len(solved.embeddings)

@@ -27,8 +27,8 @@ from cpembed.ir.computation import Computation
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
 
-WIDEST = "in_place_padded"
-"""The widest shipped constraint set whose every embedding has a proven program."""
+DEFAULT_CONSTRAINTS = "in_place_padded"
+"""What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
 
 Progress = Callable[[str, int], None]
 """Called with a phase (``model``, ``search``, ``derive``, ``prove`` …) and a running count."""
@@ -148,7 +148,7 @@ def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:
 def solve(
     workload: Computation,
     target: str | HardwareSpec,
-    constraints: str | ConstraintSet = WIDEST,
+    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
     *,
     top: int | None = 5,
     keep: Keep | None = None,

@@ -39,7 +39,7 @@ _REDRAW = 0.1
     "--constraints",
     metavar="NAME|FILE",
     help="Constraint set of the best candidate, beside `strict`, which is always tried. "
-    "Default: the widest shipped set that gives a proven program.",
+    "Default: in_place_padded.",
 )
 @click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
 @click.option(
@@ -108,12 +108,12 @@ def command(
         # Read when the compiler's run-time library is loaded.
         os.environ["TVM_NUM_THREADS"] = str(threads)
     from cpembed.api.bench import open_bench
-    from cpembed.api.solve import WIDEST
+    from cpembed.api.solve import DEFAULT_CONSTRAINTS
 
     bench = open_bench(
         suite,
         target,
-        constraints=constraints or WIDEST,
+        constraints=constraints or DEFAULT_CONSTRAINTS,
         layers=layers,
         backend=backend,
         execute=not no_run,

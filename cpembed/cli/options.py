@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -45,12 +46,21 @@ def _weights(
     return mac, data
 
 
+def _number(
+    context: click.Context, parameter: click.Parameter, value: float | None
+) -> float | None:
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number of seconds")
+    return value
+
+
 def embedding_options(function: F) -> F:
     """A workload, a target, and how to search: the parameters of :class:`Asked`."""
     for add in (
         click.option(
             "--timeout",
             type=click.FloatRange(min=0, min_open=True),
+            callback=_number,
             metavar="S",
             help="Stop searching after S seconds and use what was found.",
         ),
@@ -63,8 +73,7 @@ def embedding_options(function: F) -> F:
         click.option(
             "--constraints",
             metavar="NAME|FILE",
-            help="Constraint set: a shipped name or a TOML file. "
-            "Default: the widest shipped set that gives a proven program.",
+            help="Constraint set: a shipped name or a TOML file. Default: in_place_padded.",
         ),
         click.option(
             "--target",
@@ -107,9 +116,14 @@ def file_option(name: str, words: str) -> Callable[[F], F]:
 
 def problem(asked: Asked) -> tuple[Computation, HardwareSpec, str, Weights | None]:
     """The workload on the target's element types, the target, the set, the weights."""
-    from cpembed.api.solve import WIDEST, hardware_spec, workload
+    from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec, workload
     from cpembed.embedding.constraint_set import Weights
 
     spec = hardware_spec(asked["target"])
     weights = None if asked["weights"] is None else Weights(*asked["weights"])
-    return workload(asked["words"], spec), spec, asked["constraints"] or WIDEST, weights
+    return (
+        workload(asked["words"], spec),
+        spec,
+        asked["constraints"] or DEFAULT_CONSTRAINTS,
+        weights,
+    )

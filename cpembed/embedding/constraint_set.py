@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ class Weights:
     mac: float = 1.0
     data: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name, value in (("mac", self.mac), ("data", self.data)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}: a weight is a number of at least 0")
+
 
 @dataclass(frozen=True)
 class Flatten:
@@ -37,6 +43,10 @@ class Flatten:
     axis before it is split (not a constraint: it enlarges the space)."""
 
     max_axes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_axes < 1:
+            raise ValueError(f"max_axes is {self.max_axes}: at least 1 (1 fuses nothing)")
 
 
 @dataclass(frozen=True)
@@ -120,12 +130,18 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
             close = difflib.get_close_matches(key, allowed, 1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise SpecError(f"{path}: unknown key {key!r}{hint}: allowed are {', '.join(allowed)}")
+    for key in ("name", "description", "extends"):
+        if not isinstance(tables.get(key, ""), str):
+            raise SpecError(f"{path}: {key} is {tables[key]!r}: write a text in quotes")
     base = tables.pop("extends", None)
     if base is None:
         return tables
     parent = constraint_files().get(str(base), path.parent / f"{base}.toml")
     if not parent.exists():
         parent = plugin_file("cpembed.constraint_sets", str(base)) or parent
+    if not parent.exists():
+        known = ", ".join(sorted(constraint_files()))
+        raise SpecError(f"{path}: extends {base!r}, which is no set: shipped are {known}")
     if parent in seen or parent == path:
         raise SpecError(f"{path}: extends {base!r}, which extends this set again: remove one")
     return {**_read(parent, (*seen, path)), **tables}

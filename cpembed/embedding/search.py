@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 from cpembed.embedding.checks import check, check_round_trip
-from cpembed.embedding.commute import exchanged_problems
+from cpembed.embedding.commute import commuted, exchanged_problems, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
@@ -49,7 +49,11 @@ def find_embeddings(
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
     """Every embedding of the instruction in the workload under a constraint set."""
-    first = pair_operands(workload, instruction)
+    dataflow = constraints.get("dataflow")
+    commute = isinstance(dataflow, Dataflow) and dataflow.commute
+    # Element types may fit one order of the operands only.
+    fitting = (w for w in commuted(workload) if pair_operands_or_none(w, instruction) is not None)
+    first = pair_operands(next(fitting, workload) if commute else workload, instruction)
     if isinstance(first, LabelMismatch):
         return SearchResult(
             Status.INFEASIBLE,
@@ -60,8 +64,6 @@ def find_embeddings(
             SearchStatistics(0, 0, 0.0),
             mismatch=first,
         )
-    dataflow = constraints.get("dataflow")
-    commute = isinstance(dataflow, Dataflow) and dataflow.commute
     exchanged = exchanged_problems(first) if commute else []
     results = [
         search(problem, constraints, limits or SearchLimits(), progress, formulation)

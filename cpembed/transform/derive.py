@@ -20,9 +20,10 @@ from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
 LayoutCache = dict[
-    tuple[str, tuple[tuple[int, tuple[Digit, ...]], ...]], tuple[PackedOperand, list[Rewrite]]
+    tuple[str, str, tuple[tuple[int, tuple[Digit, ...]], ...]],
+    tuple[PackedOperand, list[Rewrite]],
 ]
-"""Layouts by operand and the extents and digits of its lanes, on which alone they depend."""
+"""Layouts by the operand, its role, and the extents and digits of its lanes: all they depend on."""
 
 
 def derive(
@@ -58,11 +59,12 @@ def derive(
             for index in instruction.computation.access(ours.name).index
             for name in index.iterators
         )
-        key = (ours.name, tuple((embedding.extents[n], embedding.digits[n]) for n in names))
+        role = embedding.operands[ours.name]
+        key = (ours.name, role, tuple((embedding.extents[n], embedding.digits[n]) for n in names))
         if key not in layouts:
             layout = OperandLayout(
                 original,
-                original.access(embedding.operands[ours.name]),
+                original.access(role),
                 instruction.memory[ours.name],
                 names,
                 embedding,

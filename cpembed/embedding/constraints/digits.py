@@ -21,6 +21,10 @@ class Digits(Constraint):
     name: ClassVar[str] = "digits"
     per_axis: int = 1
 
+    def __post_init__(self) -> None:
+        if self.per_axis < 1:
+            raise ValueError(f"per_axis is {self.per_axis}: an instruction axis has at least 1")
+
     def post(self, model: ScalarModel) -> None:
         literals: dict[str, list[int]] = {}
         for axis in model.problem.workload.axes:

@@ -30,6 +30,12 @@ class Padding(Constraint):
     below: int | None = None
     growth: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.growth is not None and not self.growth >= 1:
+            raise ValueError(f"growth is {self.growth}: a padded axis is at least as long, so 1")
+        if self.below is not None and self.below < 1:
+            raise ValueError(f"below is {self.below}: an extent is at least 1")
+
     def on(self, problem: EmbeddingProblem) -> Padding:
         """The rule on a workload: an axis whose padding would change results is never padded."""
         neutral = problem.neutral_axes

@@ -17,6 +17,7 @@ from cpembed.operators.dot import dot
 from cpembed.transform.data import execute
 from cpembed.transform.derive import derive
 from cpembed.transform.proof import require
+from cpembed.workloads.naming import parse_workload
 
 
 def test_orders_of_operands_compute_the_same() -> None:
@@ -59,3 +60,22 @@ def test_a_symmetric_instruction_has_no_second_order() -> None:
     once = solve(workload, spec, "relaxed", top=None)
     twice = solve(workload, spec, "complete", top=None)
     assert once.count == twice.count > 0
+
+
+def test_every_rank_reads_each_operand_from_its_own_layout() -> None:
+    """Layouts are shared between embeddings, but never between operands in the same role."""
+    spec = load_hardware_spec("vta_1x16x16")
+    workload = conv2d(n=1, c=3, h=8, w=8, k=16, r=3, s=3)
+    result = solve(workload, spec, "complete", top=40)
+    assert len({tuple(e.candidate.embedding.operands.items()) for e in result.embeddings}) == 2
+    inputs = random_inputs(workload, 4)
+    for ranked in result.embeddings[::4]:
+        found = execute(ranked.candidate.program, inputs)
+        np.testing.assert_array_equal(found, interpret(workload, inputs))
+
+
+def test_element_types_may_fit_one_order_only() -> None:
+    workload = parse_workload(["O[b,i] += A[b,i,j] * X[b,j]", "b=2", "i=16", "j=8"])
+    workload = workload.with_dtypes({"A": "int8", "X": "uint8"})
+    result = solve(workload, "avx512_vnni", "complete")
+    assert result.embeddings[0].candidate.embedding.operands == {"A": "X", "B": "A", "C": "O"}

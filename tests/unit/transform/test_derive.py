@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import WIDEST, default_dtypes, solve
+from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
@@ -146,7 +146,7 @@ def test_shipped_targets_compute_every_operator(target: str, shape: object) -> N
         dict(zip(names, default_dtypes(spec), strict=True))
     )
     # AMX takes 16 extents of x, and with stencils a hundred embeddings: one set is enough here.
-    constraints = "strict_padded" if target == "amx_int8" else WIDEST
+    constraints = "strict_padded" if target == "amx_int8" else DEFAULT_CONSTRAINTS
     result = solve(workload, spec, constraints, top=3)
     if result.conflict is not None:
         # A product-sum without a matching role (depthwise has no axis in W and O only).
@@ -158,7 +158,7 @@ def test_shipped_targets_compute_every_operator(target: str, shape: object) -> N
 
 def test_amx_rows_are_fed_in_place_from_a_strided_padded_image() -> None:
     workload = conv2d(n=1, c=5, h=6, w=9, k=6, r=3, s=3, stride=2, pad=1, layout="NHWC")
-    result = solve(workload, "amx_int8", WIDEST, top=None)
+    result = solve(workload, "amx_int8", DEFAULT_CONSTRAINTS, top=None)
     assert {"p", "q"} <= {
         axis for e in result.embeddings for axis in e.candidate.embedding.family["x"]
     }
