@@ -52,10 +52,11 @@ def _leaves(computation: Computation, access: Access, axis: str) -> bool:
         if index.iterators != (axis,) or len(index.terms) != 1:
             continue
         term = index.terms[0]
-        if term.modulus is None and term.coefficient > 0 and term.inner is None:
-            # The first coordinate beyond the axis, rounded down to what the digit shows.
+        exact = computation.extents[axis] % term.divisor == 0
+        if term.modulus is None and term.inner is None and exact:
+            # Where the first point beyond the axis reads; later ones are further out.
             beyond = term.coefficient * (computation.extents[axis] // term.divisor)
-            exact = computation.extents[axis] % term.divisor == 0
-            if exact and beyond + index.constant >= size:
+            beyond += index.constant
+            if beyond >= size if term.coefficient > 0 else beyond < 0:
                 return True
     return False

@@ -33,6 +33,7 @@ CASES = {
         "C[x] += (A[x,z] + D[x,z]) * B[z]",
         {"n", "d"},
     ),
+    "flipped": ("O[n] += P[n,d] * Q[5-d]", "C[x] += A[x,z] * B[z]", {"n", "d"}),
     "pooling": ("O[n] max= P[n,d] - Q[d]", "C[x] max= A[x,z] - B[z]", {"n"}),
     "requantization": (
         "O[n,d] = min(max((P[n,d] * Q[d]) >> 3, -128), 127)",
