@@ -88,13 +88,59 @@ class SearchLimits:
         return replace(self, seconds=max(0.0, self.seconds - seconds))
 
 
+class StopSignal:
+    """Stops the searches that listen to it, from any thread, and those that would start later."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wrappers: list[Any] = []
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for wrapper in self._wrappers:
+                wrapper.stop_search()
+
+    def listen(self, wrapper: Any) -> None:
+        with self._lock:
+            self._wrappers.append(wrapper)
+            if self._stopped:
+                wrapper.stop_search()
+
+    def leave(self, wrapper: Any) -> None:
+        with self._lock:
+            self._wrappers.remove(wrapper)
+
+
+@dataclass(frozen=True)
+class SearchControl:
+    """How a search is run, beside its limits; the answer does not depend on it.
+
+    ``presolve``: simplify the model first. ``work`` bounds the search by the solver's
+    deterministic time, which is the same in every run. ``stop`` ends it from outside.
+    """
+
+    presolve: bool = True
+    work: float | None = None
+    stop: StopSignal | None = None
+
+
 def enumerate_solutions(
-    model: CompiledModel, receive: Callable[[Ids], None], limits: SearchLimits
+    model: CompiledModel,
+    receive: Callable[[Ids], None],
+    limits: SearchLimits,
+    control: SearchControl | None = None,
 ) -> tuple[Status, bool, SearchStatistics]:
     """Every solution of the model, once each, to ``receive`` (values of all recorded variables).
 
     Returns the status, whether the enumeration was complete, and the search effort.
     """
+    control = control or SearchControl()
     if model.contradiction:
         return Status.INFEASIBLE, True, SearchStatistics(0, 0, 0.0)
     found = 0
@@ -115,11 +161,22 @@ def enumerate_solutions(
     parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
     if limits.seconds is not None:
         parameters.max_time_in_seconds = limits.seconds
+    if control.work is not None:
+        parameters.max_deterministic_time = control.work
+    if not control.presolve:
+        parameters.cp_model_presolve = False
+        parameters.cp_model_probing_level = 0
     # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
     parameters.catch_sigint_signal = False
     wrapper.set_parameters(parameters)
     wrapper.add_solution_callback(collector)
-    response = _solve(wrapper, model.proto)
+    if control.stop is not None:
+        control.stop.listen(wrapper)
+    try:
+        response = _solve(wrapper, model.proto)
+    finally:
+        if control.stop is not None:
+            control.stop.leave(wrapper)
     wrapper.clear_solution_callback(collector)
     if collector.error is not None:
         raise collector.error

@@ -6,7 +6,7 @@ constraints post themselves through the same object (``cpembed/embedding/constra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,6 +58,9 @@ class ScalarModel:
         default_factory=dict[tuple[str, "int | str"], list[DigitChoice]]
     )
     extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    axis_order: Sequence[str] | None = None
+    """Workload axes in the order in which the search assigns them, the workload's by default; what
+    comes last varies first. May be set until the model is built."""
     injective: bool = False
     """Whether a posted constraint already makes each operand's elements pairwise different."""
 
@@ -79,11 +82,6 @@ class ScalarModel:
                 chosen = self.extent_literals[axis.name][self.configuration[axis.name]]
                 self.builder.bound(np.array([chosen]), 1, 1)
         self._dataflow()
-        output = self.problem.pairs[-1].instruction.operand
-        inputs = [name for name in self.elements if name != output]
-        groups = [*self.elements[output], *self.points.values()]
-        for ids in (*groups, *(ids for name in inputs for ids in self.elements[name])):
-            self.builder.decide(ids)
 
     def _extent_choice(self, allowed: tuple[int, ...]) -> dict[int, int]:
         """One literal per extent an instruction axis can be configured to."""
@@ -172,5 +170,28 @@ class ScalarModel:
             )
         return NodeMap(extents, points, elements)
 
+    def _decisions(self) -> Iterator[Ids]:
+        """Outputs first, then backwards through the graph; by axis within each."""
+        axes = list(self.points) if self.axis_order is None else list(self.axis_order)
+        ranks = {axis: rank for rank, axis in enumerate(axes)}
+        output = self.problem.pairs[-1].instruction.operand
+
+        def dimensions(operand: str) -> list[Ids]:
+            if self.axis_order is None:
+                return self.elements[operand]
+            # A dimension that several axes reach is known once the last of them is.
+            indices = self.problem.workload_indices[operand]
+            last = [max((ranks[a] for a in index.iterators), default=0) for index in indices]
+            order = sorted(range(len(indices)), key=last.__getitem__)
+            return [self.elements[operand][dimension] for dimension in order]
+
+        yield from dimensions(output)
+        yield from (self.points[axis] for axis in axes)
+        for operand in self.elements:
+            if operand != output:
+                yield from dimensions(operand)
+
     def build(self) -> CompiledModel:
+        for ids in self._decisions():
+            self.builder.decide(ids)
         return self.builder.build()

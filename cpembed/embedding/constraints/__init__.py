@@ -12,6 +12,7 @@ from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.digits import Digits
+from cpembed.embedding.constraints.domain_bound import DomainBound
 from cpembed.embedding.constraints.extents import Extents
 from cpembed.embedding.constraints.fixed_origin import FixedOrigin
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
@@ -33,6 +34,7 @@ CONSTRAINTS: dict[str, type[Constraint]] = {
         Digits,
         Extents,
         Padding,
+        DomainBound,
     )
 }
 
