@@ -6,8 +6,12 @@ module is imported when it is called, and what it needs when it runs.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -17,11 +21,19 @@ from cpembed.errors import CpembedError, InvariantError
 INTERNAL_ERROR, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 """Exit codes; errors of the package carry their own, and commands return theirs."""
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Failures of what is written to, not of the package."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. Errors are one line on stderr."""
     try:
         code = cli.main(args=arguments, prog_name="cpembed", standalone_mode=False)
+        if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]: closed, `>&-`
+            sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return WRONG_INPUT
     except click.ClickException as error:
         return _fail(_usage(error), WRONG_INPUT)
     except (click.Abort, KeyboardInterrupt):
@@ -30,11 +42,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"internal error: {error}", INTERNAL_ERROR)
     except CpembedError as error:
         return _fail(str(error), error.exit_code)
+    except (BrokenPipeError, SystemExit):
+        # The reader has seen enough; click makes an exit of it.
+        _discard_output()
+        return 0
     except Exception as error:
+        # An error of opening names a file; one of writing does not.
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
+            _discard_output()
+            what = f"the output cannot be written: {error.strerror}"
+            return _fail(f"{what}; free some space or send it elsewhere", INTERNAL_ERROR)
         # A bug: whoever reports it needs the place.
         traceback.print_exc()
         return _fail(f"internal error: {type(error).__name__}: {error}", INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
+
+
+def _discard_output() -> None:
+    """Python flushes stdout once more on the way out, and would complain."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: click.ClickException) -> str:

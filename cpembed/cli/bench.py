@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import LARGEST_SEED, json_option
+from cpembed.cli.options import LARGEST_SEED, Subcommand, json_option
 from cpembed.cli.output import message, print_json, print_text
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _REDRAW = 0.1
 """Seconds between two drawings of the progress bar."""
 
 
-@click.command()
+@click.command(cls=Subcommand)
 @click.argument("suite")
 @click.option(
     "--target",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
-from typing import Any
 
 import click
 
@@ -35,16 +32,6 @@ class Subcommands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(SUBCOMMANDS.items()))
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader has seen enough. Python flushes once more on the way out.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        return result
 
 
 @click.group(cls=Subcommands, context_settings={"help_option_names": ["-h", "--help"]})

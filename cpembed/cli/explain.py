@@ -9,6 +9,7 @@ import click
 
 from cpembed.cli.options import (
     Asked,
+    Subcommand,
     embedding_options,
     file_option,
     json_option,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from cpembed.api.explain import Explanation
 
 
-@click.command()
+@click.command(cls=Subcommand)
 @embedding_options
 @rank_option
 @file_option("--svg", "Draw the candidate to an SVG file.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from cpembed.cli.options import json_option
+from cpembed.cli.options import Subcommand, json_option
 from cpembed.cli.output import print_json, print_text
 
 
-@click.command()
+@click.command(cls=Subcommand)
 @json_option
 def command(*, as_json: bool) -> int:
     """List the operators with the sizes and options they take, and the suites of layers."""

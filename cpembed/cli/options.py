@@ -30,6 +30,17 @@ class Asked(TypedDict):
     timeout: float | None
 
 
+class Subcommand(click.Command):
+    """A subcommand whose options with a value are given once: of two, neither is silently lost."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(list(args))
+        for option in self.params:
+            if isinstance(option, click.Option) and not option.is_flag and given.count(option) > 1:
+                raise click.UsageError(f"{option.opts[0]} is given more than once: keep one", ctx)
+        return super().parse_args(ctx, args)
+
+
 def _weights(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[float, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import threading
@@ -45,11 +46,11 @@ def print_text(*parts: RenderableType) -> None:
         for part in parts:
             console.print(part)
         return
-    plain = Console(highlight=False, width=UNFOLDED, color_system=None)
-    with plain.capture() as capture:
-        for part in parts:
-            plain.print(part)
-    for line in capture.get().splitlines():
+    page = io.StringIO()
+    plain = Console(file=page, highlight=False, width=UNFOLDED, color_system=None)
+    for part in parts:
+        plain.print(part)
+    for line in page.getvalue().splitlines():
         click.echo(line.rstrip())
 
 

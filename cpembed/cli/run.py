@@ -10,6 +10,7 @@ import click
 from cpembed.cli.options import (
     LARGEST_SEED,
     Asked,
+    Subcommand,
     embedding_options,
     json_option,
     problem,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from cpembed.backends.kernel import BackendChoice
 
 
-@click.command()
+@click.command(cls=Subcommand)
 @embedding_options
 @rank_option
 @click.option(

@@ -6,14 +6,21 @@ from typing import Unpack
 
 import click
 
-from cpembed.cli.options import LARGEST_SEED, Asked, embedding_options, json_option, problem
+from cpembed.cli.options import (
+    LARGEST_SEED,
+    Asked,
+    Subcommand,
+    embedding_options,
+    json_option,
+    problem,
+)
 from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import ProgressLine, print_json, print_text
 
 TOP = 5
 
 
-@click.command()
+@click.command(cls=Subcommand)
 @embedding_options
 @click.option(
     "--top",

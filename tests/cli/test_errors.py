@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from cpembed.api import solve as api
 from cpembed.errors import InvariantError
 from cpembed.resources import hardware_spec_files
-from tests.cli.calling import Caller, in_a_process
+from tests.cli.calling import Called, Caller, in_a_process
 
 VTA = ("--target", "vta_1x16x16")
 GEMM = ("gemm", "m=4", "n=32", "k=64")
@@ -48,6 +51,8 @@ WRONG = {
     "one weight": ((*VTA, *GEMM, "--weights", "1"), ("--weights", "MAC,DATA")),
     "negative weight": ((*VTA, *GEMM, "--weights=-1,1"), ("--weights", "at least 0")),
     "no time": ((*VTA, *GEMM, "--timeout", "0"), ("--timeout",)),
+    "target twice": ((*VTA, "--target", "amx_int8", *GEMM), ("--target", "more than once")),
+    "seed twice": ((*VTA, *GEMM, "--seed", "1", "--seed=1"), ("--seed", "more than once")),
     "seed that is no integer": ((*VTA, *GEMM, "--seed", "x"), ("--seed",)),
 }
 
@@ -64,6 +69,56 @@ def test_wrong_input_prints_no_json(cpembed: Caller) -> None:
 
 def test_an_unknown_subcommand_is_one_line(cpembed: Caller) -> None:
     cpembed("slove", *VTA, *GEMM).is_one_line_error(2, "'slove'", "cpembed --help")
+
+
+@pytest.mark.parametrize("command", ["explain", "run", "bench"])
+def test_every_command_takes_an_option_once(cpembed: Caller, command: str) -> None:
+    workload = ("deepbench",) if command == "bench" else GEMM
+    called = cpembed(
+        command, *workload, *VTA, "--constraints", "strict", "--constraints", "relaxed"
+    )
+    called.is_one_line_error(2, "--constraints is given more than once", f"{command} --help")
+
+
+def test_a_flag_may_be_repeated(cpembed: Caller) -> None:
+    assert cpembed("operators", "--json", "--json").code == 0
+
+
+def test_an_empty_command_line_is_answered_by_the_help(cpembed: Caller) -> None:
+    called = cpembed()
+    assert (called.code, called.out) == (2, "")
+    assert called.err == cpembed("--help").out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("words", [("--help",), ("targets",), ("operators", "--json")])
+def test_a_full_disk_is_one_line(words: tuple[str, ...], buffered: bool) -> None:
+    called = with_output_to("/dev/full", *words, buffered=buffered)
+    called.is_one_line_error(1, "cannot be written", "No space left on device")
+
+
+@pytest.mark.parametrize("words", [("--help",), ("targets",), ("operators", "--json")])
+def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        called = with_output_to(pipe.fileno(), *words)
+    assert (called.code, called.err) == (0, "")
+
+
+def with_output_to(where: str | int, *words: str, buffered: bool = True) -> Called:
+    """A process with its stdout somewhere else."""
+    with open(where, "wb", closefd=isinstance(where, str)) as output:
+        done = subprocess.run(
+            [sys.executable, *(() if buffered else ("-u",)), "-m", "cpembed", *words],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+        )
+    return Called(done.returncode, "", done.stderr)
 
 
 EDITS = {
