@@ -18,7 +18,9 @@ from cpembed.embedding.projection import ALWAYS, axis_subsets, dropping, project
 from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.roles import all_or_nothing, candidates, counts, obstacles
 from cpembed.embedding.search import find_embeddings, search
+from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import suite
 from tests.brute_force import TooLarge, solutions
@@ -198,6 +200,60 @@ def test_stencils_that_can_be_read_in_place_are_offered_first() -> None:
         'linear_access with stencil = "in_place": x from 16 of p',
         "padding of n from 1 to 16: utilisation 0.062",
     )
+
+
+WEIGHTS_FIRST = "O[n,k,p,q] += W[k,c,r,s] * I[n,c,p+r,q+s] n=1 k=64 c=64 p=14 q=14 r=3 s=3"
+
+
+def test_factors_in_the_other_order_are_offered_first() -> None:
+    conflict = explain(WEIGHTS_FIRST, "vta_1x16x16")
+    assert conflict.relaxations[0] == (
+        "exchange the factors of the product (in the order I, W), "
+        "or use --constraints complete: y from 16 of k"
+    )
+    instruction = load_hardware_spec("vta_1x16x16").instruction
+    strict, complete = load_constraint_set("strict"), load_constraint_set("complete")
+    given = parse_workload(WEIGHTS_FIRST.split())
+    exchanged = parse_workload(
+        WEIGHTS_FIRST.replace("W[k,c,r,s] * I[n,c,p+r,q+s]", "I[n,c,p+r,q+s] * W[k,c,r,s]").split()
+    )
+    assert find_embeddings(exchanged, instruction, strict, ONCE).embeddings
+    assert find_embeddings(given, instruction, complete, ONCE).embeddings
+
+
+def test_factors_are_exchanged_where_the_labels_need_it() -> None:
+    workload = "O[n,k,p] += W[k,c] * (I[n,c,p] - Z[c]) n=1 k=16 c=16 p=14"
+    instruction = load_hardware_spec("vta_1x16x16").instruction
+    computation = parse_workload(
+        ["C[x,y] += (A[x,z] - D[z]) * B[y,z]", "x=1", "y=16", "z=16"], ("int8",) * 3 + ("int32",)
+    )
+    conflict = explain_infeasible(
+        parse_workload(workload.split()),
+        with_offset(instruction, computation),
+        load_constraint_set("strict"),
+    )
+    assert conflict.constraints == ("dataflow",)
+    assert conflict.relaxations == (
+        "exchange the factors of the product (in the order I, Z, W), or use --constraints complete",
+    )
+
+
+def with_offset(instruction: Instruction, computation: Computation) -> Instruction:
+    """The instruction with another operand D, a row as A has them."""
+    row = replace(instruction.memory["A"], tile=instruction.memory["A"].tile[1:], strides={})
+    return replace(
+        instruction,
+        computation=computation,
+        dtypes={**instruction.dtypes, "D": instruction.dtypes["A"]},
+        memory={**instruction.memory, "D": row},
+    )
+
+
+def test_an_exchange_that_does_not_help_is_not_offered() -> None:
+    for words in (WEIGHTS_FIRST.replace("k=64", "k=7"), "gemm m=7 n=24 k=64"):
+        conflict = explain(words, "vta_1x16x16")
+        assert conflict.relaxations
+        assert not any("exchange" in words for words in conflict.relaxations)
 
 
 def test_an_axis_without_counterpart() -> None:
