@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.api.run import pick
+from cpembed.api.choice import pick
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
     Progress,

@@ -13,6 +13,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cpembed.api.choice import pick
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
     Progress,
@@ -29,8 +30,6 @@ from cpembed.errors import (
     BackendUnavailable,
     InvariantError,
     LoweringError,
-    TransformError,
-    WorkloadError,
 )
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -161,24 +160,6 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
 
 def _silent(phase: str, count: int) -> None:
     """Progress that nobody watches."""
-
-
-def pick(solved: SolveResult, rank: int) -> RankedCandidate:
-    """The candidate of a rank, out of a result that holds at least the best ``rank``."""
-    if not solved.embeddings:
-        reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
-        raise TransformError(
-            f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
-            f" use --constraints {DEFAULT_CONSTRAINTS}"
-        )
-    if rank > len(solved.embeddings):
-        last = len(solved.embeddings)
-        allowed = "1" if last == 1 else f"1 to {last}"
-        raise WorkloadError(
-            f"there is no candidate of rank {rank}: {solved.target.name} has {allowed} in "
-            f"{solved.workload.name} under {solved.constraints.name}"
-        )
-    return solved.embeddings[rank - 1]
 
 
 def _build(

@@ -16,7 +16,7 @@ from cpembed.cli.options import (
     problem,
     rank_option,
 )
-from cpembed.cli.outcome import print_solved
+from cpembed.cli.outcome import print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def command(
             if path is not None:
                 message(f"{path} is not written: there is nothing to draw")
         return code
+    print_notes(result.solved)
     _draw(result, svg, html)
     if not as_json:
         from cpembed.report.explain import report

@@ -16,7 +16,7 @@ from cpembed.cli.options import (
     problem,
     rank_option,
 )
-from cpembed.cli.outcome import UNAVAILABLE, print_solved
+from cpembed.cli.outcome import UNAVAILABLE, print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def command(
         print_json(result.to_json())
     if not isinstance(result, api.RunResult):
         return print_solved(result, as_json=as_json)
+    print_notes(result.solved)
     if not as_json:
         from cpembed.report.run import report
 

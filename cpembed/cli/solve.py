@@ -14,7 +14,7 @@ from cpembed.cli.options import (
     json_option,
     problem,
 )
-from cpembed.cli.outcome import print_solved
+from cpembed.cli.outcome import print_notes, print_solved
 from cpembed.cli.output import ProgressLine, print_json, print_text
 
 TOP = 5
@@ -104,5 +104,6 @@ def _front(asked: Asked, seed: int, *, as_json: bool) -> int:
         from cpembed.report.solve import pareto_report
 
         print_text(*pareto_report(result))
+        print_notes(result.solved)
         return 0
     return print_solved(result.solved, as_json=as_json)
