@@ -105,10 +105,11 @@ class Nest:
 
 def check_size(operand: PackedOperand) -> None:
     """Flat indices are 32-bit integers."""
-    if max(operand.elements, math.prod(operand.original_shape)) > _MAX_ELEMENTS:
+    largest = max(operand.elements, math.prod(operand.original_shape))
+    if largest > _MAX_ELEMENTS:
         raise LoweringError(
-            f"operand {operand.name} has {operand.elements} packed elements: "
-            f"kernels index at most {_MAX_ELEMENTS}"
+            f"operand {operand.name} has {largest:,} elements and a kernel indexes at most "
+            f"{_MAX_ELEMENTS:,}: run a part of the workload; solve and explain take the whole"
         )
 
 
@@ -119,7 +120,10 @@ def check_product_sum(workload: Computation) -> None:
         names = [arg.operand for arg in value.args if isinstance(arg, Access)]
         if len(names) == 2 and names[0] != names[1]:
             return
-    raise LoweringError(f"{workload} is not a product-sum of two operands: no kernel is generated")
+    raise LoweringError(
+        f"{workload} is not a product-sum of two operands, of which alone kernels are generated: "
+        "solve and explain take it"
+    )
 
 
 def kernel_nest(program: DerivedProgram) -> Nest:

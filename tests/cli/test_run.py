@@ -76,6 +76,13 @@ def test_native_where_there_is_none_runs_nothing(
         called.is_one_line_error(5, target)
 
 
+def test_operands_too_large_for_a_kernel_are_one_line(cpembed: Caller) -> None:
+    huge = ("gemm", "m=3000000", "n=1000", "k=16", "--target", "vta_1x16x16")
+    called = cpembed("run", *huge, "--backend", "generic")
+    called.is_one_line_error(5, "operand C has 3,024,000,000 elements", "run a part", "solve")
+    assert cpembed("solve", *huge, "--top", "1").code == 0
+
+
 def test_a_program_that_the_back_end_cannot_express_is_said(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
