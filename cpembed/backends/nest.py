@@ -115,10 +115,11 @@ def check_size(operand: PackedOperand) -> None:
 
 def check_product_sum(workload: Computation) -> None:
     """Kernels exist for ``O += A * B`` with one access to each operand."""
-    value = workload.value
-    if workload.reduction == "add" and isinstance(value, Operation) and value.op == "mul":
-        names = [arg.operand for arg in value.args if isinstance(arg, Access)]
-        if len(names) == 2 and names[0] != names[1]:
+    if len(workload.statements) == 1 and workload.statement.reduction == "add":
+        value = workload.statement.value
+        factors = value.args if isinstance(value, Operation) and value.op == "mul" else ()
+        tensors = {workload.operand(f.operand).tensor for f in factors if isinstance(f, Access)}
+        if len(tensors) == 2:
             return
     raise LoweringError(
         f"{workload} is not a product-sum of two operands, of which alone kernels are generated: "

@@ -52,14 +52,20 @@ class Overheads:
 
 
 def overheads(program: DerivedProgram) -> Overheads:
-    original = {o.name: math.prod(o.original_shape) for o in program.operands}
-    footprint = {o.name: o.elements for o in program.operands}
-    in_place = tuple(o.name for o in program.operands if o.is_identity)
-    moved = sum(
-        (original[o.name] + o.elements) * size_bytes(o.dtype)
-        for o in program.operands
-        if not o.is_identity
-    )
+    """Costs of a program; ports of one tensor share what is used in place."""
+    original: dict[str, int] = {}
+    footprint: dict[str, int] = {}
+    moved = 0
+    in_place: list[str] = []
+    for operand in program.operands:
+        tensor = program.workload.operand(operand.name).tensor
+        original[tensor] = math.prod(operand.original_shape)
+        if operand.is_identity:
+            in_place.append(operand.name)
+            footprint[tensor] = operand.elements
+        else:
+            footprint[operand.name] = operand.elements
+            moved += (original[tensor] + operand.elements) * size_bytes(operand.dtype)
     return Overheads(
         program.workload.macs,
         program.calls * program.instruction.macs,
@@ -68,5 +74,5 @@ def overheads(program: DerivedProgram) -> Overheads:
         sum(footprint.values()),
         footprint,
         moved,
-        in_place,
+        tuple(in_place),
     )

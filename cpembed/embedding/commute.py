@@ -17,13 +17,19 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.expression import OPERATIONS, Cast, Expression, Operation
 
 
-def commuted(workload: Computation) -> Iterator[Computation]:
-    """The workload with the operands of its commutative operations in every order, as it is
-    first. Operands keep their names and the result is the same."""
-    for value in _orders(workload.value):
-        found = replace(workload, value=value)
-        names = list(dict.fromkeys(read.operand for read in found.reads))
-        yield replace(found, inputs=tuple(found.operand(name) for name in names))
+def commuted(workload: Computation, factors: bool = True) -> Iterator[Computation]:
+    """The workload with its statements in every order and, with ``factors``, the operands of its
+    commutative operations too; as it is first. Operands keep their names and the result is the
+    same."""
+    for statements in itertools.permutations(workload.statements):
+        choices = [
+            [replace(s, value=value) for value in _orders(s.value)] if factors else [s]
+            for s in statements
+        ]
+        for chosen in itertools.product(*choices):
+            found = replace(workload, statements=chosen)
+            names = list(dict.fromkeys(read.operand for read in found.reads))
+            yield replace(found, inputs=tuple(found.operand(name) for name in names))
 
 
 def _orders(node: Expression) -> Iterator[Expression]:
@@ -77,18 +83,27 @@ def _renamed(memory: OperandMemory, axes: Mapping[str, str]) -> OperandMemory:
     return replace(memory, scope="", tile=tile, strides=strides)
 
 
-def exchanged_problems(first: EmbeddingProblem) -> list[EmbeddingProblem]:
-    """The problems with operands exchanged, where the instruction minds."""
+def exchanged_problems(first: EmbeddingProblem, factors: bool = True) -> list[EmbeddingProblem]:
+    """The problems with operands exchanged, where the instruction minds; ``factors`` as in
+    :func:`commuted`."""
     found: list[EmbeddingProblem] = []
-    for workload in list(commuted(first.workload))[1:]:
+    seen = [dict(first.roles)]
+    for workload in commuted(first.original, factors):
         problem = pair_operands_or_none(workload, first.instruction)
-        if problem is None:
+        if problem is None or dict(problem.roles) in seen:
             continue
-        owner = {theirs: ours for ours, theirs in first.roles.items()}
-        exchange = {ours: owner[theirs] for ours, theirs in problem.roles.items()}
-        if not is_symmetric(first.instruction, exchange):
+        # Roles that an automorphism of the instruction leads to give the same embeddings.
+        if not any(is_symmetric(first.instruction, _exchange(s, problem.roles)) for s in seen):
             found.append(problem)
+        seen.append(dict(problem.roles))
     return found
+
+
+def _exchange(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """Instruction operand in the second assignment of roles -> the one that has its place in the
+    first."""
+    owner = {theirs: ours for ours, theirs in first.items()}
+    return {ours: owner.get(theirs, ours) for ours, theirs in second.items()}
 
 
 def pair_operands_or_none(
@@ -102,12 +117,22 @@ def pair_operands_or_none(
     return None if isinstance(found, LabelMismatch) else found
 
 
+def problem_of(
+    workload: Computation, instruction: Instruction, roles: Mapping[str, str]
+) -> EmbeddingProblem:
+    """The problem with the operands in the roles of an embedding.
+
+    Raises :class:`InvariantError` where no order of operands gives these roles.
+    """
+    for order in commuted(workload):
+        found = pair_operands_or_none(order, instruction)
+        if found is not None and dict(found.roles) == dict(roles):
+            return found
+    raise InvariantError(f"no order of operands gives the roles {dict(roles)}")
+
+
 def with_roles(problem: EmbeddingProblem, roles: Mapping[str, str]) -> EmbeddingProblem:
     """The problem with the operands in the roles of an embedding."""
     if dict(problem.roles) == dict(roles):
         return problem
-    for workload in commuted(problem.workload):
-        found = pair_operands_or_none(workload, problem.instruction)
-        if found is not None and dict(found.roles) == dict(roles):
-            return found
-    raise InvariantError(f"no order of operands gives the roles {dict(roles)}")
+    return problem_of(problem.original, problem.instruction, roles)

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cpembed.ir.computation import Axis, Computation
-from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+from cpembed.ir.computation import Axis, Computation, changed_accesses
+from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -60,19 +60,12 @@ def flatten(workload: Computation, groups: Groups) -> Computation:
         elif axis.name not in digits:
             axes.append(axis)
 
-    def rewrite(node: Expression) -> Expression:
-        if isinstance(node, Access):
-            return Access(node.operand, tuple(index.substitute(digits) for index in node.index))
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
-        if isinstance(node, Cast):
-            return Cast(node.dtype, rewrite(node.arg))
-        assert isinstance(node, Constant)
-        return node
+    def rewrite(access: Access) -> Access:
+        return Access(access.operand, tuple(index.substitute(digits) for index in access.index))
 
-    store = rewrite(workload.store)
-    assert isinstance(store, Access)
-    return replace(workload, axes=tuple(axes), store=store, value=rewrite(workload.value))
+    # In one step: the accesses only make sense over the new axes.
+    statements = changed_accesses(workload.statements, rewrite)
+    return replace(workload, axes=tuple(axes), statements=statements)
 
 
 def candidate_groups(workload: Computation, largest: int) -> Iterator[tuple[str, ...]]:

@@ -82,6 +82,7 @@ class ScalarModel:
                 chosen = self.extent_literals[axis.name][self.configuration[axis.name]]
                 self.builder.bound(np.array([chosen]), 1, 1)
         self._dataflow()
+        self._shared_elements()
 
     def _extent_choice(self, allowed: tuple[int, ...]) -> dict[int, int]:
         """One literal per extent an instruction axis can be configured to."""
@@ -103,6 +104,14 @@ class ScalarModel:
                 chosen = self._axis_lines() if self.separable else np.ones(self._box, np.bool_)
                 terms = [(-t.coefficient, self.points[t.iterator][chosen]) for t in index.terms]
                 self.builder.linear([(1, accessed[chosen]), *terms], index.constant)
+
+    def _shared_elements(self) -> None:
+        """An element of the instruction that two of its ports reach has one image."""
+        computation = self.problem.instruction.computation
+        shapes = {operand.name: operand.shape for operand in computation.operands}
+        for (first, at), (second, there) in self.problem.shared_elements(shapes):
+            for mine, theirs in zip(self.elements[first], self.elements[second], strict=True):
+                self.builder.equate(mine[at].reshape(1), theirs[there].reshape(1))
 
     @property
     def _box(self) -> tuple[int, ...]:
@@ -174,7 +183,7 @@ class ScalarModel:
         """Outputs first, then backwards through the graph; by axis within each."""
         axes = list(self.points) if self.axis_order is None else list(self.axis_order)
         ranks = {axis: rank for rank, axis in enumerate(axes)}
-        output = self.problem.pairs[-1].instruction.operand
+        outputs = self.problem.outputs
 
         def dimensions(operand: str) -> list[Ids]:
             if self.axis_order is None:
@@ -185,10 +194,11 @@ class ScalarModel:
             order = sorted(range(len(indices)), key=last.__getitem__)
             return [self.elements[operand][dimension] for dimension in order]
 
-        yield from dimensions(output)
+        for operand in outputs:
+            yield from dimensions(operand)
         yield from (self.points[axis] for axis in axes)
         for operand in self.elements:
-            if operand != output:
+            if operand not in outputs:
                 yield from dimensions(operand)
 
     def build(self) -> CompiledModel:

@@ -187,6 +187,11 @@ def from_points(
         if not np.array_equal(np.broadcast_to(accessed, image.shape), image):
             return None
         elements[pair.instruction.operand] = found
+    shapes = {name: image.shape[1:] for name, image in elements.items()}
+    for (first, at), (second, there) in problem.shared_elements(shapes):
+        mine, theirs = elements[first], elements[second]
+        if np.any(mine[(slice(None), *at)] != theirs[(slice(None), *there)]):
+            return None
     return NodeMap(dict(extents), points, elements)
 
 

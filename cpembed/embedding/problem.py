@@ -1,14 +1,16 @@
 """The embedding problem: which instruction operand plays which workload operand, and the graphs.
 
-Both computations have one scalar statement, so their dataflow graphs agree in operation labels
-exactly when the two expression trees do; leaves then pair an access of the instruction with an
-access of the workload (Rieber et al. 2021, sections 3.1 and 4.2.1).
+Dataflow graphs agree in operation labels exactly when the statements' expression trees do, each
+statement of one with one of the other; leaves then pair an access of the instruction with an access
+of the workload (Rieber et al. 2021, sections 3.1 and 4.2.1). The operations of one point are joined
+by identity relations and share their image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.hw.instruction import Instruction
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Assignment, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.neutral import is_neutral
@@ -34,14 +36,43 @@ class AccessPair:
 class EmbeddingProblem:
     """A workload, an instruction, and the pairing of their operands and accesses.
 
-    ``roles`` maps instruction operand to workload operand; ``pairs`` lists the accesses in the
-    order of the expression, the store last.
+    Both are in port form (:mod:`cpembed.ir.ports`): each operand has one access. A workload operand
+    that has several accesses is a port for each, ``X@0``, ``X@1`` ...;
+    ``original`` is the workload as it was. ``roles`` maps instruction operand to workload operand;
+    ``pairs`` lists the accesses in the order of the statements, the stores last.
     """
 
     workload: Computation
     instruction: Instruction
     roles: Mapping[str, str]
     pairs: tuple[AccessPair, ...]
+    original: Computation
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Instruction operands that are written."""
+        return tuple(operand.name for operand in self.instruction.computation.outputs)
+
+    @cached_property
+    def store_pairs(self) -> tuple[AccessPair, ...]:
+        return tuple(pair for pair in self.pairs if pair.instruction.operand in self.outputs)
+
+    def shared_elements(
+        self, shapes: Mapping[str, tuple[int, ...]]
+    ) -> list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
+        """Pairs of (operand, element) that are the same element of the instruction's tensor, seen
+        through two ports; ``shapes`` are the operands' at the extents in question."""
+        owners: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
+        found: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
+        for name, view in self.instruction.views.items():
+            tensor = self.instruction.computation.operand(name).tensor
+            for at in np.ndindex(shapes[name]):
+                place = {f"d{k}": step for k, step in enumerate(at)}
+                element = (tensor, tuple(int(index.evaluate(place)) for index in view))
+                first = owners.setdefault(element, (name, at))
+                if first != (name, at):
+                    found.append((first, (name, at)))
+        return found
 
     @cached_property
     def index_names(self) -> dict[str, tuple[str | None, ...]]:
@@ -112,32 +143,152 @@ def pair_operands(
 ) -> EmbeddingProblem | LabelMismatch:
     """Match operation labels and operand roles, and check element types.
 
+    The order of statements means nothing: the first order in which all match is taken.
+
     Raises :class:`WorkloadError` where only the dtypes differ (the remedy is to say another
     dtype), :class:`SpecError` where the instruction's accesses are beyond the graph's form.
     """
-    computation = instruction.computation
-    if computation.reduction != workload.reduction:
+    ported = instruction.in_ports
+    _check_reachable(ported)
+    mine, theirs = len(ported.computation.statements), len(workload.statements)
+    if mine != theirs:
         return LabelMismatch(
-            f"{instruction.name} combines results by {computation.reduction or 'assignment'}, "
-            f"the workload by {workload.reduction or 'assignment'}"
+            f"{instruction.name} computes {_results(mine)} at a point, the workload "
+            f"{_results(theirs)}"
         )
-    pairs: list[AccessPair] = []
-    mismatch = _match(computation.value, workload.value, instruction.name, pairs)
+    first: LabelMismatch | None = None
+    for order in itertools.permutations(workload.statements):
+        found = _pair(workload, order, ported)
+        if isinstance(found, EmbeddingProblem):
+            _check_dtypes(found)
+            return found
+        first = first or found
+    assert first is not None
+    return first
+
+
+def _results(count: int) -> str:
+    return "one result" if count == 1 else f"{count} results"
+
+
+def _pair(
+    workload: Computation, statements: Sequence[Assignment], instruction: Instruction
+) -> EmbeddingProblem | LabelMismatch:
+    """The problem where the workload's statements, in this order, are those of the instruction."""
+    occurrences: list[tuple[list[AccessPair], AccessPair]] = []
+    for ours, theirs in zip(instruction.computation.statements, statements, strict=True):
+        if ours.reduction != theirs.reduction:
+            return LabelMismatch(
+                f"{instruction.name} combines results by {ours.reduction or 'assignment'}, "
+                f"the workload by {theirs.reduction or 'assignment'}"
+            )
+        reads: list[AccessPair] = []
+        mismatch = _match(ours.value, theirs.value, instruction.name, reads)
+        if mismatch is not None:
+            return mismatch
+        occurrences.append((reads, AccessPair(ours.store, theirs.store)))
+    pairs = [pair for reads, _ in occurrences for pair in reads]
+    pairs += [store for _, store in occurrences]
+    mismatch = _mixed_roles(pairs, instruction)
     if mismatch is not None:
         return mismatch
-    pairs.append(AccessPair(computation.store, workload.store))
-    roles: dict[str, str] = {}
-    for pair in pairs:
-        known = roles.setdefault(pair.instruction.operand, pair.workload.operand)
-        if known != pair.workload.operand or pair.instruction.operand in {
-            other.instruction.operand for other in pairs if other is not pair
-        }:
-            return LabelMismatch(
-                f"{pair.instruction.operand} of {instruction.name} is read more than once"
+    names = _port_names(workload, pairs)
+    roles = {pair.instruction.operand: names[pair] for pair in pairs}
+    renamed = tuple(
+        _renamed(statement, reads, store, names)
+        for statement, (reads, store) in zip(statements, occurrences, strict=True)
+    )
+    return EmbeddingProblem(
+        _in_ports(workload, renamed, {names[pair]: pair.workload.operand for pair in pairs}),
+        instruction,
+        roles,
+        tuple(
+            dict.fromkeys(
+                AccessPair(pair.instruction, replace(pair.workload, operand=names[pair]))
+                for pair in pairs
             )
-    _check_dtypes(workload, instruction, roles)
-    _check_reachable(instruction)
-    return EmbeddingProblem(workload, instruction, roles, tuple(pairs))
+        ),
+        workload,
+    )
+
+
+def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> LabelMismatch | None:
+    """What one access of the instruction reads must be one access of the workload, and the ports of
+    one of its operands must be of one operand."""
+    access: dict[str, Access] = {}
+    tensor: dict[str, str] = {}
+    for pair in pairs:
+        name = pair.instruction.operand
+        known = access.setdefault(name, pair.workload)
+        if known != pair.workload:
+            return LabelMismatch(
+                f"{name} of {instruction.name} is one element at a point where the workload has "
+                f"two, {known} and {pair.workload}"
+            )
+        owner = instruction.computation.operand(name).tensor
+        whole = tensor.setdefault(owner, pair.workload.operand)
+        if whole != pair.workload.operand:
+            return LabelMismatch(
+                f"{owner} of {instruction.name} is one operand where the workload has two, "
+                f"{whole} and {pair.workload.operand}"
+            )
+    return None
+
+
+def _port_names(workload: Computation, pairs: Sequence[AccessPair]) -> dict[AccessPair, str]:
+    """Name of the workload's operand in each pair: its own where it has one access, else with the
+    number of the access, whatever order the statements are in."""
+    takers: dict[Access, set[str]] = {}
+    for pair in pairs:
+        takers.setdefault(pair.workload, set()).add(pair.instruction.operand)
+    names: dict[AccessPair, str] = {}
+    for pair in pairs:
+        operand = name = pair.workload.operand
+        accesses = sorted(workload.access_maps[operand], key=_place)
+        if len(accesses) > 1 or len(takers[pair.workload]) > 1:
+            name = f"{operand}@{accesses.index(pair.workload)}"
+        if len(takers[pair.workload]) > 1:
+            # A square: two operands of the instruction take the same elements.
+            name += f":{pair.instruction.operand}"
+        names[pair] = name
+    return names
+
+
+def _place(access: Access) -> tuple[tuple[int, str], ...]:
+    return tuple((index.constant, str(index)) for index in access.index)
+
+
+def _renamed(
+    statement: Assignment,
+    reads: Sequence[AccessPair],
+    store: AccessPair,
+    names: Mapping[AccessPair, str],
+) -> Assignment:
+    """A statement of the workload on ports; ``reads`` are in the order of its leaves."""
+    queue = iter([store, *reads])
+    (renamed,) = changed_accesses(
+        [statement], lambda access: replace(access, operand=names[next(queue)])
+    )
+    return renamed
+
+
+def _in_ports(
+    workload: Computation, statements: tuple[Assignment, ...], owners: Mapping[str, str]
+) -> Computation:
+    """The workload with these statements; ``owners`` gives each port's operand."""
+
+    def operand(name: str) -> Operand:
+        whole = workload.operand(owners[name])
+        return whole if name == whole.name else replace(whole, name=name, of=whole.tensor)
+
+    reads = dict.fromkeys(read.operand for s in statements for read in s.reads)
+    stores = dict.fromkeys(s.store.operand for s in statements)
+    return replace(
+        workload,
+        inputs=tuple(map(operand, reads)),
+        outputs=tuple(map(operand, stores)),
+        statements=statements,
+    )
 
 
 def _match(
@@ -159,15 +310,14 @@ def _match(
     return LabelMismatch(f"{name} computes {ours} where the workload computes {theirs}")
 
 
-def _check_dtypes(
-    workload: Computation, instruction: Instruction, roles: Mapping[str, str]
-) -> None:
-    for ours, theirs in roles.items():
-        dtype, accepted = workload.operand(theirs).dtype, instruction.dtypes[ours]
-        if dtype not in accepted:
+def _check_dtypes(problem: EmbeddingProblem) -> None:
+    for ours, theirs in problem.roles.items():
+        operand, accepted = problem.workload.operand(theirs), problem.instruction.dtypes[ours]
+        if operand.dtype not in accepted:
             raise WorkloadError(
-                f"operand {theirs} is {dtype}, but {ours} of {instruction.name} takes "
-                f"{' or '.join(accepted)}: say another dtype= or leave it out to take the target's"
+                f"operand {operand.tensor} is {operand.dtype}, but {ours} of "
+                f"{problem.instruction.name} takes {' or '.join(accepted)}: "
+                "say another dtype= or leave it out to take the target's"
             )
 
 
@@ -175,7 +325,7 @@ def _check_reachable(instruction: Instruction) -> None:
     """Each element of each operand must be touched: an untouched one would be a free node."""
     computation = instruction.computation
     grid = point_grid(instruction)
-    for access in (*computation.reads, computation.store):
+    for access in (*computation.reads, *computation.stores):
         shape = computation.operand(access.operand).shape
         touched = np.zeros(shape, np.bool_)
         touched[tuple(index.evaluate(grid) for index in access.index)] = True

@@ -54,7 +54,7 @@ def axis_groups(instruction: Instruction) -> tuple[tuple[str, ...], ...]:
     """
     group = {axis.name: {axis.name} for axis in instruction.axes}
     computation = instruction.computation
-    for access in (*computation.reads, computation.store):
+    for access in (*computation.reads, *computation.stores):
         for index in access.index:
             merged = set[str]().union(*(group[name] for name in index.iterators))
             for name in merged:

@@ -34,6 +34,9 @@ def has_digit_model(problem: EmbeddingProblem, constraints: ConstraintSet) -> bo
         None not in names and len(set(names)) == len(names)
         for names in problem.index_names.values()
     )
+    regular &= not problem.shared_elements(
+        {operand.name: operand.shape for operand in problem.instruction.computation.operands}
+    )
     needed = ("hyper_rectangle", "fixed_origin", "dataflow")
     if not regular or any(constraints.get(name) is None for name in needed):
         return False
@@ -41,12 +44,13 @@ def has_digit_model(problem: EmbeddingProblem, constraints: ConstraintSet) -> bo
     if boxes == HyperRectangle("operands"):
         return True
     # Without operand boxes, elements differ digit by digit only where digits do not meet in one
-    # dimension: an output of single-axis indices, and no instruction axis feeding a sum of axes
+    # dimension: outputs of single-axis indices, and no instruction axis feeding a sum of axes
     # that have the same role.
     if not isinstance(different, AllDifferent) or different.elements == "all":
         return False
-    output = problem.pairs[-1].workload.index
-    return all(index.single_iterator is not None for index in output) and not _shared_sums(problem)
+    stored = [index for pair in problem.store_pairs for index in pair.workload.index]
+    single = all(index.single_iterator is not None or not index.terms for index in stored)
+    return single and not _shared_sums(problem)
 
 
 def _shared_sums(problem: EmbeddingProblem) -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from cpembed.errors import SpecError
 from cpembed.ir.computation import Axis, Computation, Operand
+from cpembed.ir.ports import View, split_ports
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class Instruction:
     """What the hardware does in one go.
 
     ``computation`` is written at the largest extents; ``dtypes`` lists, per operand, the element
-    types it takes (the computation holds the first of each).
+    types it takes (the computation holds the first of each). ``views`` says which elements of its
+    tensor the elements of a port are (:mod:`cpembed.ir.ports`); only :attr:`in_ports` has any.
     """
 
     name: str
@@ -112,6 +114,32 @@ class Instruction:
     computation: Computation
     dtypes: Mapping[str, tuple[str, ...]]
     memory: Mapping[str, OperandMemory]
+    views: Mapping[str, View] = field(default_factory=dict[str, View])
+
+    @cached_property
+    def in_ports(self) -> Instruction:
+        """The instruction with an operand per access; itself where each operand has only one.
+
+        Every port is fed as its operand is, by a tile over the axes that it depends on.
+        """
+        ports = split_ports(self.computation)
+        if not ports.views:
+            return self
+        operands = ports.computation.operands
+        memory: dict[str, OperandMemory] = {}
+        for operand in operands:
+            own = {n for i in ports.computation.access(operand.name).index for n in i.iterators}
+            whole = self.memory[operand.tensor]
+            tile = tuple(part for part in whole.tile if part.axis in own)
+            strides = {axis: rule for axis, rule in whole.strides.items() if axis in own}
+            memory[operand.name] = replace(whole, tile=tile, strides=strides)
+        return replace(
+            self,
+            computation=ports.computation,
+            dtypes={operand.name: self.dtypes[operand.tensor] for operand in operands},
+            memory=memory,
+            views=ports.views,
+        )
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -176,11 +204,13 @@ class Instruction:
                     shape[dimension] = 1 + max(index.bounds(sizes)[1] for index in indices)
             return replace(operand, shape=tuple(shape))
 
+        axes = tuple(replace(a, extent=sizes[a.name]) for a in self.computation.axes)
+        # In one step: shapes that do not fit the extents are refused.
         return replace(
             self.computation,
-            axes=tuple(replace(a, extent=sizes[a.name]) for a in self.computation.axes),
+            axes=axes,
             inputs=tuple(resize(operand) for operand in self.computation.inputs),
-            output=resize(self.computation.output),
+            outputs=tuple(resize(operand) for operand in self.computation.outputs),
         )
 
 

@@ -33,7 +33,7 @@ from cpembed.hw.schema import (
 from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import DTYPES, size_bytes
-from cpembed.ir.parser import ParsedStatement, parse_computation, parse_statement
+from cpembed.ir.parser import ParsedBody, parse_body, parse_computation
 from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
 
@@ -89,14 +89,14 @@ class _Builder:
     def spec(self) -> HardwareSpec:
         table = self.table
         self._check_header()
-        self._check_names(self._statement())
+        self._check_names(self._body())
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
         dtypes = {name: self._dtypes(name) for name in table.operands}
         computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
-        output = computation.output.name
-        for dtype in dtypes[output][1:]:
-            # The expression has to make sense in each type that it may be computed in.
-            self._computation(axes, {output: dtype})
+        for output in (operand.name for operand in computation.outputs):
+            for dtype in dtypes[output][1:]:
+                # The expression has to make sense in each type that it may be computed in.
+                self._computation(axes, {output: dtype})
         self._check_configurable(axes, computation)
         instruction = Instruction(
             name=table.name,
@@ -160,9 +160,9 @@ class _Builder:
             )
         return InstructionAxis(name, value.min, value.max, value.step)
 
-    def _statement(self) -> ParsedStatement:
+    def _body(self) -> ParsedBody:
         try:
-            return parse_statement(self.table.instruction.expression)
+            return parse_body(self.table.instruction.expression)
         except WorkloadError as error:
             raise self._expression_error(error) from None
 
@@ -170,13 +170,11 @@ class _Builder:
         problem = str(error).removeprefix("expression").lstrip(":, ")
         return self.error(("instruction", "expression"), problem)
 
-    def _check_names(self, statement: ParsedStatement) -> None:
+    def _check_names(self, body: ParsedBody) -> None:
         """The tables give every axis and every operand of the expression, and no other."""
         table = self.table
-        used = [name for name, _ in statement.iterators]
-        operands = list(
-            dict.fromkeys(access.operand for access in (*statement.reads, statement.store))
-        )
+        used = [name for name, _ in body.iterators]
+        operands = list(body.operands)
         for key, declared, expected, kind, remedy in (
             (("instruction", "axes"), table.instruction.axes, used, "axes", "an extent"),
             (("operands",), table.operands, operands, "operands", "a table"),
@@ -212,7 +210,7 @@ class _Builder:
         self, axes: Mapping[str, InstructionAxis], computation: Computation
     ) -> None:
         """A shorter axis must only shorten operands: it has to be an index on its own."""
-        for access in (*computation.reads, computation.store):
+        for access in (*computation.reads, *computation.stores):
             for index in access.index:
                 for name in index.iterators:
                     if not axes[name].is_fixed and index.single_iterator is None:

@@ -1,4 +1,7 @@
-"""A computation: a perfect loop nest over named axes around one scalar statement.
+"""A computation: a perfect loop nest over named axes around its scalar statements.
+
+Almost every computation has one statement. Several (the real and the imaginary part of a complex
+product) are executed at every point, in any order: none reads what another writes.
 
 The same type describes a workload (an operator at fixed sizes) and an instruction (what the
 hardware does in one go); see ``docs/architecture.md`` and Rieber et al. 2021, section 3.
@@ -6,13 +9,22 @@ hardware does in one go); see ``docs/architecture.md`` and Rieber et al. 2021, s
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
-from cpembed.errors import WorkloadError
-from cpembed.ir.expression import OPERATIONS, Access, Expression, accesses
+from cpembed.errors import InvariantError, WorkloadError
+from cpembed.ir.expression import (
+    OPERATIONS,
+    Access,
+    Cast,
+    Expression,
+    Operation,
+    accesses,
+)
 
 
 class AxisKind(StrEnum):
@@ -40,44 +52,72 @@ class Operand:
     """A tensor of the computation.
 
     ``zero_outside``: a read outside ``shape`` yields zero (a convolution's own image padding);
-    without it every access must stay inside.
+    without it every access must stay inside. ``of`` names the operand that this one is a *port* of
+    (:mod:`cpembed.ir.ports`): the same tensor, through one of its accesses.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     zero_outside: bool = False
+    of: str | None = None
 
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def tensor(self) -> str:
+        """Name of the tensor that holds the elements."""
+        return self.of or self.name
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """``store (reduction)= value``: a scalar statement.
+
+    ``reduction`` is the operation (``add``, ``max`` ...) that combines the points with equal
+    output element, or None when each output element is written once. Arithmetic is done in the
+    output's dtype: every read is converted to it first.
+    """
+
+    store: Access
+    value: Expression
+    reduction: str | None = "add"
+
+    @cached_property
+    def reads(self) -> tuple[Access, ...]:
+        return accesses(self.value)
+
+    def __str__(self) -> str:
+        if self.reduction is None:
+            return f"{self.store} = {self.value}"
+        symbol = {"add": "+=", "mul": "*="}.get(self.reduction, f"{self.reduction}=")
+        return f"{self.store} {symbol} {self.value}"
+
 
 @dataclass(frozen=True)
 class Computation:
-    """``output[...] (reduction)= value`` for every point of the axes.
+    """Statements executed at every point of the axes.
 
-    ``inputs`` are in the order of their first read in ``value``. ``reduction`` is the operation
-    (``add``, ``max`` ...) that combines the points with equal output element, or None when each
-    output element is written once. Arithmetic is done in the output's dtype: every read is
-    converted to it first.
+    ``inputs`` are in the order of their first read, ``outputs`` in the order of their first store;
+    all stores depend on the same axes, which are the spatial ones.
 
     Raises :class:`WorkloadError` when an access leaves its operand, an axis is unused, an operand
-    is unknown, the output is also read, or reduction axes have no reduction.
+    is unknown, an output is also read, two statements write the same element, or reduction axes
+    have no reduction.
     """
 
     name: str
     axes: tuple[Axis, ...]
     inputs: tuple[Operand, ...]
-    output: Operand
-    store: Access
-    value: Expression
-    reduction: str | None = "add"
+    outputs: tuple[Operand, ...]
+    statements: tuple[Assignment, ...]
 
     def __post_init__(self) -> None:
         self._check_names()
         self._check_accesses()
-        self._check_output()
+        self._check_outputs()
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -86,19 +126,36 @@ class Computation:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Inputs in order of first read, then the output."""
-        return (*self.inputs, self.output)
+        """Inputs in order of first read, then the outputs."""
+        return (*self.inputs, *self.outputs)
+
+    @property
+    def statement(self) -> Assignment:
+        """The only statement; :class:`InvariantError` where there are several."""
+        if len(self.statements) != 1:
+            raise InvariantError(f"{self.name} has {len(self.statements)} statements, not one")
+        return self.statements[0]
+
+    @property
+    def output(self) -> Operand:
+        """What the only statement writes."""
+        return self.operand(self.statement.store.operand)
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        return accesses(self.value)
+        """Every read, in the order in which they are written."""
+        return tuple(read for statement in self.statements for read in statement.reads)
+
+    @cached_property
+    def stores(self) -> tuple[Access, ...]:
+        return tuple(statement.store for statement in self.statements)
 
     @cached_property
     def access_maps(self) -> dict[str, tuple[Access, ...]]:
-        """All accesses of each operand, the store included."""
-        maps: dict[str, list[Access]] = {operand.name: [] for operand in self.operands}
-        for access in (*self.reads, self.store):
-            maps[access.operand].append(access)
+        """The different accesses of each operand, stores included."""
+        maps: dict[str, dict[Access, None]] = {operand.name: {} for operand in self.operands}
+        for access in (*self.reads, *self.stores):
+            maps[access.operand][access] = None
         return {name: tuple(found) for name, found in maps.items()}
 
     @property
@@ -131,15 +188,22 @@ class Computation:
         def change(operand: Operand) -> Operand:
             return replace(operand, dtype=dtypes.get(operand.name, operand.dtype))
 
+        return self.with_operands(change)
+
+    def with_operands(self, change: Callable[[Operand], Operand]) -> Computation:
+        """The same statements on changed operands."""
         return replace(
-            self, inputs=tuple(change(o) for o in self.inputs), output=change(self.output)
+            self,
+            inputs=tuple(change(operand) for operand in self.inputs),
+            outputs=tuple(change(operand) for operand in self.outputs),
         )
 
+    def with_accesses(self, change: Callable[[Access], Access]) -> Computation:
+        """The same operations on the same operands through changed accesses."""
+        return replace(self, statements=changed_accesses(self.statements, change))
+
     def __str__(self) -> str:
-        if self.reduction is None:
-            return f"{self.store} = {self.value}"
-        symbol = {"add": "+=", "mul": "*="}.get(self.reduction, f"{self.reduction}=")
-        return f"{self.store} {symbol} {self.value}"
+        return "; ".join(map(str, self.statements))
 
     def _check_names(self) -> None:
         names = [axis.name for axis in self.axes]
@@ -150,12 +214,13 @@ class Computation:
         for name in operands:
             if operands.count(name) > 1:
                 raise WorkloadError(f"{self.name}: operand {name} is declared twice")
-        if self.reduction is not None and not OPERATIONS[self.reduction].commutative:
-            raise WorkloadError(f"{self.name}: {self.reduction} is not a commutative reduction")
+        for reduction in (statement.reduction for statement in self.statements):
+            if reduction is not None and not OPERATIONS[reduction].commutative:
+                raise WorkloadError(f"{self.name}: {reduction} is not a commutative reduction")
 
     def _check_accesses(self) -> None:
         used: set[str] = set()
-        for access in (*self.reads, self.store):
+        for access in (*self.reads, *self.stores):
             if access.operand not in {operand.name for operand in self.operands}:
                 raise WorkloadError(f"{self.name}: {access} names an unknown operand")
             self._check_bounds(access)
@@ -164,19 +229,36 @@ class Computation:
         if unused:
             raise WorkloadError(f"{self.name}: axis {unused[0]} is in no index: remove it")
 
-    def _check_output(self) -> None:
-        """Each output element is made of inputs alone and, without a reduction, by one point."""
-        if any(access.operand == self.output.name for access in self.reads):
-            raise WorkloadError(
-                f"{self.name}: the output {self.output.name} is also read: combine its old values "
-                "with a reduction instead"
-            )
+    def _check_outputs(self) -> None:
+        """Each output element is made of inputs alone, by one statement and, without a reduction,
+        by one point."""
+        outputs = {operand.name for operand in self.outputs}
+        for access in self.reads:
+            if access.operand in outputs:
+                raise WorkloadError(
+                    f"{self.name}: the output {access.operand} is also read: combine its old "
+                    "values with a reduction instead"
+                )
+        for first, second in itertools.combinations(self.stores, 2):
+            if may_overlap(first, second):
+                raise WorkloadError(
+                    f"{self.name}: {first} and {second} may write the same element: give each "
+                    "statement elements of its own"
+                )
+        spatial = {axis.name for axis in self.axes if axis.kind is AxisKind.SPATIAL}
         reduced = [axis.name for axis in self.axes if axis.kind is AxisKind.REDUCTION]
-        if self.reduction is None and reduced:
-            raise WorkloadError(
-                f"{self.name}: {reduced[0]} is a reduction axis and there is no reduction: "
-                f"{self.output.name} is written repeatedly"
-            )
+        for statement in self.statements:
+            stored = {name for index in statement.store.index for name in index.iterators}
+            if len(self.statements) > 1 and stored != spatial:
+                raise WorkloadError(
+                    f"{self.name}: {statement.store} does not depend on the same axes as the "
+                    f"other results, {' '.join(sorted(spatial))}: index all by the same axes"
+                )
+            if statement.reduction is None and reduced:
+                raise WorkloadError(
+                    f"{self.name}: {reduced[0]} is a reduction axis and there is no reduction: "
+                    f"{statement.store.operand} is written repeatedly"
+                )
 
     def _check_bounds(self, access: Access) -> None:
         operand = self.operand(access.operand)
@@ -195,3 +277,38 @@ class Computation:
                     f"{self.name}: {access} reaches {low}..{high} in dimension {dimension} "
                     f"of {operand.name}, which has 0..{size - 1}"
                 )
+
+
+def changed_accesses(
+    statements: Sequence[Assignment], change: Callable[[Access], Access]
+) -> tuple[Assignment, ...]:
+    """The statements with every access replaced."""
+
+    def rewrite(node: Expression) -> Expression:
+        if isinstance(node, Access):
+            return change(node)
+        if isinstance(node, Operation):
+            return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
+        return Cast(node.dtype, rewrite(node.arg)) if isinstance(node, Cast) else node
+
+    return tuple(
+        replace(statement, store=change(statement.store), value=rewrite(statement.value))
+        for statement in statements
+    )
+
+
+def may_overlap(first: Access, second: Access) -> bool:
+    """Whether two accesses may name the same element, at whatever points.
+
+    False only where in some dimension every reachable difference misses zero: the constants differ
+    by no multiple of what the iterators move by.
+    """
+    if first.operand != second.operand:
+        return False
+    for mine, theirs in zip(first.index, second.index, strict=True):
+        terms = (*mine.terms, *theirs.terms)
+        step = math.gcd(*(term.coefficient for term in terms))
+        distance = mine.constant - theirs.constant
+        if (distance % step if step else distance) and all(t.is_affine for t in terms):
+            return False
+    return True

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cpembed.errors import WorkloadError
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 
@@ -23,18 +23,48 @@ Array = npt.NDArray[Any]
 def interpret(
     computation: Computation, inputs: Mapping[str, Array], *, chunk_points: int = 1 << 20
 ) -> Array:
-    """The output of a computation: an array of the output's shape and dtype.
+    """The output of a computation with one: an array of the output's shape and dtype.
 
-    Integers wrap around in the output's dtype. Where the output is a float, all arithmetic is in
-    float64 and the result is rounded once, so that it serves any order of summation as reference.
-    Output elements that no point writes are zero. ``chunk_points`` bounds the memory.
+    See :func:`interpret_all`.
+    """
+    output = computation.output.name
+    return interpret_all(computation, inputs, chunk_points=chunk_points)[output]
+
+
+def interpret_all(
+    computation: Computation, inputs: Mapping[str, Array], *, chunk_points: int = 1 << 20
+) -> dict[str, Array]:
+    """Every output of a computation by name, each of its operand's shape and dtype.
+
+    ``inputs`` are by tensor: ports of one tensor share its array. Integers wrap around in the
+    output's dtype. Where the output is a float, all arithmetic is in float64 and the result is
+    rounded once, so that it serves any order of summation as reference. Output elements that no
+    point writes are zero. ``chunk_points`` bounds the memory.
 
     Raises :class:`WorkloadError` where an input is missing or has another shape or dtype.
     """
     arrays = check_inputs(computation, inputs)
-    output = computation.output
+    results = {
+        operand.name: np.zeros(operand.shape, numpy_dtype(operand.dtype))
+        for operand in computation.outputs
+    }
+    for statement in computation.statements:
+        values, written = _execute(computation, statement, arrays, chunk_points)
+        result = results[statement.store.operand].reshape(-1)
+        result[written] = values[written].astype(result.dtype)
+    return results
+
+
+def _execute(
+    computation: Computation,
+    statement: Assignment,
+    arrays: Mapping[str, Array],
+    chunk_points: int,
+) -> tuple[Array, Array]:
+    """Flat values of a statement's output, and which elements it writes."""
+    output = computation.operand(statement.store.operand)
     dtype = computing_dtype(output.dtype)
-    values = np.full(output.shape, _start(computation.reduction, dtype), dtype).reshape(-1)
+    values = np.full(output.shape, _start(statement.reduction, dtype), dtype).reshape(-1)
     written = np.zeros(values.shape, bool)
     extents = tuple(computation.extents.values())
     # Out of range, or wrapping on purpose: both are the semantics, not accidents.
@@ -44,21 +74,22 @@ def interpret(
             # One coordinate array per axis; a computation without axes is the single point ().
             coordinates = np.unravel_index(flat, extents) if extents else ()
             point = dict(zip(computation.extents, coordinates, strict=True))
-            results = _evaluate(computation.value, computation, arrays, point, len(flat), dtype)
-            targets, inside = _locate(computation.store, output.shape, point, len(flat))
-            _combine(computation.reduction, values, targets[inside], results[inside])
+            results = _evaluate(statement.value, computation, arrays, point, len(flat), dtype)
+            targets, inside = _locate(statement.store, output.shape, point, len(flat))
+            _combine(statement.reduction, values, targets[inside], results[inside])
             written[targets[inside]] = True
-    values[~written] = 0
-    return values.reshape(output.shape).astype(numpy_dtype(output.dtype))
+    return values, written
 
 
 def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """The input arrays by name, checked against the computation's operands."""
     checked: dict[str, Array] = {}
     for operand in computation.inputs:
-        if operand.name not in inputs:
-            raise WorkloadError(f"{computation.name}: no array for input {operand.name}; pass one")
-        array = inputs[operand.name]
+        if operand.tensor not in inputs:
+            raise WorkloadError(
+                f"{computation.name}: no array for input {operand.tensor}; pass one"
+            )
+        array = inputs[operand.tensor]
         if array.shape != operand.shape or array.dtype != numpy_dtype(operand.dtype):
             raise WorkloadError(
                 f"{computation.name}: input {operand.name} is {array.dtype}{list(array.shape)}; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 
 
@@ -21,18 +21,22 @@ def is_neutral(computation: Computation, axis: str) -> bool:
     ...  ("O[n] += A[n,k] * B[k]", "O[n] += abs(A[n,k] - B[k])", "O[n] max= A[n,k]")]
     [True, True, False]
     """
-    if _leaves(computation, computation.store, axis):
+    return all(_spares(computation, statement, axis) for statement in computation.statements)
+
+
+def _spares(computation: Computation, statement: Assignment, axis: str) -> bool:
+    if _leaves(computation, statement.store, axis):
         return True
-    if computation.reduction != "add":
+    if statement.reduction != "add":
         return False
-    outside = {read.operand for read in computation.reads if _leaves(computation, read, axis)}
-    return is_zero(computation.value, outside)
+    outside = {read for read in statement.reads if _leaves(computation, read, axis)}
+    return is_zero(statement.value, outside)
 
 
-def is_zero(value: Expression, zero: Collection[str]) -> bool:
-    """Whether a value is zero for certain where the named operands are."""
+def is_zero(value: Expression, zero: Collection[Access]) -> bool:
+    """Whether a value is zero for certain where the given reads are."""
     if isinstance(value, Access):
-        return value.operand in zero
+        return value in zero
     if isinstance(value, Constant):
         return value.value == 0
     if isinstance(value, Cast):

@@ -10,12 +10,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from cpembed.errors import WorkloadError
-from cpembed.ir.computation import Axis, AxisKind, Computation, Operand
+from cpembed.ir.computation import Assignment, Axis, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import DEFAULT_DTYPE, accumulator, dtype_info, is_integer
 from cpembed.ir.expression import Access, Constant, Operation, walk
-from cpembed.ir.statement import ParsedStatement, located_error, parse_statement
+from cpembed.ir.statement import (
+    ParsedBody,
+    ParsedStatement,
+    located_error,
+    parse_body,
+    parse_statement,
+)
 
-__all__ = ["AxisOrder", "ParsedStatement", "parse_computation", "parse_statement"]
+__all__ = [
+    "AxisOrder",
+    "ParsedBody",
+    "ParsedStatement",
+    "parse_body",
+    "parse_computation",
+    "parse_statement",
+]
 
 AxisOrder = Literal["extents", "appearance"]
 """Loop order: as the extents are listed, or as iterators first appear (the output, then reads)."""
@@ -45,47 +58,48 @@ def parse_computation(
 
     Raises :class:`WorkloadError`, one line with what, where and the remedy.
     """
-    statement = parse_statement(text)
-    order = _axis_names(statement, extents, axis_order)
-    spatial = {name for index in statement.store.index for name in index.iterators}
+    body = parse_body(text)
+    order = _axis_names(body, extents, axis_order)
+    spatial = {
+        name
+        for statement in body.statements
+        for index in statement.store.index
+        for name in index.iterators
+    }
     axes = tuple(
         Axis(axis, extents[axis], AxisKind.SPATIAL if axis in spatial else AxisKind.REDUCTION)
         for axis in order
     )
-    _check_statement(statement, axes)
-    types = _operand_dtypes(statement, dtypes or {})
-    _check_arithmetic(statement, types[statement.store.operand])
+    for statement in body.statements:
+        _check_statement(statement, body, axes)
+    types = _operand_dtypes(body, dtypes or {})
+    for statement in body.statements:
+        _check_arithmetic(statement, types[statement.store.operand])
     operands = {
         operand: Operand(operand, shape, types[operand], operand in zero_outside)
-        for operand, shape in _operand_shapes(
-            statement, extents, shapes or {}, zero_outside
-        ).items()
+        for operand, shape in _operand_shapes(body, extents, shapes or {}, zero_outside).items()
     }
-    output = operands.pop(statement.store.operand)
     return Computation(
         name,
         axes,
-        tuple(operands.values()),
-        output,
-        statement.store,
-        statement.value,
-        statement.reduction,
+        tuple(operands[name] for name in body.inputs),
+        tuple(operands[name] for name in body.outputs),
+        tuple(Assignment(s.store, s.value, s.reduction) for s in body.statements),
     )
 
 
-def _located_accesses(statement: ParsedStatement) -> Iterator[tuple[Access, int]]:
-    """The reads in written order, then the store, each with its column."""
-    return zip(
-        (*statement.reads, statement.store),
-        (*statement.columns[1:], statement.columns[0]),
-        strict=True,
-    )
+def _located_accesses(body: ParsedBody) -> Iterator[tuple[Access, int]]:
+    """The reads in written order, then the stores, each with its column."""
+    for statement in body.statements:
+        yield from zip(statement.reads, statement.columns[1:], strict=True)
+    for statement in body.statements:
+        yield statement.store, statement.columns[0]
 
 
 def _axis_names(
-    statement: ParsedStatement, extents: Mapping[str, int], axis_order: AxisOrder
+    body: ParsedBody, extents: Mapping[str, int], axis_order: AxisOrder
 ) -> tuple[str, ...]:
-    first_use = dict(statement.iterators)
+    first_use = dict(body.iterators)
     for axis, column in first_use.items():
         if axis not in extents:
             raise located_error(column, repr(axis), f"has no extent; add {axis}=SIZE")
@@ -105,12 +119,14 @@ def _axis_names(
     return tuple(extents) if axis_order == "extents" else tuple(first_use)
 
 
-def _check_statement(statement: ParsedStatement, axes: Sequence[Axis]) -> None:
+def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequence[Axis]) -> None:
     output = statement.store.operand
     for access, column in zip(statement.reads, statement.columns[1:], strict=True):
-        if access.operand == output:
+        if access.operand in body.outputs:
             raise located_error(
-                column, repr(output), "the output is read; combine with += max= or min= instead"
+                column,
+                repr(access.operand),
+                "the output is read; combine with += max= or min= instead",
             )
     if not statement.reads:
         raise located_error(
@@ -127,25 +143,25 @@ def _check_statement(statement: ParsedStatement, axes: Sequence[Axis]) -> None:
         )
 
 
-def _operand_dtypes(statement: ParsedStatement, dtypes: Mapping[str, str]) -> dict[str, str]:
-    """Type of every operand: inputs in the order of their first read, then the output."""
-    inputs = tuple(dict.fromkeys(access.operand for access in statement.reads))
-    output = statement.store.operand
+def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, str]:
+    """Type of every operand: inputs in the order of their first read, then the outputs."""
     for operand, dtype in dtypes.items():
         dtype_info(dtype)
-        if operand not in (*inputs, output):
+        if operand not in body.operands:
             raise WorkloadError(
                 f"expression: dtype {dtype} is for operand {operand}, which does not occur; "
-                f"the operands are {' '.join((*inputs, output))}"
+                f"the operands are {' '.join(body.operands)}"
             )
-    types = {operand: dtypes.get(operand, DEFAULT_DTYPE) for operand in inputs}
-    sums = statement.reduction == "add" or any(
-        isinstance(node, Operation) and node.op in ("add", "sub", "mul")
-        for node in walk(statement.value)
-    )
-    distinct = set(types.values())
-    widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
-    types[output] = dtypes.get(output, widened)
+    types = {operand: dtypes.get(operand, DEFAULT_DTYPE) for operand in body.inputs}
+    for statement in body.statements:
+        sums = statement.reduction == "add" or any(
+            isinstance(node, Operation) and node.op in ("add", "sub", "mul")
+            for node in walk(statement.value)
+        )
+        distinct = {types[read.operand] for read in statement.reads}
+        widened = accumulator(*distinct) if sums or len(distinct) > 1 else distinct.pop()
+        output = statement.store.operand
+        types.setdefault(output, dtypes.get(output, widened))
     return types
 
 
@@ -165,14 +181,14 @@ def _check_arithmetic(statement: ParsedStatement, dtype: str) -> None:
 
 
 def _operand_shapes(
-    statement: ParsedStatement,
+    body: ParsedBody,
     extents: Mapping[str, int],
     shapes: Mapping[str, Sequence[int]],
     zero_outside: Collection[str],
 ) -> dict[str, tuple[int, ...]]:
-    """Shape of every operand, in the order of the first access (the store last)."""
+    """Shape of every operand, in the order of the first access (the stores last)."""
     reach: dict[str, tuple[int, ...]] = {}
-    for access, column in _located_accesses(statement):
+    for access, column in _located_accesses(body):
         size: list[int] = []
         for dimension, index in enumerate(access.index):
             low, high = index.bounds(extents)

@@ -1,6 +1,6 @@
 """A computation as integer sets and relations: Rieber et al. 2021, section 3.2.
 
-Every scalar operation of the statement is one *statement* with a number ``t`` in the order of
+Every scalar operation of the statements is one *statement* with a number ``t`` in the order of
 evaluation; its instances are the points of the iteration domain with ``t`` as trailing dimension,
 ``S[axes..., t]``. Operand elements are ``NAME[indices...]``. Access relations go from the instance
 that reads or writes an element to that element, dataflow relations from producer to consumer.
@@ -12,7 +12,7 @@ because an axis may be named like a keyword of isl.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import islpy as isl
 
@@ -23,12 +23,12 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 INSTANCE = "S"
 """Tuple name of statement instances."""
 COPY = "copy"
-"""Operation of the only statement of an assignment without arithmetic."""
+"""Operation of an assignment without arithmetic."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One scalar operation of the statement: number, operation, and where its arguments come from.
+    """One scalar operation: number, operation, and where its arguments come from.
 
     ``reads`` are the accesses it consumes directly, ``producers`` the numbers of the statements
     whose results it consumes. The statement that writes the output has ``writes`` set; where the
@@ -64,18 +64,16 @@ def statements(computation: Computation) -> tuple[Statement, ...]:
         made.append(Statement(len(made), op, reads, producers))
         return (), (len(made) - 1,)
 
-    reads, producers = visit(computation.value)
-    if computation.reduction is not None:
-        made.append(
-            Statement(
-                len(made), computation.reduction, reads, producers, computation.store, reduces=True
-            )
-        )
-    elif reads or not made:
-        made.append(Statement(0, COPY, reads, (), computation.store))
-    else:
-        last = made[-1]
-        made[-1] = Statement(last.number, last.op, last.reads, last.producers, computation.store)
+    for assignment in computation.statements:
+        first = len(made)
+        reads, producers = visit(assignment.value)
+        store, reduction = assignment.store, assignment.reduction
+        if reduction is not None:
+            made.append(Statement(len(made), reduction, reads, producers, store, reduces=True))
+        elif reads or len(made) == first:
+            made.append(Statement(len(made), COPY, reads, (), store))
+        else:
+            made[-1] = replace(made[-1], writes=store)
     return tuple(made)
 
 
@@ -158,7 +156,8 @@ def dataflow_relations(
 
 
 def _reduction_relation(computation: Computation, statement: Statement, ordered: bool) -> isl.Map:
-    store = access_relation(computation, computation.store, statement.number)
+    assert statement.writes is not None
+    store = access_relation(computation, statement.writes, statement.number)
     same_element = store.apply_range(store.reverse())
     if not ordered:
         instances = instance_set(computation, statement.number)

@@ -20,7 +20,13 @@ from numpy.lib.stride_tricks import as_strided
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.dtypes import dtype_info, holds, is_integer, numpy_dtype
 from cpembed.ir.expression import Access, Cast, Expression, Operation
-from cpembed.ir.interpreter import Array, check_inputs, computing_dtype, interpret
+from cpembed.ir.interpreter import (
+    Array,
+    check_inputs,
+    computing_dtype,
+    interpret,
+    interpret_all,
+)
 
 _TILE_ELEMENTS = 1 << 22
 """Elements of the three matrices of a tile together: 32 MiB of float64."""
@@ -36,15 +42,24 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
     generator = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}
     for operand in computation.inputs:
+        if operand.tensor in arrays:
+            continue
         dtype = numpy_dtype(operand.dtype)
         if is_integer(operand.dtype):
             low, high = dtype_info(operand.dtype).integer_range
-            arrays[operand.name] = generator.integers(
+            arrays[operand.tensor] = generator.integers(
                 low, high, operand.shape, dtype=dtype, endpoint=True
             )
         else:
-            arrays[operand.name] = generator.uniform(-1, 1, operand.shape).astype(dtype)
+            arrays[operand.tensor] = generator.uniform(-1, 1, operand.shape).astype(dtype)
     return arrays
+
+
+def references(computation: Computation, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every output of a computation by name; see :func:`reference`."""
+    if len(computation.statements) > 1:
+        return interpret_all(computation, inputs)
+    return {computation.output.name: reference(computation, inputs)}
 
 
 def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
@@ -68,7 +83,7 @@ def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
         computation,
         _view(computation, left, arrays[left.operand]),
         _view(computation, right, arrays[right.operand]) if right else _ones(computation),
-        _view(computation, computation.store, result),
+        _view(computation, computation.statement.store, result),
     )
     reduced = math.prod(
         extent for axis, extent in computation.extents.items() if axis in product.contracted
@@ -126,7 +141,7 @@ class _Product:
         def reads(view: _View, axis: str) -> bool:
             return view.array.strides[view.axes.index(axis)] != 0
 
-        stored = {name for index in computation.store.index for name in index.iterators}
+        stored = {name for index in computation.statement.store.index for name in index.iterators}
         spatial = [axis for axis in computation.extents if axis in stored]
         columns = [a for a in spatial if reads(right, a) and not reads(left, a)]
         batch = [a for a in spatial if reads(right, a) and reads(left, a)]
@@ -237,7 +252,7 @@ def _ones(computation: Computation) -> _View:
 def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
     """The one or two reads whose products are summed; None where the fast path does not apply."""
     factors: list[Access] = []
-    pending: list[Expression] = [computation.value]
+    pending: list[Expression] = [computation.statement.value]
     while pending:
         node = pending.pop(0)
         match node:
@@ -254,10 +269,10 @@ def _factors(computation: Computation) -> tuple[Access, Access | None] | None:
             case _:
                 return None
     operands = [computation.operand(read.operand) for read in factors]
-    affine = all(i.is_affine for a in (*factors, computation.store) for i in a.index)
+    affine = all(i.is_affine for a in (*factors, computation.statement.store) for i in a.index)
     whole = not is_integer(computation.output.dtype) or all(is_integer(o.dtype) for o in operands)
     if (
-        computation.reduction != "add"
+        computation.statement.reduction != "add"
         or len(factors) not in (1, 2)
         or not affine
         or not whole
@@ -275,7 +290,7 @@ def _is_injective(computation: Computation, output: Operand) -> bool:
     if output.zero_outside:
         return False
     strides: dict[str, int] = {}
-    for dimension, index in enumerate(computation.store.index):
+    for dimension, index in enumerate(computation.statement.store.index):
         step = math.prod(output.shape[dimension + 1 :])
         for axis in index.iterators:
             strides[axis] = strides.get(axis, 0) + index.coefficient(axis) * step

@@ -1,7 +1,9 @@
-"""Parser of the expression language: one scalar statement over indexed operands.
+"""Parser of the expression language: scalar statements over indexed operands.
 
     O[n,k,p,q] += I[n,c,2*p+r,2*q+s] * W[k,c,r,s]
+    R[i] += A[i,k,0]*B[k,0] - A[i,k,1]*B[k,1]; J[i] += A[i,k,0]*B[k,1] + A[i,k,1]*B[k,0]
 
+    body      := statement (";" statement)*
     statement := access ("=" | "+=" | "max=" | "min=") value
     value     := sum (">>" sum)*
     sum       := product (("+" | "-") product)*
@@ -12,7 +14,7 @@
     access    := NAME "[" [index ("," index)*] "]"
     index     := affine expression of iterators and integers: + - * ( )
 
-The text of a parsed statement, ``str(computation)``, parses to the same statement again.
+The text of parsed statements, ``str(computation)``, parses to the same statements again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _MAX_DIGITS = 18
 _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
-    r"|(?P<symbol>>>|\+=|[-+*=()\[\],])",
+    r"|(?P<symbol>>>|\+=|[-+*=()\[\],;])",
     re.ASCII,
 )
 
@@ -57,6 +59,29 @@ class ParsedStatement:
     @property
     def reads(self) -> tuple[Access, ...]:
         return accesses(self.value)
+
+
+@dataclass(frozen=True)
+class ParsedBody:
+    """The statements of a computation; ``iterators`` as in :class:`ParsedStatement`, of all."""
+
+    statements: tuple[ParsedStatement, ...]
+    iterators: tuple[tuple[str, int], ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Operands read, in the order of their first read."""
+        reads = (read for statement in self.statements for read in statement.reads)
+        return tuple(dict.fromkeys(read.operand for read in reads))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Operands written, in the order of their first store."""
+        return tuple(dict.fromkeys(statement.store.operand for statement in self.statements))
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.inputs, *self.outputs)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +107,21 @@ def parse_statement(text: str) -> ParsedStatement:
 
     Raises :class:`WorkloadError`, one line with the column, the token and the remedy.
     """
-    return _Parser(text).statement()
+    first, *others = _Parser(text).body().statements
+    if others:
+        raise WorkloadError(f"expression: {1 + len(others)} statements; write one")
+    return first
+
+
+def parse_body(text: str) -> ParsedBody:
+    """Parse one statement or several, separated by semicolons.
+
+    >>> parse_body("S[x] += A[x,z]; Q[x] += A[x,z] * A[x,z]").outputs
+    ('S', 'Q')
+
+    Raises :class:`WorkloadError` as :func:`parse_statement` does.
+    """
+    return _Parser(text).body()
 
 
 def located_error(column: int, token: str, what: str) -> WorkloadError:
@@ -101,14 +140,10 @@ class _Parser:
         self._iterators: dict[str, int] = {}
         self._operands: dict[str, tuple[int, int]] = {}
 
-    def statement(self) -> ParsedStatement:
-        if self._next.kind == "end":
-            raise self._error(
-                self._next, "nothing to parse; write for example C[x,y] += A[x,z] * B[z,y]"
-            )
-        store = self._access()
-        reduction = self._assignment()
-        value = self._value()
+    def body(self) -> ParsedBody:
+        statements = [self._statement()]
+        while self._accept(";"):
+            statements.append(self._statement())
         if self._next.kind != "end":
             raise self._error(
                 self._next, "expected an operator + - * >> or the end of the expression"
@@ -118,6 +153,17 @@ class _Parser:
                 raise located_error(
                     column, repr(name), "is both an operand and an iterator; rename one of them"
                 )
+        return ParsedBody(tuple(statements), tuple(self._iterators.items()))
+
+    def _statement(self) -> ParsedStatement:
+        if self._next.kind == "end":
+            raise self._error(
+                self._next, "nothing to parse; write for example C[x,y] += A[x,z] * B[z,y]"
+            )
+        self._columns = []
+        store = self._access()
+        reduction = self._assignment()
+        value = self._value()
         return ParsedStatement(
             store, reduction, value, tuple(self._columns), tuple(self._iterators.items())
         )
@@ -338,7 +384,7 @@ def _tokenize(text: str) -> tuple[_Token, ...]:
             remedy = (
                 "division is not in the language: an index is affine, a value can shift with >>"
                 if character in "/%"
-                else "is not in the language; use names, numbers and + - * >> = ( ) [ ] ,"
+                else "is not in the language; use names, numbers and + - * >> = ( ) [ ] , ;"
             )
             raise located_error(position + 1, repr(character), remedy)
         tokens.append(_Token(match.lastgroup or "symbol", match.group(), position + 1))

@@ -13,7 +13,7 @@ def axpy(*, m: int, dtype: Dtypes = None) -> Computation:
     No axis is a reduction, yet the result is added to C. As every computation it starts from
     zero: a caller who has a C adds the product to it.
 
-    >>> [axis.kind.value for axis in axpy(m=4).axes], axpy(m=4).reduction
+    >>> [axis.kind.value for axis in axpy(m=4).axes], axpy(m=4).statement.reduction
     (['spatial'], 'add')
     """
     AXPY.check_sizes(m=m)

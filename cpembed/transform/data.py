@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.ir.computation import Axis, Computation, Operand
-from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
-from cpembed.ir.interpreter import interpret
+from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
+from cpembed.ir.expression import Access
+from cpembed.ir.interpreter import interpret_all
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 Array = NDArray[Any]
@@ -64,52 +64,48 @@ def _grid(program: DerivedProgram) -> dict[str, NDArray[np.int64]]:
 
 
 def execute(program: DerivedProgram, inputs: Mapping[str, Array]) -> Array:
+    """The output of a program with one; see :func:`execute_all`."""
+    (result,) = execute_all(program, inputs).values()
+    return result
+
+
+def execute_all(program: DerivedProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run the program operation by operation on packed operands; for small programs.
 
-    The scalar statement is the workload's; loops and lanes are its iterations.
+    The scalar statements are the workload's; loops and lanes are its iterations. Inputs and results
+    are by tensor: ports of one tensor read and write its elements.
     """
+    workload = program.workload
     packed = {
-        operand.name: pack(operand, inputs[operand.name])
-        for operand in program.operands
-        if operand.name in inputs
+        operand.name: pack(program.operand(operand.name), inputs[operand.tensor])
+        for operand in workload.inputs
     }
-    return unpack(
-        program.operand(program.workload.output.name),
-        interpret(packed_computation(program), packed),
-        program,
-    )
+    results: dict[str, Array] = {}
+    for name, values in interpret_all(packed_computation(program), packed).items():
+        tensor = workload.operand(name).tensor
+        # Ports of one tensor write different elements; those of the others are zero here.
+        part = unpack(program.operand(name), values, program)
+        results[tensor] = part if tensor not in results else results[tensor] + part
+    return results
 
 
 def packed_computation(program: DerivedProgram) -> Computation:
     """The program as a computation over loops and lanes on packed operands."""
     access = {o.name: Access(o.name, o.access) for o in program.operands}
-
-    def rewrite(node: Expression) -> Expression:
-        if isinstance(node, Access):
-            return access[node.operand]
-        if isinstance(node, Operation):
-            return Operation(node.op, tuple(rewrite(arg) for arg in node.args))
-        if isinstance(node, Cast):
-            return Cast(node.dtype, rewrite(node.arg))
-        assert isinstance(node, Constant)
-        return node
-
     workload = program.workload
     axes = tuple(
         Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes)
     )
-
-    def packed(name: str) -> Operand:
-        operand = program.operand(name)
-        return replace(workload.operand(name), shape=operand.shape, zero_outside=False)
-
     used = {n for a in access.values() for i in a.index for n in i.iterators}
+
+    def packed(operand: Operand) -> Operand:
+        shape = program.operand(operand.name).shape
+        return replace(operand, shape=shape, zero_outside=False, of=None)
+
     return Computation(
         f"{workload.name}.packed",
         tuple(axis for axis in axes if axis.name in used),
-        tuple(packed(operand.name) for operand in workload.inputs),
-        packed(workload.output.name),
-        access[workload.output.name],
-        rewrite(workload.value),
-        workload.reduction,
+        tuple(packed(operand) for operand in workload.inputs),
+        tuple(packed(operand) for operand in workload.outputs),
+        changed_accesses(workload.statements, lambda read: access[read.operand]),
     )

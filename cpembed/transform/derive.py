@@ -9,6 +9,7 @@ channels-last operand yields a channels-last layout.
 
 from __future__ import annotations
 
+from cpembed.embedding.commute import problem_of
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
@@ -43,6 +44,9 @@ def derive(
         raise TransformError(
             "the embedding is a translation of the one at the origin: derive that one instead"
         )
+    if not _has_single_accesses(workload, instruction):
+        problem = problem_of(workload, instruction, embedding.operands)
+        workload, instruction = problem.workload, problem.instruction
     original = workload
     workload = flatten(workload, embedding.flattened)
     loops, axis_map = _iteration(workload, embedding)
@@ -87,6 +91,12 @@ def derive(
         tuple(rewrites),
         original if embedding.flattened else None,
     )
+
+
+def _has_single_accesses(workload: Computation, instruction: Instruction) -> bool:
+    """Whether both are in port form as they are, which almost every computation is."""
+    ours, theirs = instruction.computation.access_maps, workload.access_maps
+    return all(len(found) == 1 for maps in (ours, theirs) for found in maps.values())
 
 
 def _iteration(

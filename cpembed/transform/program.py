@@ -110,7 +110,8 @@ class DerivedProgram:
     ``loops`` are outermost first (spatial before reduction, in the workload's order); ``lanes``
     are the instruction's axes at the extents used. ``axis_map`` gives each workload axis's
     coordinate over loops and lanes; coordinates at or beyond the workload's extent are padding.
-    ``operands`` follows the instruction's operand order (inputs, then the output); ``roles`` maps
+    Workload and instruction are in port form (:mod:`cpembed.ir.ports`). ``operands`` follows the
+    instruction's operand order (inputs, then the outputs); ``roles`` maps
     instruction operand to workload operand. ``rewrites`` lists what was applied to the
     layouts, in order.
     """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
-from cpembed.ir.parser import parse_computation, parse_statement
+from cpembed.ir.parser import parse_body, parse_computation
 from cpembed.operators.family import Dtypes, OperatorFamily
 from cpembed.operators.registry import find_operator, operator_names
 from cpembed.workloads.suites import DEFAULT_LAYOUT, SUITES, layer
@@ -93,15 +93,17 @@ def _expression(
             extents[axis] = int(value)
         except ValueError:
             raise WorkloadError(f"expression: {axis}={value} is not an integer extent") from None
-    statement = parse_statement(text)
-    inputs = tuple(dict.fromkeys(access.operand for access in statement.reads))
-    operands = (*inputs, statement.store.operand)
+    body = parse_body(text)
+    inputs, operands = body.inputs, body.operands
     if dtype is not None:
         dtypes = resolve_dtypes(dtype, len(inputs))
+        # What is said of the output holds for every output.
+        dtypes = (*dtypes, *dtypes[-1:] * (len(body.outputs) - 1))
         # One type per input leaves the output's to the statement: a maximum need not widen.
         given = dict(zip(operands, dtypes, strict=True))
         if dtype.count(",") + 1 <= len(inputs):
-            del given[statement.store.operand]
+            for output in body.outputs:
+                del given[output]
     elif default_dtypes is not None and len(default_dtypes) == len(operands):
         given = dict(zip(operands, default_dtypes, strict=True))
     else:

@@ -37,10 +37,10 @@ class AllDifferent(Constraint):
         if model.injective and _accesses_determine_point(model.problem):
             return
         self._post_tuples(model, model.present_points())
-        output = model.problem.pairs[-1].instruction.operand
+        outputs = model.problem.outputs
         for operand in model.elements:
             dimensions = model.present_elements(operand)
-            if operand == output or self.elements == "all":
+            if operand in outputs or self.elements == "all":
                 self._post_tuples(model, dimensions)
             elif self.elements == "along_axes" and dimensions:
                 for index in range(dimensions[0].ndim):
@@ -55,9 +55,9 @@ class AllDifferent(Constraint):
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         groups = [node_map.points]
-        output = problem.pairs[-1].instruction.operand
+        outputs = problem.outputs
         for operand, image in node_map.elements.items():
-            if (self.elements == "all" or operand == output) and len(image):
+            if (self.elements == "all" or operand in outputs) and len(image):
                 groups.append(image)
             elif self.elements == "along_axes" and len(image):
                 for index in range(1, image.ndim):
@@ -67,11 +67,11 @@ class AllDifferent(Constraint):
         return all(_distinct(image.reshape(len(image), -1)) for image in groups)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        output = problem.pairs[-1].instruction.operand
+        outputs = problem.outputs
         walked = {
             operand
             for operand, names in problem.index_names.items()
-            if option.lane in names and (operand == output or self.elements != "none")
+            if option.lane in names and (operand in outputs or self.elements != "none")
         }
         return walked <= {operand for operand, _, _ in moved_dimensions(problem, option)}
 

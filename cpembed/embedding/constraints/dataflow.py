@@ -34,7 +34,10 @@ class Dataflow(Constraint):
     def post(self, model: ScalarModel) -> None:
         if model.injective:
             return
-        output = model.problem.pairs[-1].instruction.operand
+        for output in model.problem.outputs:
+            self._post_star(model, output)
+
+    def _post_star(self, model: ScalarModel, output: str) -> None:
         dimensions = model.present_elements(output)
         if not dimensions:
             # All outputs of the instruction would be the workload's only one.
@@ -54,9 +57,12 @@ class Dataflow(Constraint):
             for image, index in zip(elements, pair.workload.index, strict=True):
                 if not np.all(image[where] == index.evaluate(point)):
                     return False
-        output = node_map.elements[problem.pairs[-1].instruction.operand]
-        flat = output.reshape(len(output), math.prod(output.shape[1:]))
-        return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True
+        shapes = {name: image.shape[1:] for name, image in node_map.elements.items()}
+        for (first, at), (second, there) in problem.shared_elements(shapes):
+            mine, theirs = node_map.elements[first], node_map.elements[second]
+            if np.any(mine[(slice(None), *at)] != theirs[(slice(None), *there)]):
+                return False
+        return all(_first_differs(node_map.elements[output]) for output in problem.outputs)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """An element that the instruction shares along an axis must be shared by the workload."""
@@ -70,6 +76,12 @@ class Dataflow(Constraint):
 
     def words(self) -> str:
         return "dataflow: every operation reads and writes what the workload's operation does"
+
+
+def _first_differs(output: np.ndarray) -> bool:
+    """Whether the first output's image is that of no other output."""
+    flat = output.reshape(len(output), math.prod(output.shape[1:]))
+    return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True
 
 
 def tuple_weights(model: ScalarModel, dimensions: list[np.ndarray]) -> np.ndarray:

@@ -68,16 +68,17 @@ def prove(program: DerivedProgram) -> Proof:
         failed = flattening(program.original, program.workload, groups)
         return Proof((*failed, *prove_whole(program).failed))
     lemmas, whole = Factored(program), general.Relations(program)
-    output = program.workload.output.name
+    outputs = {operand.name for operand in program.workload.outputs}
     failed = [] if lemmas.coverage() else general.coverage(whole)
     written = not failed
     for operand in program.operands:
         wrong = [] if lemmas.access(operand) else general.access(whole, operand)
-        written = written and not (wrong and operand.name == output)
+        written = written and not (wrong and operand.name in outputs)
         failed += wrong
     failed += [] if lemmas.neutral() else general.neutral(whole)
     # The lemmas about the output build on coverage and on where the program writes.
-    failed += [] if written and lemmas.output() else general.output(whole)
+    for name in sorted(outputs):
+        failed += [] if written and lemmas.output(name) else general.output(whole, name)
     failed += [] if lemmas.tile() else general.tile(program)
     return Proof(tuple(failed))
 
@@ -89,7 +90,7 @@ def prove_whole(program: DerivedProgram) -> Proof:
         *general.coverage(whole),
         *(text for operand in program.operands for text in general.access(whole, operand)),
         *general.neutral(whole),
-        *general.output(whole),
+        *(t for operand in program.workload.outputs for t in general.output(whole, operand.name)),
         *general.tile(program),
     ]
     return Proof(tuple(failed))

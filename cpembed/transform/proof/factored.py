@@ -135,12 +135,12 @@ class Factored:
                 return True
         return False
 
-    def output(self) -> bool:
+    def output(self, name: str) -> bool:
         """The workload writes every element, and no two packed elements are the same original.
 
         Given that coverage holds and that the output's access does.
         """
-        operand = self.program.operand(self.program.workload.output.name)
+        operand = self.program.operand(name)
         store = tuple([(wanted.index, ()) for wanted in self.facts.wanted[operand.name]])
         if not holds(onto, store, operand.original_shape):
             return False

@@ -29,7 +29,7 @@ def _decide(
     if not (points.is_bijective() and points.range().is_equal(box)):
         failed.append("flatten: fused points do not number the original ones")
     for mine, theirs in zip(
-        (*flat.reads, flat.store), (*original.reads, original.store), strict=True
+        (*flat.reads, *flat.stores), (*original.reads, *original.stores), strict=True
     ):
         through = points.apply_range(_relation(original, theirs.index))
         if mine.operand != theirs.operand or not through.is_equal(_relation(flat, mine.index)):

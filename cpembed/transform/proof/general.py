@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.hw.instruction import OperandMemory, StrideRule
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import index_text
@@ -70,6 +70,15 @@ class Relations:
         access = _relation(workload.access(operand.name).index, axes, "true")
         return self.points.apply_range(access)
 
+    def workload_store(self, operand: PackedOperand) -> isl.Set:
+        """Elements that an output port has to hold: all of a tensor with one port, else those that
+        the workload writes through it."""
+        workload = self.program.workload
+        port = workload.operand(operand.name)
+        if sum(other.tensor == port.tensor for other in workload.outputs) == 1:
+            return _box_set(operand.original_shape)
+        return self.wanted(operand).intersect_domain(self.valid).range()
+
     def outside(self, operand: PackedOperand) -> isl.Set:
         """Iterators whose element lies outside the original operand: zero, or dropped."""
         inside = self.named(operand).intersect_range(_box_set(operand.original_shape))
@@ -112,13 +121,20 @@ def neutral(relations: Relations) -> list[str]:
     """A padded point adds zero or its result is dropped."""
     if relations.padding.is_empty():
         return []
-    program = relations.program
-    harmless = relations.outside(program.operand(program.workload.output.name))
-    if program.workload.reduction == "add":
-        harmless = harmless.union(zeros(relations, program.workload.value))
-    if relations.padding.is_subset(harmless):
+    if all(
+        relations.padding.is_subset(_harmless(relations, statement))
+        for statement in relations.program.workload.statements
+    ):
         return []
     return ["neutral: a padded point changes the result"]
+
+
+def _harmless(relations: Relations, statement: Assignment) -> isl.Set:
+    """Iterators at which a statement adds zero or its result is dropped."""
+    harmless = relations.outside(relations.program.operand(statement.store.operand))
+    if statement.reduction == "add":
+        harmless = harmless.union(zeros(relations, statement.value))
+    return harmless
 
 
 def zeros(relations: Relations, value: Expression) -> isl.Set:
@@ -138,8 +154,12 @@ def zeros(relations: Relations, value: Expression) -> isl.Set:
 
 def absorbing(workload: Computation) -> tuple[str, ...]:
     """Operands that undo a point where their element is out of shape: the output, which drops it,
-    and in a sum each input whose zero makes the point's value zero."""
-    inputs = _factors(workload.value) if workload.reduction == "add" else ()
+    and in a sum each input whose zero makes the point's value zero. None where there are several
+    results, which need not share one."""
+    if len(workload.statements) > 1:
+        return ()
+    statement = workload.statement
+    inputs = _factors(statement.value) if statement.reduction == "add" else ()
     return (workload.output.name, *inputs)
 
 
@@ -154,16 +174,17 @@ def _factors(value: Expression) -> tuple[str, ...]:
     return ()
 
 
-def output(relations: Relations) -> list[str]:
-    """Each original output element is read back from exactly one packed element."""
-    operand = relations.program.operand(relations.program.workload.output.name)
+def output(relations: Relations, name: str) -> list[str]:
+    """Each element that the workload writes is read back from exactly one packed element."""
+    operand = relations.program.operand(name)
+    original = relations.workload_store(operand)
     written = relations.packed(operand).range()
     back = source_relation(operand).intersect_domain(written)
     back = back.intersect_range(_box_set(operand.original_shape))
     failed: list[str] = []
     if not back.is_injective():
         failed.append("output: an element is written to two places")
-    if not back.range().is_equal(_box_set(operand.original_shape)):
+    if not back.range().is_equal(original):
         failed.append("output: an element is never written")
     return failed
 

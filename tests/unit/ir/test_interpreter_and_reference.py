@@ -41,12 +41,14 @@ def python_loops(computation: Computation, inputs):
     written = set()
     for point in itertools.product(*(range(e) for e in computation.extents.values())):
         scope = {**names, **readers, **dict(zip(computation.extents, point, strict=True))}
-        value = eval(str(computation.value), scope)
-        target = eval(f"({', '.join(str(i) for i in computation.store.index)},)", scope)
-        if target not in written or computation.reduction is None:
+        value = eval(str(computation.statement.value), scope)
+        target = eval(f"({', '.join(str(i) for i in computation.statement.store.index)},)", scope)
+        if target not in written or computation.statement.reduction is None:
             result[target] = value
         else:
-            combine = {"add": lambda a, b: a + b, "max": max, "min": min}[computation.reduction]
+            combine = {"add": lambda a, b: a + b, "max": max, "min": min}[
+                computation.statement.reduction
+            ]
             result[target] = combine(result[target], value)
         written.add(target)
     return result

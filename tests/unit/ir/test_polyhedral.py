@@ -93,12 +93,17 @@ def test_padding_of_the_image_has_no_element():
 def test_who_reads_and_writes():
     mul, add = statements(GEMM)
     assert (mul.op, [a.operand for a in mul.reads], mul.writes) == ("mul", ["A", "B"], None)
-    assert (add.op, add.producers, add.writes, add.reduces) == ("add", (0,), GEMM.store, True)
+    assert (add.op, add.producers, add.writes, add.reduces) == (
+        "add",
+        (0,),
+        GEMM.statement.store,
+        True,
+    )
     assert [s.op for s in statements(MAXIMUM)] == ["sub", "abs", "max"]
     assert [s.op for s in statements(CHAIN)] == ["mul", "max", "shr"]
-    assert statements(CHAIN)[-1].writes == CHAIN.store
+    assert statements(CHAIN)[-1].writes == CHAIN.statement.store
     (copy,) = statements(COPY)
-    assert (copy.op, copy.reads, copy.writes) == ("copy", COPY.reads, COPY.store)
+    assert (copy.op, copy.reads, copy.writes) == ("copy", COPY.reads, COPY.statement.store)
 
 
 @pytest.mark.parametrize("computation", [GEMM, CONV, MAXIMUM], ids=str)
@@ -111,7 +116,7 @@ def test_dataflow_of_a_reduction(computation):
 
     def stored(point):
         values = dict(zip(computation.extents, point, strict=True))
-        return tuple(index.evaluate(values) for index in computation.store.index)
+        return tuple(index.evaluate(values) for index in computation.statement.store.index)
 
     points = domain(computation)
     together = {
@@ -140,7 +145,7 @@ def test_dataflow_without_a_reduction_has_no_self_edge():
 def test_indices_may_have_floor_and_mod():
     digits = Access("A", (IndexExpr.of([IndexTerm("i", 2, 3, 2), IndexTerm("i", -1, 1, 2)], 1),))
     plain = parse_computation("O[i] = A[i]", {"i": 12})
-    computation = replace(plain, value=digits)
+    computation = replace(plain, statements=(replace(plain.statement, value=digits),))
     relation = access_relation(computation, digits, 0)
     assert pairs(relation) == {((i, 0), (2 * ((i // 3) % 2) - i % 2 + 1,)) for i in range(12)}
 

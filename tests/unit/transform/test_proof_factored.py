@@ -263,7 +263,9 @@ def test_only_factors_of_a_sum_make_padding_neutral() -> None:
     left, right = workload.reads
 
     def absorbing(value: Operation | Access, reduction: str = "add") -> tuple[str, ...]:
-        changed: Computation = replace(workload, value=value, reduction=reduction)
+        changed: Computation = replace(
+            workload, statements=(replace(workload.statement, value=value, reduction=reduction),)
+        )
         return general.absorbing(changed)
 
     assert absorbing(Operation("mul", (left, right))) == ("O", "A", "B")
