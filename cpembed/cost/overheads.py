@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.transform.program import DerivedProgram
+from cpembed.ir.index import IndexExpr
+from cpembed.transform.program import DerivedProgram, PackedDimension
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,23 @@ class Overheads:
 
 
 def overheads(program: DerivedProgram) -> Overheads:
-    """Costs of a program; ports of one tensor share what is used in place."""
+    """Costs of a program; ports of one tensor share what they hold in the same layout."""
     original: dict[str, int] = {}
     footprint: dict[str, int] = {}
     moved = 0
     in_place: list[str] = []
+    seen: set[tuple[str, tuple[PackedDimension, ...], tuple[IndexExpr, ...]]] = set()
     for operand in program.operands:
         tensor = program.workload.operand(operand.name).tensor
         original[tensor] = math.prod(operand.original_shape)
         if operand.is_identity:
             in_place.append(operand.name)
-            footprint[tensor] = operand.elements
-        else:
-            footprint[operand.name] = operand.elements
+        held = (tensor, operand.dimensions, operand.source)
+        if held in seen:
+            continue
+        seen.add(held)
+        footprint[operand.name] = operand.elements
+        if not operand.is_identity:
             moved += (original[tensor] + operand.elements) * size_bytes(operand.dtype)
     return Overheads(
         program.workload.macs,

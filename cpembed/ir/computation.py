@@ -77,8 +77,8 @@ class Assignment:
     """``store (reduction)= value``: a scalar statement.
 
     ``reduction`` is the operation (``add``, ``max`` ...) that combines the points with equal
-    output element, or None when each output element is written once. Arithmetic is done in the
-    output's dtype: every read is converted to it first.
+    output element, or None when each output element is written once. Arithmetic is exact in 64
+    bits (in float64 for a float output) and its result is converted to the output's dtype.
     """
 
     store: Access

@@ -36,8 +36,9 @@ def interpret_all(
 ) -> dict[str, Array]:
     """Every output of a computation by name, each of its operand's shape and dtype.
 
-    ``inputs`` are by tensor: ports of one tensor share its array. Integers wrap around in the
-    output's dtype. Where the output is a float, all arithmetic is in float64 and the result is
+    ``inputs`` are by tensor: ports of one tensor share its array. Integer arithmetic is exact in 64
+    bits, so that a product can be shifted and clipped before it is stored in fewer; the result
+    wraps around in the output's dtype. Where the output is a float, all arithmetic is in float64 and the result is
     rounded once, so that it serves any order of summation as reference. Output elements that no
     point writes are zero. ``chunk_points`` bounds the memory.
 
@@ -100,8 +101,8 @@ def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[
 
 
 def computing_dtype(output: str) -> np.dtype[Any]:
-    """The type of the arithmetic: the output's for integers, float64 for floats."""
-    return numpy_dtype(output if is_integer(output) else "float64")
+    """The type of the arithmetic of a statement: 64-bit integers, or float64 for a float output."""
+    return numpy_dtype("int64" if is_integer(output) else "float64")
 
 
 def _start(reduction: str | None, dtype: np.dtype[Any]) -> Any:

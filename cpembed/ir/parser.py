@@ -166,7 +166,7 @@ def _operand_dtypes(body: ParsedBody, dtypes: Mapping[str, str]) -> dict[str, st
 
 
 def _check_arithmetic(statement: ParsedStatement, dtype: str) -> None:
-    """The operations and constants exist in the output's type, in which all is computed."""
+    """The operations and constants exist in the arithmetic of the output: integers or floats."""
     for node in walk(statement.value):
         if isinstance(node, Operation) and node.op == "shr" and not is_integer(dtype):
             raise WorkloadError(

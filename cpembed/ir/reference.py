@@ -23,7 +23,6 @@ from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.interpreter import (
     Array,
     check_inputs,
-    computing_dtype,
     interpret,
     interpret_all,
 )
@@ -77,7 +76,8 @@ def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
         return interpret(computation, arrays)
     left, right = factors
     integer = is_integer(computation.output.dtype)
-    dtype = computing_dtype(computation.output.dtype)
+    # A sum of products wraps alike at each step or once at the end.
+    dtype = numpy_dtype(computation.output.dtype if integer else "float64")
     result = np.zeros(computation.output.shape, dtype)
     product = _Product.of(
         computation,
