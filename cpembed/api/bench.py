@@ -34,6 +34,7 @@ from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.measure.environment import git_commit, machine, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
+from cpembed.measure.runner import ATTEMPTS, NOISE
 from cpembed.workloads.suites import Layer, suite
 
 STRICT = "strict"
@@ -46,9 +47,12 @@ COUNTED = {
     "latency_us": "the contraction alone, on packed operands; packing excluded",
     "packing_us": "packing the inputs that are not in packed_ahead",
     "unpacking_us": "unpacking the output",
+    "noisy": f"a time whose p90 is more than {NOISE} times its p10, after {ATTEMPTS} attempts",
     "gops": "two operations a multiply-accumulate of the layer, padding not counted, over the "
     "median latency_us; packing excluded",
     "gops_with_packing": "the same over median latency_us + packing_us + unpacking_us",
+    "summary.run.total_us": "median latency_us times count, summed over the layers that were run",
+    "summary.run.total_with_packing_us": "the same with packing_us and unpacking_us",
 }
 """What the figures of a row count."""
 

@@ -85,7 +85,8 @@ class RunRow(msgspec.Struct, frozen=True):
     """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
 
     ``latency_us`` and the rates are those of the target's instruction, None where portable code
-    ran in its place (``missing`` says why), whose time is ``generic_latency_us``.
+    ran in its place (``missing`` says why), whose time is ``generic_latency_us``. ``noisy``: other
+    work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
     """
 
     backend: str
@@ -99,6 +100,7 @@ class RunRow(msgspec.Struct, frozen=True):
     gops: float | None
     gops_with_packing: float | None
     missing: list[str]
+    noisy: bool
 
 
 class ErrorRow(msgspec.Struct, frozen=True):
@@ -112,11 +114,12 @@ class ErrorRow(msgspec.Struct, frozen=True):
 
 class BenchRow(msgspec.Struct, frozen=True):
     """``strict``: under the constraint set of that name. ``best``: under the one asked for.
-    ``seconds``: wall time of the whole row."""
+    ``seconds``: wall time of the whole row. ``count``: how often the network has the layer."""
 
     index: int
     label: str
     application: str
+    count: int
     macs: int
     date: str
     seconds: float
@@ -162,6 +165,7 @@ class RowMaker:
             layer.index,
             layer.label,
             layer.application,
+            layer.count,
             draft.macs,
             datetime.now(UTC).isoformat(timespec="seconds"),
             time.perf_counter() - started,
@@ -293,6 +297,7 @@ def _run_row(result: RunResult) -> RunRow:
         gops=times.gops if native else None,
         gops_with_packing=2 * result.solved.workload.macs / (everything * 1e3) if native else None,
         missing=list(result.missing),
+        noisy=times.noisy,
     )
 
 

@@ -79,6 +79,11 @@ def _seconds(solved: Iterable[tuple[int, SolvedRow]]) -> dict[str, Any] | None:
 
 def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
     ran = [row.run for row in rows if row.run is not None]
+    timed = [
+        (row.count, row.run.latency_us.median, row.run.packing_us + row.run.unpacking_us)
+        for row in rows
+        if row.run is not None and row.run.latency_us is not None
+    ]
     return {
         "executed": len(ran),
         "verified": sum(run.verified for run in ran),
@@ -88,6 +93,12 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
         "gops_with_packing_geometric_mean": _geometric_mean(
             run.gops_with_packing for run in _native(ran)
         ),
+        "noisy": [row.index for row in rows if row.run is not None and row.run.noisy],
+        "timed_layers": sum(count for count, _, _ in timed),
+        "total_us": sum(count * us for count, us, _ in timed) if timed else None,
+        "total_with_packing_us": sum(count * (us + packing) for count, us, packing in timed)
+        if timed
+        else None,
     }
 
 

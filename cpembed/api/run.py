@@ -81,6 +81,7 @@ class RunResult:
             "packing_us": times.packing_us,
             "unpacking_us": times.unpacking_us,
             "packed_ahead": list(times.packed_ahead),
+            "noisy": times.noisy,
         }
         if self.is_native:
             document |= {"latency_us": latency, "gops": times.gops}

@@ -36,6 +36,14 @@ class Verification:
     tolerance: float
 
 
+NOISE = 1.5
+"""Rounds of equal work whose p90 is above this multiple of their p10 were disturbed: what varies is
+the machine, and the median may be anywhere between."""
+
+ATTEMPTS = 5
+"""Disturbed rounds are repeated; the steadiest of so many attempts counts."""
+
+
 @dataclass(frozen=True)
 class Quantiles:
     """Over the rounds of a measurement."""
@@ -43,6 +51,14 @@ class Quantiles:
     median: float
     p10: float
     p90: float
+
+    @property
+    def spread(self) -> float:
+        return self.p90 / self.p10
+
+    @property
+    def is_noisy(self) -> bool:
+        return self.spread > NOISE
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,8 @@ class Measurement:
     ``latency_us`` is the contraction alone, on packed operands. ``packing_us`` covers the inputs
     not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us`` are medians,
     0 where the layouts are the same memory. ``gops`` counts two operations a multiply-accumulate of
-    the workload, padding not counted, over the median latency.
+    the workload, padding not counted, over the median latency. ``noisy``: one of the times still
+    varied by more than :data:`NOISE` at the last of :data:`ATTEMPTS`.
     """
 
     latency_us: Quantiles
@@ -60,6 +77,7 @@ class Measurement:
     unpacking_us: float
     gops: float
     packed_ahead: tuple[str, ...]
+    noisy: bool
 
 
 def verify(kernel: CompiledKernel, workload: Computation, seed: int = 0) -> Verification:
@@ -108,33 +126,47 @@ def measure(
     output = kernel.execute(packed)
     latency = _time(lambda: kernel.execute(packed, output), rounds, round_ms)
 
+    timed = [latency]
     packing = 0.0
     for name in names:
         if name not in ahead and not kernel.is_packed_in_place(name):
             original = kernel.original(name, inputs[name])
             target = packed[name]
-            packing += _time_packing(kernel, name, original, target, rounds, round_ms)
+            timed.append(_time_packing(kernel, name, original, target, rounds, round_ms))
+            packing += timed[-1].median
     unpacking = 0.0
     if not kernel.is_packed_in_place(workload.output.name):
         result = kernel.original(workload.output.name)
-        unpacking = _time(lambda: kernel.unpack_into(output, result), rounds, round_ms).median
+        timed.append(_time(lambda: kernel.unpack_into(output, result), rounds, round_ms))
+        unpacking = timed[-1].median
     return Measurement(
         latency_us=latency,
         packing_us=packing,
         unpacking_us=unpacking,
         gops=2 * workload.macs / (latency.median * 1e3),
         packed_ahead=ahead,
+        noisy=any(times.is_noisy for times in timed),
     )
 
 
 def _time_packing(
     kernel: CompiledKernel, name: str, original: Any, target: Any, rounds: int, round_ms: float
-) -> float:
-    return _time(lambda: kernel.pack_into(name, original, target), rounds, round_ms).median
+) -> Quantiles:
+    return _time(lambda: kernel.pack_into(name, original, target), rounds, round_ms)
 
 
 def _time(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
-    """Microseconds a call, over rounds of equally many calls."""
+    """Microseconds a call, over rounds of equally many calls; the steadiest attempt."""
+    steadiest = _attempt(work, rounds, round_ms)
+    for _ in range(ATTEMPTS - 1):
+        if not steadiest.is_noisy:
+            break
+        again = _attempt(work, rounds, round_ms)
+        steadiest = min(steadiest, again, key=lambda times: times.spread)
+    return steadiest
+
+
+def _attempt(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
     work()
     started = time.perf_counter()
     work()

@@ -11,6 +11,7 @@ from rich.table import Table
 from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.report.blocks import Justify, bullets, header, heading, table
+from cpembed.report.run import duration
 from cpembed.report.words import plural
 
 _SOLVED: tuple[tuple[str, Justify], ...] = (
@@ -24,6 +25,7 @@ _SOLVED: tuple[tuple[str, Justify], ...] = (
 _RAN: tuple[tuple[str, Justify], ...] = (
     ("verified", "left"),
     ("latency us", "right"),
+    ("p10", "right"),
     ("packing us", "right"),
     ("unpacking us", "right"),
     ("GOPS", "right"),
@@ -31,7 +33,7 @@ _RAN: tuple[tuple[str, Justify], ...] = (
 _FOLDED = 40
 """Reasons and errors fold, so that a few long ones do not push the other columns apart."""
 
-_WIDE = 150
+_WIDE = 160
 
 _LISTED = 12
 """Layer numbers that are listed before the rest is only counted."""
@@ -93,17 +95,20 @@ def _ran(row: BenchRow) -> list[str]:
         return ["not run"]
     verified = f"yes ({run.backend})" if run.verified else "NO"
     return [
-        verified,
-        _latency(run),
+        verified + (", noisy" if run.noisy else ""),
+        *_latency(run),
         *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
     ] + ([f"{run.gops:.1f}"] if run.gops is not None else [])
 
 
-def _latency(run: RunRow) -> str:
+def _latency(run: RunRow) -> list[str]:
+    """Median and p10."""
     if run.latency_us is not None:
-        return f"{run.latency_us.median:.1f}"
+        return [f"{us:.1f}" for us in (run.latency_us.median, run.latency_us.p10)]
+    if run.generic_latency_us is None:
+        return ["", ""]
     # Portable code's time is not the instruction's.
-    return "" if run.generic_latency_us is None else f"({run.generic_latency_us.median:.1f})"
+    return [f"({us:.1f})" for us in (run.generic_latency_us.median, run.generic_latency_us.p10)]
 
 
 def _summary(bench: Bench) -> Iterator[RenderableType]:
@@ -151,6 +156,13 @@ def _runs(run: dict[str, Any]) -> list[tuple[str, str]]:
         mean, packing = run["gops_geometric_mean"], run["gops_with_packing_geometric_mean"]
         words = f"{mean:.1f} GOPS on packed operands; {packing:.1f} GOPS with packing of the data"
         rows.append(("geometric mean", f"{words} and unpacking (weights packed ahead)"))
+    if run["total_us"] is not None:
+        each, packed = (duration(run[name]) for name in ("total_us", "total_with_packing_us"))
+        layers = plural(run["timed_layers"], "layer")
+        rows.append(("in all", f"{each}; {packed} with packing and unpacking ({layers}, by count)"))
+    if run["noisy"]:
+        disturbed = f"{plural(len(run['noisy']), 'layer')} ({_numbers(run['noisy'])})"
+        rows.append(("noisy", f"{disturbed}: other work on the machine disturbed the times"))
     return rows
 
 

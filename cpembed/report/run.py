@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed.api.run import RunResult
-from cpembed.measure.runner import Measurement, Quantiles
+from cpembed.measure.runner import NOISE, Measurement, Quantiles
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.solve import problem_rows
@@ -44,7 +44,11 @@ def _times(result: RunResult) -> list[tuple[str, str]]:
     else:
         rows.append(("missing", "; ".join(result.missing)))
         rows.append(("portable", f"{_quantiles(times.latency_us)}, not the instruction's time"))
-    return [*rows, ("packing", _packing(times))]
+    rows.append(("packing", _packing(times)))
+    if times.noisy:
+        disturbed = "other work on the machine disturbed the times"
+        rows.append(("noisy", f"{disturbed}: p90 above {NOISE} times p10"))
+    return rows
 
 
 def _quantiles(times: Quantiles) -> str:

@@ -51,6 +51,7 @@ DOCUMENT = {
             "index": int,
             "label": str,
             "application": str,
+            "count": int,
             "macs": int,
             "date": str,
             "seconds": NUMBER,
@@ -100,6 +101,7 @@ GENERIC_RUN = {
     "unpacking_us": NUMBER,
     "packed_ahead": [str],
     "missing": [str],
+    "noisy": bool,
 }
 
 

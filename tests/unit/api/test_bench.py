@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from cpembed.api import bench_rows
 from cpembed.api.bench import Bench, open_bench, select_layers
-from cpembed.api.bench_rows import BenchRow, RowMaker
+from cpembed.api.bench_rows import BenchRow, Latency, RowMaker, RunRow
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.backends.x86.features import missing_features
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.measure import environment
+from cpembed.report.bench import report
 from cpembed.resources import constraint_files, hardware_spec_files
 from cpembed.workloads.suites import suite
 
@@ -49,6 +54,54 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
 
 
 # ----------------------------------------------------------------------------------------- rows
+
+
+def ran(row: BenchRow, median: float, packing: float, *, noisy: bool = False) -> BenchRow:
+    """The row as if the instruction had run."""
+    run = RunRow(
+        backend="x86.vnni",
+        verified=True,
+        max_error=0.0,
+        latency_us=Latency(median, median / 4 if noisy else median, median),
+        generic_latency_us=None,
+        packing_us=packing,
+        unpacking_us=1.0,
+        packed_ahead=["W"],
+        gops=1.0,
+        gops_with_packing=0.5,
+        missing=[],
+        noisy=noisy,
+    )
+    return msgspec.structs.replace(row, run=run)
+
+
+def test_the_total_counts_a_layer_as_often_as_the_network_has_it(tmp_path: Path) -> None:
+    bench = complete(open_bench("resnet50", VTA, layers="0,2", execute=False, results=tmp_path))
+    assert [row.count for row in bench.finished()] == [suite("resnet50")[i].count for i in (0, 2)]
+    first, second = (row.count for row in bench.finished())
+    assert second > 1
+    assert bench.summary()["run"]["total_us"] is None
+    bench.maker = replace(bench.maker, backend="auto")
+    bench.rows[0] = ran(bench.rows[0], 2000.0, 9.0)
+    bench.rows[2] = ran(bench.rows[2], 4000.0, 19.0, noisy=True)
+    found = bench.summary()["run"]
+    assert found["total_us"] == first * 2000 + second * 4000
+    assert found["total_with_packing_us"] == first * 2010 + second * 4020
+    assert (found["timed_layers"], found["noisy"]) == (first + second, [2])
+    text = printed(bench)
+    assert f"({first + second} layers, by count)" in text
+    assert "1 layer (2): other work on the machine disturbed the times" in text
+    rows = [line for line in text.splitlines() if "yes (x86.vnni)" in line]
+    assert [", noisy" in line for line in rows] == [False, True]
+    assert "1000.0" in rows[1], "the p10"
+
+
+def printed(bench: Bench) -> str:
+    page = io.StringIO()
+    console = Console(file=page, width=300)
+    for part in report(bench):
+        console.print(part)
+    return page.getvalue()
 
 
 def test_rows_have_the_mapping_or_the_reason(tmp_path: Path) -> None:

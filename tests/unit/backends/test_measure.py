@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.runner import compare, measure
+from cpembed.measure import runner
+from cpembed.measure.runner import ATTEMPTS, compare, measure
 from cpembed.operators.gemm import gemm
 from tests.unit.backends.handwritten import conv2d_program, gemm_program
 
@@ -81,3 +87,69 @@ def test_layouts_in_place_need_no_packing() -> None:
     measured = measure(found, random_inputs(program.workload, 0), rounds=3, round_ms=1.0)
     assert measured.packing_us == 0
     assert measured.unpacking_us == 0
+
+
+@dataclass
+class FakeClock:
+    """Stands for the time module: a kernel call takes as many seconds as is scripted."""
+
+    calls: Iterator[float]
+    now: float = 0.0
+    made: list[float] = field(default_factory=list[float])
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def work(self) -> None:
+        self.made.append(next(self.calls))
+        self.now += self.made[-1]
+
+
+ROUNDS = 10
+ATTEMPT = 2 + ROUNDS
+"""Calls of an attempt: a first one, one that counts how many fit in a round, and the rounds (a
+call of a millisecond fills a round of one)."""
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, int]]:
+    def call(*seconds: Iterator[float]) -> tuple[Any, int]:
+        clock = FakeClock(chain(*seconds))
+        monkeypatch.setattr(runner, "time", clock)
+        return runner._time(clock.work, ROUNDS, 1.0), len(clock.made)
+
+    return call
+
+
+def test_steady_rounds_are_measured_once(timed: Callable[..., tuple[Any, int]]) -> None:
+    found, calls = timed(repeat(1e-3, ATTEMPT))
+    assert (found.median, found.is_noisy, calls) == (pytest.approx(1e3), False, ATTEMPT)
+
+
+def test_disturbed_rounds_are_repeated(timed: Callable[..., tuple[Any, int]]) -> None:
+    """Rounds of 1 and of 4 ms, half of them each, then undisturbed ones."""
+    disturbed = chain(repeat(1e-3, 2 + ROUNDS // 2), repeat(4e-3, ROUNDS // 2))
+    found, calls = timed(disturbed, repeat(1e-3, ATTEMPT))
+    assert (found.median, found.is_noisy, calls) == (pytest.approx(1e3), False, 2 * ATTEMPT)
+
+
+def test_rounds_that_stay_disturbed_are_flagged(timed: Callable[..., tuple[Any, int]]) -> None:
+    def disturbed(slow: float) -> Iterator[float]:
+        return chain(repeat(1e-3, 2 + ROUNDS // 2), repeat(slow, ROUNDS // 2))
+
+    slowest = [5e-3, 4e-3, 2e-3, 3e-3, 6e-3]
+    found, calls = timed(*map(disturbed, slowest))
+    assert len(slowest) == ATTEMPTS
+    assert (found.is_noisy, calls) == (True, ATTEMPTS * ATTEMPT)
+    assert (found.p10, found.p90) == (pytest.approx(1e3), pytest.approx(2e3)), "the steadiest"
+
+
+def test_one_disturbed_part_makes_the_measurement_noisy(
+    kernel: CompiledKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady, noisy = runner.Quantiles(2.0, 2.0, 2.0), runner.Quantiles(2.0, 1.0, 4.0)
+    inputs = random_inputs(kernel.program.workload, 0)
+    for parts, expected in (([steady] * 3, False), ([steady, steady, noisy], True)):
+        times = iter(parts)
+        monkeypatch.setattr(runner, "_time", lambda *asked, times=times: next(times))
+        assert measure(kernel, inputs).noisy is expected
