@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, PerAxis
+from cpembed.operators.stencil import WINDOW, convolution, image_sizes, rows_and_columns
 
 
 def batched_conv2d(
@@ -31,18 +30,15 @@ def batched_conv2d(
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     BATCHED_CONV2D.check_sizes(n=n, c=c, h=h, w=w, k=k, r=r, s=s)
-    rows, columns = image_axes(
-        BATCHED_CONV2D, (("p", "h", "r", h, r), ("q", "w", "s", w, s)), pad, stride, dilation
-    )
-    image_type, weight_type, output_type = BATCHED_CONV2D.dtypes(dtype, BATCHED_CONV2D.inputs)
+    rows, columns = rows_and_columns(BATCHED_CONV2D, (h, w), (r, s), pad, stride, dilation)
     outputs = {"p": rows.output_extent, "q": columns.output_extent}
-    return parse_computation(
+    return convolution(
+        BATCHED_CONV2D,
         f"O[n,k,p,q] += I[n, c, {rows.index}, {columns.index}] * W[n,k,c,r,s]",
         {"n": n, "k": k, **outputs, "c": c, "r": r, "s": s},
-        name="batched_conv2d",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": (n, c, h, w)},
-        zero_outside=("I",) if rows.pad or columns.pad else (),
+        (n, c, h, w),
+        padded=rows.pad > 0 or columns.pad > 0,
+        dtype=dtype,
     )
 
 
@@ -50,17 +46,5 @@ BATCHED_CONV2D = OperatorFamily(
     "batched_conv2d",
     "2-D convolution with filters per image O[n,k,p,q] += I[n,c,p+r,q+s] * W[n,k,c,r,s]",
     batched_conv2d,
-    (
-        Parameter("n", "images, each with its own filters"),
-        Parameter("c", "input channels"),
-        Parameter("h", "image rows"),
-        Parameter("w", "image columns"),
-        Parameter("k", "filters of one image"),
-        Parameter("r", "filter rows"),
-        Parameter("s", "filter columns"),
-        PAD,
-        STRIDE,
-        DILATION,
-        DTYPE,
-    ),
+    (*image_sizes(n="images, each with its own filters", k="filters of one image"), *WINDOW, DTYPE),
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+from cpembed.operators.stencil import WINDOW, convolution, image_sizes, rows_and_columns
 
 
 def capsule_conv2d(
@@ -33,18 +32,15 @@ def capsule_conv2d(
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CAPSULE_CONV2D.check_sizes(n=n, c=c, h=h, w=w, k=k, r=r, s=s, u=u)
-    rows, columns = image_axes(
-        CAPSULE_CONV2D, (("p", "h", "r", h, r), ("q", "w", "s", w, s)), pad, stride, dilation
-    )
-    image_type, weight_type, output_type = CAPSULE_CONV2D.dtypes(dtype, CAPSULE_CONV2D.inputs)
+    rows, columns = rows_and_columns(CAPSULE_CONV2D, (h, w), (r, s), pad, stride, dilation)
     outputs = {"p": rows.output_extent, "q": columns.output_extent, "u": u}
-    return parse_computation(
+    return convolution(
+        CAPSULE_CONV2D,
         f"O[n,k,p,q,u] += I[n, c, {rows.index}, {columns.index}] * W[k,c,r,s,u]",
         {"n": n, "k": k, **outputs, "c": c, "r": r, "s": s},
-        name="capsule_conv2d",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": (n, c, h, w)},
-        zero_outside=("I",) if rows.pad or columns.pad else (),
+        (n, c, h, w),
+        padded=rows.pad > 0 or columns.pad > 0,
+        dtype=dtype,
     )
 
 
@@ -52,18 +48,5 @@ CAPSULE_CONV2D = OperatorFamily(
     "capsule_conv2d",
     "2-D convolution into capsules O[n,k,p,q,u] += I[n,c,p+r,q+s] * W[k,c,r,s,u]",
     capsule_conv2d,
-    (
-        Parameter("n", "images"),
-        Parameter("c", "input channels"),
-        Parameter("h", "image rows"),
-        Parameter("w", "image columns"),
-        Parameter("k", "filters"),
-        Parameter("r", "filter rows"),
-        Parameter("s", "filter columns"),
-        Parameter("u", "components of a capsule"),
-        PAD,
-        STRIDE,
-        DILATION,
-        DTYPE,
-    ),
+    (*image_sizes(), Parameter("u", "components of a capsule"), *WINDOW, DTYPE),
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+from cpembed.operators.stencil import WINDOW, convolution, image_axes
 
 
 def conv1d(
@@ -28,14 +27,13 @@ def conv1d(
     """
     CONV1D.check_sizes(n=n, c=c, w=w, k=k, s=s)
     (axis,) = image_axes(CONV1D, (("q", "w", "s", w, s),), pad, stride, dilation)
-    image_type, weight_type, output_type = CONV1D.dtypes(dtype, 2)
-    return parse_computation(
+    return convolution(
+        CONV1D,
         f"O[n,k,q] += I[n,c,{axis.index}] * W[k,c,s]",
         {"n": n, "k": k, "q": axis.output_extent, "c": c, "s": s},
-        name="conv1d",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": (n, c, w)},
-        zero_outside=("I",) if axis.pad else (),
+        (n, c, w),
+        padded=axis.pad > 0,
+        dtype=dtype,
     )
 
 
@@ -49,9 +47,7 @@ CONV1D = OperatorFamily(
         Parameter("w", "image columns"),
         Parameter("k", "filters"),
         Parameter("s", "filter columns"),
-        PAD,
-        STRIDE,
-        DILATION,
+        *WINDOW,
         DTYPE,
     ),
 )

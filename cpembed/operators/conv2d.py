@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import (
     DTYPE,
     Dtypes,
@@ -12,7 +11,7 @@ from cpembed.operators.family import (
     ParameterKind,
     PerAxis,
 )
-from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+from cpembed.operators.stencil import WINDOW, convolution, image_sizes, rows_and_columns
 
 
 def conv2d(
@@ -49,10 +48,7 @@ def conv2d(
     """
     CONV2D.check_sizes(n=n, c=c, h=h, w=w, k=k, r=r, s=s, groups=groups)
     CONV2D.check_choice("layout", layout)
-    rows, columns = image_axes(
-        CONV2D, (("p", "h", "r", h, r), ("q", "w", "s", w, s)), pad, stride, dilation
-    )
-    image_type, weight_type, output_type = CONV2D.dtypes(dtype, 2)
+    rows, columns = rows_and_columns(CONV2D, (h, w), (r, s), pad, stride, dilation)
     group = ""
     extents = {"n": n, "k": k, "p": rows.output_extent, "q": columns.output_extent}
     if groups > 1:
@@ -67,14 +63,13 @@ def conv2d(
         output = f"O[n, p, q, {group} k]"
         value = f"I[n, {image}, {group} c] * W[{group}k,r,s,c]"
         shape = (n, h, w, groups, c) if group else (n, h, w, c)
-    padded = rows.pad > 0 or columns.pad > 0
-    return parse_computation(
+    return convolution(
+        CONV2D,
         f"{output} += {value}",
         {**extents, "c": c, "r": r, "s": s},
-        name="conv2d",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": shape},
-        zero_outside=("I",) if padded else (),
+        shape,
+        padded=rows.pad > 0 or columns.pad > 0,
+        dtype=dtype,
     )
 
 
@@ -83,16 +78,8 @@ CONV2D = OperatorFamily(
     "2-D convolution O[n,k,p,q] += I[n,c,p+r,q+s] * W[k,c,r,s]",
     conv2d,
     (
-        Parameter("n", "images"),
-        Parameter("c", "input channels (of one group)"),
-        Parameter("h", "image rows"),
-        Parameter("w", "image columns"),
-        Parameter("k", "filters (of one group)"),
-        Parameter("r", "filter rows"),
-        Parameter("s", "filter columns"),
-        PAD,
-        STRIDE,
-        DILATION,
+        *image_sizes(c="input channels (of one group)", k="filters (of one group)"),
+        *WINDOW,
         Parameter("groups", "independent groups of c channels and k filters", default="1"),
         Parameter(
             "layout",

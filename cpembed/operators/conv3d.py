@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+from cpembed.operators.stencil import WINDOW, convolution, image_axes
 
 
 def conv3d(
@@ -39,15 +38,14 @@ def conv3d(
         stride,
         dilation,
     )
-    image_type, weight_type, output_type = CONV3D.dtypes(dtype, 2)
     outputs = {axis.output: axis.output_extent for axis in axes}
-    return parse_computation(
+    return convolution(
+        CONV3D,
         f"O[n,k,o,p,q] += I[n, c, {', '.join(axis.index for axis in axes)}] * W[k,c,t,r,s]",
         {"n": n, "k": k, **outputs, "c": c, "t": t, "r": r, "s": s},
-        name="conv3d",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": (n, c, d, h, w)},
-        zero_outside=("I",) if any(axis.pad for axis in axes) else (),
+        (n, c, d, h, w),
+        padded=any(axis.pad for axis in axes),
+        dtype=dtype,
     )
 
 
@@ -65,9 +63,7 @@ CONV3D = OperatorFamily(
         Parameter("t", "filter planes"),
         Parameter("r", "filter rows"),
         Parameter("s", "filter columns"),
-        PAD,
-        STRIDE,
-        DILATION,
+        *WINDOW,
         DTYPE,
     ),
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import DILATION, PAD, STRIDE, image_axes
+from cpembed.operators.stencil import WINDOW, convolution, rows_and_columns
 
 
 def depthwise(
@@ -31,13 +30,11 @@ def depthwise(
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     DEPTHWISE.check_sizes(n=n, c=c, h=h, w=w, r=r, s=s, m=m)
-    rows, columns = image_axes(
-        DEPTHWISE, (("p", "h", "r", h, r), ("q", "w", "s", w, s)), pad, stride, dilation
-    )
-    image_type, weight_type, output_type = DEPTHWISE.dtypes(dtype, 2)
+    rows, columns = rows_and_columns(DEPTHWISE, (h, w), (r, s), pad, stride, dilation)
     multiplier = {"m": m} if m > 1 else {}
     output_channel, filter_channel = ("c, m", "c,m") if multiplier else ("c", "c")
-    return parse_computation(
+    return convolution(
+        DEPTHWISE,
         f"O[n, {output_channel}, p, q] += "
         f"I[n, c, {rows.index}, {columns.index}] * W[{filter_channel},r,s]",
         {
@@ -49,10 +46,9 @@ def depthwise(
             "r": r,
             "s": s,
         },
-        name="depthwise",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": (n, c, h, w)},
-        zero_outside=("I",) if rows.pad or columns.pad else (),
+        (n, c, h, w),
+        padded=rows.pad > 0 or columns.pad > 0,
+        dtype=dtype,
     )
 
 
@@ -68,9 +64,7 @@ DEPTHWISE = OperatorFamily(
         Parameter("r", "filter rows"),
         Parameter("s", "filter columns"),
         Parameter("m", "filters per channel", default="1"),
-        PAD,
-        STRIDE,
-        DILATION,
+        *WINDOW,
         DTYPE,
     ),
 )

@@ -1,11 +1,20 @@
-"""What all convolutions share: the image axes, their index expressions and output extents."""
+"""What all convolutions share: the image axes, their index expressions and output extents, the
+parameters, and the computation over the operands I, W and O."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cpembed.operators.family import OperatorFamily, Parameter, ParameterKind, PerAxis
+from cpembed.ir.computation import Computation
+from cpembed.ir.parser import parse_computation
+from cpembed.operators.family import (
+    Dtypes,
+    OperatorFamily,
+    Parameter,
+    ParameterKind,
+    PerAxis,
+)
 
 PAD = Parameter(
     "pad", "zeros around the image: one number or one per axis", ParameterKind.PER_AXIS, "0"
@@ -16,6 +25,23 @@ STRIDE = Parameter(
 DILATION = Parameter(
     "dilation", "distance of filter taps: one number or one per axis", ParameterKind.PER_AXIS, "1"
 )
+WINDOW = (PAD, STRIDE, DILATION)
+"""The optional parameters that every convolution takes, beside ``dtype``."""
+
+_SIZES = {
+    "n": "images",
+    "c": "input channels",
+    "h": "image rows",
+    "w": "image columns",
+    "k": "filters",
+    "r": "filter rows",
+    "s": "filter columns",
+}
+
+
+def image_sizes(**meanings: str) -> tuple[Parameter, ...]:
+    """The sizes of a 2-D convolution, with other words for some of them."""
+    return tuple(Parameter(name, meaning) for name, meaning in {**_SIZES, **meanings}.items())
 
 
 @dataclass(frozen=True)
@@ -69,3 +95,41 @@ def image_axes(
             )
         made.append(axis)
     return tuple(made)
+
+
+def rows_and_columns(
+    family: OperatorFamily,
+    image: tuple[int, int],
+    window: tuple[int, int],
+    pad: PerAxis,
+    stride: PerAxis,
+    dilation: PerAxis,
+) -> tuple[ImageAxis, ImageAxis]:
+    """The two axes of an image of h x w pixels under a filter of r x s; raises as
+    :func:`image_axes`."""
+    (h, w), (r, s) = image, window
+    axes = (("p", "h", "r", h, r), ("q", "w", "s", w, s))
+    rows, columns = image_axes(family, axes, pad, stride, dilation)
+    return rows, columns
+
+
+def convolution(
+    family: OperatorFamily,
+    statement: str,
+    extents: Mapping[str, int],
+    image: tuple[int, ...],
+    *,
+    padded: bool,
+    dtype: Dtypes,
+) -> Computation:
+    """The statement ``O[...] += I[...] * W[...]`` over an image I of a shape, which reads as zero
+    outside it where ``padded``."""
+    image_type, weight_type, output_type = family.dtypes(dtype, family.inputs)
+    return parse_computation(
+        statement,
+        extents,
+        name=family.name,
+        dtypes={"I": image_type, "W": weight_type, "O": output_type},
+        shapes={"I": image},
+        zero_outside=("I",) if padded else (),
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
 from cpembed.operators.family import (
     DTYPE,
     Dtypes,
@@ -14,7 +13,7 @@ from cpembed.operators.family import (
     ParameterKind,
     PerAxis,
 )
-from cpembed.operators.stencil import DILATION
+from cpembed.operators.stencil import DILATION, convolution, image_sizes
 
 
 def transposed_conv2d(
@@ -62,15 +61,14 @@ def transposed_conv2d(
         strict=True,
     )
     rows, columns = (_axis(*names, *numbers) for names, *numbers in settings)
-    image_type, weight_type, output_type = family.dtypes(dtype, family.inputs)
     outputs = {"p": rows.output_extent, "q": columns.output_extent}
-    return parse_computation(
+    return convolution(
+        family,
         f"O[n,k,p,q] += I[n, c, {rows.index}, {columns.index}] * W[c, k, {r - 1}-r, {s - 1}-s]",
         {"n": n, "k": k, **outputs, "c": c, "r": r, "s": s},
-        name="transposed_conv2d",
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": (n, c, rows.spread, columns.spread)},
-        zero_outside=("I",) if rows.leaves_image or columns.leaves_image else (),
+        (n, c, rows.spread, columns.spread),
+        padded=rows.leaves_image or columns.leaves_image,
+        dtype=dtype,
     )
 
 
@@ -136,13 +134,11 @@ TRANSPOSED_CONV2D = OperatorFamily(
     "transposed 2-D convolution O[n,k,p,q] += I[n,c,p+r,q+s] * W[c,k,R-1-r,S-1-s], I spread",
     transposed_conv2d,
     (
-        Parameter("n", "images"),
-        Parameter("c", "input channels"),
-        Parameter("h", "image rows before they are spread"),
-        Parameter("w", "image columns before they are spread"),
-        Parameter("k", "output channels"),
-        Parameter("r", "filter rows"),
-        Parameter("s", "filter columns"),
+        *image_sizes(
+            h="image rows before they are spread",
+            w="image columns before they are spread",
+            k="output channels",
+        ),
         Parameter(
             "pad",
             "output rows and columns cut off each edge: one number or one per axis",
