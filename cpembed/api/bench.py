@@ -18,7 +18,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.measure.environment import git_commit, machine, source_digest, versions
+from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
 from cpembed.workloads.suites import Layer, suite
@@ -135,10 +134,7 @@ class Bench:
             "summary": self.summary(),
             "counted": COUNTED,
             "not_run": list(self.missing),
-            "machine": machine(),
-            "versions": versions(),
-            "git_commit": git_commit(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **provenance(),
             "taken_from_store": self.taken,
             "store": str(self.store.path),
         }

@@ -6,14 +6,38 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from cpembed.backends.runtime import thread_count
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _REPORTED = ("cpembed", "ortools", "apache-tvm", "numpy")
+
+
+def provenance() -> dict[str, Any]:
+    """Where results come from: the part that every document of results has."""
+    return {
+        "machine": machine(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def provenance_lines(document: Mapping[str, Any], run: str) -> list[str]:
+    """:func:`provenance` as a list in Markdown; ``run`` says how, beside the machine."""
+    here = document["machine"]
+    packages = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
+    return [
+        f"- {here['cpu']}, {here['system']}; {run}",
+        f"- {packages}",
+        f"- commit {document['git_commit']}, {document['date']}",
+    ]
 
 
 def machine() -> dict[str, str | int]:

@@ -64,11 +64,12 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 
 def table(document: dict[str, Any], core: int | None, load: float) -> str:
     """The results in Markdown."""
-    summary, machine = document["summary"], document["machine"]
+    from cpembed.measure.environment import provenance_lines
+
+    summary = document["summary"]
     pinned = "not pinned to a core" if core is None else "pinned to one core"
-    where = f"{machine['cpu']}, {machine['system']}; one process, {pinned}"
+    run = f"one process, {pinned}; load average {load:.2f} before the run"
     how = "each layer searched once per set, in a process that had solved one model before"
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     lines = [
         f"# DeepBench on {TARGET}",
         "",
@@ -86,10 +87,8 @@ def table(document: dict[str, Any], core: int | None, load: float) -> str:
         )
     lines += [
         "",
-        f"- {where}; load average {load:.2f} before the run",
         f"- {how}; every solution is enumerated, on one thread",
-        f"- {versions}",
-        f"- commit {document['git_commit']}, {document['date']}",
+        *provenance_lines(document, run),
         "",
         "## Layers that do not embed without padding",
         "",

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
+from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.operators.conv2d import conv2d
 from cpembed.strategy.candidate import derive_candidate
 from cpembed.transform.proof import require
@@ -349,14 +349,10 @@ def markdown(document: Mapping[str, Any]) -> str:
     )
     for title, rows, kind, which, paper in sections:
         lines += [f"## {title}", "", *table(rows, kind, which, paper), ""]
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    machine = document["machine"]
     lines += [
         "† The paper's total does not follow from its own columns.",
         "",
-        f"- {machine['cpu']}, {machine['system']}; {document['seconds']:.0f} s",
-        f"- {versions}",
-        f"- commit {document['git_commit']}, {document['date']}",
+        *provenance_lines(document, f"{document['seconds']:.0f} s"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -374,8 +370,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     folder: Path = parser.parse_args().output
-    from cpembed.measure.environment import git_commit, machine, versions
-
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
     for case in cases():
@@ -384,10 +378,7 @@ def main() -> int:
     document: dict[str, Any] = {
         "rows": rows,
         "seconds": round(time.perf_counter() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(),
     }
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     (folder / "results.json").write_text(text, encoding="utf-8")

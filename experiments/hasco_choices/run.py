@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
+from cpembed.measure.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 CONSTRAINTS = HERE / "single_axis.toml"
@@ -108,7 +108,7 @@ def distinct_indices(product: Product, name: str, choice: Choice) -> bool:
     workload = product.workload(name)
     return all(
         sum(axis in choice for axis in index.iterators) <= 1
-        for access in (*workload.reads, workload.store)
+        for access in (*workload.reads, *workload.stores)
         for index in access.index
     )
 
@@ -181,13 +181,9 @@ def markdown(document: Mapping[str, Any]) -> str:
         for row in document["rows"]
         if row["paper"] is not None
     ]
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    machine = document["machine"]
     lines += [
         "",
-        f"- {machine['cpu']}, {machine['system']}; {document['seconds']:.1f} s",
-        f"- {versions}",
-        f"- commit {document['git_commit']}, {document['date']}",
+        *provenance_lines(document, f"{document['seconds']:.1f} s"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -196,17 +192,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     folder: Path = parser.parse_args().output
-    from cpembed.measure.environment import git_commit, machine, versions
-
     started = time.perf_counter()
     document: dict[str, Any] = {
         "constraints": CONSTRAINTS.name,
         "rows": measure(),
         "seconds": round(time.perf_counter() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(),
     }
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     (folder / "results.json").write_text(text, encoding="utf-8")

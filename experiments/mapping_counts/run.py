@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
+from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.operators.conv2d import conv2d
 from cpembed.workloads.suites import suite
 
@@ -124,7 +124,7 @@ TABLE_5 = (
 
 def operand_indices(computation: Computation) -> list[tuple[IndexExpr, ...]]:
     """The index expressions of each operand, inputs in the order they are read, output last."""
-    return [access.index for access in (*computation.reads, computation.store)]
+    return [access.index for access in (*computation.reads, *computation.stores)]
 
 
 def signature(computation: Computation, axis: str) -> tuple[bool, ...]:
@@ -303,13 +303,9 @@ def markdown(document: Mapping[str, Any]) -> str:
             f"| {row['layer']} | {fed} | {'yes' if row['found'] else '**no**'} "
             f"| {'yes' if row['amos_rule'] else '**no**'} |"
         )
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    machine = document["machine"]
     lines += [
         "",
-        f"- {machine['cpu']}, {machine['system']}; {document['seconds']:.0f} s",
-        f"- {versions}",
-        f"- commit {document['git_commit']}, {document['date']}",
+        *provenance_lines(document, f"{document['seconds']:.0f} s"),
     ]
     return "\n".join(lines) + "\n"
 
@@ -318,8 +314,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     folder: Path = parser.parse_args().output
-    from cpembed.measure.environment import git_commit, machine, versions
-
     started = time.perf_counter()
     document: dict[str, Any] = {
         "target": TARGET,
@@ -327,10 +321,7 @@ def main() -> int:
         "table_6": measure_table_6(),
         "table_5": measure_table_5(),
         "seconds": round(time.perf_counter() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **provenance(),
     }
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     (folder / "results.json").write_text(text, encoding="utf-8")
