@@ -18,6 +18,8 @@ from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.interpreter import interpret_all
+from cpembed.ir.reference import random_inputs
 
 Array = np.ndarray
 Model = Callable[[Array, Array, Array], None]
@@ -103,6 +105,48 @@ MODELS: dict[str, Model] = {
 }
 
 
+def complex_mac(inputs: Mapping[str, Array]) -> Array:
+    """Complex arithmetic on interleaved numbers; exact in float64, then wrapped at 32 bits."""
+    a, b = (inputs[name].astype(np.float64) @ np.array([1, 1j]) for name in "AB")
+    product = a @ b
+    return np.stack([product.real, product.imag], axis=-1).astype(np.int64).astype(np.int32)
+
+
+def pre_add_dot(inputs: Mapping[str, Array]) -> Array:
+    """UG579: P = P + (A + D) * B, twice."""
+    a, d, b = (inputs[name].astype(np.int64) for name in "ADB")
+    return (a + d) @ b
+
+
+def vpsadbw(inputs: Mapping[str, Array]) -> Array:
+    """SDM volume 2, PSADBW: absolute differences of the eight bytes of each 64-bit lane."""
+    a, b = inputs["A"], inputs["B"]
+    return (np.maximum(a, b) - np.minimum(a, b)).astype(np.int64).sum(axis=1)
+
+
+def vpmaddubsw(inputs: Mapping[str, Array]) -> Array:
+    """SDM volume 2, PMADDUBSW: pairs of products, summed with signed saturation."""
+    products = inputs["A"].astype(np.int64) * inputs["B"].astype(np.int64)
+    return np.clip(products[:, 0] + products[:, 1], -(2**15), 2**15 - 1)
+
+
+def requantize(inputs: Mapping[str, Array]) -> Array:
+    """Fixed-point multiplication by M / 2^16, rounding towards minus infinity, then clipping."""
+    a, m, b = (inputs[name].astype(object) for name in "AMB")
+    return np.array(
+        [min(max((x * y + z) // 2**16, -128), 127) for x, y, z in zip(a, m, b, strict=True)]
+    )
+
+
+IRREGULAR: dict[str, Callable[[Mapping[str, Array]], Array]] = {
+    "avx2_maddubs": vpmaddubsw,
+    "avx512_sad": vpsadbw,
+    "complex_mac": complex_mac,
+    "pre_add_dot": pre_add_dot,
+    "requantize": requantize,
+}
+
+
 def evaluate(computation: Computation, values: Mapping[str, Array]) -> Array:
     """The sum-of-products computation on exact (64-bit) values."""
     points = np.indices(tuple(computation.extents.values())).reshape(len(computation.axes), -1)
@@ -168,13 +212,22 @@ def check_against_model(
         assert tiles["C"][position] == expected[element]
 
 
-@pytest.fixture(params=available_targets())
+@pytest.fixture(params=MODELS)
 def spec(request: pytest.FixtureRequest) -> HardwareSpec:
     return load_hardware_spec(request.param)
 
 
 def test_every_shipped_target_has_a_model() -> None:
-    assert tuple(MODELS) == available_targets()
+    assert {*MODELS, *IRREGULAR} == set(available_targets())
+
+
+@pytest.mark.parametrize("name", IRREGULAR)
+def test_the_irregular_computation_is_what_the_manual_says(name: str) -> None:
+    computation = load_hardware_spec(name).instruction.computation
+    inputs = random_inputs(computation, 11)
+    expected = IRREGULAR[name](inputs)
+    (found,) = interpret_all(computation, inputs).values()
+    np.testing.assert_array_equal(found, expected.astype(found.dtype))
 
 
 def test_a_target_is_named_as_its_file(spec: HardwareSpec) -> None:
