@@ -132,10 +132,8 @@ def vpmaddubsw(inputs: Mapping[str, Array]) -> Array:
 
 def requantize(inputs: Mapping[str, Array]) -> Array:
     """Fixed-point multiplication by M / 2^16, rounding towards minus infinity, then clipping."""
-    a, m, b = (inputs[name].astype(object) for name in "AMB")
-    return np.array(
-        [min(max((x * y + z) // 2**16, -128), 127) for x, y, z in zip(a, m, b, strict=True)]
-    )
+    a, m, b = (inputs[name].astype(np.int64) for name in "AMB")
+    return np.clip((a * m + b) // 2**16, -128, 127)
 
 
 IRREGULAR: dict[str, Callable[[Mapping[str, Array]], Array]] = {
