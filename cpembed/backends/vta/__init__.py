@@ -1,0 +1,1 @@
+"""VTA, the Versatile Tensor Accelerator: its instruction set, a simulator, and code generation."""
