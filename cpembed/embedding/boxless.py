@@ -9,28 +9,25 @@ down at once, in lexicographic order, that every constraint's own check accepts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import stencil_axes
 from cpembed.embedding.constraints.linear_access import LinearAccess
-from cpembed.embedding.constraints.padding import Padding
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.model import ScalarModel
-from cpembed.embedding.node_map import Coordinates, NodeMap, from_points
+from cpembed.embedding.node_map import Coordinates, from_points
 from cpembed.embedding.problem import EmbeddingProblem, point_grid
 from cpembed.embedding.regular import padded_extents
 from cpembed.embedding.roles import candidates
 from cpembed.embedding.search import search
+from cpembed.ir.index import IndexExpr
 
 _SEARCHED_POINTS = 4096
 """Largest domain given to the solver; all-different over larger ones is not bounded in time."""
-
-_CORNERS = (4, 3, 2)
-_CORNER_SECONDS = 0.2
 
 
 def feasible_without_boxes(
@@ -47,66 +44,67 @@ def feasible_without_boxes(
     instruction = replace(problem.instruction, axes=axes, computation=computation)
     problem = replace(problem, instruction=instruction)
     domain = padded_extents(problem, constraints)
-    fixed = _immovable(problem, constraints)
-    places = math.prod(extent for axis, extent in domain.items() if axis not in fixed)
+    constant = _constant_indices(problem)
+    fixed = _immovable(problem, constraints, constant)
+    places = _places(domain, fixed, constant)
     if constraints.get("all_different") is not None and places < instruction.macs:
         return False
     if _has_lexicographic(problem, constraints, domain, fixed):
         return True
-    # An embedding within a corner of the domain is an embedding, and is found sooner; only the
-    # whole domain can show that there is none.
-    for width in _CORNERS:
-        corner = {a: 1 if a in fixed else min(extent, width) for a, extent in domain.items()}
-        if _search(problem, _within(constraints, corner), limits, _CORNER_SECONDS):
-            return True
     if math.prod(domain.values()) > _SEARCHED_POINTS:
         return None
-    return _search(problem, constraints, limits, math.inf)
-
-
-def _search(
-    problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits, seconds: float
-) -> bool | None:
-    least = min(math.inf if limits.seconds is None else limits.seconds, seconds)
-    once = replace(limits, solutions=1, seconds=None if math.isinf(least) else least)
-    status = search(problem, constraints, once).status
+    status = search(problem, constraints, replace(limits, solutions=1)).status
     return None if status is Status.UNKNOWN else status is not Status.INFEASIBLE
 
 
-@dataclass(frozen=True)
-class _Corner(Padding):
-    """Bounds of the domain by axis, in the place of ``padding``."""
-
-    extents: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    def limit(self, axis: str, extent: int) -> int | None:
-        return self.extents[axis]
-
-    def post(self, model: ScalarModel) -> None:
-        """Nothing: the model's domain is all."""
-
-    def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        return True
+def _constant_indices(problem: EmbeddingProblem) -> list[IndexExpr]:
+    """Indices with one value in all operations: those of operands that are one element."""
+    return list(
+        dict.fromkeys(
+            index
+            for pair in problem.pairs
+            if problem.instruction.computation.operand(pair.instruction.operand).elements == 1
+            for index in pair.workload.index
+        )
+    )
 
 
-def _within(constraints: ConstraintSet, corner: Mapping[str, int]) -> ConstraintSet:
-    others = (c for c in constraints.constraints if not isinstance(c, Padding))
-    return replace(constraints, constraints=(*others, _Corner(extents=corner)))
+def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[IndexExpr]) -> int:
+    """How many operations differ at most: what an index that is constant leaves to the iterators
+    that no other constant index has, times the extents of all others."""
+    owners = Counter(name for index in constant for name in index.iterators)
+    places, bound = 1, set(fixed)
+    for index in constant:
+        own = [name for name in index.iterators if name not in fixed and owners[name] == 1]
+        places *= _solutions(index, {name: domain[name] for name in own})
+        bound |= set(own)
+    return places * math.prod(extent for axis, extent in domain.items() if axis not in bound)
 
 
-def _immovable(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[str]:
+def _solutions(index: IndexExpr, extents: Mapping[str, int]) -> int:
+    """Values that iterators can have at most where their part of an index has a given sum: one of
+    them follows from the others, and its coefficient says in which steps another can move."""
+    least = math.prod(extents.values())
+    for last in extents:
+        others = {name: extent for name, extent in extents.items() if name != last}
+        least = min(least, math.prod(others.values()))
+        for name, extent in others.items():
+            coefficient = index.coefficient(last)
+            step = abs(coefficient) // math.gcd(coefficient, index.coefficient(name))
+            rest = math.prod(others.values()) // extent
+            least = min(least, rest * -(-extent // step))
+    return least
+
+
+def _immovable(
+    problem: EmbeddingProblem, constraints: ConstraintSet, constant: Sequence[IndexExpr]
+) -> set[str]:
     """Workload axes with one coordinate in all operations: stencil axes under ``linear_access``,
     and what an operand of one element fixes through an index with no other movable iterator."""
     linear = constraints.get("linear_access")
     fixed: set[str] = set()
     if isinstance(linear, LinearAccess) and linear.stencil == "none":
         fixed |= set(stencil_axes(problem))
-    constant = [
-        index
-        for pair in problem.pairs
-        if problem.instruction.computation.operand(pair.instruction.operand).elements == 1
-        for index in pair.workload.index
-    ]
     if constraints.get("fixed_origin") is not None:
         # The one element is the smallest index there is: every iterator stays at its first value.
         fixed |= {

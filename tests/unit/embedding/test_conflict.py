@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import pytest
 
+from cpembed.embedding import boxless
 from cpembed.embedding.boxless import feasible_without_boxes
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
@@ -21,6 +25,7 @@ from cpembed.embedding.search import find_embeddings, search
 from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
+from cpembed.ir.parser import parse_computation
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import suite
 from tests.brute_force import TooLarge, solutions
@@ -136,6 +141,27 @@ def test_shortcuts_without_boxes_agree_with_brute_force() -> None:
         assert found is expected
         compared[expected] += 1
     assert min(compared.values()) > 20
+
+
+def test_places_are_counted_from_above() -> None:
+    """Against every point of the domain, by the values of the indices that are constant."""
+    random = Random(1)
+    tight = 0
+    for _ in range(500):
+        extents = {name: random.randint(1, 5) for name in "abcd"}
+        sums = [
+            "+".join(f"{random.randint(1, 4)}*{name}" for name in random.sample("abcd", terms))
+            for terms in random.choices((1, 2, 3), k=random.randint(1, 2))
+        ]
+        text = f"O[a,b,c,d] += I[{','.join(sums)}] * W[a,b,c,d]"
+        constant = list(dict.fromkeys(parse_computation(text, extents).access("I").index))
+        points = itertools.product(*map(range, extents.values()))
+        images = (dict(zip(extents, point, strict=True)) for point in points)
+        sizes = Counter(tuple(int(i.evaluate(image)) for i in constant) for image in images)
+        bound = boxless._places(extents, set(), constant)
+        assert bound >= max(sizes.values()), (text, extents)
+        tight += bound == max(sizes.values())
+    assert tight > 250
 
 
 def test_batch_one_does_not_feed_the_batch_axis() -> None:
@@ -254,6 +280,23 @@ def test_an_exchange_that_does_not_help_is_not_offered() -> None:
         conflict = explain(words, "vta_1x16x16")
         assert conflict.relaxations
         assert not any("exchange" in words for words in conflict.relaxations)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "depthwise n=1 c=64 h=56 w=56 r=3 s=3 pad=1",
+        "depthwise n=1 c=64 h=112 w=112 r=5 s=5 pad=2 stride=2",
+        "conv2d n=1 c=1 k=1 groups=64 h=28 w=28 r=3 s=3 pad=1",
+    ],
+)
+def test_windows_on_one_pixel_are_too_few_for_an_axis(layer: str) -> None:
+    """Without boxes and linear accesses 16 outputs could still read one pixel of a channel: a
+    window of 3 x 3, or of 5 x 5 in steps of 2, has 9 positions there. The domain is too large to be
+    searched."""
+    conflict = explain(layer, "vta_1x16x16")
+    assert (conflict.axes, conflict.constraints) == (("y",), ("padding",))
+    assert conflict.minimal
 
 
 def test_an_axis_without_counterpart() -> None:
