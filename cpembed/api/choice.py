@@ -1,4 +1,4 @@
-"""Which candidate of a search is taken, and what is worth knowing beside it.
+"""What a search is given and which candidate is taken, beyond what the command line says.
 
 >>> from cpembed.api.solve import solve, workload
 >>> layer = workload("O[m,n] += W[n,k] * I[m,k] m=1 n=64 k=64", target="vta_1x16x16")
@@ -11,9 +11,11 @@ from __future__ import annotations
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.commute import exchanged_problems
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
+from cpembed.ir.computation import Computation
 
 _POOR = 0.5
 """Utilisation below which another order of the factors is tried: there a factor of two is lost."""
@@ -44,6 +46,28 @@ def pick(solved: SolveResult, rank: int) -> RankedCandidate:
     return solved.embeddings[rank - 1]
 
 
+def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computation:
+    """A workload whose element types a target gave by position, under a set that may exchange the
+    factors: the position then says nothing, so the factor that is read through a window gets what
+    the image of a convolution gets, the first type."""
+    if len(workload.inputs) != 2 or not _exchanges_factors(constraints):
+        return workload
+    first, second = workload.inputs
+    windows = {
+        read.operand
+        for read in workload.reads
+        if any(len(index.iterators) > 1 for index in read.index)
+    }
+    if windows != {second.name}:
+        return workload
+    return workload.with_dtypes({first.name: second.dtype, second.name: first.dtype})
+
+
+def _exchanges_factors(constraints: ConstraintSet) -> bool:
+    dataflow = constraints.get("dataflow")
+    return isinstance(dataflow, Dataflow) and dataflow.commute
+
+
 def idle_padding(solved: SolveResult) -> str | None:
     """That ``padding`` names axes that the workload does not have: a set serves many workloads, so
     this is no error, but a slip of the pen looks the same."""
@@ -63,8 +87,7 @@ def idle_padding(solved: SolveResult) -> str | None:
 def better_order(solved: SolveResult) -> str | None:
     """That the workload with its factors exchanged has a better candidate, found and proven, under
     the same set; None where the best one is good enough or looking would take long."""
-    dataflow = solved.constraints.get("dataflow")
-    tried = isinstance(dataflow, Dataflow) and dataflow.commute
+    tried = _exchanges_factors(solved.constraints)
     if tried or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
         return None
     best = solved.embeddings[0]

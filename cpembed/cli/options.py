@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from cpembed.embedding.constraint_set import Weights
+    from cpembed.embedding.constraint_set import ConstraintSet, Weights
     from cpembed.hw.instruction import HardwareSpec
     from cpembed.ir.computation import Computation
 
@@ -125,16 +125,16 @@ def file_option(name: str, words: str) -> Callable[[F], F]:
     return add
 
 
-def problem(asked: Asked) -> tuple[Computation, HardwareSpec, str, Weights | None]:
+def problem(asked: Asked) -> tuple[Computation, HardwareSpec, ConstraintSet, Weights | None]:
     """The workload on the target's element types, the target, the set, the weights."""
+    from cpembed.api.choice import types_by_role
     from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec, workload
-    from cpembed.embedding.constraint_set import Weights
+    from cpembed.embedding.constraint_set import Weights, load_constraint_set
 
     spec = hardware_spec(asked["target"])
     weights = None if asked["weights"] is None else Weights(*asked["weights"])
-    return (
-        workload(asked["words"], spec),
-        spec,
-        asked["constraints"] or DEFAULT_CONSTRAINTS,
-        weights,
-    )
+    named = workload(asked["words"], spec)
+    chosen = load_constraint_set(asked["constraints"] or DEFAULT_CONSTRAINTS)
+    # The words are those of the shell: an expression may stand in one with its settings.
+    typed = any(part.startswith("dtype=") for word in asked["words"] for part in word.split())
+    return named if typed else types_by_role(named, chosen), spec, chosen, weights

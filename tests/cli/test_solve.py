@@ -193,6 +193,33 @@ def test_padding_that_has_no_effect_is_said(cpembed: Caller, tmp_path: Path, com
     assert "padding.axes names zz, which gemm does not have (axes m n k)" in called.err
 
 
+WEIGHTS_FIRST = (
+    "O[n,k,p,q] += W[k,c,r,s] * I[n,c,p+r,q+s]",
+    *("n=1", "k=16", "c=4", "p=6", "q=6", "r=3", "s=3"),
+    *("--target", "avx512_vnni", "--json", "--top", "1"),
+)
+
+
+@pytest.mark.parametrize(
+    "options, image, filters, used",
+    [
+        # by position, the only order that the set searches: one image for 16 lanes
+        ((), "int8", "uint8", 1 / 16),
+        # either order: as in conv2d, the image is unsigned, and 16 filters fill the lanes
+        (("--constraints", "complete"), "uint8", "int8", 1.0),
+        # 36 pixels for 48 lanes
+        (("--constraints", "complete", "dtype=uint8,int8"), "int8", "uint8", 0.75),
+    ],
+)
+def test_default_types_where_factors_may_be_exchanged(
+    cpembed: Caller, options: tuple[str, ...], image: str, filters: str, used: float
+) -> None:
+    document = cpembed("solve", *WEIGHTS_FIRST, *options).json
+    dtypes = document["workload"]["dtypes"]
+    assert (dtypes["I"], dtypes["W"]) == (image, filters)
+    assert document["embeddings"][0]["utilisation"] == pytest.approx(used)
+
+
 def test_a_better_order_of_the_factors_is_said(cpembed: Caller) -> None:
     called = cpembed("solve", "O[m,n] += W[n,k] * I[m,k]", "m=1", "n=64", "k=64", *VTA)
     assert called.code == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.constraints.padding import Padding
 from cpembed.errors import SpecError
 
 WRONG = {
@@ -44,3 +45,11 @@ def test_a_file_extends_a_shipped_set(tmp_path: Path) -> None:
     assert found.get("linear_access") is None
     assert found.padding.axes == ("c",)
     assert found.get("hyper_rectangle") is not None
+
+
+def test_a_table_replaces_the_extended_one_whole(tmp_path: Path) -> None:
+    """What docs/add-a-constraint.md says of its example."""
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "strict_padded"\n[padding]\nbelow = 16\n')
+    assert load_constraint_set("strict_padded").padding.axes == "all"
+    assert load_constraint_set(str(path)).padding == Padding((), below=16)
