@@ -18,8 +18,8 @@ from cpembed.cost.ranking import RankedCandidate, rank
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
-from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status
-from cpembed.embedding.result import Seconds, silent
+from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.result import Formulation, SearchEffort, Seconds, silent
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -57,7 +57,7 @@ class SolveResult:
     families: int
     seconds: Seconds
     total_seconds: float
-    search: SearchStatistics
+    search: SearchEffort
     embeddings: tuple[RankedCandidate, ...]
     not_derivable: tuple[str, ...]
     conflict: Conflict | None
@@ -80,11 +80,7 @@ class SolveResult:
                 "solve": self.seconds.solve,
                 "total": self.total_seconds,
             },
-            "search": {
-                "branches": self.search.branches,
-                "conflicts": self.search.conflicts,
-                "asset": "outputs_first",
-            },
+            "search": self.search.to_json(),
             "embeddings": [embedding_json(ranked) for ranked in self.embeddings],
         }
         if self.conflict is not None:
@@ -155,13 +151,16 @@ def solve(
     weights: Weights | None = None,
     timeout: float | None = None,
     seed: int = 0,
+    search: str = "auto",
     progress: Progress | None = None,
 ) -> SolveResult:
     """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
 
     ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
     proven) out of these. ``timeout`` bounds the search in seconds of wall
-    time: a search that it stops has ``complete`` false.
+    time: a search that it stops has ``complete`` false. ``search`` is a
+    :class:`~cpembed.embedding.result.Formulation`: which model is searched, and how; the
+    answer does not depend on it.
 
     Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
     input. An infeasible problem is a result with a ``conflict``.
@@ -173,7 +172,9 @@ def solve(
     if weights is not None:
         chosen = replace(chosen, weights=weights)
     limits = SearchLimits(seconds=timeout, seed=seed)
-    found = find_embeddings(workload, spec.instruction, chosen, limits, progress)
+    found = find_embeddings(
+        workload, spec.instruction, chosen, limits, progress, Formulation(search)
+    )
     ranking = rank(
         workload,
         spec.instruction,
@@ -203,7 +204,7 @@ def solve(
         len({_family_key(embedding.family) for embedding in found.embeddings}),
         found.seconds,
         time.perf_counter() - started,
-        found.statistics,
+        found.effort,
         candidates,
         ranking.refused,
         conflict,

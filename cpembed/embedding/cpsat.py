@@ -27,15 +27,20 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class SearchStatistics:
-    branches: int
-    conflicts: int
-    seconds: float
+    """The solver's effort. ``seconds`` is wall time; ``work`` is the solver's deterministic time,
+    in its own unit (about a second), the same in every run."""
+
+    branches: int = 0
+    conflicts: int = 0
+    seconds: float = 0.0
+    work: float = 0.0
 
     def plus(self, other: SearchStatistics) -> SearchStatistics:
         return SearchStatistics(
             self.branches + other.branches,
             self.conflicts + other.conflicts,
             self.seconds + other.seconds,
+            self.work + other.work,
         )
 
 
@@ -87,6 +92,10 @@ class SearchLimits:
             return self
         return replace(self, seconds=max(0.0, self.seconds - seconds))
 
+    def share(self, parts: float) -> SearchLimits:
+        """The limits with one of so many parts of the time."""
+        return self if self.seconds is None else replace(self, seconds=self.seconds / parts)
+
 
 class StopSignal:
     """Stops the searches that listen to it, from any thread, and those that would start later."""
@@ -123,11 +132,14 @@ class SearchControl:
 
     ``presolve``: simplify the model first. ``work`` bounds the search by the solver's
     deterministic time, which is the same in every run. ``stop`` ends it from outside.
+    ``relaxation``: solve the linear relaxation at each node, which only slows models of Booleans
+    that are enumerated.
     """
 
     presolve: bool = True
     work: float | None = None
     stop: StopSignal | None = None
+    relaxation: bool = True
 
 
 def enumerate_solutions(
@@ -166,6 +178,8 @@ def enumerate_solutions(
     if not control.presolve:
         parameters.cp_model_presolve = False
         parameters.cp_model_probing_level = 0
+    if not control.relaxation:
+        parameters.linearization_level = 0
     # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
     parameters.catch_sigint_signal = False
     wrapper.set_parameters(parameters)
@@ -181,7 +195,10 @@ def enumerate_solutions(
     if collector.error is not None:
         raise collector.error
     statistics = SearchStatistics(
-        int(response.num_branches), int(response.num_conflicts), float(response.wall_time)
+        int(response.num_branches),
+        int(response.num_conflicts),
+        float(response.wall_time),
+        float(response.deterministic_time),
     )
     name = response.status.name
     if name == "MODEL_INVALID":

@@ -35,8 +35,8 @@ class ModelBuilder:
     _exactly_one: list[list[int]] = field(default_factory=list[list[int]])
     _at_most_one: list[list[int]] = field(default_factory=list[list[int]])
     _implied_zero: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    _different: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
-    _not_equal: list[tuple[Ids, Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids, Ids]])
+    _different: list[Ids] = field(default_factory=list[Ids])
+    _not_equal: list[tuple[Ids, Ids]] = field(default_factory=list[tuple[Ids, Ids]])
     _decisions: list[tuple[Ids, bool]] = field(default_factory=list[tuple[Ids, bool]])
 
     def variables(self, shape: Sequence[int], low: int, high: int) -> Ids:
@@ -114,13 +114,13 @@ class ModelBuilder:
         """``variable >= 1`` where the literal is true, ``variable == 0`` where it is false."""
         self._implied_zero.append((literal, variable))
 
-    def all_different(self, tuples: Ids, weights: Ids) -> None:
-        """Rows of ``tuples`` (ids) pairwise different, compared by their weighted sums."""
-        self._different.append((tuples, weights))
+    def all_different(self, tuples: Ids) -> None:
+        """Rows of ``tuples`` (ids) pairwise different."""
+        self._different.append(tuples)
 
-    def differ(self, left: Ids, right: Ids, weights: Ids) -> None:
-        """Two tuples of variables that must not be equal, compared by their weighted sums."""
-        self._not_equal.append((left, right, weights))
+    def differ(self, left: Ids, right: Ids) -> None:
+        """Two tuples of variables that must not be equal."""
+        self._not_equal.append((left, right))
 
     def decide(self, ids: Ids, *, largest_first: bool = False) -> None:
         """The next group of variables that the search assigns, in order (section 4.3)."""
@@ -150,10 +150,10 @@ class ModelBuilder:
             writer.active_iff_positive(literal, variable)
         for literal, variable, values in self._conditional:
             writer.restrict_unless(literal, variable, values)
-        for tuples, weights in self._different:
-            writer.all_different(tuples, weights)
-        for left, right, weights in self._not_equal:
-            writer.differ(left, right, weights)
+        for tuples in self._different:
+            writer.all_different(tuples)
+        for left, right in self._not_equal:
+            writer.differ(left, right)
         for group, largest_first in self._decisions:
             writer.decision(group, largest_first=largest_first)
         return writer.finish()

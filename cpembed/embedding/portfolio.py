@@ -1,5 +1,5 @@
 """Portfolio search: the scalar model in several decision orders at a time, the first one to prove
-the answer ends the others (Rieber et al. 2021, section 7, equation 12)."""
+the answer ends the others (Rieber et al. 2021, section 7)."""
 
 from __future__ import annotations
 
@@ -7,68 +7,44 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from cpembed.embedding.checks import check, check_round_trip
+from cpembed.embedding.asset_run import AssetRun, Solutions
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.cpsat import (
-    SearchControl,
-    SearchLimits,
-    SearchStatistics,
-    Status,
-    StopSignal,
-    enumerate_solutions,
-)
-from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model import ScalarModel
-from cpembed.embedding.node_map import NodeMap, decode
+from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import Ids
-from cpembed.embedding.regular import padded_extents
-from cpembed.embedding.result import Formulation, SearchResult, Seconds
-from cpembed.embedding.search import configurations, post
+from cpembed.embedding.regular import coordinate_bounds, padded_extents
+from cpembed.embedding.result import (
+    AssetEffort,
+    Formulation,
+    SearchEffort,
+    SearchResult,
+    Seconds,
+)
+from cpembed.errors import InvariantError
 from cpembed.ir.computation import AxisKind
 
-Key = tuple[tuple[int, ...], bytes]
-"""Identity of a node map."""
-
 _FIRST_WORK = 0.25
-"""Deterministic time of the first round of a search for a few solutions."""
+"""Deterministic time of a round that may end without an answer; each such round has four times
+that of the one before."""
 
 
 @dataclass(frozen=True)
 class Asset:
     """A decision order: the search assigns coordinates along ``axes`` in this order, so that those
-    along the last axis vary first."""
+    along the last axis vary first. ``bounded``: the domains are cut to what an embedding can reach
+    (equation 11 with the largest stride that the constraints leave, so that none is lost)."""
 
     name: str
     axes: tuple[str, ...]
+    bounded: bool = False
 
 
-@dataclass(frozen=True)
-class AssetEffort:
-    """What an asset did until it, or another one, had the answer. ``status`` is ``unknown`` or
-    ``feasible`` where it was ended."""
-
-    asset: Asset
-    status: Status
-    statistics: SearchStatistics
-
-
-@dataclass(frozen=True)
-class PortfolioResult:
-    """``result``: solutions in a canonical order; its statistics are the sum over all assets.
-
-    ``winner`` is the asset with the answer, None where none had it within the limits; where all
-    solutions were asked for it may differ from run to run, the answer does not. ``efforts`` lists
-    the assets that were started, in order.
-    """
-
-    result: SearchResult
-    winner: Asset | None
-    efforts: tuple[AssetEffort, ...]
+def own_order(problem: EmbeddingProblem) -> Asset:
+    """Plain search: the workload's own order of axes."""
+    return Asset("workload", tuple(axis.name for axis in problem.workload.axes))
 
 
 def asset_count(spatial: int, reduction: int, chosen_spatial: int, chosen_reduction: int) -> int:
@@ -76,12 +52,12 @@ def asset_count(spatial: int, reduction: int, chosen_spatial: int, chosen_reduct
     return math.perm(spatial, chosen_spatial) * math.perm(reduction, chosen_reduction)
 
 
-def make_assets(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[Asset]:
-    """One asset per ordering that can matter, the workload's own order among the first.
+def make_orders(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[Asset]:
+    """One asset per ordering that can matter: those of equation 12.
 
     As many spatial and reduction axes as the instruction has are put last, in every order; the
     others keep theirs. Axes of one iteration (of the instruction, or of the workload after
-    padding) move nothing and are not counted.
+    padding) move nothing and are not counted. The first asset has the workload's innermost axes.
     """
     padded = padded_extents(problem, constraints)
     moving = [axis for axis in problem.instruction.computation.axes if axis.extent > 1]
@@ -100,49 +76,59 @@ def make_assets(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[A
     return assets
 
 
+def make_assets(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[Asset]:
+    """Every order, with the domain bound where it cuts any domain, then every order without it."""
+    orders = make_orders(problem, constraints)
+    bounds, padded = coordinate_bounds(problem, constraints), padded_extents(problem, constraints)
+    if all(bounds[axis] == extent - 1 for axis, extent in padded.items()):
+        return orders
+    bounded = [Asset(f"{order.name} bounded", order.axes, bounded=True) for order in orders]
+    return [*bounded, *orders]
+
+
 def solve_portfolio(
     problem: EmbeddingProblem,
     constraints: ConstraintSet,
     limits: SearchLimits,
-    assets: Sequence[Asset] | None = None,
+    assets: Sequence[Asset],
     *,
+    first: Asset | None = None,
     presolve: bool = True,
     workers: int | None = None,
-) -> PortfolioResult:
+    report: Callable[[int], None] = lambda count: None,
+) -> SearchResult:
     """Search with all assets at once, ``workers`` at a time (the number of cores by default).
 
-    The answer is the same in every run, unless the limit of seconds ends the search: where all
-    solutions are asked for it is the sorted set. Where a number of them is enough, the assets run
-    in rounds of growing deterministic time, and of those that have an answer within a round the
-    first in order gives it.
+    ``first`` searches alone for a little work: a problem that it answers is not worth a portfolio.
+    It is the only asset where there is one order only, and, where all solutions are asked for, on a
+    single core.
+
+    The answer is the same whatever the number of workers, unless the limit of seconds ends the
+    search; then it is what all assets found together. Where all solutions are asked for, it is the
+    sorted set, and any asset's exhausted search proves it: no asset's domain lacks a solution.
+    Where a number of them is enough, the assets run in rounds of growing deterministic time, and
+    of those that have an answer within a round the first in order gives it.
     """
-    chosen = tuple(make_assets(problem, constraints) if assets is None else assets)
-    if not chosen:
+    if not assets:
         raise ValueError("a portfolio needs at least one asset")
-    started = time.perf_counter()
-    threads = min(len(chosen), workers or _cores())
-    work = None if limits.solutions is None else _FIRST_WORK
-    spent: dict[Asset, SearchStatistics] = {}
+    search = _Portfolio(problem, constraints, limits, presolve, workers or _cores(), report)
+    chosen = tuple(assets)
+    everything = limits.solutions is None
+    if first is not None:
+        if len(chosen) == 1 or (everything and search.workers == 1):
+            chosen = (first,)
+        else:
+            won = search.round((first,), _FIRST_WORK)
+            if won is not None or search.over:
+                return search.result(won)
+    if everything or len(chosen) == 1:
+        return search.result(search.round(chosen, None))
+    work = _FIRST_WORK
     while True:
-        runs = [_Run(problem, constraints, asset, presolve, work) for asset in chosen]
-        left = limits.after(time.perf_counter() - started)
-        _race(runs, left, threads, any_winner=work is None)
-        for run in runs:
-            before = spent.get(run.asset, SearchStatistics(0, 0, 0.0))
-            spent[run.asset] = before.plus(run.statistics)
-        # Of a race that any asset may end, one that came in meanwhile has the same answer.
-        won = next((run for run in runs if run.decided), None)
-        over = limits.seconds is not None and time.perf_counter() - started >= limits.seconds
-        if won is not None or work is None or over:
-            break
+        won = search.round(chosen, work)
+        if won is not None or search.over:
+            return search.result(won)
         work *= 4
-    best = won or max(runs, key=lambda run: len(run.embeddings) + len(run.irregular))
-    efforts = tuple(
-        AssetEffort(run.asset, run.status, spent[run.asset]) for run in runs if run.started
-    )
-    return PortfolioResult(
-        best.result(efforts, time.perf_counter() - started), won and won.asset, efforts
-    )
 
 
 def _cores() -> int:
@@ -151,107 +137,99 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _race(runs: list[_Run], limits: SearchLimits, threads: int, *, any_winner: bool) -> None:
-    """Run all; one that decides ends every other, or only those after it in order."""
+class _Portfolio:
+    """One search under way: its rounds, and what each asset cost in all of them."""
 
-    begun = time.perf_counter()
-
-    def go(position: int) -> None:
-        # The time is that of the whole race: an asset that had to wait for a core has less left.
-        runs[position].search(limits.after(time.perf_counter() - begun))
-        if runs[position].decided:
-            for other in runs if any_winner else runs[position + 1 :]:
-                if other is not runs[position]:
-                    other.stop.stop()
-
-    pool = ThreadPoolExecutor(threads)
-    futures: list[Future[None]] = [pool.submit(go, position) for position in range(len(runs))]
-    try:
-        for future in futures:
-            future.result()
-    finally:
-        # An error or an interrupt must not wait for the searches to end by themselves.
-        for run in runs:
-            run.stop.stop()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@dataclass
-class _Run:
-    """One asset's search in one round."""
-
-    problem: EmbeddingProblem
-    constraints: ConstraintSet
-    asset: Asset
-    presolve: bool
-    work: float | None
-    stop: StopSignal = field(default_factory=StopSignal)
-    started: bool = False
-    decided: bool = False
-    status: Status = Status.UNKNOWN
-    complete: bool = False
-    statistics: SearchStatistics = field(default_factory=lambda: SearchStatistics(0, 0, 0.0))
-    embeddings: list[tuple[Key, Embedding]] = field(default_factory=list["tuple[Key, Embedding]"])
-    irregular: list[NodeMap] = field(default_factory=list[NodeMap])
+    def __init__(
+        self,
+        problem: EmbeddingProblem,
+        constraints: ConstraintSet,
+        limits: SearchLimits,
+        presolve: bool,
+        workers: int,
+        report: Callable[[int], None],
+    ) -> None:
+        self.problem, self.constraints, self.limits = problem, constraints, limits
+        self.presolve, self.workers = presolve, workers
+        self.solutions = Solutions(problem, constraints, report)
+        self.started = time.perf_counter()
+        self.solving = 0.0
+        self.efforts: dict[str, AssetEffort] = {}
 
     @property
-    def found(self) -> int:
-        return len(self.embeddings) + len(self.irregular)
+    def over(self) -> bool:
+        seconds = self.limits.seconds
+        return seconds is not None and time.perf_counter() - self.started >= seconds
 
-    def search(self, limits: SearchLimits) -> None:
-        begun = time.perf_counter()
-        complete = True
-        for configuration in configurations(self.problem, self.constraints):
-            if self.stop.stopped:
-                return
-            self.started = True
-            model = post(self.problem, self.constraints, configuration)
-            model.axis_order = self.asset.axes
-            left = limits.after(time.perf_counter() - begun)
-            if limits.solutions is not None:
-                left = replace(left, solutions=limits.solutions - self.found)
+    def round(self, assets: Sequence[Asset], work: float | None) -> AssetRun | None:
+        """All assets, each for ``work``; the one whose answer counts, None where none has one."""
+        bounds = coordinate_bounds(self.problem, self.constraints)
+        runs = [
+            AssetRun(
+                asset.name,
+                self.problem,
+                self.constraints,
+                asset.axes,
+                bounds if asset.bounded else {},
+                self.solutions,
+                self.presolve,
+                work,
+            )
+            for asset in assets
+        ]
+        self._race(runs, any_winner=work is None)
+        for run in (run for run in runs if run.started):
+            before = self.efforts.get(run.name)
+            spent = SearchStatistics() if before is None else before.statistics
+            self.efforts[run.name] = AssetEffort(run.name, run.status, spent.plus(run.statistics))
+        self.solving += max((run.statistics.seconds for run in runs), default=0.0)
+        # Of a race that any asset may end, one that came in meanwhile has the same answer.
+        return next((run for run in runs if run.decided), None)
 
-            def receive(values: Ids, model: ScalarModel = model) -> None:
-                self._receive(model.node_map(values))
+    def _race(self, runs: list[AssetRun], *, any_winner: bool) -> None:
+        """Run all; one that decides ends every other, or only those after it in order."""
 
-            control = SearchControl(self.presolve, self.work, self.stop)
-            _, whole, statistics = enumerate_solutions(model.build(), receive, left, control)
-            self.statistics = self.statistics.plus(statistics)
-            complete &= whole
-            if limits.solutions is not None and self.found >= limits.solutions:
-                self.decided = True
-                complete = False
-                break
-        self.complete = complete
-        self.decided |= complete
-        if complete:
-            self.status = Status.OPTIMAL if self.found else Status.INFEASIBLE
-        elif self.found:
-            self.status = Status.FEASIBLE
+        def go(position: int) -> None:
+            # Time is that of the whole search: an asset that waited for a core has less left.
+            runs[position].search(self.limits.after(time.perf_counter() - self.started))
+            if runs[position].decided:
+                for other in runs if any_winner else runs[position + 1 :]:
+                    if other is not runs[position]:
+                        other.stop.stop()
 
-    def _receive(self, node_map: NodeMap) -> None:
-        check(self.problem, self.constraints, node_map)
-        embedding = decode(self.problem, node_map)
-        if embedding is None:
-            self.irregular.append(node_map)
+        pool = ThreadPoolExecutor(min(len(runs), self.workers))
+        futures: list[Future[None]] = [pool.submit(go, position) for position in range(len(runs))]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            # An error or an interrupt must not wait for the searches to end by themselves.
+            for run in runs:
+                run.stop.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def result(self, won: AssetRun | None) -> SearchResult:
+        """The answer in a canonical order; of a stopped search, what all assets found together."""
+        found = self.solutions.keys() if won is None else won.found
+        if won is not None and won.complete and len(found) != len(self.solutions.keys()):
+            raise InvariantError(
+                f"asset {won.name} missed a solution that another one found: please report this "
+                f"with the workload {self.problem.workload} and {self.problem.instruction.name}"
+            )
+        embeddings, irregular = self.solutions.sorted(found, self.limits.solutions)
+        if won is not None:
+            status = won.status
         else:
-            check_round_trip(self.problem, embedding, node_map)
-            self.embeddings.append((node_map.key(), embedding))
-
-    def result(self, efforts: tuple[AssetEffort, ...], seconds: float) -> SearchResult:
-        """The answer in a canonical order: by the images of the operations."""
-        total = SearchStatistics(0, 0, 0.0)
-        for effort in efforts:
-            total = total.plus(effort.statistics)
+            status = Status.FEASIBLE if found else Status.UNKNOWN
+        seconds = time.perf_counter() - self.started
         # Wall time of the solver counts once, whatever ran beside it.
-        solving = min(seconds, max((e.statistics.seconds for e in efforts), default=0.0))
+        solving = min(seconds, self.solving)
         return SearchResult(
-            self.status,
-            self.complete,
-            tuple(e for _, e in sorted(self.embeddings, key=lambda pair: pair[0])),
-            tuple(sorted(self.irregular, key=NodeMap.key)),
+            status,
+            won is not None and won.complete,
+            embeddings,
+            irregular,
             Seconds(seconds - solving, solving),
-            total,
+            SearchEffort(Formulation.SCALAR, won and won.name, tuple(self.efforts.values())),
             self.problem,
-            formulation=Formulation.SCALAR,
         )

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model_helper as cmh
 
+from cpembed.errors import SpecError
+
 Ids = NDArray[np.int64]
 INFINITY = 2**62
 
@@ -178,6 +180,20 @@ class ProtoWriter:
         else:
             self._row({root: 1}, low, high)
 
+    def _tuple_weights(self, tuples: Ids) -> Ids:
+        """Mixed-radix weights that make the weighted sum of a row unique, in 64 bits."""
+        roots = self.representative[tuples]
+        spans = self.high[roots].max(axis=0) - self.low[roots].min(axis=0) + 1
+        weights = [1]
+        for span in reversed(spans.tolist()):
+            weights.append(weights[-1] * max(1, span))
+        if weights.pop() >= INFINITY:
+            raise SpecError(
+                "this constraint set compares points of a domain beyond 64 bits one by one: "
+                "add hyper_rectangle to it"
+            )
+        return np.array(weights[::-1], np.int64)
+
     def _weighted(self, tuple_ids: Ids, weights: Ids) -> tuple[dict[int, int], int]:
         terms: dict[int, int] = {}
         offset = 0
@@ -190,16 +206,36 @@ class ProtoWriter:
                 terms[root] = terms.get(root, 0) + weight
         return terms, offset
 
-    def all_different(self, tuples: Ids, weights: Ids) -> None:
+    def all_different(self, tuples: Ids) -> None:
+        weights = self._tuple_weights(tuples)
         constraint = self.proto.constraints.add().all_diff
         for row in tuples:
             terms, offset = self._weighted(row, weights)
             expression = constraint.exprs.add()
-            expression.vars.extend([self.variable(root) for root in terms])
-            expression.coeffs.extend(list(terms.values()))
             expression.offset = offset
+            if len(terms) > 1:
+                # Of a sum within an expression, presolve would list the values one by one: for
+                # several small domains more than fit in memory.
+                expression.vars.append(self._sum(terms))
+                expression.coeffs.append(1)
+            else:
+                expression.vars.extend([self.variable(root) for root in terms])
+                expression.coeffs.extend(list(terms.values()))
 
-    def differ(self, left: Ids, right: Ids, weights: Ids) -> None:
+    def _sum(self, terms: dict[int, int]) -> int:
+        """A variable that is the weighted sum; weights are positive."""
+        low = sum(weight * int(self.low[root]) for root, weight in terms.items())
+        high = sum(weight * int(self.high[root]) for root, weight in terms.items())
+        self.proto.variables.add().domain.extend([low, high])
+        total = len(self.proto.variables) - 1
+        linear = self.proto.constraints.add().linear
+        linear.vars.extend([*(self.variable(root) for root in terms), total])
+        linear.coeffs.extend([*terms.values(), -1])
+        linear.domain.extend([0, 0])
+        return total
+
+    def differ(self, left: Ids, right: Ids) -> None:
+        weights = self._tuple_weights(np.stack([left, right]))
         terms, offset = self._weighted(left, weights)
         other, other_offset = self._weighted(right, weights)
         for root, weight in other.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.all_different import AllDifferent
@@ -27,30 +27,36 @@ def padded_extents(problem: EmbeddingProblem, constraints: ConstraintSet) -> dic
     return padded
 
 
-def has_digit_model(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
-    """Whether embeddings are exactly choices of digits: boxes at a fixed origin, on operands that
-    the instruction walks by single axes, each once."""
-    regular = all(
-        None not in names and len(set(names)) == len(names)
-        for names in problem.index_names.values()
-    )
-    regular &= not problem.shared_elements(
-        {operand.name: operand.shape for operand in problem.instruction.computation.operands}
-    )
+def digit_model_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
+    """Why embeddings are not exactly choices of digits; None where they are: boxes at a fixed
+    origin, on operands that the instruction walks by single axes, each once."""
+    for operand, names in problem.index_names.items():
+        if None in names or len(set(names)) < len(names):
+            return f"it does not walk {operand} by single axes, each once"
+    shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
+    if problem.shared_elements(shapes):
+        return "an element of its operands is reached in two ways"
     needed = ("hyper_rectangle", "fixed_origin", "dataflow")
-    if not regular or any(constraints.get(name) is None for name in needed):
-        return False
+    missing = [name for name in needed if constraints.get(name) is None]
+    if missing:
+        return f"the set lacks {', '.join(missing)}"
     boxes, different = constraints.get("hyper_rectangle"), constraints.get("all_different")
     if boxes == HyperRectangle("operands"):
-        return True
+        return None
     # Without operand boxes, elements differ digit by digit only where digits do not meet in one
     # dimension: outputs of single-axis indices, and no instruction axis feeding a sum of axes
     # that have the same role.
-    if not isinstance(different, AllDifferent) or different.elements == "all":
-        return False
+    if not isinstance(different, AllDifferent):
+        return "the set lacks all_different"
+    if different.elements == "all":
+        return "all elements are to differ, of operands that need not be boxes"
     stored = [index for pair in problem.store_pairs for index in pair.workload.index]
     single = all(index.single_iterator is not None or not index.terms for index in stored)
-    return single and not _shared_sums(problem)
+    if not single:
+        return "an output of the workload is written at a sum of axes"
+    if _shared_sums(problem):
+        return "two axes that could feed the same instruction axis meet in one index"
+    return None
 
 
 def _shared_sums(problem: EmbeddingProblem) -> bool:
@@ -73,6 +79,19 @@ def _shared_sums(problem: EmbeddingProblem) -> bool:
 
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
     """The digits that every constraint allows by itself."""
+    strides = possible_strides(problem, constraints)
+    return [
+        option
+        for option in possible_digits(problem, strides, constraints.flatten.max_axes)
+        if all(constraint.allows(problem, option) for constraint in constraints.constraints)
+    ]
+
+
+def possible_strides(
+    problem: EmbeddingProblem, constraints: ConstraintSet
+) -> Callable[[str, int], Iterable[int]]:
+    """From a workload axis and a digit's count (at least 2) to the strides that the digit may
+    have, as far as the axis alone decides it."""
     padded = padded_extents(problem, constraints)
     dense = constraints.get("dense") is not None
     listed = constraints.get("strides")
@@ -86,8 +105,27 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
             largest = min(largest, 1)
         return range(1, largest + 1)
 
-    return [
-        option
-        for option in possible_digits(problem, strides, constraints.flatten.max_axes)
-        if all(constraint.allows(problem, option) for constraint in constraints.constraints)
-    ]
+    return strides
+
+
+def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> dict[str, int]:
+    """The largest coordinate along each workload axis that an embedding can have.
+
+    Equation 11 of Rieber et al. 2021 with the largest stride that the constraints leave to each
+    axis, so that it excludes no embedding: under boxes (``hyper_rectangle``) an axis is walked by
+    one digit at most, whose count divides an extent of the instruction, and at a fixed origin it
+    begins at 0. Without these two constraints only the domain's own bound holds.
+    """
+    padded = padded_extents(problem, constraints)
+    whole = {axis: extent - 1 for axis, extent in padded.items()}
+    if constraints.get("hyper_rectangle") is None or constraints.get("fixed_origin") is None:
+        return whole
+    # The counts of an axis's digits multiply to its extent.
+    sizes = {extent for axis in problem.instruction.axes for extent in axis.allowed}
+    counts = [n for n in range(2, max(sizes, default=1) + 1) if any(e % n == 0 for e in sizes)]
+    strides = possible_strides(problem, constraints)
+
+    def longest(axis: str) -> int:
+        return max(((n - 1) * max(strides(axis, n), default=0) for n in counts), default=0)
+
+    return {axis: min(last, longest(axis)) for axis, last in whole.items()}

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from cpembed.embedding.cpsat import SearchLimits, SearchStatistics, Status, enumerate_solutions
+from cpembed.embedding.cpsat import (
+    SearchControl,
+    SearchLimits,
+    SearchStatistics,
+    Status,
+    enumerate_solutions,
+)
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch
 from cpembed.embedding.proto_writer import CompiledModel, Ids
+from cpembed.embedding.space import Spaces, count_families
 
 Progress = Callable[[str, int], None]
 """Called with the phase ("model", "search") and the number of solutions so far."""
@@ -22,11 +30,72 @@ def silent(phase: str, count: int) -> None:
 
 
 class Formulation(StrEnum):
-    """Which model is posted: ``auto`` is the digit model wherever it applies."""
+    """Which model is posted, and with which assets.
+
+    ``auto`` is the digit model wherever it applies, otherwise the scalar model with as many assets
+    as are worth it. ``scalar`` is the scalar model in the order of the workload's axes alone,
+    ``portfolio`` the scalar model with every asset. A result's formulation is the model:
+    ``digits`` or ``scalar``.
+    """
 
     AUTO = "auto"
-    SCALAR = "scalar"
     DIGITS = "digits"
+    SCALAR = "scalar"
+    PORTFOLIO = "portfolio"
+
+
+@dataclass(frozen=True)
+class AssetEffort:
+    """What one decision order cost. ``status`` is what it established by itself: ``unknown`` or
+    ``feasible`` where another asset, or a limit, ended it."""
+
+    name: str
+    status: Status
+    statistics: SearchStatistics
+
+
+OUTPUTS_FIRST = "outputs_first"
+"""Name of the digit model's only asset."""
+
+
+@dataclass(frozen=True)
+class SearchEffort:
+    """How an answer was found: the model (None where nothing had to be posted), the asset that had
+    the answer (None where a limit came first), and what every asset that was started cost."""
+
+    formulation: Formulation | None
+    winner: str | None
+    assets: tuple[AssetEffort, ...]
+
+    @property
+    def total(self) -> SearchStatistics:
+        """The sum over all assets."""
+        return sum_of(effort.statistics for effort in self.assets)
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``search`` of the ``solve`` document."""
+        return {
+            "formulation": self.formulation and self.formulation.value,
+            "branches": self.total.branches,
+            "conflicts": self.total.conflicts,
+            "asset": self.winner,
+            "assets": [
+                {
+                    "name": effort.name,
+                    "status": effort.status.value,
+                    "branches": effort.statistics.branches,
+                    "conflicts": effort.statistics.conflicts,
+                }
+                for effort in self.assets
+            ],
+        }
+
+
+def sum_of(statistics: Iterable[SearchStatistics]) -> SearchStatistics:
+    total = SearchStatistics()
+    for found in statistics:
+        total = total.plus(found)
+    return total
 
 
 @dataclass(frozen=True)
@@ -47,13 +116,17 @@ class SearchResult:
 
     status: Status
     complete: bool
-    embeddings: tuple[Embedding, ...]
+    embeddings: Sequence[Embedding]
     irregular: tuple[NodeMap, ...]
     seconds: Seconds
-    statistics: SearchStatistics
+    effort: SearchEffort
     problem: EmbeddingProblem | None = None
     mismatch: LabelMismatch | None = None
-    formulation: Formulation = Formulation.SCALAR
+
+    @property
+    def families(self) -> int:
+        """How many families the embeddings have (embedding.md, section 4)."""
+        return count_families(self.embeddings)
 
 
 def merged(results: list[SearchResult]) -> SearchResult:
@@ -64,69 +137,98 @@ def merged(results: list[SearchResult]) -> SearchResult:
         status = Status.OPTIMAL if found else Status.INFEASIBLE
     else:
         status = Status.FEASIBLE if found else Status.UNKNOWN
-    statistics = SearchStatistics(0, 0, 0.0)
-    for result in results:
-        statistics = statistics.plus(result.statistics)
     return SearchResult(
         status,
         complete,
-        tuple(e for result in results for e in result.embeddings),
+        Spaces(tuple(result.embeddings for result in results)),
         tuple(m for result in results for m in result.irregular),
         Seconds(
             sum(result.seconds.model for result in results),
             sum(result.seconds.solve for result in results),
         ),
-        statistics,
+        _merged_effort([result.effort for result in results], complete=complete),
         results[0].problem,
-        formulation=results[0].formulation,
     )
 
 
+def _merged_effort(efforts: list[SearchEffort], *, complete: bool) -> SearchEffort:
+    """Efforts by asset, over the problems; the winner is that of the hardest problem."""
+    by_name: dict[str, list[AssetEffort]] = {}
+    for effort in efforts:
+        for asset in effort.assets:
+            by_name.setdefault(asset.name, []).append(asset)
+    hardest = max(efforts, key=lambda effort: effort.total.branches)
+    return SearchEffort(
+        hardest.formulation,
+        hardest.winner if complete else None,
+        tuple(
+            AssetEffort(name, alternatives([a.status for a in found]), _sum_assets(found))
+            for name, found in by_name.items()
+        ),
+    )
+
+
+def _sum_assets(assets: Iterable[AssetEffort]) -> SearchStatistics:
+    return sum_of(asset.statistics for asset in assets)
+
+
+def alternatives(statuses: Sequence[Status]) -> Status:
+    """The status of a search whose solutions are those of several models, all of them posted."""
+    if all(status is Status.INFEASIBLE for status in statuses):
+        return Status.INFEASIBLE
+    if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in statuses):
+        return Status.OPTIMAL
+    found = any(status in (Status.FEASIBLE, Status.OPTIMAL) for status in statuses)
+    return Status.FEASIBLE if found else Status.UNKNOWN
+
+
 class Effort:
-    """Accumulates the solver's work over the models of one search."""
+    """Accumulates the solver's work over the digit models of one search: one per component."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.solving = 0.0
         self.statuses: list[Status] = []
-        self.statistics = SearchStatistics(0, 0, 0.0)
+        self.statistics = SearchStatistics()
 
     def enumerate(
-        self, model: CompiledModel, receive: Callable[[Ids], None], limits: SearchLimits
-    ) -> None:
+        self,
+        model: CompiledModel,
+        receive: Callable[[Ids], None],
+        limits: SearchLimits,
+        others: int = 0,
+    ) -> Status:
+        """Every solution of a component, which leaves ``others`` more an equal share of the time.
+
+        The models are of Booleans: neither presolve nor a linear relaxation earns its cost.
+        """
         started = time.perf_counter()
-        left = limits.after(started - self.started)
-        status, _, statistics = enumerate_solutions(model, receive, left)
+        left = limits.after(started - self.started).share(others + 1)
+        control = SearchControl(presolve=False, relaxation=False)
+        status, _, statistics = enumerate_solutions(model, receive, left, control)
         self.statuses.append(status)
         self.statistics = self.statistics.plus(statistics)
         self.solving += time.perf_counter() - started
+        return status
 
-    def result(
-        self,
-        problem: EmbeddingProblem,
-        embeddings: list[Embedding],
-        irregular: list[NodeMap],
-        formulation: Formulation,
-    ) -> SearchResult:
-        status = self._status(formulation)
+    def result(self, problem: EmbeddingProblem, embeddings: Sequence[Embedding]) -> SearchResult:
+        status = self._status()
+        complete = status in (Status.OPTIMAL, Status.INFEASIBLE)
+        asset = AssetEffort(OUTPUTS_FIRST, status, self.statistics)
         return SearchResult(
             status,
-            status in (Status.OPTIMAL, Status.INFEASIBLE),
-            tuple(embeddings),
-            tuple(irregular),
+            complete,
+            embeddings,
+            (),
             Seconds(time.perf_counter() - self.started - self.solving, self.solving),
-            self.statistics,
+            SearchEffort(Formulation.DIGITS, asset.name if complete else None, (asset,)),
             problem,
-            formulation=formulation,
         )
 
-    def _status(self, formulation: Formulation) -> Status:
-        """Components must all have solutions; configurations are alternatives."""
-        infeasible = [status is Status.INFEASIBLE for status in self.statuses]
-        if any(infeasible) if formulation is Formulation.DIGITS else all(infeasible):
+    def _status(self) -> Status:
+        """Components must all have solutions."""
+        if Status.INFEASIBLE in self.statuses:
             return Status.INFEASIBLE
-        if all(status in (Status.INFEASIBLE, Status.OPTIMAL) for status in self.statuses):
+        if all(status is Status.OPTIMAL for status in self.statuses):
             return Status.OPTIMAL
-        found = [status in (Status.FEASIBLE, Status.OPTIMAL) for status in self.statuses]
-        enough = all(found) if formulation is Formulation.DIGITS else any(found)
-        return Status.FEASIBLE if enough else Status.UNKNOWN
+        return Status.UNKNOWN if Status.UNKNOWN in self.statuses else Status.FEASIBLE

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-
-from cpembed.embedding.checks import check, check_round_trip
 from cpembed.embedding.commute import commuted, exchanged_problems, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.dataflow import Dataflow
-from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
-from cpembed.embedding.cpsat import (
-    SearchLimits,
-    SearchStatistics,
-    Status,
-)
+from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_model import (
     AxisMaps,
     DigitModel,
     DigitOption,
-    combine,
 )
-from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.model import ScalarModel
-from cpembed.embedding.node_map import NodeMap, decode
+from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
 from cpembed.embedding.proto_writer import Ids
-from cpembed.embedding.regular import allowed_digits, has_digit_model, padded_extents
+from cpembed.embedding.regular import allowed_digits, digit_model_obstacle
 from cpembed.embedding.result import (
     Effort,
     Formulation,
     Progress,
+    SearchEffort,
     SearchResult,
     Seconds,
     merged,
     silent,
 )
+from cpembed.embedding.space import Component, EmbeddingSpace
+from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 
@@ -48,7 +39,11 @@ def find_embeddings(
     progress: Progress | None = None,
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
-    """Every embedding of the instruction in the workload under a constraint set."""
+    """Every embedding of the instruction in the workload under a constraint set.
+
+    Raises :class:`~cpembed.errors.SpecError` where the digit model is asked for and cannot take
+    the instruction or the constraint set.
+    """
     dataflow = constraints.get("dataflow")
     commute = isinstance(dataflow, Dataflow) and dataflow.commute
     # Element types may fit one order of the operands only.
@@ -61,34 +56,15 @@ def find_embeddings(
             (),
             (),
             Seconds(0.0, 0.0),
-            SearchStatistics(0, 0, 0.0),
+            SearchEffort(None, None, ()),
             mismatch=first,
         )
-    exchanged = exchanged_problems(first) if commute else []
+    exchanged = exchanged_problems(first, commute)
     results = [
         search(problem, constraints, limits or SearchLimits(), progress, formulation)
         for problem in [first, *exchanged]
     ]
     return results[0] if len(results) == 1 else merged(results)
-
-
-def post(
-    problem: EmbeddingProblem,
-    constraints: ConstraintSet,
-    configuration: Mapping[str, int] | None = None,
-) -> ScalarModel:
-    """The scalar model with every constraint of the set posted."""
-    model = ScalarModel(
-        problem,
-        padded_extents(problem, constraints),
-        dense_strides=constraints.get("dense") is not None,
-        separable=constraints.get("hyper_rectangle") == HyperRectangle("operands")
-        and all(None not in names for names in problem.index_names.values()),
-        configuration=configuration,
-    )
-    for constraint in constraints.constraints:
-        constraint.post(model)
-    return model
 
 
 def search(
@@ -98,46 +74,38 @@ def search(
     progress: Progress | None = None,
     formulation: Formulation = Formulation.AUTO,
 ) -> SearchResult:
-    """Enumerate the embeddings of a problem.
+    """Enumerate the embeddings of a problem; which model and which assets is decided here.
 
     The scalar model checks each solution as it arrives; those of the digit model are checked with
     :func:`check_embedding` by whoever shows one, because there can be very many.
     """
     report = progress or silent
     report("model", 0)
-    if formulation is Formulation.AUTO:
-        digits = has_digit_model(problem, constraints)
-        formulation = Formulation.DIGITS if digits else Formulation.SCALAR
-    if formulation is Formulation.DIGITS:
-        return _search_digits(problem, constraints, limits, report)
-    return _search_nodes(problem, constraints, limits, report)
+    if formulation in (Formulation.AUTO, Formulation.DIGITS):
+        obstacle = digit_model_obstacle(problem, constraints)
+        if obstacle is None:
+            return _search_digits(problem, constraints, limits, report)
+        if formulation is Formulation.DIGITS:
+            raise SpecError(
+                f"the digit model cannot search for {problem.instruction.name} under "
+                f"{constraints.name}: {obstacle}; leave the choice of the search to auto"
+            )
 
+    def progressed(count: int) -> None:
+        report("search", count)
 
-def _search_nodes(
-    problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits, report: Progress
-) -> SearchResult:
-    """Enumerate the scalar model's solutions, checking each as it arrives."""
-    effort = Effort()
-    embeddings: list[Embedding] = []
-    irregular: list[NodeMap] = []
-    for configuration in configurations(problem, constraints):
-        model = post(problem, constraints, configuration)
-
-        def receive(values: Ids, model: ScalarModel = model) -> None:
-            node_map = model.node_map(values)
-            check(problem, constraints, node_map)
-            embedding = decode(problem, node_map)
-            if embedding is None:
-                irregular.append(node_map)
-            else:
-                check_round_trip(problem, embedding, node_map)
-                embeddings.append(embedding)
-            report("search", len(embeddings) + len(irregular))
-
-        effort.enumerate(model.build(), receive, limits)
-        if limits.solutions is not None and len(embeddings) + len(irregular) >= limits.solutions:
-            break
-    return effort.result(problem, embeddings, irregular, Formulation.SCALAR)
+    if formulation is not Formulation.AUTO and constraints.flatten.max_axes > 1:
+        raise SpecError(
+            f"the scalar model cannot fuse axes, which flatten in {constraints.name} asks for: "
+            "leave the choice of the search to auto"
+        )
+    if formulation is Formulation.SCALAR:
+        return solve_portfolio(
+            problem, constraints, limits, [own_order(problem)], report=progressed
+        )
+    assets = make_assets(problem, constraints)
+    first = own_order(problem) if formulation is Formulation.AUTO else None
+    return solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
 
 
 def _search_digits(
@@ -146,28 +114,39 @@ def _search_digits(
     """Enumerate the digit model's solutions.
 
     Instruction axes that no constraint couples have solutions of their own, which combine freely:
-    the embeddings are the product. Most problems fall apart like this.
+    the embeddings are the product. Most problems fall apart like this. Those with the fewest
+    options come first: what they leave of a time limit is for the others.
     """
     effort = Effort()
-    options = allowed_digits(problem, constraints)
-    whole = tuple(axis.name for axis in problem.instruction.axes)
-    components = _posted(problem, constraints, options, whole).components()
-    found: list[list[AxisMaps]] = []
-    for lanes in components:
-        model = _posted(problem, constraints, [o for o in options if o.lane in lanes], lanes)
+    models = component_models(problem, constraints)
+    found: dict[tuple[str, ...], Component] = {}
+    count = 0
+    for n, model in enumerate(sorted(models, key=lambda model: len(model.options)), 1):
         maps: list[AxisMaps] = []
 
         def receive(values: Ids, model: DigitModel = model, maps: list[AxisMaps] = maps) -> None:
             maps.append(model.axis_maps(values))
-            report("search", sum(map(len, found)) + len(maps))
+            report("search", count + len(maps))  # noqa: B023 - called while the loop stands still
 
-        effort.enumerate(model.build(), receive, limits)
-        found.append(maps)
+        status = effort.enumerate(model.build(), receive, limits, len(models) - n)
+        found[model.lanes] = Component(model.lanes, tuple(maps), status is Status.OPTIMAL)
+        count += len(maps)
         if not maps:
-            break
-    products = itertools.islice(itertools.product(*found), limits.solutions)
-    embeddings = [combine(problem, parts) for parts in products] if all(found) else []
-    return effort.result(problem, embeddings, [], Formulation.DIGITS)
+            return effort.result(problem, ())
+    space = EmbeddingSpace(problem, tuple(found[model.lanes] for model in models))
+    within = space if limits.solutions is None else space[: limits.solutions]
+    return effort.result(problem, within)
+
+
+def component_models(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitModel]:
+    """A digit model for each set of instruction axes that no constraint couples to the others."""
+    options = allowed_digits(problem, constraints)
+    whole = tuple(axis.name for axis in problem.instruction.axes)
+    components = _posted(problem, constraints, options, whole).components()
+    return [
+        _posted(problem, constraints, [o for o in options if o.lane in lanes], lanes)
+        for lanes in components
+    ]
 
 
 def _posted(
@@ -180,16 +159,3 @@ def _posted(
     for constraint in constraints.constraints:
         constraint.post_digits(model)
     return model
-
-
-def configurations(
-    problem: EmbeddingProblem, constraints: ConstraintSet
-) -> list[Mapping[str, int] | None]:
-    """What the scalar model decides beforehand: without operand boxes, the extents of configurable
-    axes, one model each."""
-    axes = problem.instruction.axes
-    boxes = constraints.get("hyper_rectangle") == HyperRectangle("operands")
-    if boxes or not problem.instruction.configurable_axes:
-        return [None]
-    sizes = itertools.product(*(axis.allowed for axis in axes))
-    return [dict(zip((axis.name for axis in axes), chosen, strict=True)) for chosen in sizes]

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint, moved_dimensions
-from cpembed.embedding.constraints.dataflow import tuple_weights
 from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import Coordinates, NodeMap
@@ -51,7 +50,7 @@ class AllDifferent(Constraint):
     def _post_tuples(self, model: ScalarModel, dimensions: list[Ids]) -> None:
         if dimensions and dimensions[0].size > 1:
             tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
-            model.builder.all_different(tuples, tuple_weights(model, dimensions))
+            model.builder.all_different(tuples)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         groups = [node_map.points]

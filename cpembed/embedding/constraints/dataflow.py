@@ -13,8 +13,6 @@ from cpembed.embedding.digit_model import DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import INFINITY
-from cpembed.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,8 @@ class Dataflow(Constraint):
                 model.builder.exactly_one([])
             return
         tuples = np.stack([ids.ravel() for ids in dimensions], axis=1)
-        weights = tuple_weights(model, dimensions)
         for other in tuples[1:]:
-            model.builder.differ(tuples[0], other, weights)
+            model.builder.differ(tuples[0], other)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         for pair in problem.pairs:
@@ -82,19 +79,3 @@ def _first_differs(output: np.ndarray) -> bool:
     """Whether the first output's image is that of no other output."""
     flat = output.reshape(len(output), math.prod(output.shape[1:]))
     return not np.any(np.all(flat[:, 1:] == flat[:, :1], axis=0)) if flat.shape[1] > 1 else True
-
-
-def tuple_weights(model: ScalarModel, dimensions: list[np.ndarray]) -> np.ndarray:
-    """Mixed-radix weights that make a weighted sum of a tuple unique, in 64 bits."""
-    weights: list[int] = []
-    weight = 1
-    for ids in reversed(dimensions):
-        weights.append(weight)
-        low, high = model.builder.range_of(int(ids.flat[0]))
-        weight *= high - low + 1
-    if weight >= INFINITY:
-        raise SpecError(
-            "this constraint set compares points of a domain beyond 64 bits one by one: "
-            "add hyper_rectangle to it"
-        )
-    return np.array(weights[::-1], np.int64)

@@ -6,9 +6,12 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
+from cpembed.embedding import portfolio
 from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.constraints import DomainBound
@@ -21,12 +24,21 @@ from cpembed.embedding.cpsat import (
 )
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.node_map import expand
-from cpembed.embedding.portfolio import Asset, asset_count, make_assets, solve_portfolio
+from cpembed.embedding.portfolio import (
+    asset_count,
+    make_assets,
+    make_orders,
+    own_order,
+    solve_portfolio,
+)
+from cpembed.embedding.posting import post
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.projection import project
 from cpembed.embedding.proto_writer import CompiledModel
+from cpembed.embedding.regular import coordinate_bounds, padded_extents
 from cpembed.embedding.result import Formulation
-from cpembed.embedding.search import post, search
+from cpembed.embedding.search import search
+from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.workloads.naming import parse_workload
 from tests.brute_force import TooLarge, solutions
@@ -79,34 +91,108 @@ def vta(text: str) -> EmbeddingProblem:
 
 
 CONV = "conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3"
+SMALL = "conv2d n=1 c=16 h=6 w=6 k=16 r=2 s=2"
+LONGER = "conv2d n=1 c=64 h=28 w=28 k=32 r=1 s=1"
+"""Its relaxed space takes one order more than the work of the first round."""
 
 
-def test_assets_are_counted_by_equation_12() -> None:
+def test_orders_are_counted_by_equation_12() -> None:
     problem, strict = vta(CONV), load_constraint_set("strict")
-    assets = make_assets(problem, strict)
+    orders = make_orders(problem, strict)
     # y and z move; k, p, q and c, r, s could feed them (n has one iteration).
-    assert len(assets) == asset_count(3, 3, 1, 1) == 9
-    assert len(set(assets)) == 9
-    assert all(sorted(asset.axes) == sorted("nkpqcrs") for asset in assets)
-    assert {asset.axes[-2:] for asset in assets} == {(a, b) for a in "kpq" for b in "crs"}
-    assert len(make_assets(vta("conv2d n=2 c=32 h=8 w=8 k=32 r=3 s=3"), strict)) == 12
+    assert len(orders) == asset_count(3, 3, 1, 1) == 9
+    assert len(set(orders)) == 9
+    assert all(sorted(asset.axes) == sorted("nkpqcrs") for asset in orders)
+    assert {asset.axes[-2:] for asset in orders} == {(a, b) for a in "kpq" for b in "crs"}
+    assert len(make_orders(vta("conv2d n=2 c=32 h=8 w=8 k=32 r=3 s=3"), strict)) == 12
+
+
+def test_every_order_is_searched_with_and_without_the_bound() -> None:
+    problem, strict = vta(CONV), load_constraint_set("strict")
+    orders = make_orders(problem, strict)
+    assets = make_assets(problem, strict)
+    assert assets[9:] == orders
+    assert [asset.axes for asset in assets[:9]] == [order.axes for order in orders]
+    assert all(asset.bounded for asset in assets[:9])
+    assert len({asset.name for asset in assets}) == 18
+    # Any stride may be needed: no domain can be cut.
+    assert make_assets(problem, strict.without("dense", "padding")) == orders
+
+
+def test_bounds_are_those_of_equation_11_where_strides_are_known() -> None:
+    problem = vta("conv2d n=1 c=512 h=30 w=30 k=512 r=3 s=3")
+    bounds = coordinate_bounds(problem, load_constraint_set("strict"))
+    # At most 16 steps of stride 1; of 3 kernel rows 2, since 3 does not divide 16.
+    assert (bounds["k"], bounds["c"], bounds["p"], bounds["q"]) == (15, 15, 15, 15)
+    assert (bounds["n"], bounds["r"], bounds["s"]) == (0, 1, 1)
+    bounds = coordinate_bounds(problem, load_constraint_set("relaxed"))
+    # 16 sub-images of 512 / 16 channels begin at 0, 32, ... 480; of 28 rows at 0, 2, ... 30.
+    assert (bounds["k"], bounds["p"]) == (480, 30)
+
+
+def test_no_embedding_is_beyond_the_bounds() -> None:
+    compared = cut = 0
+    for seed in range(60):
+        problem, constraints = make_problem(seed)
+        try:
+            expected = solutions(problem, constraints)
+        except TooLarge:
+            continue
+        compared += 1
+        bounds = coordinate_bounds(problem, constraints)
+        extents = padded_extents(problem, constraints)
+        cut += any(bounds[axis] < extent - 1 for axis, extent in extents.items())
+        for shape, images in expected:
+            points = np.frombuffer(images, np.int64).reshape(shape)
+            for axis, image in zip(problem.workload.axes, points, strict=True):
+                assert image.max() <= bounds[axis.name], (seed, axis.name)
+    assert compared > 30
+    assert cut > 10, "hardly any domain was cut"
+
+
+def texts(embeddings: Iterable[Embedding]) -> list[str]:
+    return sorted(str(embedding) for embedding in embeddings)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_portfolio_finds_what_one_search_finds(seed: int) -> None:
+def test_every_asset_finds_what_the_digits_or_brute_force_find(seed: int) -> None:
     problem, constraints = bounded(seed)
-    alone = search(problem, constraints, SearchLimits(), formulation=Formulation.SCALAR)
-    for presolve in (True, False):
-        found = solve_portfolio(problem, constraints, SearchLimits(), presolve=presolve, workers=3)
-        assert found.result.complete
-        assert found.winner is not None
-        assert found.result.status is alone.status
+    alone = search(problem, constraints, SearchLimits(), formulation=Formulation.AUTO)
+    assets = make_assets(problem, constraints)
+    portfolios = [(assets, True), (assets, False), *(([asset], True) for asset in assets)]
+    for chosen, presolve in portfolios:
+        found = solve_portfolio(
+            problem, constraints, SearchLimits(), chosen, presolve=presolve, workers=3
+        )
+        assert found.complete
+        assert found.effort.winner is not None
+        assert found.status is alone.status
+        assert texts(found.embeddings) == texts(alone.embeddings)
+        assert len(found.irregular) == len(alone.irregular)
 
-        def key(embedding: object) -> str:
-            return str(embedding)
 
-        assert sorted(found.result.embeddings, key=key) == sorted(alone.embeddings, key=key)
-        assert len(found.result.irregular) == len(alone.irregular)
+@pytest.mark.parametrize("constraints", ["strict", "in_place_padded", "relaxed"])
+def test_the_answer_depends_on_neither_workers_nor_seed_nor_winner(constraints: str) -> None:
+    problem, chosen = vta(SMALL), load_constraint_set(constraints)
+    digits = search(problem, chosen, SearchLimits(), formulation=Formulation.DIGITS)
+    assets, first = make_assets(problem, chosen), own_order(problem)
+    assert len(assets) >= 9
+    answers = [
+        solve_portfolio(problem, chosen, SearchLimits(seed=seed), some, first=way, workers=workers)
+        for some, way, workers, seed in [
+            (assets, None, 1, 0),
+            (assets, None, 2, 1),
+            (assets, None, 4, 7),
+            (assets, first, 1, 3),
+            (assets, first, 4, 3),
+            ([assets[-1]], None, 1, 0),
+            ([first], None, 1, 12),
+        ]
+    ]
+    assert texts(answers[0].embeddings) == texts(digits.embeddings)
+    assert all(answer.embeddings == answers[0].embeddings for answer in answers)
+    assert all(answer.complete and answer.effort.winner for answer in answers)
+    assert len(digits.embeddings) >= 1
 
 
 def test_all_solutions_come_in_the_same_order_whichever_asset_wins() -> None:
@@ -114,7 +200,7 @@ def test_all_solutions_come_in_the_same_order_whichever_asset_wins() -> None:
     constraints = load_constraint_set("strict").without("dense", "padding")
     assets = make_assets(problem, constraints)
     answers = [
-        solve_portfolio(problem, constraints, SearchLimits(), order).result.embeddings
+        solve_portfolio(problem, constraints, SearchLimits(), order).embeddings
         for order in ([assets[0]], [assets[-1]], assets)
     ]
     assert len(answers[0]) > 1
@@ -124,33 +210,71 @@ def test_all_solutions_come_in_the_same_order_whichever_asset_wins() -> None:
 def test_the_first_solution_is_the_same_in_every_run() -> None:
     problem = vta(CONV)
     constraints = load_constraint_set("strict").without("dense", "padding")
-    runs = [
-        solve_portfolio(problem, constraints, SearchLimits(solutions=1), workers=workers)
-        for workers in (1, 2, 4, 4, 4)
-    ]
-    assert len({run.winner for run in runs}) == 1
-    assert all(run.result.embeddings == runs[0].result.embeddings for run in runs)
-    assert len(runs[0].result.embeddings) == 1
-    assert runs[0].result.status is Status.FEASIBLE
-    assert not runs[0].result.complete
+    assets, one = make_assets(problem, constraints), SearchLimits(solutions=1)
+    for first in (None, own_order(problem)):
+        runs = [
+            solve_portfolio(problem, constraints, one, assets, first=first, workers=workers)
+            for workers in (1, 2, 4, 4, 4)
+        ]
+        assert len({run.effort.winner for run in runs}) == 1
+        assert all(run.embeddings == runs[0].embeddings for run in runs)
+        assert len(runs[0].embeddings) == 1
+        assert runs[0].status is Status.FEASIBLE
+        assert not runs[0].complete
 
 
 def test_efforts_add_up() -> None:
-    found = solve_portfolio(
-        vta(CONV), load_constraint_set("strict"), SearchLimits(), presolve=False
-    )
-    assert found.winner in [effort.asset for effort in found.efforts]
-    branches = [effort.statistics.branches for effort in found.efforts]
-    assert found.result.statistics.branches == sum(branches) > 0
+    problem, strict = vta(CONV), load_constraint_set("strict")
+    assets = make_assets(problem, strict)
+    effort = solve_portfolio(problem, strict, SearchLimits(), assets, presolve=False).effort
+    assert effort.winner in [asset.name for asset in effort.assets]
+    branches = [asset.statistics.branches for asset in effort.assets]
+    document = effort.to_json()
+    assert document["branches"] == effort.total.branches == sum(branches) > 0
+    assert [asset["branches"] for asset in document["assets"]] == branches
+    winner = next(asset for asset in document["assets"] if asset["name"] == document["asset"])
+    assert winner["status"] == "optimal"
+    assert document["formulation"] == "scalar"
+
+
+def test_a_problem_that_one_order_answers_is_given_to_no_other() -> None:
+    problem, strict = vta(CONV), load_constraint_set("strict")
+    assets, first = make_assets(problem, strict), own_order(problem)
+    found = solve_portfolio(problem, strict, SearchLimits(), assets, first=first, workers=4)
+    assert [asset.name for asset in found.effort.assets] == [first.name] == [found.effort.winner]
+
+
+def test_a_problem_that_takes_longer_is_given_to_the_portfolio() -> None:
+    problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
+    assets, first = make_assets(problem, relaxed), own_order(problem)
+    found = solve_portfolio(problem, relaxed, SearchLimits(), assets, first=first, workers=2)
+    assert found.complete
+    assert found.effort.winner != first.name
+    assert [asset.name for asset in found.effort.assets][:2] == [first.name, assets[0].name]
+    assert found.effort.assets[0].status in (Status.UNKNOWN, Status.FEASIBLE)
+    digits = search(problem, relaxed, SearchLimits(), formulation=Formulation.DIGITS)
+    assert texts(found.embeddings) == texts(digits.embeddings)
+    # All solutions on one core: several orders would take turns for nothing.
+    alone = solve_portfolio(problem, relaxed, SearchLimits(), assets, first=first, workers=1)
+    assert [asset.name for asset in alone.effort.assets] == [first.name]
+    assert alone.embeddings == found.embeddings
+
+
+def test_an_asset_that_loses_solutions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
+    monkeypatch.setattr(portfolio, "coordinate_bounds", lambda *_: {"k": 0, "n": 0})
+    first = own_order(problem)
+    wrong = [dataclasses.replace(first, name=name, bounded=True) for name in ("wrong", "too")]
+    with pytest.raises(InvariantError, match="missed a solution"):
+        solve_portfolio(problem, relaxed, SearchLimits(), wrong, first=first, workers=2)
 
 
 def test_infeasible_is_an_answer() -> None:
-    found = solve_portfolio(
-        vta("conv2d n=1 c=3 h=8 w=8 k=32 r=3 s=3"), load_constraint_set("strict"), SearchLimits()
-    )
-    assert found.result.status is Status.INFEASIBLE
-    assert found.result.complete
-    assert found.winner is not None
+    problem, strict = vta("conv2d n=1 c=3 h=8 w=8 k=32 r=3 s=3"), load_constraint_set("strict")
+    found = solve_portfolio(problem, strict, SearchLimits(), make_assets(problem, strict))
+    assert found.status is Status.INFEASIBLE
+    assert found.complete
+    assert found.effort.winner is not None
 
 
 def test_a_portfolio_of_nothing_is_refused() -> None:
@@ -160,15 +284,41 @@ def test_a_portfolio_of_nothing_is_refused() -> None:
 
 def test_an_asset_in_the_workloads_order_searches_like_the_default() -> None:
     problem, constraints = vta(CONV), load_constraint_set("strict")
-    names = tuple(axis.name for axis in problem.workload.axes)
     control = SearchControl(presolve=False)
     plain = enumerate_solutions(
         post(problem, constraints).build(), lambda _: None, SearchLimits(), control
     )
-    found = solve_portfolio(
-        problem, constraints, SearchLimits(), [Asset("own", names)], presolve=False
-    )
-    assert found.result.statistics.branches == plain[2].branches
+    own = [own_order(problem)]
+    found = solve_portfolio(problem, constraints, SearchLimits(), own, presolve=False)
+    assert found.effort.total.branches == plain[2].branches
+
+
+def test_which_search_is_asked_for_decides_the_model_and_the_assets() -> None:
+    problem, strict = vta(CONV), load_constraint_set("strict")
+    found = {
+        formulation: search(problem, strict, SearchLimits(), formulation=formulation).effort
+        for formulation in Formulation
+    }
+    assert found[Formulation.AUTO].formulation is Formulation.DIGITS
+    assert found[Formulation.DIGITS].winner == "outputs_first"
+    assert found[Formulation.SCALAR].formulation is Formulation.SCALAR
+    assert [asset.name for asset in found[Formulation.SCALAR].assets] == ["workload"]
+    assert found[Formulation.PORTFOLIO].formulation is Formulation.SCALAR
+    assert found[Formulation.PORTFOLIO].assets[0].name == "q,s bounded"
+
+
+def test_auto_is_the_scalar_model_where_digits_cannot_say_it() -> None:
+    problem, loose = vta(SMALL), load_constraint_set("strict").without("fixed_origin")
+    assert search(problem, loose, SearchLimits()).effort.formulation is Formulation.SCALAR
+    with pytest.raises(SpecError, match=r"the digit model .* lacks fixed_origin.* auto"):
+        search(problem, loose, SearchLimits(), formulation=Formulation.DIGITS)
+
+
+@pytest.mark.parametrize("formulation", [Formulation.SCALAR, Formulation.PORTFOLIO])
+def test_the_scalar_model_refuses_to_fuse_axes(formulation: Formulation) -> None:
+    flattened = load_constraint_set("flattened")
+    with pytest.raises(SpecError, match=r"the scalar model .* flatten"):
+        search(vta(SMALL), flattened, SearchLimits(), formulation=formulation)
 
 
 def hard() -> CompiledModel:
@@ -215,7 +365,7 @@ def test_domain_bound_keeps_what_holds_on_fused_and_meeting_digits(bound: Domain
     every = search(problem, free, SearchLimits())
     bounded_set = dataclasses.replace(free, constraints=(*free.constraints, bound))
     kept = search(problem, bounded_set, SearchLimits())
-    assert every.formulation is kept.formulation is Formulation.DIGITS
+    assert every.effort.formulation is kept.effort.formulation is Formulation.DIGITS
 
     def held(embedding: Embedding) -> bool:
         flat = flattened_problem(problem, embedding.flattened)
@@ -234,8 +384,21 @@ def test_the_time_limit_is_that_of_all_assets_together() -> None:
         "hyper_rectangle", "dense", "linear_access", "padding"
     )
     problem = vta("conv2d n=4 c=64 h=32 w=32 k=64 r=3 s=3")
-    found = solve_portfolio(problem, constraints, SearchLimits(seconds=0.3), workers=1)
-    assert found.winner is None
-    assert not found.result.complete
-    assert len(make_assets(problem, constraints)) == 12
-    assert found.result.seconds.model + found.result.seconds.solve < 3
+    assets = make_assets(problem, constraints)
+    assert len(assets) == 12
+    found = solve_portfolio(problem, constraints, SearchLimits(seconds=0.3), assets, workers=1)
+    assert found.effort.winner is None
+    assert not found.complete
+    assert found.seconds.model + found.seconds.solve < 3
+
+
+def test_what_a_stopped_search_found_is_kept() -> None:
+    problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
+    found = solve_portfolio(
+        problem, relaxed, SearchLimits(seconds=1.2), [own_order(problem)], presolve=False
+    )
+    if found.effort.winner is None and found.embeddings:
+        assert found.status is Status.FEASIBLE
+        assert not found.complete
+    every = search(problem, relaxed, SearchLimits(), formulation=Formulation.DIGITS)
+    assert set(texts(found.embeddings)) <= set(texts(every.embeddings))
