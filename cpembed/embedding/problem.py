@@ -143,10 +143,21 @@ def pair_operands(
 ) -> EmbeddingProblem | LabelMismatch:
     """Match operation labels and operand roles, and check element types.
 
-    The order of statements means nothing: the first order in which all match is taken.
-
     Raises :class:`WorkloadError` where only the dtypes differ (the remedy is to say another
     dtype), :class:`SpecError` where the instruction's accesses are beyond the graph's form.
+    """
+    found = match_graphs(workload, instruction)
+    if isinstance(found, EmbeddingProblem):
+        _check_dtypes(found)
+    return found
+
+
+def match_graphs(
+    workload: Computation, instruction: Instruction
+) -> EmbeddingProblem | LabelMismatch:
+    """Match operation labels and operand roles, whatever the element types.
+
+    The order of statements means nothing: the first order in which all match is taken.
     """
     ported = instruction.in_ports
     _check_reachable(ported)
@@ -160,7 +171,6 @@ def pair_operands(
     for order in itertools.permutations(workload.statements):
         found = _pair(workload, order, ported)
         if isinstance(found, EmbeddingProblem):
-            _check_dtypes(found)
             return found
         first = first or found
     assert first is not None

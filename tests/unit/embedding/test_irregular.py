@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import SolveResult, solve, workload
-from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints import (
     AllDifferent,
     Constraint,
@@ -24,7 +24,7 @@ from cpembed.embedding.constraints import (
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
-from cpembed.embedding.regular import has_digit_model
+from cpembed.embedding.regular import digit_model_obstacle
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.instruction import Instruction, InstructionAxis, OperandMemory, TileDimension
@@ -53,7 +53,7 @@ EMBEDS = {
     "symmetric_filter": (
         "pre_add_dot",
         "Y[n] += (X[n+k] + X[n-k+7]) * H[k]",
-        "n=9 k=4 dtype=int16,int16,int64",
+        "n=9 k=4",
     ),
     "block_matching": ("avx512_sad", "S[u,b] += abs(P[b,y+u,x] - Q[b,y,x])", "u=3 b=9 y=4 x=4"),
     "saturating_pairs": ("avx2_maddubs", f"C[i] = {SATURATED}", "i=40"),
@@ -128,8 +128,9 @@ def test_they_embed_and_their_programs_compute_the_workload(name: str, constrain
 def test_they_are_refused_with_the_reason(name: str) -> None:
     *problem, reason = REFUSED[name]
     target, text, sizes = problem
-    result = solved(target, text, f"{sizes} dtype=int16" if "dot" in target else sizes, "relaxed")
-    assert result.complete and not result.embeddings
+    result = solved(target, text, sizes, "relaxed")
+    assert result.complete
+    assert not result.embeddings
     assert result.conflict is not None
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError("\n".join(result.conflict.words))
@@ -210,7 +211,7 @@ def compare(seed: int) -> bool:
     except TooLarge:
         return False
     formulations = [Formulation.SCALAR]
-    if has_digit_model(problem, constraints):
+    if digit_model_obstacle(problem, constraints) is None:
         formulations.append(Formulation.DIGITS)
     for formulation in formulations:
         result = search(problem, constraints, SearchLimits(), formulation=formulation)
@@ -230,4 +231,4 @@ def test_all_embeddings_are_found(block: int) -> None:
 
 @pytest.mark.slow
 def test_all_embeddings_are_found_at_length() -> None:
-    assert sum(compare(seed) for seed in range(1_000, 2_500)) > 500
+    assert sum(compare(seed) for seed in range(1_000, 1_400)) > 100
