@@ -16,6 +16,7 @@ from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, solve
 from cpembed.cost.pareto import front, objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 
@@ -47,6 +48,7 @@ def pareto(
     weights: Weights | None = None,
     timeout: float | None = None,
     seed: int = 0,
+    search: str | Formulation = Formulation.AUTO,
     progress: Progress | None = None,
 ) -> ParetoResult:
     """The candidates that no other one dominates in MACs executed, bytes moved by packing, and
@@ -65,6 +67,7 @@ def pareto(
             weights=weights,
             timeout=timeout,
             seed=seed,
+            search=search,
             progress=progress,
         )
     )

@@ -19,8 +19,10 @@ from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.problem import LabelMismatch, match_graphs
 from cpembed.embedding.result import Formulation, SearchEffort, Seconds, silent
 from cpembed.embedding.search import find_embeddings
+from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -127,8 +129,22 @@ def embedding_json(ranked: RankedCandidate) -> dict[str, Any]:
 def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:
     """A workload by the command line's naming; dtypes default to what the target takes."""
     spec = None if target is None else hardware_spec(target)
-    defaults = None if spec is None else default_dtypes(spec)
-    return parse_workload(words.split() if isinstance(words, str) else words, defaults)
+    given = words.split() if isinstance(words, str) else list(words)
+    if spec is None:
+        return parse_workload(given)
+    parsed = parse_workload(given, default_dtypes(spec))
+    is_expression = given and "[" in given[0]
+    if not is_expression or any(word.startswith("dtype=") for word in given):
+        return parsed
+    problem = match_graphs(parsed, spec.instruction)
+    if isinstance(problem, LabelMismatch):
+        return parsed
+    # An operand may have several roles, or another place in the expression than its role has.
+    types = {
+        problem.workload.operand(theirs).tensor: problem.instruction.dtypes[ours][0]
+        for ours, theirs in problem.roles.items()
+    }
+    return parsed.with_dtypes(types)
 
 
 def hardware_spec(name: str | HardwareSpec) -> HardwareSpec:
@@ -151,16 +167,16 @@ def solve(
     weights: Weights | None = None,
     timeout: float | None = None,
     seed: int = 0,
-    search: str = "auto",
+    search: str | Formulation = Formulation.AUTO,
     progress: Progress | None = None,
 ) -> SolveResult:
     """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
 
     ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
-    proven) out of these. ``timeout`` bounds the search in seconds of wall
-    time: a search that it stops has ``complete`` false. ``search`` is a
-    :class:`~cpembed.embedding.result.Formulation`: which model is searched, and how; the
-    answer does not depend on it.
+    proven) out of these. ``timeout`` bounds the search in seconds of wall time: a search that it
+    stops has ``complete`` false. ``search`` says which model is searched and with which assets
+    ("auto", "digits", "scalar", "portfolio", see :class:`~cpembed.embedding.result.Formulation`);
+    the answer does not depend on it.
 
     Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
     input. An infeasible problem is a result with a ``conflict``.
@@ -172,9 +188,8 @@ def solve(
     if weights is not None:
         chosen = replace(chosen, weights=weights)
     limits = SearchLimits(seconds=timeout, seed=seed)
-    found = find_embeddings(
-        workload, spec.instruction, chosen, limits, progress, Formulation(search)
-    )
+    way = _formulation(search)
+    found = find_embeddings(workload, spec.instruction, chosen, limits, progress, way)
     ranking = rank(
         workload,
         spec.instruction,
@@ -201,7 +216,7 @@ def solve(
         found.status,
         found.complete,
         len(found.embeddings) + len(found.irregular),
-        len({_family_key(embedding.family) for embedding in found.embeddings}),
+        found.families,
         found.seconds,
         time.perf_counter() - started,
         found.effort,
@@ -212,5 +227,9 @@ def solve(
     )
 
 
-def _family_key(family: dict[str, tuple[str, ...]]) -> tuple[tuple[str, frozenset[str]], ...]:
-    return tuple((axis, frozenset(axes)) for axis, axes in sorted(family.items()))
+def _formulation(search: str | Formulation) -> Formulation:
+    try:
+        return Formulation(search)
+    except ValueError:
+        known = ", ".join(way.value for way in Formulation)
+        raise SpecError(f"search {search!r} is not known: choose one of {known}") from None

@@ -19,6 +19,9 @@ from cpembed.cli.output import ProgressLine, print_json, print_text
 
 TOP = 5
 
+SEARCHES = ("auto", "digits", "scalar", "portfolio")
+"""The values of :class:`~cpembed.embedding.result.Formulation`, without loading the solver."""
+
 
 @click.command(cls=Subcommand)
 @embedding_options
@@ -43,6 +46,14 @@ TOP = 5
     show_default=True,
     help="Seed of the search.",
 )
+@click.option(
+    "--search",
+    type=click.Choice(SEARCHES),
+    default=SEARCHES[0],
+    show_default=True,
+    help="The model to search: over digits, or over scalar operations in one order of axes, or in "
+    "several at a time. The answer is the same.",
+)
 @json_option
 def command(
     *,
@@ -50,6 +61,7 @@ def command(
     every: bool,
     front: bool,
     seed: int,
+    search: str,
     as_json: bool,
     **asked: Unpack[Asked],
 ) -> int:
@@ -63,7 +75,7 @@ def command(
         excluded = "of --top, --all and --pareto only one can be given"
         raise click.UsageError(excluded, click.get_current_context())
     if front:
-        return _front(asked, seed, as_json=as_json)
+        return _front(asked, seed, search, as_json=as_json)
     from cpembed.api.solve import solve
 
     workload, spec, constraints, weights = problem(asked)
@@ -76,6 +88,7 @@ def command(
             weights=weights,
             timeout=asked["timeout"],
             seed=seed,
+            search=search,
             progress=progress,
         )
     if as_json:
@@ -83,7 +96,7 @@ def command(
     return print_solved(result, as_json=as_json)
 
 
-def _front(asked: Asked, seed: int, *, as_json: bool) -> int:
+def _front(asked: Asked, seed: int, search: str, *, as_json: bool) -> int:
     """The candidates that are not dominated."""
     from cpembed.api.pareto import pareto
 
@@ -96,6 +109,7 @@ def _front(asked: Asked, seed: int, *, as_json: bool) -> int:
             weights=weights,
             timeout=asked["timeout"],
             seed=seed,
+            search=search,
             progress=progress,
         )
     if as_json:

@@ -11,7 +11,8 @@ from cpembed.api.solve import SolveResult
 from cpembed.cost.pareto import objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.conflict import Conflict
-from cpembed.embedding.cpsat import Status
+from cpembed.embedding.cpsat import SearchStatistics, Status
+from cpembed.embedding.result import Formulation, SearchEffort
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.report import words
@@ -42,6 +43,7 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
         [
             *problem_rows(result.workload, result.target, result.constraints.name),
             ("found", found(result)),
+            *searched(result.search),
         ]
     )
     if result.embeddings:
@@ -66,6 +68,7 @@ def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
         [
             *problem_rows(solved.workload, solved.target, solved.constraints.name),
             ("found", found(solved)),
+            *searched(solved.search),
             ("not dominated", f"{count} in MACs, bytes moved and footprint{extent}"),
         ]
     )
@@ -109,6 +112,30 @@ def found(result: SolveResult) -> str:
     families = words.plural(result.families, "family", "families")
     extent = "all there are" if result.complete else "stopped by the limit, there may be more"
     return f"{many} in {families}, {extent} ({result.status.value}); {took}"
+
+
+def searched(effort: SearchEffort) -> Iterator[tuple[str, str]]:
+    """``scalar model, k,c of 5 assets: 2,378 branches, 137 conflicts of 9,120 and 310``: which
+    asset of which model had the answer, and its effort, of that of all assets together."""
+    if effort.formulation is None:
+        return
+    model = "digit model" if effort.formulation is Formulation.DIGITS else "scalar model"
+    assets = {asset.name: asset.statistics for asset in effort.assets}
+    if len(assets) == 1:
+        spent = f"{model}: {_spent(effort.total)}"
+    elif effort.winner is None:
+        spent = f"{model}, {len(assets)} assets: {_spent(effort.total)}"
+    else:
+        total = effort.total
+        own = _spent(assets[effort.winner])
+        everything = f"{total.branches:,} and {total.conflicts:,}"
+        spent = f"{model}, {effort.winner} of {len(assets)} assets: {own} of {everything}"
+    yield "searched", spent
+
+
+def _spent(statistics: SearchStatistics) -> str:
+    branches = words.plural(statistics.branches, "branch", "branches")
+    return f"{branches}, {words.plural(statistics.conflicts, 'conflict')}"
 
 
 def conflict(reason: Conflict) -> Iterator[RenderableType]:

@@ -68,7 +68,13 @@ SOLVE = {
     "count": int,
     "families": int,
     "seconds": {"model": NUMBER, "solve": NUMBER},
-    "search": {"branches": int, "conflicts": int, "asset": str},
+    "search": {
+        "formulation": (str, type(None)),
+        "branches": int,
+        "conflicts": int,
+        "asset": (str, type(None)),
+        "assets": [{"name": str, "status": str, "branches": int, "conflicts": int}],
+    },
     "embeddings": [EMBEDDING],
 }
 

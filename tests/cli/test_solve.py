@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cpembed.cli.solve import SEARCHES
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.result import Formulation
 from tests.cli.calling import Caller, in_a_process
 from tests.cli.schema import SOLVE, assert_matches
 
@@ -127,6 +130,77 @@ def test_a_search_without_time_is_stopped_without_a_result(cpembed: Caller) -> N
     assert called.json["status"] == "unknown"
     assert called.json["complete"] is False
     assert "--timeout" in called.err
+
+
+def test_a_search_is_named_as_the_library_names_it() -> None:
+    assert list(SEARCHES) == [formulation.value for formulation in Formulation]
+
+
+CONV = ("conv2d", "n=1", "c=16", "h=6", "w=6", "k=16", "r=2", "s=2", *VTA)
+
+
+def test_every_search_gives_the_same_candidates(cpembed: Caller) -> None:
+    documents = {
+        way: cpembed("solve", *CONV, "--constraints", "relaxed", "--json", "--search", way).json
+        for way in SEARCHES
+    }
+    first = documents["auto"]
+    assert first["count"] > 5
+    for way, document in documents.items():
+        assert_matches(document, SOLVE)
+        assert document["embeddings"] == first["embeddings"]
+        assert document["count"] == first["count"]
+        search = document["search"]
+        assert search["formulation"] == ("digits" if way in ("auto", "digits") else "scalar")
+        assert search["asset"] in [asset["name"] for asset in search["assets"]]
+        for key in ("branches", "conflicts"):
+            assert search[key] == sum(asset[key] for asset in search["assets"])
+    assert [asset["name"] for asset in first["search"]["assets"]] == ["outputs_first"]
+    assert [asset["name"] for asset in documents["scalar"]["search"]["assets"]] == ["workload"]
+    assert documents["portfolio"]["search"]["assets"][0]["name"] == "q,s bounded"
+
+
+LOOSE = """
+[dataflow]
+[all_different]
+[hyper_rectangle]
+[dense]
+[linear_access]
+"""
+
+
+def test_a_set_beyond_digits_is_searched_by_operations(cpembed: Caller, tmp_path: Path) -> None:
+    (tmp_path / "loose.toml").write_text(LOOSE)
+    call = ("solve", "gemm", "m=1", "n=16", "k=16", *VTA)
+    call = (*call, "--constraints", str(tmp_path / "loose.toml"))
+    assert cpembed(*call, "--json").json["search"]["formulation"] == "scalar"
+    refused = cpembed(*call, "--search", "digits")
+    refused.is_one_line_error(2, "digit model", "vta_1x16x16", "loose", "fixed_origin", "auto")
+
+
+def test_fused_axes_are_beyond_the_scalar_model(cpembed: Caller) -> None:
+    call = ("solve", *CONV, "--constraints", "flattened", "--search", "portfolio")
+    cpembed(*call).is_one_line_error(2, "scalar model", "flattened", "auto")
+
+
+def test_the_report_says_which_search_had_the_answer(cpembed: Caller) -> None:
+    def row(*options: str) -> str:
+        lines = cpembed("solve", *CONV, *options).out.splitlines()
+        return next(line for line in lines if line.startswith("searched"))
+
+    assert re.search(r"digit model: [\d,]+ branch(es)?, [\d,]+ conflicts?$", row())
+    assert re.search(r"scalar model: [\d,]+ branch", row("--search", "scalar"))
+    several = row("--search", "portfolio", "--pareto")
+    assert re.search(r"scalar model, \w,\w( bounded)? of \d+ assets: .* of [\d,]+ and", several)
+
+
+def test_graphs_that_differ_need_no_search(cpembed: Caller) -> None:
+    call = ("solve", "O[x] max= A[x,y]", "x=4", "y=4", "dtype=int8", *VTA)
+    called = cpembed(*call, "--json")
+    assert called.code == 3, called
+    search = {"formulation": None, "branches": 0, "conflicts": 0, "asset": None, "assets": []}
+    assert called.json["search"] == search
+    assert "searched" not in cpembed(*call).out
 
 
 def test_explain_replays_the_rewrites_to_the_packed_layout(cpembed: Caller) -> None:

@@ -31,7 +31,8 @@ REPORTS = {
 
 
 def without_times(text: str) -> str:
-    return re.sub(r"\d+\.\d\d s: model \d+\.\d\d, search \d+\.\d\d", "TIME", text)
+    text = re.sub(r"\d+\.\d\d s: model \d+\.\d\d, search \d+\.\d\d", "TIME", text)
+    return re.sub(r"[\d,]+ branch(es)?, [\d,]+ conflicts?", "EFFORT", text)
 
 
 @pytest.fixture
