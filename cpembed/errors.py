@@ -19,6 +19,10 @@ class WorkloadError(CpembedError):
     """A workload's expression, sizes or dtypes are wrong."""
 
 
+class ProgramError(CpembedError):
+    """An accelerator's program is wrong: its text, its bytes, or what it would do."""
+
+
 class TransformError(CpembedError):
     """A rewrite was asked for where it does not apply."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +14,27 @@ from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.isa import Instruction
 
 
+class Role(StrEnum):
+    """What a tensor in DRAM is to whoever runs the program."""
+
+    INPUT = "input"
+    WEIGHT = "weight"
+    """Packed ahead and the same at every run; also a bias."""
+    OUTPUT = "output"
+    UOPS = "uops"
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """A named region of the DRAM image: ``offset`` in bytes from its start, row-major ``shape``."""
+    """A named region of the DRAM image: ``offset`` in bytes from its start, row-major ``shape``.
+
+    ``role`` is None where nobody said.
+    """
 
     offset: int
     shape: tuple[int, ...]
     dtype: str
+    role: Role | None = None
 
     @property
     def size_bytes(self) -> int:

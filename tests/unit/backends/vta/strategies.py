@@ -1,0 +1,72 @@
+"""Random VTA programs for hypothesis, from the widths that the hardware guide gives.
+
+The widths are written here once more, so that they do not come from the code under test.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from cpembed.backends.vta.config import VtaConfig
+from cpembed.backends.vta.isa import (
+    Alu,
+    AluOp,
+    Factors,
+    Finish,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+    Tokens,
+    Uop,
+)
+
+CONFIGS = {
+    "1x16x16": VtaConfig(),
+    "8x8x8": VtaConfig(log_batch=3, log_block=3),
+    "1x32x32": VtaConfig(log_block=5),
+    "4x16x16": VtaConfig(log_batch=2),
+    "small buffers": VtaConfig(log_uop_buff=10, log_inp_buff=12, log_wgt_buff=14, log_acc_buff=13),
+}
+
+
+def bits(width: int) -> st.SearchStrategy[int]:
+    return st.integers(0, 2**width - 1)
+
+
+tokens = st.builds(Tokens, *[st.booleans()] * 4)
+
+
+def index_widths(config: VtaConfig) -> tuple[int, int, int, int]:
+    """LUOP, LINP, LWGT, LACC for bytes and 32-bit accumulators."""
+    uop = config.log_uop_buff - 2
+    inp = config.log_inp_buff - config.log_batch - config.log_block
+    wgt = config.log_wgt_buff - 2 * config.log_block
+    acc = config.log_acc_buff - config.log_batch - config.log_block - 2
+    return uop, inp, wgt, acc
+
+
+def instructions(config: VtaConfig) -> st.SearchStrategy[Instruction]:
+    uop, inp, wgt, acc = index_widths(config)
+
+    def factors(width: int) -> st.SearchStrategy[Factors]:
+        return st.builds(Factors, bits(width), bits(width))
+
+    moved = [st.sampled_from(Memory), bits(16), bits(32), *[bits(16)] * 3, *[bits(4)] * 4, tokens]
+    loops = [bits(uop), bits(uop + 1), bits(14), bits(14)]
+    gemm = [*loops, factors(acc), factors(inp), factors(wgt), st.booleans(), tokens]
+    immediate = [st.booleans(), st.integers(-(2**15), 2**15 - 1)]
+    alu = [st.sampled_from(AluOp), *loops, factors(acc), factors(acc), *immediate, tokens]
+    return st.one_of(
+        st.builds(Load, *moved),
+        st.builds(Store, *moved),
+        st.builds(Gemm, *gemm),
+        st.builds(Alu, *alu),
+        st.builds(Finish, tokens),
+    )
+
+
+def uops(config: VtaConfig) -> st.SearchStrategy[Uop]:
+    _, inp, wgt, acc = index_widths(config)
+    return st.builds(Uop, bits(acc), bits(max(acc, inp)), bits(wgt))
