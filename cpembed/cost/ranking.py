@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import bisect
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cpembed.cost.best_first import Bounded, best_first
+from cpembed.cost.bounds import Lower
 from cpembed.cost.overheads import Overheads, overheads
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.flatten import flatten
+from cpembed.embedding.space import spaces_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
@@ -44,59 +45,75 @@ class Ranking:
 def rank(
     workload: Computation,
     instruction: Instruction,
-    embeddings: Iterable[Embedding],
+    embeddings: Sequence[Embedding],
     weights: Weights,
     top: int | None = None,
     report: Callable[[int], None] = lambda count: None,
+    layouts: LayoutCache | None = None,
 ) -> Ranking:
     """The ``top`` best of the embeddings, all of them where it is None.
 
     Equal scores are ordered by fewer executions of the instruction, fewer bytes moved by packing,
-    then the embedding's canonical form, so that the order is the same on every machine. The MAC
-    overhead follows from the digits and bounds the score from below: embeddings are taken in its
-    order, and the first that cannot reach the best ``top`` ends the search.
+    then the embedding's canonical form, so that the order is the same on every machine. The digits
+    bound all of it from below: embeddings are taken in the order of their bounds, and the first
+    that cannot be among the best ``top`` ends the search. ``layouts`` keeps what was derived for
+    another ranking of the same problem.
     """
-    bounds = sorted(
-        (
-            (weights.mac * mac_overhead(workload, instruction, e), n, e)
-            for n, e in enumerate(embeddings)
-        ),
-        key=lambda item: item[:2],
-    )
-    best: list[tuple[tuple[float, int, int, str], Candidate, Overheads]] = []
+    if top == 0:
+        return Ranking((), 0, ())
+    cache: LayoutCache = {} if layouts is None else layouts
+    best: list[tuple[_Key, Candidate, Overheads]] = []
     refused: list[str] = []
     derived = 0
-    layouts: LayoutCache = {}
-    for bound, _, embedding in bounds:
-        if top is not None and len(best) >= top and (top == 0 or bound > best[top - 1][0][0]):
-            break
+    for item in _in_order(workload, instruction, embeddings, weights, top):
+        if top is not None and len(best) >= top:
+            last = best[-1][0]
+            if item.lower > last.cost:
+                break
+            if _Key(item.lower, repr(item.embedding.digits), item.space) > last:
+                continue
         derived += 1
         report(derived)
         try:
-            candidate = derive_candidate(workload, instruction, embedding, layouts)
+            candidate = derive_candidate(workload, instruction, item.embedding, cache)
         except TransformError as error:
             refused.append(str(error))
             continue
         cost = overheads(candidate.program)
-        score = cost.score(weights.mac, weights.data)
-        key = (score, cost.calls, cost.packing_bytes, repr(embedding.digits))
-        bisect.insort(best, (key, candidate, cost), key=lambda item: item[0])
+        paid = Lower(cost.score(weights.mac, weights.data), cost.calls, cost.packing_bytes)
+        key = _Key(paid, repr(item.embedding.digits), item.space)
+        bisect.insort(best, (key, candidate, cost), key=lambda entry: entry[0])
         if top is not None:
             del best[top:]
     ranked = (
-        RankedCandidate(n, candidate, cost, key[0])
+        RankedCandidate(n, candidate, cost, key.cost.score)
         for n, (key, candidate, cost) in enumerate(best, 1)
     )
     return Ranking(tuple(ranked), derived, tuple(refused))
 
 
-def mac_overhead(workload: Computation, instruction: Instruction, embedding: Embedding) -> int:
-    """MACs executed beyond the workload's own, from the digits alone."""
-    extents = flatten(workload, embedding.flattened).extents
-    blocks = {axis: (extent, 1) for axis, extent in extents.items()}
-    for digits in embedding.digits.values():
-        for digit in digits:
-            outer = -(-extents[digit.axis] // (digit.count * digit.stride))
-            blocks[digit.axis] = (outer, digit.stride)
-    calls = math.prod(outer * phases for outer, phases in blocks.values())
-    return calls * instruction.macs - workload.macs
+@dataclass(frozen=True, order=True)
+class _Key:
+    """The order of the ranking; ``space`` is the number of the alternative problem."""
+
+    cost: Lower
+    canonical: str
+    space: int
+
+
+def _in_order(
+    workload: Computation,
+    instruction: Instruction,
+    embeddings: Sequence[Embedding],
+    weights: Weights,
+    top: int | None,
+) -> Iterator[Bounded]:
+    """The embeddings as their bounds have it; as they come where all are wanted anyway."""
+    if top is not None and top < len(embeddings):
+        return best_first(workload, instruction, embeddings, weights)
+    nothing = Lower(0.0, 0, 0)
+    return (
+        Bounded(nothing, number, embedding)
+        for number, space in enumerate(spaces_of(embeddings))
+        for embedding in space
+    )
