@@ -1,0 +1,152 @@
+"""From a derived program to VTA programs: instructions once, then an image for each set of inputs.
+
+>>> from cpembed.api.solve import solve, workload
+>>> from cpembed.backends.vta.config import VtaConfig
+>>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
+>>> solved = solve(layer, "vta_1x16x16", constraints="strict")
+>>> lowered = lower(solved.embeddings[0].candidate.program, VtaConfig())
+>>> lowered.tail, len(lowered.instructions) > 4
+(Requantized(shift=10, low=-128, high=127), True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.backends.vta.config import VtaConfig
+from cpembed.backends.vta.emit import Addresses, emit
+from cpembed.backends.vta.encoding import pack_uops
+from cpembed.backends.vta.isa import Instruction, Memory
+from cpembed.backends.vta.planner import default_schedule
+from cpembed.backends.vta.program import Tensor, VtaProgram
+from cpembed.backends.vta.schedule import Schedule
+from cpembed.backends.vta.tail import Tail, requantized_for
+from cpembed.backends.vta.tiles import TileNest, TileTensor, tile_nest
+from cpembed.ir.computation import Computation
+from cpembed.transform.data import pack, source_elements
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+Array = NDArray[Any]
+
+PAGE = 4096
+"""Bytes at a multiple of which each tensor begins: a multiple of every element and burst."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredVta:
+    """Instructions for a derived program, and where its tensors lie in main memory.
+
+    :meth:`image` makes a runnable program of packed inputs, :meth:`unpack` a result of the memory
+    that it leaves.
+    """
+
+    program: DerivedProgram
+    nest: TileNest
+    schedule: Schedule
+    tail: Tail
+    instructions: tuple[Instruction, ...]
+    uops: NDArray[np.uint32]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def stored(self) -> PackedOperand:
+        """The output as it is stored, with the element type of the result."""
+        return replace(self.nest.acc.packed, dtype=self.tail.dtype)
+
+    def pack(self, name: str, array: Array) -> Array:
+        """An input in the layout that main memory holds; weights can be packed ahead."""
+        tensor = next(tensor for tensor in self.nest.factors if tensor.name == name)
+        return pack(tensor.packed, array)
+
+    def image(self, packed: Mapping[str, Array]) -> VtaProgram:
+        """The program with packed inputs in its memory."""
+        size = max(tensor.offset + tensor.size_bytes for tensor in self.tensors.values())
+        memory = np.zeros(size, np.uint8)
+        program = VtaProgram(self.nest.config, self.instructions, memory, self.tensors)
+        for tensor in self.nest.factors:
+            program.tensor(tensor.name)[:] = packed[tensor.name]
+        program.tensor("uops")[:] = self.uops
+        return program
+
+    def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
+        """The program for inputs in their original layouts."""
+        return self.image({t.name: self.pack(t.name, inputs[t.name]) for t in self.nest.factors})
+
+    def combine(self, program: VtaProgram, dram: NDArray[np.uint8]) -> Array:
+        """The packed output from the memory that a run leaves."""
+        names = _output_names(self.nest, self.tail)
+        return self.tail.combine([program.tensor(name, dram) for name in names])
+
+    def unpack(self, packed: Array) -> Array:
+        """The output in its original layout."""
+        indices, inside = source_elements(self.stored)
+        result = np.zeros(self.stored.original_shape, packed.dtype)
+        result[(*(index[inside] for index in indices), ...)] = packed[inside]
+        return result
+
+
+def lower(
+    program: DerivedProgram,
+    config: VtaConfig,
+    schedule: Schedule | None = None,
+    tail: Tail | None = None,
+) -> LoweredVta:
+    """A VTA program for a proven embedding.
+
+    ``schedule`` None takes :func:`~cpembed.backends.vta.planner.default_schedule`; ``tail`` None
+    requantizes with :func:`~cpembed.backends.vta.tail.requantized_for`'s shift.
+
+    Raises :class:`LoweringError` where the program's tiles are not the configuration's, or the
+    schedule does not fit.
+    """
+    nest = tile_nest(program, config)
+    chosen = schedule or default_schedule(nest)
+    ending = tail or requantized_for(_workload(program))
+    tensors = _placed(nest, ending)
+    emitted = emit(nest, chosen, ending, _addresses(nest, ending, tensors))
+    uops = pack_uops(*emitted.uops.T, config=config)
+    tensors["uops"] = replace(tensors["uops"], shape=(len(uops),))
+    return LoweredVta(program, nest, chosen, ending, emitted.instructions, uops, tensors)
+
+
+def _workload(program: DerivedProgram) -> Computation:
+    return program.original or program.workload
+
+
+def _output_names(nest: TileNest, tail: Tail) -> list[str]:
+    phases = len(tail.phases)
+    return [nest.acc.name] if phases == 1 else [f"{nest.acc.name}.byte{k}" for k in range(phases)]
+
+
+def _placed(nest: TileNest, tail: Tail) -> dict[str, Tensor]:
+    """Inputs, weights, outputs, then micro-ops, of which there are as many as there will be."""
+    found: dict[str, Tensor] = {}
+    end = 0
+
+    def place(name: str, shape: tuple[int, ...], dtype: str) -> None:
+        nonlocal end
+        found[name] = Tensor(-(-end // PAGE) * PAGE, shape, dtype)
+        end = found[name].offset + found[name].size_bytes
+
+    for tensor in nest.factors:
+        place(tensor.name, tensor.packed.shape, tensor.packed.dtype)
+    for name in _output_names(nest, tail):
+        place(name, nest.acc.packed.shape, "int8")
+    place("uops", (0,), "uint32")
+    return found
+
+
+def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Addresses:
+    def element(name: str, memory: Memory) -> int:
+        return tensors[name].offset // nest.config.element_bytes(memory)
+
+    def factor(tensor: TileTensor) -> int:
+        return element(tensor.name, tensor.memory)
+
+    outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
+    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, element("uops", Memory.UOP))

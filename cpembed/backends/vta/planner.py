@@ -1,0 +1,216 @@
+"""Which schedule: all that are worth trying, estimated, and the default.
+
+The estimate counts cycles of the compute, load and store modules by the cycle table of VTA's RTL
+(64-bit bus), each alone; with two threads they overlap and the slowest one decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.backends.vta.isa import Memory
+from cpembed.backends.vta.schedule import Schedule
+from cpembed.backends.vta.tiles import TileNest, TileTensor
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr
+
+BEAT_BYTES = 8
+DRAM_DELAY = 16
+GEMM_OVERHEAD = 7
+LOAD_OVERHEAD = DRAM_DELAY + 7
+FETCH_CYCLES = 3
+"""Per instruction, on the channel that the loads use."""
+BURST_BYTES = 128
+
+MAX_COMBINATIONS = 1 << 16
+"""Tile sizes tried together at most; above that, loops get fewer choices."""
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Everything of a schedule but its tile sizes."""
+
+    order: tuple[str, ...]
+    threads: int
+    thread_loop: str | None
+    slots: tuple[int, int]
+
+    def schedule(self, tiles: dict[str, int]) -> Schedule:
+        return Schedule(tiles, self.order, self.threads, self.thread_loop, self.slots)
+
+
+def default_schedule(nest: TileNest) -> Schedule:
+    """The schedule with the smallest estimate; see :func:`ranked_schedules`."""
+    return ranked_schedules(nest, 1)[0][1]
+
+
+def ranked_schedules(nest: TileNest, limit: int) -> list[tuple[float, Schedule]]:
+    """The legal schedules of smallest estimates, in cycles, best first.
+
+    Raises :class:`LoweringError` where not even single tiles fit the buffers.
+    """
+    choices = tile_sizes(nest)
+    sizes = _combinations(choices)
+    found: list[tuple[float, int, Form]] = []
+    for form in forms(nest):
+        cycles = estimate(nest, form, sizes)
+        best = np.argsort(cycles, kind="stable")[:limit]
+        found += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
+    if not found:
+        raise LoweringError("no schedule: single tiles exceed the buffers of the configuration")
+    found.sort(key=lambda item: item[0])
+    return [
+        (cycles, form.schedule({name: int(size[at]) for name, size in sizes.items()}))
+        for cycles, at, form in found[:limit]
+    ]
+
+
+def forms(nest: TileNest) -> Iterator[Form]:
+    """Orders that keep one operand's regions while the other's change, with one thread or two."""
+    spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
+    reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
+    of_wgt = {name for index in nest.wgt.access for name in index.iterators}
+    orders = {
+        (*sorted(spatial, key=lambda name: (name in of_wgt) is inside), *reduction)
+        for inside in (False, True)
+    }
+    for order in sorted(orders):
+        yield Form(order, 1, None, (1, 1))
+        for loop in (None, *(n for n in spatial if nest.extents[n] > 1)):
+            yield Form(order, 2, loop, (2, 2))
+
+
+def tile_sizes(nest: TileNest) -> dict[str, list[int]]:
+    """Sizes that cut each loop into equal parts, as nearly as can be."""
+    choices = {
+        loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
+        for loop in nest.loops
+    }
+    while math.prod(map(len, choices.values())) > MAX_COMBINATIONS:
+        longest = max(choices, key=lambda name: len(choices[name]))
+        kept = choices[longest]
+        # Every other size, always with the whole loop.
+        choices[longest] = kept[::-2][::-1]
+    return choices
+
+
+def _combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
+    grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
+    return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
+
+
+def estimate(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.float64]:
+    """Cycles of schedules, infinite where one does not fit."""
+    trips = _trips(nest, form, sizes)
+    steps = _product([count for _, count in trips])
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
+    acc = _region(nest.acc, sizes)
+    config = nest.config
+    fits = form.threads * acc <= config.elements(Memory.ACC)
+    load = FETCH_CYCLES * steps.astype(np.float64)
+    first = np.zeros(len(steps))
+    for tensor, slots in zip(nest.factors, form.slots, strict=True):
+        region = _region(tensor, sizes)
+        fits &= slots * region <= config.elements(tensor.memory)
+        beats = max(1, config.element_bytes(tensor.memory) // BEAT_BYTES)
+        one = region * beats + LOAD_OVERHEAD * _transfers(tensor, sizes)
+        load += _loads(tensor, trips, slots) * one
+        first += one
+    macs = _product(list(sizes.values()))
+    tail = 4 * (GEMM_OVERHEAD + acc)
+    compute = steps * (macs + GEMM_OVERHEAD) + outputs * tail
+    burst = max(1, BURST_BYTES // config.element_bytes(Memory.OUT))
+    store = outputs * (3 * acc + 3 * -(-acc // burst))
+    if form.threads == 1:
+        cycles = load + compute + store
+    else:
+        cycles = np.maximum(np.maximum(load, compute), store) + first + tail
+    return np.where(fits, cycles, np.inf)
+
+
+def _product(counts: Sequence[Counts]) -> Counts:
+    total = np.ones(len(counts[0]) if counts else 1, np.int64)
+    for count in counts:
+        total = total * count
+    return total
+
+
+def _trips(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
+    """The loops over tiles, outermost first, each with its number of iterations."""
+    trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
+    if form.thread_loop is None:
+        return trips
+    pairs = [(name, -(-count // 2) if name == form.thread_loop else count) for name, count in trips]
+    count = dict(trips)[form.thread_loop]
+    return [*pairs, (form.thread_loop, np.minimum(count, 2))]
+
+
+def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
+    """How often a region is loaded: a loop that it does not depend on costs nothing while all its
+    regions inside that loop lie in the slots."""
+    own = {name for index in tensor.access for name in index.iterators}
+    distinct = loads = np.ones_like(trips[0][1])
+    for name, count in reversed(trips):
+        if name in own:
+            distinct, loads = distinct * count, loads * count
+        else:
+            loads = np.where(distinct <= slots, loads, loads * count)
+    return loads
+
+
+def _region(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+    """Tiles of a region, by the sizes of the loops' tiles."""
+    counts = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
+    return _product([next(iter(sizes.values())) * 0 + 1, *counts])
+
+
+def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]) -> Counts:
+    zero = next(iter(sizes.values())) * 0
+    step, reach = zero, zero
+    for term in index.terms:
+        walked = math.prod(sizes[name] for name in term.iterators)
+        coefficient = abs(term.coefficient)
+        # A digit takes at most one value more than its loop's tile has whole steps.
+        values = -(-(walked - 1) // term.divisor)
+        if term.modulus is not None:
+            values = np.minimum(values, term.modulus - 1)
+        step = np.gcd(step, np.where(values > 0, coefficient, 0))
+        reach = reach + coefficient * values
+    if k == tensor.padded_x:
+        step = np.minimum(step, 1)
+    return reach // np.maximum(step, 1) + 1
+
+
+def _transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+    """Transfers of a region: one for all dimensions beyond its two innermost longer ones."""
+    spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
+    runs = np.ones_like(next(iter(sizes.values())))
+    # Dimensions that continue each other, from the innermost, and then one more, are a transfer.
+    seen = np.zeros_like(runs)
+    joins = np.ones_like(runs, dtype=bool)
+    for k in reversed(range(len(spans))):
+        longer = spans[k] > 1
+        own = longer & ~(joins & (seen > 0))
+        seen = seen + own
+        runs = np.where(longer & (seen > 2), runs * spans[k], runs)
+        whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
+        joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))
+    return runs
+
+
+def schedules(nest: TileNest) -> Iterator[Schedule]:
+    """Every legal schedule of the tuner's space, in no particular order."""
+    choices = tile_sizes(nest)
+    sizes = _combinations(choices)
+    for form in forms(nest):
+        for at in np.flatnonzero(np.isfinite(estimate(nest, form, sizes))):
+            yield form.schedule({name: int(size[at]) for name, size in sizes.items()})

@@ -1,0 +1,131 @@
+"""Schedules: how a tile nest is cut into pieces that fit VTA's buffers, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cpembed.backends.vta.isa import Memory
+from cpembed.backends.vta.regions import Interval, region_of
+from cpembed.backends.vta.tiles import TileNest
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Knobs of the lowering.
+
+    ``tiles`` has the size of each loop's tile (the last one of a loop may be smaller); ``order``
+    lists all loops outermost first, spatial ones before reductions. With two ``threads`` two
+    output tiles are in flight, each in its half of the accumulators: consecutive ones, or where
+    ``thread_loop`` names a spatial loop, neighbours along it whose reductions are interleaved.
+    ``slots`` says how many regions of INP and of WGT lie in SRAM at a time.
+    """
+
+    tiles: Mapping[str, int]
+    order: tuple[str, ...]
+    threads: int = 2
+    thread_loop: str | None = None
+    slots: tuple[int, int] = (2, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of an output tile's reduction: each loop's interval, the half of the accumulators
+    (``thread``), and whether it begins and ends the reduction."""
+
+    tile: Mapping[str, Interval]
+    thread: int
+    begins: bool
+    ends: bool
+
+
+def check_schedule(nest: TileNest, schedule: Schedule) -> None:
+    """Raises :class:`LoweringError` where the schedule is not one of the nest or does not fit."""
+    problem = _mismatch(nest, schedule)
+    if problem is not None:
+        raise LoweringError(f"schedule: {problem}")
+    for memory, (needed, available) in occupancy(nest, schedule).items():
+        if needed > available:
+            raise LoweringError(
+                f"schedule: tiles take {needed} elements of {memory.name}, which has {available}: "
+                "make them smaller"
+            )
+
+
+def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
+    names = {loop.name for loop in nest.loops}
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    if set(schedule.order) != names or len(schedule.order) != len(names):
+        return f"order {schedule.order} is no order of the loops {tuple(nest.extents)}"
+    spatial = [kinds[name] is AxisKind.SPATIAL for name in schedule.order]
+    if spatial != sorted(spatial, reverse=True):
+        return "reduction loops stand inside the spatial ones"
+    for name, extent in nest.extents.items():
+        if not 1 <= schedule.tiles.get(name, 0) <= extent:
+            return f"loop {name} of extent {extent} has the tile {schedule.tiles.get(name)}"
+    if schedule.threads not in (1, 2):
+        return f"{schedule.threads} threads: 1 or 2"
+    if schedule.thread_loop is not None and (
+        schedule.threads == 1 or kinds.get(schedule.thread_loop) is not AxisKind.SPATIAL
+    ):
+        return (
+            f"two threads over a spatial loop, not {schedule.threads} over {schedule.thread_loop}"
+        )
+    if min(schedule.slots) < 1:
+        return f"slots {schedule.slots}: 1 or more"
+    return None
+
+
+def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int]]:
+    """Elements that a schedule takes of each buffer, and those that the buffer has."""
+    tile = {name: (0, size) for name, size in schedule.tiles.items()}
+    copies = zip((*nest.factors, nest.acc), (*schedule.slots, schedule.threads), strict=True)
+    return {
+        tensor.memory: (
+            count * region_of(tensor, tile).tiles,
+            nest.config.elements(tensor.memory),
+        )
+        for tensor, count in copies
+    }
+
+
+def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
+    """All steps in the order in which they execute."""
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    cuts = {name: _intervals(nest.extents[name], schedule.tiles[name]) for name in schedule.order}
+    spatial = [name for name in schedule.order if kinds[name] is AxisKind.SPATIAL]
+    reduction = [name for name in schedule.order if kinds[name] is AxisKind.REDUCTION]
+    parts = [
+        dict(zip(reduction, part, strict=True))
+        for part in itertools.product(*(cuts[name] for name in reduction))
+    ]
+    number = 0
+    for group in _groups(spatial, cuts, schedule.thread_loop):
+        for k, part in enumerate(parts):
+            for member, tile in enumerate(group):
+                thread = (number + member) % schedule.threads
+                yield Step(tile | part, thread, k == 0, k == len(parts) - 1)
+        number += len(group) if schedule.thread_loop is None else schedule.threads
+
+
+def _intervals(extent: int, size: int) -> list[Interval]:
+    return [(first, min(size, extent - first)) for first in range(0, extent, size)]
+
+
+def _groups(
+    spatial: list[str], cuts: Mapping[str, list[Interval]], thread_loop: str | None
+) -> Iterator[list[dict[str, Interval]]]:
+    """Output tiles that are computed together: each alone, or pairs along the thread loop."""
+    choices: list[list[tuple[Interval, ...]]] = []
+    for name in spatial:
+        size = 2 if name == thread_loop else 1
+        choices.append([tuple(cuts[name][k : k + size]) for k in range(0, len(cuts[name]), size)])
+    for place in itertools.product(*choices):
+        width = max(map(len, place), default=1)
+        yield [
+            {name: at[min(t, len(at) - 1)] for name, at in zip(spatial, place, strict=True)}
+            for t in range(width)
+        ]
