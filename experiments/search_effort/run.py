@@ -1,25 +1,47 @@
 """Search effort of the scalar model by axis order and channel count, with and without a portfolio
-and a domain bound.
+and a domain bound: figure 8 of Rieber et al. 2021.
 
     python experiments/search_effort/run.py            # measure, then write the tables and the plot
     python experiments/search_effort/run.py --replot   # the plot alone, from results.json
 
-Writes ``results.md``, ``results.json`` and, where matplotlib is installed, ``results.svg`` beside
-this file; README.md says what is compared.
+Writes ``results.md``, ``results.json`` and, where matplotlib is installed, ``results.svg`` into
+``--output``, by default beside this file; README.md says what is compared. The exit code is 1 where
+AB grows with the channels, or a strict search takes too long.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from figure import plot
+from tables import checks, markdown
+
+from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.embedding.constraints import DomainBound
+from cpembed.embedding.cpsat import (
+    SearchControl,
+    SearchLimits,
+    SearchStatistics,
+    StopSignal,
+    enumerate_solutions,
+)
+from cpembed.embedding.portfolio import Asset, make_orders, own_order, solve_portfolio
+from cpembed.embedding.posting import post
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.search import find_embeddings
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.parser import parse_computation
+from cpembed.measure.environment import provenance
 
 HERE = Path(__file__).resolve().parent
 TARGET = "vta_1x16x16"
@@ -32,21 +54,27 @@ EXPRESSIONS = {
 }
 CHANNELS = (16, 32, 64, 128, 256, 512)
 SIZES = {"n": 1, "p": 28, "q": 28, "r": 3, "s": 3}
-SPACES: dict[str, tuple[tuple[str, ...], int | None]] = {
-    "strict": ((), None),
-    "any stride": (("dense", "padding"), None),
-    "no boxes": (("hyper_rectangle", "dense", "padding"), 1),
-    "stencils": (("linear_access", "dense", "padding"), 1),
-}
-"""Constraints of the strict set that are left out, and how many solutions are asked for."""
 STRATEGIES = ("plain", "A", "B", "AB")
-SECONDS = {"strict": 8.0, "any stride": 8.0, "no boxes": 1.0, "stencils": 8.0}
+SECONDS = 600.0
+"""Limit of one search."""
 REPEATS = 3
+FIRST_WORK = 0.01
+"""Deterministic time of the first round of the assets, which grows fourfold."""
 
 
-def conv2d(layout: str, channels: int) -> Any:
-    from cpembed.ir.parser import parse_computation
+@dataclass(frozen=True)
+class Found:
+    """A search: ``nodes`` of the asset with the answer, None where a limit came first, and of all
+    assets; ``refused`` are the assignments that the check of memory accesses rejected."""
 
+    winner: str | None
+    nodes: int
+    conflicts: int
+    nodes_all: int
+    refused: int = 0
+
+
+def conv2d(layout: str, channels: int) -> Computation:
     sizes = {**SIZES, "k": channels, "c": channels}
     dtypes = {"I": "int8", "W": "int8", "O": "int32"}
     found = parse_computation(EXPRESSIONS[layout], sizes, name="conv2d", dtypes=dtypes)
@@ -54,171 +82,154 @@ def conv2d(layout: str, channels: int) -> Any:
     return replace(found, axes=tuple(axes[name] for name in LAYOUTS[layout]))
 
 
-def search(space: str, layout: str, channels: int, strategy: str) -> dict[str, Any]:
-    """One search; the plain one is a portfolio of the workload's own order alone."""
-    from cpembed.embedding.constraint_set import load_constraint_set
-    from cpembed.embedding.constraints import DomainBound
-    from cpembed.embedding.cpsat import SearchLimits
-    from cpembed.embedding.portfolio import Asset, solve_portfolio
-    from cpembed.embedding.problem import pair_operands
-    from cpembed.hw.loader import load_hardware_spec
+def problem_of(layout: str, channels: int) -> EmbeddingProblem:
+    found = pair_operands(conv2d(layout, channels), load_hardware_spec(TARGET).instruction)
+    assert isinstance(found, EmbeddingProblem)
+    return found
 
-    left_out, solutions = SPACES[space]
-    constraints = load_constraint_set("strict").without(*left_out)
+
+def bounded(constraints: ConstraintSet) -> ConstraintSet:
+    return replace(constraints, constraints=(*constraints.constraints, DomainBound()))
+
+
+def posted_strictly(problem: EmbeddingProblem, strategy: str) -> Found:
+    """All solutions, every constraint posted."""
+    constraints = load_constraint_set("strict")
+    chosen = bounded(constraints) if "B" in strategy else constraints
+    assets = make_orders(problem, chosen) if "A" in strategy else [own_order(problem)]
+    limits = SearchLimits(seconds=SECONDS)
+    effort = solve_portfolio(problem, chosen, limits, assets, presolve=False).effort
+    won = [a.statistics for a in effort.assets if a.name == effort.winner]
+    spent = won[0] if won else effort.total
+    return Found(effort.winner, spent.branches, spent.conflicts, effort.total.branches)
+
+
+def checked_late(problem: EmbeddingProblem, strategy: str) -> Found:
+    """The first solution, memory accesses and padding checked on whole assignments.
+
+    Of several assets, in rounds, that with the least deterministic time counts: the first to end
+    where each has a core.
+    """
+    posted = load_constraint_set(str(HERE / "posted.toml"))
+    names = {constraint.name for constraint in posted.constraints}
+    late = load_constraint_set("strict").without(*names)
     if "B" in strategy:
-        bounded = (*constraints.constraints, DomainBound())
-        constraints = replace(constraints, constraints=bounded)
-    problem = pair_operands(conv2d(layout, channels), load_hardware_spec(TARGET).instruction)
-    own = [Asset("workload", tuple(LAYOUTS[layout]))]
-    assets = None if "A" in strategy else own
-    limits = SearchLimits(seconds=SECONDS[space], solutions=solutions)
-    walls: list[float] = []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        found = solve_portfolio(problem, constraints, limits, assets, presolve=False)
-        walls.append(time.perf_counter() - started)
-        if walls[-1] > 1:
-            break
-    result = found.result
-    winners = [e for e in found.efforts if found.winner in (None, e.asset)]
-    effort = winners[0].statistics
-    total = result.statistics
-    return {
-        "space": space,
-        "layout": layout,
-        "channels": channels,
-        "strategy": strategy,
-        "status": result.status.value if found.winner else "stopped",
-        "solutions": len(result.embeddings) + len(result.irregular),
-        "winner": found.winner and found.winner.name,
-        "branches": effort.branches,
-        "conflicts": effort.conflicts,
-        "effort": effort.branches + effort.conflicts,
-        "effort_all_assets": total.branches + total.conflicts,
-        "assets_started": len(found.efforts),
-        "solver_ms": round(effort.seconds * 1e3, 2),
-        "wall_ms": round(statistics.median(walls) * 1e3, 2),
-    }
+        posted = bounded(posted)
+    if "A" not in strategy:
+        own = own_order(problem)
+        spent, refused, accepted = first_accepted(problem, posted, late, own, None)
+        winner = own.name if accepted else None
+        return Found(winner, spent.branches, spent.conflicts, spent.branches, refused)
+    total, work = 0, FIRST_WORK
+    while True:
+        runs = [
+            (asset.name, *first_accepted(problem, posted, late, asset, work))
+            for asset in make_orders(problem, posted)
+        ]
+        total += sum(spent.branches for _, spent, _, _ in runs)
+        answers = [(spent.work, name, spent, refused) for name, spent, refused, ok in runs if ok]
+        if answers:
+            _, name, spent, refused = min(answers, key=lambda answer: answer[:2])
+            return Found(name, spent.branches, spent.conflicts, total, refused)
+        work *= 4
 
 
-def measure() -> list[dict[str, Any]]:
-    search("strict", "NCHW", 16, "plain")  # loading the solver is not in the figures
-    rows: list[dict[str, Any]] = []
-    for space in SPACES:
+def first_accepted(
+    problem: EmbeddingProblem,
+    posted: ConstraintSet,
+    late: ConstraintSet,
+    asset: Asset,
+    work: float | None,
+) -> tuple[SearchStatistics, int, bool]:
+    """Search in the asset's order until every late constraint accepts an assignment: the effort,
+    how many were refused, and whether one was accepted."""
+    model = post(problem, posted)
+    model.axis_order = asset.axes
+    refused, accepted = 0, False
+    stop = StopSignal()
+
+    def receive(values: Ids) -> None:
+        nonlocal refused, accepted
+        node_map = model.node_map(values)
+        if accepted or all(c.holds(problem, node_map) for c in late.constraints):
+            accepted = True
+            stop.stop()
+        else:
+            refused += 1
+
+    control = SearchControl(presolve=False, work=work, stop=stop)
+    limits = SearchLimits(seconds=SECONDS)
+    _, _, spent = enumerate_solutions(model.build(), receive, limits, control)
+    return spent, refused, accepted
+
+
+FORMULATIONS = {"late": checked_late, "strict": posted_strictly}
+
+
+def measure() -> Iterable[dict[str, Any]]:
+    posted_strictly(problem_of("NCHW", 16), "plain")  # loading the solver is not in the figures
+    for formulation, search in FORMULATIONS.items():
         for layout in LAYOUTS:
             for strategy in STRATEGIES:
                 for channels in CHANNELS:
-                    rows.append(search(space, layout, channels, strategy))
-                    print(f"\r{len(rows)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    return rows
+                    walls: list[float] = []
+                    while len(walls) < REPEATS and sum(walls) < 1:
+                        started = time.perf_counter()
+                        found = search(problem_of(layout, channels), strategy)
+                        walls.append(time.perf_counter() - started)
+                    yield {
+                        "formulation": formulation,
+                        "layout": layout,
+                        "strategy": strategy,
+                        "channels": channels,
+                        **vars(found),
+                        "wall_ms": round(statistics.median(walls) * 1e3, 2),
+                    }
 
 
-def pivot(rows: list[dict[str, Any]], space: str, key: str) -> list[str]:
-    """One table: a row per layout and strategy, a column per channel count."""
-    lines = [
-        "| layout | search | " + " | ".join(map(str, CHANNELS)) + " |",
-        "| --- | --- |" + " --- |" * len(CHANNELS),
-    ]
+def measure_default() -> Iterable[dict[str, Any]]:
+    """What ``solve`` does under the strict set: the digit model, with presolve."""
+    strict, instruction = load_constraint_set("strict"), load_hardware_spec(TARGET).instruction
     for layout in LAYOUTS:
-        for strategy in STRATEGIES:
-            chosen = [
-                r
-                for r in rows
-                if (r["space"], r["layout"], r["strategy"]) == (space, layout, strategy)
-            ]
-            cells = [
-                f"{r[key]:g}" + ("" if r["status"] != "stopped" else " (stopped)") for r in chosen
-            ]
-            lines.append(f"| {layout} | {strategy} | " + " | ".join(cells) + " |")
-    return lines
-
-
-def table(document: dict[str, Any]) -> str:
-    rows = document["rows"]
-    lines = ["# Search effort of the scalar model", "", "Written by `run.py`; see README.md.", ""]
-    for space, (left_out, solutions) in SPACES.items():
-        what = "the strict set" + (f" without {', '.join(left_out)}" if left_out else "")
-        asked = "all solutions" if solutions is None else f"{solutions} solution"
-        lines += [f"## {space}: {what}, {asked}", "", "Branches and conflicts", ""]
-        lines += [*pivot(rows, space, "effort"), "", "Wall time in ms, with building the model", ""]
-        lines += [*pivot(rows, space, "wall_ms"), "", "Solutions", ""]
-        lines += [*pivot(rows, space, "solutions"), ""]
-    return "\n".join(
-        [
-            *lines,
-            f"- {document['machine']}, {document['cores']} cores",
-            f"- presolve off, fixed search, one thread per asset; limits in seconds: {SECONDS}",
-            f"- wall time: median of {REPEATS}, one where a search takes more than a second",
-            f"- with A: effort of the winning asset, of up to {document['cores']} at a time",
-            "",
-        ]
-    )
-
-
-def plot(rows: list[dict[str, Any]]) -> bool:
-    try:
-        import matplotlib as mpl
-
-        mpl.use("svg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no plot: matplotlib is not installed (extra: bench)", file=sys.stderr)
-        return False
-    mpl.rcParams["svg.hashsalt"] = "cpembed"
-    figure, axes = plt.subplots(1, len(SPACES), figsize=(19, 4.5), sharex=True)
-    colours = dict(zip(LAYOUTS, ("tab:blue", "tab:orange", "tab:green"), strict=True))
-    styles = {"plain": "-", "A": "--", "B": ":", "AB": "-."}
-    for axis, space in zip(axes, SPACES, strict=True):
-        for layout in LAYOUTS:
-            for strategy in STRATEGIES:
-                chosen = [
-                    r
-                    for r in rows
-                    if (r["space"], r["layout"], r["strategy"]) == (space, layout, strategy)
-                ]
-                axis.plot(
-                    [r["channels"] for r in chosen],
-                    [max(r["effort"], 1) for r in chosen],
-                    styles[strategy],
-                    marker="o",
-                    markersize=3,
-                    color=colours[layout],
-                    label=layout if strategy == "plain" else f"{layout} + {strategy}",
-                )
-        axis.set_title(space)
-        axis.set_xlabel("c and k")
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-    axes[0].set_ylabel("branches + conflicts")
-    axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.tight_layout()
-    figure.savefig(HERE / "results.svg", metadata={"Date": None})
-    return True
+        for channels in CHANNELS:
+            walls: list[float] = []
+            for _ in range(REPEATS):
+                started = time.perf_counter()
+                found = find_embeddings(conv2d(layout, channels), instruction, strict)
+                walls.append(time.perf_counter() - started)
+                assert found.complete
+            wall = round(statistics.median(walls) * 1e3, 2)
+            yield {"layout": layout, "channels": channels, "wall_ms": wall}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     parser.add_argument("--replot", action="store_true", help="only draw results.json again")
-    stored = HERE / "results.json"
-    if parser.parse_args().replot:
-        return 0 if plot(json.loads(stored.read_text(encoding="utf-8"))["rows"]) else 1
+    asked = parser.parse_args()
+    folder: Path = asked.output
+    if asked.replot:
+        stored = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        return 0 if plot(stored["rows"], folder) else 1
+    rows: list[dict[str, Any]] = []
+    for row in measure():
+        rows.append(row)
+        print(json.dumps(row), file=sys.stderr)
     document: dict[str, Any] = {
         "target": TARGET,
         "sizes": SIZES,
-        "machine": f"{platform.machine()}, {platform.system()}",
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "rows": measure(),
+        "rows": rows,
+        "solve": list(measure_default()),
+        **provenance(),
     }
-    rows = ",\n  ".join(json.dumps(row) for row in document["rows"])
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
     head = json.dumps({k: v for k, v in document.items() if k != "rows"}, indent=1)
-    stored.write_text(f'{head.removesuffix(chr(10) + "}")},\n "rows": [\n  {rows}\n ]\n}}\n')
-    (HERE / "results.md").write_text(table(document), encoding="utf-8")
-    plot(document["rows"])
-    print((HERE / "results.md").read_text(encoding="utf-8"), end="")
-    return 0
+    text = f'{head.removesuffix(chr(10) + "}")},\n "rows": [\n  {lines}\n ]\n}}\n'
+    (folder / "results.json").write_text(text, encoding="utf-8")
+    (folder / "results.md").write_text(markdown(document), encoding="utf-8")
+    plot(rows, folder)
+    print(markdown(document), end="")
+    return 0 if all(check.holds for check in checks(document)) else 1
 
 
 if __name__ == "__main__":
