@@ -50,6 +50,11 @@ class IndexTerm:
             top = self.inner.bounds(extents)[1] // self.divisor
         return top if self.modulus is None else min(top, self.modulus - 1)
 
+    def times(self, factor: int, added: int = 0) -> IndexTerm:
+        """The same digit with its coefficient multiplied, then added to."""
+        coefficient = self.coefficient * factor + added
+        return IndexTerm(self.iterator, coefficient, self.divisor, self.modulus, self.inner)
+
     def text(self) -> str:
         body = self.iterator if self.inner is None else f"({self.inner})"
         if self.divisor != 1:
@@ -80,15 +85,13 @@ class IndexExpr:
 
     @staticmethod
     def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
-        merged: dict[tuple[str, int, int | None, IndexExpr | None], int] = {}
+        merged: dict[tuple[str, int, int | None, IndexExpr | None], IndexTerm] = {}
         for term in terms:
             key = (term.iterator, term.divisor, term.modulus, term.inner)
-            merged[key] = merged.get(key, 0) + term.coefficient
-        kept = (
-            IndexTerm(name, coefficient, divisor, modulus, inner)
-            for (name, divisor, modulus, inner), coefficient in merged.items()
-            if coefficient and modulus != 1
-        )
+            like = merged.get(key)
+            merged[key] = term if like is None else like.times(1, term.coefficient)
+        # As a list first: this runs for every step of every layout, and generators are slow.
+        kept = [term for term in merged.values() if term.coefficient and term.modulus != 1]
         return IndexExpr(tuple(kept), constant)
 
     @staticmethod
@@ -136,6 +139,8 @@ class IndexExpr:
 
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
         """Replace iterators by expressions, inside digits too."""
+        if not any(name in replacements for term in self.terms for name in term.iterators):
+            return self
         terms: list[IndexTerm] = []
         constant = self.constant
         for term in self.terms:
@@ -154,10 +159,7 @@ class IndexExpr:
                     terms.append(replace(term, iterator=renamed))
                 continue
             scale = term.coefficient
-            terms += [
-                IndexTerm(t.iterator, t.coefficient * scale, t.divisor, t.modulus, t.inner)
-                for t in inner.terms
-            ]
+            terms += inner.terms if scale == 1 else [t.times(scale) for t in inner.terms]
             constant += term.coefficient * inner.constant
         return IndexExpr.of(terms, constant)
 

@@ -85,10 +85,10 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
 
 
 def _simplify_term(term: IndexTerm, extents: Mapping[str, int]) -> IndexTerm:
+    if term.modulus is None:
+        return term
     whole = replace(term, modulus=None)
-    if term.modulus is not None and whole.maximum(extents) < term.modulus:
-        return whole
-    return term
+    return whole if whole.maximum(extents) < term.modulus else term
 
 
 def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
@@ -107,6 +107,8 @@ def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
 
 def substitute_split(index: IndexExpr, name: str, factor: int, outer: str, inner: str) -> IndexExpr:
     """Replace iterator ``name`` by ``factor * outer + inner`` with ``0 <= inner < factor``."""
+    if name not in index.iterators:
+        return index
     terms: list[IndexTerm] = []
     for term in index.terms:
         if name not in term.iterators:
@@ -141,6 +143,8 @@ def substitute_digit(
     index: IndexExpr, name: str, fused: str, weight: int, extent: int, *, outermost: bool
 ) -> IndexExpr:
     """Replace iterator ``name`` by ``(fused // weight) % extent`` (no modulus when outermost)."""
+    if name not in index.iterators:
+        return index
     terms: list[IndexTerm] = []
     for term in index.terms:
         if name not in term.iterators:

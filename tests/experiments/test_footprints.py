@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -53,3 +54,18 @@ def test_committed_results_are_above_the_paper_only_where_known() -> None:
 def test_paper_adds_up_but_for_one_row() -> None:
     wrong = {label for label, case in CASES.items() if not case.add_up(case.smallest)}
     assert wrong == {"table 5, row 8"}
+
+
+def test_table_4_row_14_stores_each_element_once_and_none_else() -> None:
+    """Above the paper's figure, and yet no layout is smaller: the reference differs."""
+    (row,) = (r for r in committed() if (r["table"], r["row"]) == ("3/4", 14))
+    image, weights = (CASES["table 3/4, row 14"].workload.operand(name) for name in "IW")
+    stored = row["relaxed"]["smallest"]["elements"]
+    assert stored == {"data": math.prod(image.shape), "weights": math.prod(weights.shape)}
+
+
+def test_table_5_row_8_states_a_total_below_the_image_itself() -> None:
+    case = CASES["table 5, row 8"]
+    data, weights = case.reference
+    most = (case.smallest.total + case.half_unit) * (data + weights) - weights
+    assert most < math.prod(case.workload.operand("I").shape)

@@ -8,9 +8,11 @@ from typing import ClassVar, Literal
 
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import ScalarModel
+from cpembed.embedding.embedding import Digit
+from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.ir.computation import AxisKind
 
 StrideKind = Literal["one", "spread", "step"]
 
@@ -22,13 +24,20 @@ class Strides(Constraint):
     "one" is consecutive iterations; "spread" divides the axis into as many parts as the digit has
     counts, extent / count rounded up (independent sub-images); "step" is where the next window of
     a strided or dilated stencil that shares no element begins: for ``a*p + b*r``, ``b / gcd(a, b)``
-    along p. With ``alone`` a stride above 1 is only for the single digit of an instruction axis:
-    sub-images are not mixed with other axes.
+    along p.
+
+    ``mixed`` says which strides above 1 several digits of one instruction axis may have: "any";
+    "none"; or those of "sub_images", which are an image cut in several directions at a time: all
+    the digits on spatial axes of a stencil move by spread, or none does, and the others by 1.
     """
 
     name: ClassVar[str] = "strides"
     allowed: tuple[StrideKind, ...] = ("one",)
-    alone: bool = False
+    mixed: Literal["any", "sub_images", "none"] = "any"
+
+    def __post_init__(self) -> None:
+        if self.mixed == "sub_images" and "spread" not in self.allowed:
+            raise ValueError('mixed is "sub_images", which move by "spread": allow it')
 
     def values(self, problem: EmbeddingProblem, axis: str, count: int) -> tuple[int, ...]:
         """Ascending strides allowed to a digit of this count on a workload axis."""
@@ -36,44 +45,93 @@ class Strides(Constraint):
         if "one" in self.allowed:
             found.add(1)
         if "spread" in self.allowed:
-            found.add(-(-problem.workload.extents[axis] // count))
+            found.add(spread(problem.workload.extents[axis], count))
         if "step" in self.allowed:
             found |= stencil_steps(problem, axis)
         return tuple(sorted(found))
 
     def post(self, model: ScalarModel) -> None:
+        cut = self._cut_axes(model.problem)
+        images: list[tuple[str, str, DigitChoice]] = []
         for axis in model.problem.workload.axes:
             for lane, choice in model.axis_choices(axis.name):
                 allowed = self.values(model.problem, axis.name, choice.count)
                 model.builder.restrict(choice.stride, [0, *allowed])
+                if self.mixed == "any":
+                    continue
+                part = spread(axis.extent, choice.count) if axis.name in cut else 1
+                if part > 1:
+                    images.append((lane, axis.name, choice))
                 end = model.extent_literals[lane].get(choice.count)
-                if self.alone and (choice.weight != 1 or end is None):
-                    model.builder.restrict(choice.stride, [0, 1])
-                elif self.alone and end is not None:
-                    model.builder.restrict_unless(end, choice.stride, [0, 1])
+                if choice.weight == 1 and end is not None:
+                    model.builder.restrict_unless(end, choice.stride, [0, 1, part])
+                else:
+                    model.builder.restrict(choice.stride, [0, 1, part])
+        for lane, axis, choice in images:
+            # A digit that takes a piece of the image as it lies leaves no other cut into parts.
+            others = [c for other, a, c in images if other == lane and a != axis]
+            elsewhere = _is_not_one(model, choice) if others else 0
+            for other in others:
+                model.builder.restrict_unless(elsewhere, other.stride, [0, 1])
+
+    def _cut_axes(self, problem: EmbeddingProblem) -> set[str]:
+        """Axes that may be cut into parts together."""
+        if self.mixed != "sub_images":
+            return set()
+        return {a.name for a in problem.workload.axes if _is_cut(problem, (a.name,))}
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         embedding = decode(problem, node_map)
         return embedding is not None and all(
-            digit.stride in self.values(problem, digit.axis, digit.count)
-            and (digit.stride == 1 or len(digits) == 1 or not self.alone)
+            all(d.stride in self.values(problem, d.axis, d.count) for d in digits)
+            and (len(digits) == 1 or self._may_mix(problem, digits))
             for digits in embedding.digits.values()
-            for digit in digits
+        )
+
+    def _may_mix(self, problem: EmbeddingProblem, digits: tuple[Digit, ...]) -> bool:
+        if self.mixed == "any" or all(digit.stride == 1 for digit in digits):
+            return True
+        cut = self._cut_axes(problem)
+        extents = problem.workload.extents
+        return self.mixed == "sub_images" and all(
+            d.stride == (spread(extents[d.axis], d.count) if d.axis in cut else 1) for d in digits
         )
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         digit = option.digit
-        if self.alone and digit.stride > 1 and option.weight > 1:
+        if digit.stride > 1 and option.weight > 1 and not self._mixes(problem, option):
             return False
         if len(option.members) > 1:
             return "one" in self.allowed and digit.stride == 1
         return digit.stride in self.values(problem, digit.axis, digit.count)
 
+    def _mixes(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        """Whether a digit with a stride above 1 need not be the instruction axis's only one."""
+        if self.mixed != "sub_images":
+            return self.mixed == "any"
+        part = spread(option.extent, option.digit.count)
+        return option.digit.stride == part and _is_cut(problem, option.members)
+
     def post_digits(self, model: DigitModel) -> None:
-        if self.alone:
-            for option in model.options:
-                if option.digit.stride > 1:
+        if self.mixed == "any":
+            return
+        parts: dict[tuple[str, str], list[DigitOption]] = {}
+        pieces: dict[tuple[str, str], list[DigitOption]] = {}
+        for option in model.options:
+            key = option.lane, option.digit.axis
+            if option.digit.stride > 1:
+                if self._mixes(model.problem, option):
+                    parts.setdefault(key, []).append(option)
+                else:
                     model.requires_extent(option, option.digit.count)
+            elif spread(option.extent, option.digit.count) > 1 and _is_cut(
+                model.problem, option.members
+            ):
+                pieces.setdefault(key, []).append(option)
+        for (lane, axis), cut in parts.items():
+            for (other, along), whole in pieces.items():
+                if lane == other and axis != along:
+                    model.at_most_one([*cut, *whole])
 
     @property
     def needs_boxes(self) -> bool:
@@ -83,6 +141,36 @@ class Strides(Constraint):
         return f"strides: a digit moves by {', '.join(self.allowed)} only"
 
 
+def spread(extent: int, count: int) -> int:
+    """The stride that divides an axis into ``count`` parts."""
+    return -(-extent // count)
+
+
+def _is_not_one(model: ScalarModel, choice: DigitChoice) -> int:
+    """A literal that is false exactly where the digit is used at stride 1."""
+    literal, opposite = model.builder.boolean(), model.builder.boolean()
+    model.builder.exactly_one([literal, opposite])
+    _, high = model.builder.range_of(choice.stride)
+    model.builder.restrict_unless(literal, choice.stride, [1])
+    model.builder.restrict_unless(opposite, choice.stride, [0, *range(2, high + 1)])
+    return literal
+
+
+def _is_cut(problem: EmbeddingProblem, members: tuple[str, ...]) -> bool:
+    """Whether an axis, or the axes that a fused one consists of, is a spatial one of a stencil: an
+    index moves with it and with another axis. An axis of extent 1 makes no stencil."""
+    workload = problem.workload
+    if next(a.kind for a in workload.axes if a.name in members) is not AxisKind.SPATIAL:
+        return False
+    for pair in problem.pairs:
+        for index in pair.workload.index:
+            moving = [t for t in index.terms if t.maximum(workload.extents)]
+            reached = {name for term in moving for name in term.iterators}
+            if not reached.isdisjoint(members) and not reached <= set(members):
+                return True
+    return False
+
+
 def stencil_steps(problem: EmbeddingProblem, axis: str) -> set[int]:
     """Strides above 1 along an axis after which a window of its stencils starts anew."""
     steps: set[int] = set()
@@ -90,6 +178,7 @@ def stencil_steps(problem: EmbeddingProblem, axis: str) -> set[int]:
         for index in pair.workload.index:
             own = abs(index.coefficient(axis))
             for term in index.terms:
-                if own and term.iterator != axis:
+                # An axis of extent 1 has one window: none begins anew.
+                if own and term.iterator != axis and term.maximum(problem.workload.extents):
                     steps.add(abs(term.coefficient) // math.gcd(own, term.coefficient))
     return {step for step in steps if step > 1}

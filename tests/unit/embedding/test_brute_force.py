@@ -113,10 +113,11 @@ def relaxed(rng: random.Random, constraints: list[Constraint]) -> list[Constrain
     """Boxes of the operations only, listed strides, several digits: stencils may be mapped."""
     kept = [c for c in constraints if isinstance(c, Dataflow | FixedOrigin | Padding)]
     strides = tuple(s for s in ("one", "spread", "step") if s == "one" or rng.random() < 0.5)
+    mixtures = ["any", "none", "sub_images"] if "spread" in strides else ["any", "none"]
     return [
         HyperRectangle("operations"),
         AllDifferent("along_axes"),
-        Strides(strides, rng.random() < 0.5),
+        Strides(strides, rng.choice(mixtures)),
         Digits(rng.choice([1, 2, 3])),
         *([Extents()] if rng.random() < 0.5 else []),
         *kept,

@@ -89,6 +89,31 @@ def test_random_relaxed_programs_compute_their_workload(block: int) -> None:
     assert rewrites & {"stencil_unroll", "image_pack", "fuse"}
 
 
+CUT = [
+    (conv2d(n=1, c=3, h=8, w=7, k=9, r=3, s=3, pad=1), "vta_8x8x8"),
+    (conv2d(n=2, c=3, h=9, w=8, k=9, r=2, s=3, pad=1, stride=2, layout="NHWC"), "vta_8x8x8"),
+    (conv2d(n=1, c=3, h=9, w=9, k=4, r=3, s=2, dilation=2), "amx_int8"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CUT)))
+def test_images_cut_along_several_axes_compute_their_workload(number: int) -> None:
+    """Independent sub-images on two axes at a time: a sample is judged, proven and run."""
+    workload, target = CUT[number]
+    instruction = load_hardware_spec(target).instruction
+    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
+    workload = workload.with_dtypes(dict(zip("IWO", dtypes, strict=True)))
+    constraints = load_constraint_set("relaxed")
+    found = find_embeddings(workload, instruction, constraints)
+    assert found.problem is not None
+    cut = [e for e in found.embeddings if sum(d.stride > 1 for d in e.digits["x"]) > 1]
+    random.Random(number).shuffle(cut)
+    assert len(cut) >= 12
+    for embedding in cut[:12]:
+        check_embedding(found.problem, constraints, embedding)
+        check(derive(workload, instruction, embedding), number)
+
+
 FLAT = [
     (conv2d(n=1, c=3, h=6, w=7, k=4, r=3, s=3, pad=1, stride=2), "vta_1x16x16"),
     (conv2d(n=2, c=3, h=4, w=5, k=9, r=2, s=3, dilation=2, pad=1, layout="NHWC"), "vta_8x8x8"),
