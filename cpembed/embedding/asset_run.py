@@ -105,7 +105,7 @@ class AssetRun:
         exhausted = True
         for configuration in configurations(self.problem, self.constraints):
             left = limits.after(time.perf_counter() - begun)
-            if self.stop.stopped or (self.started and left.seconds == 0):
+            if self.stop.stopped or left.seconds == 0:
                 return
             self.started = True
             exhausted &= self._enumerate(self._post(configuration), left)

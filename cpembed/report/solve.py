@@ -117,7 +117,7 @@ def found(result: SolveResult) -> str:
 def searched(effort: SearchEffort) -> Iterator[tuple[str, str]]:
     """``scalar model, k,c of 5 assets: 2,378 branches, 137 conflicts of 9,120 and 310``: which
     asset of which model had the answer, and its effort, of that of all assets together."""
-    if effort.formulation is None:
+    if not effort.assets:
         return
     model = "digit model" if effort.formulation is Formulation.DIGITS else "scalar model"
     assets = {asset.name: asset.statistics for asset in effort.assets}
