@@ -5,6 +5,9 @@ The widths are written here once more, so that they do not come from the code un
 
 from __future__ import annotations
 
+import string
+
+import numpy as np
 from hypothesis import strategies as st
 
 from cpembed.backends.vta.config import VtaConfig
@@ -21,6 +24,9 @@ from cpembed.backends.vta.isa import (
     Tokens,
     Uop,
 )
+from cpembed.backends.vta.program import Role, Tensor, VtaProgram
+
+NAME = string.ascii_letters + string.digits + "_."
 
 CONFIGS = {
     "1x16x16": VtaConfig(),
@@ -70,3 +76,39 @@ def instructions(config: VtaConfig) -> st.SearchStrategy[Instruction]:
 def uops(config: VtaConfig) -> st.SearchStrategy[Uop]:
     _, inp, wgt, acc = index_widths(config)
     return st.builds(Uop, bits(acc), bits(max(acc, inp)), bits(wgt))
+
+
+@st.composite
+def programs(draw: st.DrawFn, config: VtaConfig) -> VtaProgram:
+    """A program with some tensors in DRAM, gaps between them, and random bytes."""
+    names = draw(
+        st.lists(
+            st.from_regex(r"[A-Za-z_][\w.]{0,6}", fullmatch=True, alphabet=NAME),
+            unique=True,
+            max_size=4,
+        )
+    )
+    tensors: dict[str, Tensor] = {}
+    end = 0
+    for name in names:
+        offset = end + draw(st.sampled_from([0, 1, 16, 256]))
+        shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+        role = draw(st.sampled_from([None, *Role]))
+        tensor = Tensor(offset, shape, draw(st.sampled_from(["int8", "int32", "uint32"])), role)
+        tensors[name] = tensor
+        end = offset + tensor.size_bytes
+    size = end + draw(st.sampled_from([0, 40]))
+    sparse = st.sampled_from([0, 0, 0, 1, 255])
+    dram = np.array(draw(st.lists(sparse, min_size=size, max_size=size)), dtype=np.uint8)
+    code = tuple(draw(st.lists(instructions(config), max_size=8)))
+    base = draw(st.sampled_from([0, 0x1000, 0x10004]))
+    return VtaProgram(config, code, dram, tensors, base)
+
+
+def assert_same(left: VtaProgram, right: VtaProgram) -> None:
+    """Programs compare by identity; this compares what they hold."""
+    assert left.config == right.config
+    assert left.instructions == right.instructions
+    assert list(left.tensors.items()) == list(right.tensors.items())
+    assert left.base == right.base
+    assert np.array_equal(left.dram, right.dram)
