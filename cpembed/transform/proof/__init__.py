@@ -36,6 +36,10 @@ indices is a product of maps.
    the whole layout: with independent digits of the packed dimensions, if it is per dimension.
 5. Address and the dense tile's address are equal as functions of the lanes. A lane whose distance
    is free and which the address takes at one constant stride adds the same to both and is left out.
+
+Programs of one enumeration share layouts, and what lemmas show of a layout with its iterators
+and axes is the same for each of them: with :class:`SharedLemmas` it is looked up once per layout
+instead of once per program. Coverage, and which axes leave their extents, is decided for each.
 """
 
 from __future__ import annotations
@@ -45,8 +49,10 @@ from dataclasses import dataclass
 from cpembed.errors import InvariantError
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import general
-from cpembed.transform.proof.factored import Factored
+from cpembed.transform.proof.factored import Factored, SharedLemmas
 from cpembed.transform.proof.flattening import flattening
+
+__all__ = ["Proof", "SharedLemmas", "prove", "prove_whole", "require"]
 
 
 @dataclass(frozen=True)
@@ -60,14 +66,17 @@ class Proof:
         return not self.failed
 
 
-def prove(program: DerivedProgram) -> Proof:
-    """Decide every obligation; never raises for a wrong program."""
+def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
+    """Decide every obligation; never raises for a wrong program.
+
+    ``shared`` keeps what is shown of layouts between programs derived with one cache.
+    """
     if program.original is not None:
         # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
         groups = program.embedding.flattened
         failed = flattening(program.original, program.workload, groups)
         return Proof((*failed, *prove_whole(program).failed))
-    lemmas, whole = Factored(program), general.Relations(program)
+    lemmas, whole = Factored(program, shared), general.Relations(program)
     outputs = {operand.name for operand in program.workload.outputs}
     failed = [] if lemmas.coverage() else general.coverage(whole)
     written = not failed
@@ -96,9 +105,9 @@ def prove_whole(program: DerivedProgram) -> Proof:
     return Proof(tuple(failed))
 
 
-def require(program: DerivedProgram) -> None:
+def require(program: DerivedProgram, shared: SharedLemmas | None = None) -> None:
     """Raise :class:`InvariantError` for a program that cannot be proven."""
-    proof = prove(program)
+    proof = prove(program, shared)
     if not proof.holds:
         raise InvariantError(
             f"the program derived for {program.workload.name} on {program.instruction.name} is "

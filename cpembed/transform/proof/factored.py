@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
-from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.hw.instruction import Instruction, OperandMemory, StrideRule
 from cpembed.ir.computation import Computation
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.proof.general import absorbing
 from cpembed.transform.proof.lemmas import (
     Goal,
@@ -52,6 +52,10 @@ class WorkloadFacts:
                 Wanted(plain(index, self.sizes), index.iterators, size)
                 for index, size in zip(indices, operand.shape, strict=True)
             )
+        self.axes = {
+            name: tuple(dict.fromkeys(axis for dimension in found for axis in dimension.axes))
+            for name, found in self.wanted.items()
+        }
         self.witnesses = {axis: self._witnesses(workload, axis) for axis in self.sizes}
 
     def _witnesses(self, workload: Computation, axis: str) -> tuple[tuple[str, int], ...]:
@@ -69,49 +73,40 @@ class WorkloadFacts:
 facts_of = lru_cache(256)(WorkloadFacts)
 
 
-class Factored:
-    """A program's expressions as plain values, and its obligations as lemmas about them."""
+class LayoutLemmas:
+    """What lemmas show of one operand's layout, as a program over given iterators uses it.
 
-    def __init__(self, program: DerivedProgram) -> None:
-        self.program = program
-        self.facts = facts_of(program.workload)
-        extents = program.extents
-        self.axes: dict[Hashable, Plain] = {
-            axis: plain(program.axis_map[axis], extents) for axis in program.workload.extents
-        }
-        self.accesses = {
-            operand.name: tuple([plain(index, extents) for index in operand.access])
-            for operand in program.operands
-        }
-        self.sources = {operand.name: _sources(operand) for operand in program.operands}
-        self.named = {operand.name: self._named(operand) for operand in program.operands}
+    Answers are kept: they are those of every program with the same layout, iterators and axes.
+    """
 
-    def _named(self, operand: PackedOperand) -> tuple[Goal, ...]:
-        """Per original dimension: the index that packing put where the program accesses."""
-        found = self.accesses[operand.name]
+    def __init__(
+        self,
+        operand: PackedOperand,
+        facts: WorkloadFacts,
+        extents: Mapping[str, int],
+        axes: Mapping[Hashable, Plain],
+    ) -> None:
+        self.operand = operand
+        self.facts = facts
+        self.axes = axes
+        self.accesses = tuple([plain(index, extents) for index in operand.access])
+        self.sources = _sources(operand)
         access: dict[Hashable, Plain] = {
-            d.name: index for d, index in zip(operand.dimensions, found, strict=True)
+            d.name: index for d, index in zip(operand.dimensions, self.accesses, strict=True)
         }
-        return tuple([_composed(index, access) for index in self.sources[operand.name]])
+        # Per original dimension: the index that packing put where the program accesses.
+        self.named = tuple([_composed(index, access) for index in self.sources])
+        self._excluded: dict[tuple[str, int], bool] = {}
+        self._tiles: dict[tuple[str, tuple[Loop, ...]], bool] = {}
 
-    def coverage(self) -> bool:
-        """Digits of different axes are independent, and each axis's digits number its range."""
-        axes = over_digits(list(self.axes.values()), self.program.extents)
-        if axes is None:
-            return False
-        for extent, index in zip(self.facts.sizes.values(), axes, strict=True):
-            size = _top(index) + 1
-            if size < extent or not holds(bijective, ((index, ()),), (size,)):
-                return False
-        return True
-
-    def access(self, operand: PackedOperand) -> bool:
+    @cached_property
+    def access(self) -> bool:
         """Each packed index stays inside; each original index is the workload's."""
-        indices = zip(self.accesses[operand.name], operand.dimensions, strict=True)
+        indices = zip(self.accesses, self.operand.dimensions, strict=True)
         if not all(holds(inside, ((index, ()),), (d.extent,)) for index, d in indices):
             return False
-        named, wanted = self.named[operand.name], self.facts.wanted[operand.name]
-        return len(named) == len(wanted) and all(map(self._is_wanted, named, wanted))
+        wanted = self.facts.wanted[self.operand.name]
+        return len(self.named) == len(wanted) and all(map(self._is_wanted, self.named, wanted))
 
     def _is_wanted(self, named: Goal, wanted: Wanted) -> bool:
         right = _composed(wanted.index, self.axes)
@@ -119,49 +114,39 @@ class Factored:
         sizes = tuple([self.facts.sizes[axis] for axis in wanted.axes])
         return holds(equal, (named, right, *guards), sizes)
 
-    def neutral(self) -> bool:
-        """Each axis that can leave its extent takes an operand's index out of shape with it."""
-        return all(map(self._is_neutral, self.facts.sizes))
+    def excludes(self, axis: str, position: int) -> bool:
+        """Whether an original dimension is out of shape wherever the axis is out of its extent."""
+        key = axis, position
+        if key not in self._excluded:
+            goals = (self.axes[axis], ()), self.named[position]
+            sizes = self.facts.sizes[axis], self.operand.original_shape[position]
+            self._excluded[key] = holds(excluded, goals, sizes)
+        return self._excluded[key]
 
-    def _is_neutral(self, axis: str) -> bool:
-        coordinate: Goal = (self.axes[axis], ())
-        size = self.facts.sizes[axis]
-        if holds(inside, (coordinate,), (size,)):
-            return True
-        for name, position in self.facts.witnesses[axis]:
-            shape = self.program.operand(name).original_shape
-            goals = (coordinate, self.named[name][position])
-            if holds(excluded, goals, (size, shape[position])):
-                return True
-        return False
-
-    def output(self, name: str) -> bool:
-        """The workload writes every element, and no two packed elements are the same original.
-
-        Given that coverage holds and that the output's access does.
-        """
-        operand = self.program.operand(name)
+    @cached_property
+    def output(self) -> bool:
+        """The workload writes every element, and no two packed elements are the same original."""
+        operand = self.operand
         store = tuple([(wanted.index, ()) for wanted in self.facts.wanted[operand.name]])
         if not holds(onto, store, operand.original_shape):
             return False
         layout = {dimension.name: dimension.extent for dimension in operand.dimensions}
-        source = over_digits(self.sources[operand.name], layout)
+        source = over_digits(self.sources, layout)
         return source is not None and all(holds(injective, ((i, ()),)) for i in source)
 
-    def tile(self) -> bool:
-        """Per operand: lanes address memory as the instruction's memory side asks."""
-        program = self.program
-        return all(
-            self._is_tile(program.role(ours.name), program.instruction.memory[ours.name])
-            for ours in program.instruction.computation.operands
-        )
+    def tile(self, instruction: Instruction, ours: str, lanes: tuple[Loop, ...]) -> bool:
+        """Lanes address memory as the memory side of the instruction's operand asks."""
+        key = ours, lanes
+        if key not in self._tiles:
+            extents = {lane.name: lane.extent for lane in lanes}
+            self._tiles[key] = self._is_tile(instruction.memory[ours], extents)
+        return self._tiles[key]
 
-    def _is_tile(self, operand: PackedOperand, memory: OperandMemory) -> bool:
-        lanes = {lane.name: lane.extent for lane in self.program.lanes}
+    def _is_tile(self, memory: OperandMemory, lanes: Mapping[str, int]) -> bool:
         tiled = [dimension.axis for dimension in memory.tile]
         free = {a for a in memory.axes if memory.stride_rule(a) is StrideRule.ANY}
         address: list[Term] = []
-        for (terms, _), stride in zip(self.accesses[operand.name], operand.strides, strict=True):
+        for (terms, _), stride in zip(self.accesses, self.operand.strides, strict=True):
             for lane, extent, coefficient, divisor, modulus in terms:
                 if lane not in lanes:
                     continue
@@ -175,6 +160,106 @@ class Factored:
                     return False
         goals: tuple[Goal, Goal] = ((tuple(address), 0), ()), (_dense(memory, free, lanes), ())
         return holds(equal, goals)
+
+
+class SharedLemmas:
+    """Lemmas about layouts that programs of one workload and instruction have in common.
+
+    A layout is known by the object, which derivations with one cache share, together with all that
+    the lemmas read of the program: the extents of the iterators that access it, and the indices of
+    the axes that the workload reaches it by. For another workload or instruction it starts anew.
+    """
+
+    def __init__(self) -> None:
+        self._of: tuple[Computation, Instruction] | None = None
+        self._iterators: dict[int, tuple[str, ...]] = {}
+        self._layouts: dict[tuple[int, tuple[int, ...], tuple[Plain, ...]], LayoutLemmas] = {}
+
+    def facts(self, program: DerivedProgram) -> WorkloadFacts:
+        if (
+            self._of is None
+            or self._of[0] is not program.workload
+            or self._of[1] is not program.instruction
+        ):
+            self._of = program.workload, program.instruction
+            self._facts = facts_of(program.workload)
+            self._iterators.clear()
+            self._layouts.clear()
+        return self._facts
+
+    def layout(
+        self, program: DerivedProgram, operand: PackedOperand, axes: Mapping[Hashable, Plain]
+    ) -> LayoutLemmas:
+        facts = self.facts(program)
+        extents = program.extents
+        names = self._iterators.get(id(operand))
+        if names is None:
+            names = tuple(dict.fromkeys(n for index in operand.access for n in index.iterators))
+        known = (
+            id(operand),
+            tuple([extents[name] for name in names]),
+            tuple([axes[axis] for axis in facts.axes[operand.name]]),
+        )
+        found = self._layouts.get(known)
+        if found is None:
+            # It holds the operand, so that no other object gets its identity.
+            found = self._layouts[known] = LayoutLemmas(operand, facts, extents, axes)
+            self._iterators[id(operand)] = names
+        return found
+
+
+class Factored:
+    """A program's obligations as lemmas about its axes and its layouts."""
+
+    def __init__(self, program: DerivedProgram, shared: SharedLemmas | None = None) -> None:
+        shared = shared or SharedLemmas()
+        self.program = program
+        self.facts = shared.facts(program)
+        extents = program.extents
+        self.axes: dict[Hashable, Plain] = {
+            axis: plain(program.axis_map[axis], extents) for axis in self.facts.sizes
+        }
+        self.layouts = {
+            operand.name: shared.layout(program, operand, self.axes) for operand in program.operands
+        }
+
+    def coverage(self) -> bool:
+        """Digits of different axes are independent, and each axis's digits number its range."""
+        axes = over_digits(list(self.axes.values()), self.program.extents)
+        if axes is None:
+            return False
+        for extent, index in zip(self.facts.sizes.values(), axes, strict=True):
+            size = _top(index) + 1
+            if size < extent or not holds(bijective, ((index, ()),), (size,)):
+                return False
+        return True
+
+    def access(self, operand: PackedOperand) -> bool:
+        """Packed indices stay inside, and name the elements that the workload names."""
+        return self.layouts[operand.name].access
+
+    def neutral(self) -> bool:
+        """Each axis that can leave its extent takes an operand's index out of shape with it."""
+        return all(
+            holds(inside, ((self.axes[axis], ()),), (size,))
+            or any(self.layouts[name].excludes(axis, at) for name, at in self.facts.witnesses[axis])
+            for axis, size in self.facts.sizes.items()
+        )
+
+    def output(self, name: str) -> bool:
+        """Every element of an output is written, and none in two places.
+
+        Given that coverage holds and that the output's access does.
+        """
+        return self.layouts[name].output
+
+    def tile(self) -> bool:
+        """Per operand: lanes address memory as the instruction's memory side asks."""
+        program = self.program
+        return all(
+            self.layouts[program.roles[ours]].tile(program.instruction, ours, program.lanes)
+            for ours in program.instruction.memory
+        )
 
 
 def over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[Plain] | None:
