@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cpembed.embedding.commute import with_roles
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import Groups, flatten
 from cpembed.embedding.node_map import NodeMap, expand
-from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.embedding.problem import AccessPair, EmbeddingProblem
 from cpembed.errors import InvariantError
 
 
@@ -26,9 +28,14 @@ def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingPro
     """The problem over fused axes: what an embedding with fused axes is an embedding of."""
     if not groups:
         return problem
-    found = pair_operands(flatten(problem.workload, groups), problem.instruction)
-    assert isinstance(found, EmbeddingProblem)
-    return found
+    workload = flatten(problem.workload, groups)
+    # The pairing stays: in port form, each operand has one access.
+    pairs = tuple(
+        AccessPair(pair.instruction, workload.access(pair.workload.operand))
+        for pair in problem.pairs
+    )
+    original = flatten(problem.original, groups)
+    return replace(problem, workload=workload, pairs=pairs, original=original)
 
 
 def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeMap) -> None:

@@ -51,13 +51,20 @@ class Flatten:
 
 @dataclass(frozen=True)
 class ConstraintSet:
-    """Constraints in the order in which they post; unique by name."""
+    """Constraints in the order in which they post, which is the registry's whatever order they are
+    given in: one may rely on what an earlier one posted. Those that distributions add come last.
+    Unique by name."""
 
     name: str
     description: str
     constraints: tuple[Constraint, ...]
     weights: Weights = Weights()
     flatten: Flatten = Flatten()
+
+    def __post_init__(self) -> None:
+        order = {name: place for place, name in enumerate(CONSTRAINTS)}
+        posted = sorted(self.constraints, key=lambda c: order.get(c.name, len(order)))
+        object.__setattr__(self, "constraints", tuple(posted))
 
     def get(self, name: str) -> Constraint | None:
         return next((c for c in self.constraints if c.name == name), None)
@@ -148,11 +155,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...]:
-    """In the registry's order: a constraint may rely on what an earlier one posted. Those that
-    distributions add come last, as the file has them."""
-    names = [name for name in CONSTRAINTS if name in tables]
-    names += [name for name in tables if name not in CONSTRAINTS]
-    kinds = {name: find_constraint(name) for name in names if tables[name] is not False}
+    kinds = {name: find_constraint(name) for name in tables if tables[name] is not False}
     found = tuple(
         _convert(tables[name], kind, path, name) for name, kind in kinds.items() if kind is not None
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
+from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret_all
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -48,7 +49,8 @@ def unpack(operand: PackedOperand, packed: Array, program: DerivedProgram) -> Ar
     indices, inside = source_elements(operand)
     keep = inside & written
     result = np.zeros(operand.original_shape, packed.dtype)
-    result[tuple(index[keep] for index in indices)] = packed[keep]
+    # The ellipsis lets a scalar, which has no index, take its one element.
+    result[(*(index[keep] for index in indices), ...)] = packed[keep]
     return result
 
 
@@ -91,7 +93,13 @@ def execute_all(program: DerivedProgram, inputs: Mapping[str, Array]) -> dict[st
 
 def packed_computation(program: DerivedProgram) -> Computation:
     """The program as a computation over loops and lanes on packed operands."""
-    access = {o.name: Access(o.name, o.access) for o in program.operands}
+    # Some accesses name an iterator of extent 1 and others leave it out; results must all be
+    # indexed by the same axes, so none names it.
+    still = {name: IndexExpr() for name, extent in program.extents.items() if extent == 1}
+    access = {
+        o.name: Access(o.name, tuple(index.substitute(still) for index in o.access))
+        for o in program.operands
+    }
     workload = program.workload
     axes = tuple(
         Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.errors import InvariantError
+from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
@@ -136,6 +136,13 @@ class OperandLayout:
     def _position(self, name: str) -> int:
         return [d.name for d in self.layout.dimensions].index(name)
 
+    def _fresh(self, name: str) -> str:
+        """A name for a new dimension, numbered where one has it: an axis may be called like a lane,
+        and what is left of two sums may be the same axis."""
+        names = {dimension.name for dimension in self.layout.dimensions}
+        numbered = (f"{name}#{k}" for k in itertools.count(1))
+        return next(n for n in itertools.chain([name], numbered) if n not in names)
+
     def _flatten(self) -> None:
         """Bring the members of each fused axis together and make them one dimension."""
         for name, members in self.embedding.flattened.items():
@@ -171,7 +178,7 @@ class OperandLayout:
         low = 0
         if others:
             shared, step, low = _normalised(access, self.extents)
-            label = "+".join(term.iterator for term in others)
+            label = self._fresh("+".join(term.iterator for term in others))
             high = shared.bounds(self.extents)[1]
             parts.insert(0, Part(label, high + 1, step, shared))
             terms = [IndexTerm(t.iterator, t.coefficient // step) for t in others]
@@ -256,7 +263,9 @@ class OperandLayout:
         if plan and shared.terms:
             iterators = [t.iterator for t in index.terms if plan.get(t.iterator) != "axis"]
             high = shared.bounds(self.extents)[1]
-            parts.insert(0, Part("+".join(iterators), high + 1, step, shared))
+            label = "+".join(iterators)
+            label = name if label == name else self._fresh(label)
+            parts.insert(0, Part(label, high + 1, step, shared))
         return parts, low + access.constant, own
 
     def _apply_parts(self, name: str, parts: list[Part], offset: int, own: list[str]) -> None:
@@ -270,16 +279,27 @@ class OperandLayout:
             self._apply(rewrite)
             for axis in own:
                 self._direct[f"{name}.{axis}"] = axis
-            for part in lanes:
-                axis = part.name.removesuffix(".i")
-                assert part.lane is not None
-                self._digit_dimensions[part.lane, axis] = part.name
-        rest = [part.name for part in parts if part.lane is None and part.name not in self._direct]
-        for axis in "+".join(rest).split("+"):
+        moved = {part.name.removesuffix(".i"): part for part in lanes}
+        for axis, part in moved.items():
+            assert part.lane is not None
+            if (part.lane, axis) in self._digit_dimensions:
+                raise self._diagonal(axis)
+            self._digit_dimensions[part.lane, axis] = part.name
+        # What is neither: read in place, in the part that the other axes share.
+        for axis in self._indices[name].iterators if parts else ():
             lane = self._lane(axis)
-            in_place = lane is not None and (lane, axis) not in self._digit_dimensions
-            if in_place and self.memory.stride_rule(lane or "") is StrideRule.UNIT:
-                self._contiguous.append(rest[0] if own or lanes else name)
+            if lane is None or axis in own or axis in moved:
+                continue
+            if self.memory.stride_rule(lane) is StrideRule.UNIT:
+                if sum(axis in index.iterators for index in self.access.index) > 1:
+                    raise self._diagonal(axis)
+                self._contiguous.append(parts[0].name if own or lanes else name)
+
+    def _diagonal(self, axis: str) -> TransformError:
+        return TransformError(
+            f"{self.layout.name} is read along a diagonal: {axis} is in two of its indices, and "
+            "no rewrite makes one dimension of both"
+        )
 
     def _pad(self) -> None:
         for k, dimension in enumerate(self.layout.dimensions):
@@ -307,11 +327,13 @@ class OperandLayout:
         for lane in self.lanes:
             for digit in reversed(self.embedding.digits[lane]):
                 own = self._digit_dimensions.get((lane, digit.axis))
+                direct = [name for name, axis in self._direct.items() if axis == digit.axis]
+                if len(direct) + (own is not None) > 1:
+                    raise self._diagonal(digit.axis)
                 if own is not None:
                     found.setdefault(lane, []).append(own)
-                for name, axis in self._direct.items():
-                    if axis == digit.axis:
-                        found.setdefault(lane, []).append(self._split_digit(name, digit, lane))
+                for name in direct:
+                    found.setdefault(lane, []).append(self._split_digit(name, digit, lane))
         return found
 
     def _split_digit(self, name: str, digit: Digit, lane: str) -> str:
@@ -345,7 +367,8 @@ class OperandLayout:
         first = self._position(digits[0])
         if len(digits) > 1:
             sizes = tuple(d.extent for d in self.layout.dimensions[first : first + len(digits)])
-            self._apply(Fuse(self.layout.name, first, sizes, lane, lane, tuple(digits)))
+            fused = self._fresh(lane)
+            self._apply(Fuse(self.layout.name, first, sizes, fused, lane, tuple(digits)))
 
     def _tile(self, lanes: list[str]) -> None:
         """Split gathered lanes as the tile's dimensions do, and put them in the tile's order."""

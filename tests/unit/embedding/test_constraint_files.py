@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,11 @@ def test_a_table_replaces_the_extended_one_whole(tmp_path: Path) -> None:
     path.write_text('extends = "strict_padded"\n[padding]\nbelow = 16\n')
     assert load_constraint_set("strict_padded").padding.axes == "all"
     assert load_constraint_set(str(path)).padding == Padding((), below=16)
+
+
+def test_constraints_post_in_one_order_however_they_are_given() -> None:
+    """A constraint may rely on what an earlier one posted: boxes come first."""
+    shipped = load_constraint_set("relaxed")
+    reversed_ = replace(shipped, constraints=shipped.constraints[::-1])
+    assert reversed_.constraints == shipped.constraints
+    assert shipped.constraints[0].name == "hyper_rectangle"

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, solve
+from cpembed.api.solve import workload as described
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.interpreter import interpret
+from cpembed.ir.interpreter import interpret, interpret_all
 from cpembed.ir.reference import random_inputs
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.gemm import gemm
-from cpembed.transform.data import execute, pack
+from cpembed.transform.data import execute, execute_all, pack
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
 from cpembed.transform.proof import prove
@@ -203,6 +204,52 @@ def test_channels_last_keeps_channels_last() -> None:
         workload = conv2d(n=1, c=32, h=6, w=6, k=16, r=3, s=3, layout=layout)
         program = solve(workload, "vta_1x16x16", "strict").embeddings[0].candidate.program
         assert packed("I", program) == expected
+
+
+COMPLEX_FILTER = (
+    "R[m,0] += A[2*m+k,0]*B[k,0] - A[2*m+k,1]*B[k,1]; "
+    "R[m,1] += A[2*m+k,0]*B[k,1] + A[2*m+k,1]*B[k,0]"
+)
+NAMES_AND_SHAPES = {
+    "a scalar result": ("C[] += A[k] * B[k]", "k=20", "dot"),
+    "axes called like lanes": ("O[y] += A[2*y,x,z] * B[x,z]", "y=5 x=6 z=4", "gemv"),
+    "two sums with the same rest": ("O[m,n] += A[m+j,m+k] * B[j,k,n]", "m=2 n=9 k=4 j=3", "gemv"),
+    "ports of a result in one tile": (
+        COMPLEX_FILTER,
+        "m=3 k=5",
+        "complex_mac",
+    ),
+    "fused axes of ports": (
+        "C[i,j] = max(min(A[j,0,i]*B[i,j,0] + A[j,1,i]*B[i,j,1], 32767), -32768)",
+        "i=5 j=5",
+        "avx2_maddubs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMES_AND_SHAPES)
+def test_names_and_shapes_do_not_matter(name: str) -> None:
+    text, sizes, target = NAMES_AND_SHAPES[name]
+    result = solve(described([text, *sizes.split()], target), target, "flattened", top=None)
+    assert result.embeddings
+    assert all("along a diagonal" in reason for reason in result.not_derivable)
+    inputs = random_inputs(result.workload, 1)
+    expected = interpret_all(result.workload, inputs)
+    for ranked in result.embeddings:
+        found = execute_all(ranked.candidate.program, inputs)
+        assert found.keys() == expected.keys()
+        for output, values in expected.items():
+            np.testing.assert_array_equal(found[output], values)
+
+
+@pytest.mark.parametrize("index", ["k,k", "k+j,k,j"])
+def test_a_diagonal_is_refused_in_words(index: str) -> None:
+    text = f"O[m] += A[{index}] * B[m,{index}]"
+    sizes = {name: size for name, size in (("m", 4), ("k", 8), ("j", 3)) if name in text}
+    words = [text, *(f"{name}={size}" for name, size in sizes.items())]
+    result = solve(described(words, "arm_sdot"), "arm_sdot", "relaxed", top=None)
+    assert result.not_derivable
+    assert all("along a diagonal" in reason for reason in result.not_derivable)
 
 
 def test_an_operand_that_is_already_right_is_used_in_place() -> None:
