@@ -18,6 +18,8 @@ from cpembed.backends.script import storage_dtype
 from cpembed.errors import LoweringError
 
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
+_ALIGNMENT = 64
+"""Bytes: kernels are compiled for buffers that start at a multiple."""
 
 
 def thread_count() -> int:
@@ -102,6 +104,19 @@ def bits(array: NDArray[Any]) -> NDArray[Any]:
 def from_array(array: NDArray[Any]) -> Any:
     """A flat buffer with the array's contents (a copy, aligned as kernels expect)."""
     return tvm().runtime.tensor(bits(array).reshape(-1))
+
+
+def aligned(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """Zeros that a kernel can work on in place (:func:`shared`)."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.zeros(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(tuple(shape))
+
+
+def shared(array: NDArray[Any]) -> Any:
+    """A buffer over the memory of an array of :func:`aligned`."""
+    return tvm().runtime.from_dlpack(array)
 
 
 def empty(elements: int, dtype: str) -> Any:
