@@ -22,7 +22,7 @@ from cpembed.api.solve import (
     solve,
     workload_json,
 )
-from cpembed.backends.kernel import BackendChoice, CompiledKernel, build
+from cpembed.backends.kernel import EXECUTED, BackendChoice, CompiledKernel, build
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
@@ -153,7 +153,7 @@ def run(
 
 def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
     """What executing a target's instruction on this machine lacks; empty where nothing does."""
-    if spec.backend is None:
+    if spec.backend not in EXECUTED:
         return (f"no back end executes {spec.name} yet",)
     features = missing_features(spec)
     return (f"this machine lacks {' and '.join(features)}",) if features else ()

@@ -215,13 +215,29 @@ class Instruction:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """The clock and the path to main memory of a unit that moves its own data.
+
+    A transfer moves ``bus_bits`` a cycle in bursts of up to ``burst_beats``; the first beat comes
+    ``dram_delay_cycles`` after the request.
+    """
+
+    clock_mhz: float
+    bus_bits: int
+    burst_beats: int
+    dram_delay_cycles: int
+
+
+@dataclass(frozen=True)
 class HardwareSpec:
     """A target: one instruction, its memories, and what executes it.
 
     ``backend`` names the package that generates code for it (``x86`` …) or is None while there is
     none: solving works, running uses the generic code path. ``cpu_features`` are the features that
     a machine must report, as Linux spells them in ``/proc/cpuinfo`` (``avx512_vnni``, ``amx_tile``,
-    ``asimddp``). ``path`` is the file it was read from.
+    ``asimddp``). ``memories`` are the capacities in bytes of all scopes (None: not limited), also
+    of those that hold no operand; ``machine`` is None where the processor moves the data. ``path``
+    is the file it was read from.
     """
 
     name: str
@@ -231,3 +247,5 @@ class HardwareSpec:
     backend: str | None = None
     cpu_features: tuple[str, ...] = ()
     path: str = ""
+    memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
+    machine: Machine | None = None

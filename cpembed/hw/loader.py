@@ -16,6 +16,7 @@ from cpembed.hw.instruction import (
     HardwareSpec,
     Instruction,
     InstructionAxis,
+    Machine,
     OperandMemory,
     StrideRule,
     TileDimension,
@@ -39,6 +40,9 @@ from cpembed.resources import hardware_spec_files
 
 MAX_EXTENT = 65_536
 """Of an instruction axis; every operation of an instruction is enumerated when it is embedded."""
+
+_LONGEST_DELAY = 100_000
+"""Cycles before main memory answers; far beyond any machine."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _CPU_FEATURE = re.compile(r"[a-z0-9_]+")
@@ -114,7 +118,28 @@ class _Builder:
             backend=table.backend,
             cpu_features=tuple(table.cpu_features),
             path=self.path,
+            memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
+            machine=self._machine(),
         )
+
+    def _machine(self) -> Machine | None:
+        table = self.table.machine
+        if table is None:
+            return None
+        if not 0 < table.clock_mhz < math.inf:
+            problem = f"{table.clock_mhz} is not allowed; allowed: a number above 0"
+            raise self.error(("machine", "clock_mhz"), problem)
+        for key, value, lowest, highest in (
+            ("bus_bits", table.bus_bits, 8, 4096),
+            ("burst_beats", table.burst_beats, 1, 256),
+        ):
+            if not lowest <= value <= highest or value & (value - 1):
+                problem = f"{value} is not allowed; allowed: a power of two, {lowest}..{highest}"
+                raise self.error(("machine", key), problem)
+        if not 0 <= table.dram_delay_cycles <= _LONGEST_DELAY:
+            problem = f"{table.dram_delay_cycles} is not allowed; allowed: 0..{_LONGEST_DELAY}"
+            raise self.error(("machine", "dram_delay_cycles"), problem)
+        return Machine(table.clock_mhz, table.bus_bits, table.burst_beats, table.dram_delay_cycles)
 
     def _check_header(self) -> None:
         table = self.table
@@ -287,9 +312,13 @@ class _Builder:
         for scope, memory in self.table.memories.items():
             key = ("memories", scope)
             held = [n for n, m in instruction.memory.items() if m.scope == scope]
-            if not held:
+            if not held and memory.holds is None:
                 used = dict.fromkeys(m.scope for m in instruction.memory.values())
-                raise self.error(key, f"holds no operand; scopes in use: {one_of(used)}")
+                problem = f"holds no operand; scopes in use: {one_of(used)}"
+                raise self.error(key, f"{problem}; say with `holds` what else it is for")
+            if held and memory.holds is not None:
+                problem = f"it holds {one_of(held)}: leave the key out"
+                raise self.error((*key, "holds"), problem)
             capacity = memory.capacity_bytes
             if capacity is None:
                 continue

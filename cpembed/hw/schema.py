@@ -18,7 +18,7 @@ import msgspec
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import StrideRule
 
-BACKENDS = ("x86",)
+BACKENDS = ("x86", "vta")
 """Packages that generate code; a specification without a backend can be solved, not run."""
 
 
@@ -48,9 +48,20 @@ class OperandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles."""
+    """``[memories."SCOPE"]``: a register file or buffer that holds operands' tiles, or what
+    ``holds`` says."""
 
     capacity_bytes: int | None = None
+    holds: str | None = None
+
+
+class MachineTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[machine]``: the clock and the path to main memory of a unit that moves its own data."""
+
+    clock_mhz: float
+    bus_bits: int
+    burst_beats: int
+    dram_delay_cycles: int
 
 
 class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -64,6 +75,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     memories: dict[str, MemoryTable]
     backend: str | None = None
     cpu_features: list[str] = []
+    machine: MachineTable | None = None
 
 
 Key = tuple[str | int, ...]

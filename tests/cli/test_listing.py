@@ -21,7 +21,9 @@ def test_targets_say_what_is_missing_here(cpembed: Caller) -> None:
     assert "amx_tile" in amx["missing"][0]
     assert amx["axes"]["x"] == {"min": 1, "max": 16, "step": 1}
     assert amx["dtypes"]["A"] == ["uint8", "int8"]
-    assert listed["vta_1x16x16"]["backend"] is None
+    assert listed["wmma_f16"]["backend"] is None
+    assert listed["vta_1x16x16"]["backend"] == "vta"
+    assert listed["vta_1x16x16"]["missing"] == ["no back end executes vta_1x16x16 yet"]
     text = cpembed("targets").out
     assert all(name in text for name in listed)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import SpecError
+from cpembed.hw.instruction import Machine
 from cpembed.hw.loader import load_hardware_spec
 from tests.unit.hw.toy import Broken, assert_refused, edited, write
 
@@ -153,3 +154,56 @@ def test_a_scalar_has_no_axis_to_hold_in_its_tile(tmp_path: Path) -> None:
     scalar = load_hardware_spec(write(tmp_path, text.replace('["z"]', "[]"))).instruction
     assert scalar.tile_shape("A", {"y": 8}) == ()
     assert scalar.at({"y": 8}).operand("A").shape == ()
+
+
+def test_a_memory_that_holds_no_operand_says_what_it_holds(tmp_path: Path) -> None:
+    extra = '[memories.words]\nholds = "micro-ops"\ncapacity_bytes = 64\n'
+    text = edited("[memories.sums]", f"{extra}\n[memories.sums]")
+    spec = load_hardware_spec(write(tmp_path, text))
+    assert spec.memories == {"buffer": 128, "words": 64, "sums": None}
+    assert spec.machine is None
+    for old, new, key in (
+        ("capacity_bytes = 64", "capacity_bytes = 0", r"memories\.words\.capacity_bytes: 0 is not"),
+        ("[memories.sums]", '[memories.sums]\nholds = "x"', r"memories\.sums\.holds: it holds C"),
+    ):
+        with pytest.raises(SpecError, match=key):
+            load_hardware_spec(write(tmp_path, text.replace(old, new)))
+
+
+MACHINE = """
+[machine]
+clock_mhz = 333.3
+bus_bits = 128
+burst_beats = 16
+dram_delay_cycles = 0
+"""
+
+
+def test_the_machine_is_read(tmp_path: Path) -> None:
+    text = edited("[memories.sums]", f"[memories.sums]\n{MACHINE}")
+    assert load_hardware_spec(write(tmp_path, text)).machine == Machine(333.3, 128, 16, 0)
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ("clock_mhz = 333.3", "clock_mhz = 0", "machine.clock_mhz: 0.0 is not allowed"),
+        ("clock_mhz = 333.3", "clock_mhz = inf", "machine.clock_mhz: inf is not allowed"),
+        (
+            "bus_bits = 128",
+            "bus_bits = 96",
+            "machine.bus_bits: 96 is not allowed; allowed: a",
+        ),
+        ("bus_bits = 128", "bus_bits = 4", "machine.bus_bits: 4 is not allowed"),
+        ("beats = 16", "beats = 512", "machine.burst_beats: 512 is not allowed; allowed: a power"),
+        ("cycles = 0", "cycles = -1", "machine.dram_delay_cycles: -1 is not allowed"),
+        ("cycles = 0", "cycles = 1.5", "machine.dram_delay_cycles: is a float (1.5)"),
+        ("bus_bits = 128\n", "", "machine.bus_bits: is missing"),
+        ("bus_bits", "bus_bit", "machine.bus_bit: unknown key; allowed: clock_mhz, bus_bits"),
+    ],
+)
+def test_a_wrong_machine_is_named(old: str, new: str, problem: str, tmp_path: Path) -> None:
+    text = edited("[memories.sums]", f"[memories.sums]\n{MACHINE.replace(old, new)}")
+    with pytest.raises(SpecError) as caught:
+        load_hardware_spec(write(tmp_path, text))
+    assert problem in str(caught.value)

@@ -254,8 +254,8 @@ def test_the_last_axis_is_the_reduction(spec: HardwareSpec) -> None:
 @pytest.mark.parametrize(
     "name, extents, backend, features",
     [
-        ("vta_1x16x16", {"x": 1, "y": 16, "z": 16}, None, ()),
-        ("vta_8x8x8", {"x": 8, "y": 8, "z": 8}, None, ()),
+        ("vta_1x16x16", {"x": 1, "y": 16, "z": 16}, "vta", ()),
+        ("vta_8x8x8", {"x": 8, "y": 8, "z": 8}, "vta", ()),
         ("avx512_vnni", {"y": 16, "z": 4}, "x86", ("avx512f", "avx512_vnni")),
         ("amx_int8", {"x": 16, "y": 16, "z": 64}, "x86", ("amx_tile", "amx_int8")),
         ("amx_bf16", {"x": 16, "y": 16, "z": 32}, "x86", ("amx_tile", "amx_bf16")),
@@ -279,8 +279,8 @@ def test_shape_backend_and_cpu_features(
 @pytest.mark.parametrize(
     "name, choices",
     [
-        ("vta_1x16x16", ["int8 int8 int32"]),
-        ("vta_8x8x8", ["int8 int8 int32"]),
+        ("vta_1x16x16", ["int8 int8 int32", "int8 int8 int8"]),
+        ("vta_8x8x8", ["int8 int8 int32", "int8 int8 int8"]),
         ("avx512_vnni", ["uint8 int8 int32"]),
         (
             "amx_int8",
