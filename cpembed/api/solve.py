@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cpembed.cost.ranking import RankedCandidate, rank
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.cost.search import find_best
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.problem import LabelMismatch, match_graphs
 from cpembed.embedding.result import Formulation, SearchEffort, Seconds, silent
-from cpembed.embedding.search import find_embeddings
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -44,7 +44,8 @@ class SolveResult:
     """Everything ``cpembed solve`` knows.
 
     ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
-    count all that were found. ``complete``: the model has no other embedding. ``not_derivable``
+    count all that were found. ``complete``: the model has no other embedding. ``top_proven``: none
+    that is missing, found or not, is better than those that are returned. ``not_derivable``
     lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
     are no axis maps and never have one.
     """
@@ -64,6 +65,7 @@ class SolveResult:
     not_derivable: tuple[str, ...]
     conflict: Conflict | None
     irregular: int = 0
+    top_proven: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
@@ -75,6 +77,7 @@ class SolveResult:
             "seed": self.seed,
             "status": self.status.value,
             "complete": self.complete,
+            "top_proven": self.top_proven,
             "count": self.count,
             "families": self.families,
             "seconds": {
@@ -174,9 +177,9 @@ def solve(
 
     ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
     proven) out of these. ``timeout`` bounds the search in seconds of wall time: a search that it
-    stops has ``complete`` false. ``search`` says which model is searched and with which assets
-    ("auto", "digits", "scalar", "portfolio", see :class:`~cpembed.embedding.result.Formulation`);
-    the answer does not depend on it.
+    stops has ``complete`` false; its best are the best of all only where ``top_proven``. ``search``
+    says which model is searched and with which assets ("auto", "digits", "scalar", "portfolio", see
+    :class:`~cpembed.embedding.result.Formulation`); the answer does not depend on it.
 
     Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
     input. An infeasible problem is a result with a ``conflict``.
@@ -189,15 +192,8 @@ def solve(
         chosen = replace(chosen, weights=weights)
     limits = SearchLimits(seconds=timeout, seed=seed)
     way = _formulation(search)
-    found = find_embeddings(workload, spec.instruction, chosen, limits, progress, way)
-    ranking = rank(
-        workload,
-        spec.instruction,
-        found.embeddings,
-        chosen.weights,
-        top,
-        lambda count: report("derive", count),
-    )
+    best = find_best(workload, spec.instruction, chosen, top, limits, report, way)
+    found, ranking = best.found, best.ranking
     candidates = ranking.candidates if keep is None else keep(ranking.candidates)
     for number, item in enumerate(candidates, 1):
         report("prove", number)
@@ -224,6 +220,7 @@ def solve(
         ranking.refused,
         conflict,
         len(found.irregular),
+        best.proven,
     )
 
 

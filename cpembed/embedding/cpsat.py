@@ -4,8 +4,9 @@
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -209,3 +210,35 @@ def enumerate_solutions(
         return Status.UNKNOWN, False, statistics
     complete = name == "OPTIMAL" and not collector.stopped
     return (Status.OPTIMAL if complete else Status.FEASIBLE), complete, statistics
+
+
+def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimits) -> int | None:
+    """A proven lower bound of ``sum coefficient * variable``: the least value itself unless the
+    limits end the search. None where the model has no solution.
+
+    The model keeps the objective: build another one to enumerate.
+    """
+    if model.contradiction:
+        return None
+    constant = sum(int(model.value[v]) * c for v, c in terms.items() if model.fixed[v])
+    free = {int(model.proto_index[v]): c for v, c in terms.items() if c and not model.fixed[v]}
+    model.proto.objective.vars.extend(list(free))
+    model.proto.objective.coeffs.extend(list(free.values()))
+    wrapper = cmh.SolveWrapper()
+    parameters = cmh.SatParameters()
+    parameters.num_workers = 1
+    parameters.random_seed = limits.seed
+    if limits.seconds is not None:
+        parameters.max_time_in_seconds = limits.seconds
+    parameters.catch_sigint_signal = False
+    wrapper.set_parameters(parameters)
+    response = _solve(wrapper, model.proto)
+    if response.status.name == "INFEASIBLE":
+        return None
+    if response.status.name == "MODEL_INVALID":
+        raise ValueError(cmh.CpSatHelper.validate_model(model.proto))
+    least = sum(min(c, 0) for c in free.values())
+    # Stopped before it had a solution, the solver may not have set its bound.
+    if response.status.name in ("OPTIMAL", "FEASIBLE"):
+        least = max(least, math.ceil(response.best_objective_bound - 1e-6))
+    return constant + least

@@ -111,6 +111,8 @@ def found(result: SolveResult) -> str:
     many = words.plural(result.count, "embedding")
     families = words.plural(result.families, "family", "families")
     extent = "all there are" if result.complete else "stopped by the limit, there may be more"
+    if result.top_proven and not result.complete:
+        extent += " but none better than these"
     return f"{many} in {families}, {extent} ({result.status.value}); {took}"
 
 

@@ -65,6 +65,7 @@ SOLVE = {
     "seed": int,
     "status": str,
     "complete": bool,
+    "top_proven": bool,
     "count": int,
     "families": int,
     "seconds": {"model": NUMBER, "solve": NUMBER},

@@ -1,0 +1,75 @@
+"""Search of the digit model, component by component.
+
+Instruction axes that no constraint couples have solutions of their own, which combine freely: the
+embeddings are the product. Most problems fall apart like this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.digit_model import AxisMaps, DigitModel, DigitOption
+from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.regular import allowed_digits
+from cpembed.embedding.result import Effort, Progress, SearchResult
+from cpembed.embedding.space import Component, EmbeddingSpace
+
+
+class DigitSearch:
+    """A problem's options under a constraint set, by component; searched as often as wanted."""
+
+    def __init__(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> None:
+        self.problem, self.constraints = problem, constraints
+        options = allowed_digits(problem, constraints)
+        whole = tuple(axis.name for axis in problem.instruction.axes)
+        self._components = [
+            (lanes, [option for option in options if option.lane in lanes])
+            for lanes in self._posted(whole, options).components()
+        ]
+
+    def models(self) -> list[DigitModel]:
+        """A model for each set of instruction axes that no constraint couples to the others."""
+        return [self._posted(lanes, options) for lanes, options in self._components]
+
+    def run(
+        self,
+        limits: SearchLimits,
+        report: Progress,
+        bound: Callable[[list[DigitModel]], None] = lambda models: None,
+    ) -> SearchResult:
+        """Enumerate the solutions; ``bound`` may post more to the components' models.
+
+        Components with the fewest options come first: what they leave of a time limit is for the
+        others.
+        """
+        effort = Effort()
+        models = self.models()
+        bound(models)
+        found: dict[tuple[str, ...], Component] = {}
+        count = 0
+        for n, model in enumerate(sorted(models, key=lambda model: len(model.options)), 1):
+            maps: list[AxisMaps] = []
+
+            def receive(
+                values: Ids, model: DigitModel = model, maps: list[AxisMaps] = maps
+            ) -> None:
+                maps.append(model.axis_maps(values))
+                report("search", count + len(maps))  # noqa: B023 - called before it changes
+
+            status = effort.enumerate(model.build(), receive, limits, len(models) - n)
+            found[model.lanes] = Component(model.lanes, tuple(maps), status is Status.OPTIMAL)
+            count += len(maps)
+            if not maps:
+                return effort.result(self.problem, ())
+        space = EmbeddingSpace(self.problem, tuple(found[model.lanes] for model in models))
+        within = space if limits.solutions is None else space[: limits.solutions]
+        return effort.result(self.problem, within)
+
+    def _posted(self, lanes: tuple[str, ...], options: list[DigitOption]) -> DigitModel:
+        model = DigitModel(self.problem, options, lanes)
+        for constraint in self.constraints.constraints:
+            constraint.post_digits(model)
+        return model
