@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpembed.backends.vta.container import TENSOR_NAME
 from cpembed.backends.vta.encoding import misfit
@@ -19,8 +19,7 @@ _LONGEST_NUMBER = 40
 """Digits; more would only take time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A word of a line and where it starts, both counted from 1."""
 
     text: str

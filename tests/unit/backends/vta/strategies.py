@@ -33,6 +33,7 @@ CONFIGS = {
     "8x8x8": VtaConfig(log_batch=3, log_block=3),
     "1x32x32": VtaConfig(log_block=5),
     "4x16x16": VtaConfig(log_batch=2),
+    "few inputs": VtaConfig(log_inp_buff=14),
     "small buffers": VtaConfig(log_uop_buff=10, log_inp_buff=12, log_wgt_buff=14, log_acc_buff=13),
 }
 

@@ -141,6 +141,12 @@ def test_micro_ops_are_those_computed_by_hand() -> None:
     # 8x8x8: dst 9 bits, src max(9, 9), wgt 12.
     expected = (3 | 5 << 9 | 4095 << 18).to_bytes(4, "little")
     assert encode_uops([Uop(3, 5, 4095)], CONFIGS["8x8x8"]) == expected
+    # LINP 10, LACC 11: the ALU's second operand is an accumulator too.
+    expected = (3 | 2047 << 11 | 7 << 22).to_bytes(4, "little")
+    assert encode_uops([Uop(3, 2047, 7)], CONFIGS["few inputs"]) == expected
+    # LINP 8, LACC 7.
+    expected = (3 | 255 << 7 | 63 << 15).to_bytes(4, "little")
+    assert encode_uops([Uop(3, 255, 63)], CONFIGS["small buffers"]) == expected
 
 
 @pytest.mark.parametrize("name", CONFIGS)
