@@ -24,14 +24,12 @@ from cpembed.backends.vta.isa import (
     Memory,
     Store,
 )
+from cpembed.backends.vta.legality import uops_kept
 from cpembed.backends.vta.regions import Region, is_empty, loads, region_of, stores
 from cpembed.backends.vta.schedule import Schedule, Step, check_schedule, occupancy, steps
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor
 from cpembed.backends.vta.tokens import Dependences
-
-MAX_UOPS = 2048
-"""Micro-ops that the RTL keeps, whatever the configuration says."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class _Emitter:
         config = nest.config
         self._nest = nest
         self._tail = tail
-        self._uop_limit = min(config.elements(Memory.UOP), MAX_UOPS)
+        self._uop_limit = uops_kept(config)
         self.uops = _Uops(self.program, self._uop_limit, addresses.uops)
         self._dram = {Memory.INP: addresses.inp, Memory.WGT: addresses.wgt}
         self._outputs = addresses.outputs

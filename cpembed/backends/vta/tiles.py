@@ -8,6 +8,7 @@ operands without their tile dimensions, indexed by the loops.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -101,7 +102,8 @@ def tile_nest(program: DerivedProgram, config: VtaConfig) -> TileNest:
             )
         memory = SCOPES[scope]
         tensors[memory] = _tensor(program.role(operand.name), memory, loops, config)
-    inp = _cropped_input(tensors[Memory.INP])
+    extents = {loop.name: loop.extent for loop in program.loops}
+    inp = _cropped_input(_thinned(tensors[Memory.INP], extents))
     acc = _cropped_output(tensors[Memory.ACC])
     return TileNest(config, program.loops, inp, tensors[Memory.WGT], acc)
 
@@ -123,6 +125,28 @@ def _tensor(
             f"{memory.name} tile {tile} of the configuration"
         )
     return TileTensor(memory, packed, rank)
+
+
+def _thinned(tensor: TileTensor, extents: Mapping[str, int]) -> TileTensor:
+    """Without the positions between those that the program reads: rows that a stride skips."""
+    packed = tensor.packed
+    dimensions, access = list(packed.dimensions), list(packed.access)
+    moved: dict[str, IndexExpr] = {}
+    still = {name: IndexExpr() for name, extent in extents.items() if extent == 1}
+    for k in range(tensor.rank):
+        index = access[k] = access[k].substitute(still)
+        step = math.gcd(*(term.coefficient for term in index.terms))
+        if step <= 1 or not index.is_affine:
+            continue
+        low, high = index.bounds(extents)
+        name = dimensions[k].name
+        dimensions[k] = replace(dimensions[k], extent=(high - low) // step + 1)
+        scaled = (replace(term, coefficient=term.coefficient // step) for term in index.terms)
+        access[k] = IndexExpr(tuple(scaled), (index.constant - low) // step)
+        moved[name] = IndexExpr((IndexTerm(name, step),), low)
+    source = tuple(index.substitute(moved) for index in packed.source)
+    packed = replace(packed, dimensions=tuple(dimensions), access=tuple(access), source=source)
+    return replace(tensor, packed=packed)
 
 
 def _cropped_input(tensor: TileTensor) -> TileTensor:

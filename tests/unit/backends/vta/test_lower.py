@@ -9,24 +9,17 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import solve, workload
+from cpembed.backends.vta.checker import violations
 from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.emit import MAX_UOPS
-from cpembed.backends.vta.isa import Gemm, Load, Memory
 from cpembed.backends.vta.lower import LoweredVta, lower
-from cpembed.backends.vta.planner import ranked_schedules
+from cpembed.backends.vta.order import POLICIES
 from cpembed.backends.vta.schedule import Schedule, occupancy
+from cpembed.backends.vta.simulator import simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Truncated
-from cpembed.backends.vta.tiles import TileNest, tile_nest
-from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.embedding.search import find_embeddings
-from cpembed.errors import LoweringError
-from cpembed.hw.loader import load_hardware_spec
+from cpembed.backends.vta.tiles import TileNest
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
-from cpembed.transform.proof import require
-from tests.unit.backends.vta.machine import Machine
 
 CONFIGS = {"vta_1x16x16": VtaConfig(), "vta_8x8x8": VtaConfig(log_batch=3, log_block=3)}
 TAILS = (Requantized(9), Exact(), Truncated())
@@ -37,9 +30,12 @@ def check(lowered: LoweredVta, layer: Computation, seed: int = 0) -> None:
     inputs = random_inputs(layer, seed)
     expected = lowered.tail.reference(reference(layer, inputs))
     image = lowered.build(inputs)
-    result = lowered.unpack(lowered.combine(image, Machine(image).run()))
-    assert result.dtype == expected.dtype
-    np.testing.assert_array_equal(result, expected)
+    assert not violations(image)
+    for policy in POLICIES:
+        dram = simulate(image, policy=policy, seed=seed, checked=False)
+        result = lowered.unpack(lowered.combine(image, dram))
+        assert result.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
 
 
 @cache
