@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import Subcommand, json_option
-from cpembed.cli.output import print_json
+from cpembed.cli.options import LARGEST_SEED, Subcommand, file_option, json_option
+from cpembed.cli.output import message, print_json, print_text
 from cpembed.errors import ProgramError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cpembed.backends.vta.order import Policy
     from cpembed.backends.vta.program import VtaProgram
 
 _PATH = click.Path(path_type=Path)
@@ -20,7 +25,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.group()
 def command() -> None:
-    """Assemble and disassemble programs for VTA.
+    """Assemble, disassemble, check, run and time programs for VTA.
 
     A PROGRAM is a directory or a zip of insns.bin, dram.bin and meta.json (docs/vta.md).
     """
@@ -86,6 +91,139 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
 
     write_whole(output, text)
     return 0
+
+
+@command.command("check", cls=Subcommand)
+@click.argument("path", metavar="PROGRAM", type=_PATH)
+@click.option("--all", "every", is_flag=True, help="List every violation, not only the first.")
+@json_option
+def check(*, path: Path, every: bool, as_json: bool) -> int:
+    """Say whether a program is legal on every implementation of VTA; exit code 2 where not.
+
+    \b
+    cpembed vta check product.zip --all
+    """
+    from cpembed.backends.vta.checker import violations
+    from cpembed.backends.vta.container import load_program
+
+    program = load_program(path)
+    found = violations(program, limit=None if every else 1)
+    if as_json:
+        rows = [{"instruction": v.instruction, "problem": v.line(program)} for v in found]
+        print_json({"legal": not found, "violations": rows})
+    elif not found:
+        click.echo(f"{path}: legal, {len(program.instructions):,} instructions")
+    elif every:
+        for violation in found:
+            click.echo(violation.line(program))
+    else:
+        message(f"{path}: {found[0].line(program)}")
+    return ProgramError.exit_code if found else 0
+
+
+@command.command("run", cls=Subcommand)
+@click.argument("path", metavar="PROGRAM", type=_PATH)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Save what was written: .npz, or .npy where it is one tensor.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["round_robin", "load_first", "store_first", "random"]),
+    default="round_robin",
+    show_default=True,
+    help="Which of the modules that can go on goes first; results do not depend on it.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, LARGEST_SEED),
+    default=0,
+    metavar="N",
+    help="Seed of --order random.",
+)
+@json_option
+def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: bool) -> int:
+    """Execute a program on the functional simulator and print the tensors that it wrote.
+
+    \b
+    cpembed vta run product.zip -o product.npz
+    """
+    from cpembed.backends.vta.container import load_program
+    from cpembed.backends.vta.simulator import simulate, written
+    from cpembed.report import vta as report
+
+    program = load_program(path)
+    names = written(program)
+    _check_output(output, names)
+    dram = simulate(program, policy=order, seed=seed)
+    outputs = {name: program.tensor(name, dram) for name in names}
+    if output is not None:
+        _save(output, outputs)
+    if as_json:
+        print_json(report.run_json(outputs))
+    else:
+        print_text(*report.run_report(outputs))
+    return 0
+
+
+@command.command("cycles", cls=Subcommand)
+@click.argument("path", metavar="PROGRAM", type=_PATH)
+@click.option("--delay", type=int, default=16, show_default=True, help="Cycles until DRAM answers.")
+@click.option("--bus-bits", type=int, default=64, show_default=True, help="Width of the bus.")
+@click.option("--burst", type=int, default=16, show_default=True, help="Beats of a burst.")
+@file_option("--trace", "Write a timeline for ui.perfetto.dev or chrome://tracing.")
+@json_option
+def cycles(
+    *, path: Path, delay: int, bus_bits: int, burst: int, trace: Path | None, as_json: bool
+) -> int:
+    """Print how many cycles a program takes, and where they go.
+
+    \b
+    cpembed vta cycles product.zip --delay 40 --trace product.json
+    """
+    from cpembed.backends.vta.container import load_program
+    from cpembed.backends.vta.timing import MemorySystem, time_program
+    from cpembed.report import vta as report
+
+    program = load_program(path)
+    timing = time_program(program, MemorySystem(delay, bus_bits, burst))
+    if trace is not None:
+        from cpembed.backends.vta.trace import trace as timeline
+        from cpembed.report.files import write_whole
+
+        write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
+    if as_json:
+        print_json(timing.to_json())
+    else:
+        print_text(*report.cycles_report(timing))
+    return 0
+
+
+def _check_output(output: Path | None, names: Sequence[str]) -> None:
+    if output is None:
+        return
+    if output.suffix not in (".npy", ".npz"):
+        raise ProgramError(f"{output}: the name ends in neither .npy nor .npz; name it so")
+    if output.suffix == ".npy" and len(names) != 1:
+        listed = ", ".join(names) or "no tensor"
+        raise ProgramError(f"{output}: .npy holds one tensor, written: {listed}; use .npz")
+
+
+def _save(output: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
+    import numpy as np
+
+    try:
+        with output.open("wb") as file:
+            if output.suffix == ".npz":
+                np.savez(file, allow_pickle=False, **outputs)
+            else:
+                np.save(file, *outputs.values(), allow_pickle=False)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ProgramError(f"{output} cannot be written: {reason}; name another file") from None
 
 
 def _read(file: str) -> str:

@@ -136,9 +136,7 @@ def _accesses(
             )
             return Accesses(nothing, nothing, nothing, problem)
     elements = {
-        name: nothing
-        if name in unread
-        else index.elements(config.elements(index.memory), *loops)
+        name: nothing if name in unread else index.elements(config.elements(index.memory), *loops)
         for name, index in indices.items()
     }
     repeated = None if values["reset"] else _repetition(opcode, values, indices)

@@ -10,19 +10,20 @@ from itertools import islice
 
 import numpy as np
 
+from cpembed.backends.vta.assembly.disassembler import instruction_text
 from cpembed.backends.vta.columns import QUEUES, Columns, columns_of
 from cpembed.backends.vta.contents import content_violations
 from cpembed.backends.vta.legality import field_violations, range_violations, rule_violations
 from cpembed.backends.vta.order import (
     QUEUED_INSTRUCTIONS,
     HappensBefore,
+    Schedule,
     deadlock_text,
     happens_before,
     interleave,
     queue_name,
 )
 from cpembed.backends.vta.program import VtaProgram
-from cpembed.backends.vta.assembly.disassembler import instruction_text
 from cpembed.backends.vta.violations import Violation
 from cpembed.errors import ProgramError
 
@@ -61,26 +62,28 @@ def _fields(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
 def _rest(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
     """What implementations lack; tokens; where no instruction waits forever, contents."""
     yield from rule_violations(columns, program)
-    for queued in (None, QUEUED_INSTRUCTIONS):
-        if queued is not None and np.bincount(columns.module, minlength=1).max() <= queued:
-            continue
-        schedule = interleave(columns, "load_first", queued=queued)
-        if schedule.waiting is not None:
-            full = "" if queued is None else f" with {queued} instructions queued for each module"
-            text = deadlock_text(
-                schedule, len(columns), lambda number: instruction_text(program, number)
+    schedule = interleave(columns, "load_first")
+    if schedule.waiting is not None:
+        remedy = "push every token that is popped, in an order without a cycle"
+        yield Violation(None, _deadlock(schedule, program), remedy)
+        return
+    # Modules with few instructions never fill their queues.
+    if np.bincount(columns.module, minlength=1).max() > QUEUED_INSTRUCTIONS:
+        queued = interleave(columns, "load_first", queued=QUEUED_INSTRUCTIONS)
+        if queued.waiting is not None:
+            yield Violation(
+                None,
+                f"{_deadlock(queued, program)}, with queues of {QUEUED_INSTRUCTIONS} instructions",
+                "put instructions that others wait for further to the front",
             )
-            yield Violation(None, text + full, _remedy(queued))
-            return
-    known = happens_before(columns)
+    known = happens_before(columns, schedule.order)
     yield from _token_violations(columns, known)
     yield from content_violations(columns, program, known)
 
 
-def _remedy(queued: int | None) -> str:
-    if queued is None:
-        return "push every token that is popped, in an order without a cycle"
-    return "put instructions that others wait for further to the front"
+def _deadlock(schedule: Schedule, program: VtaProgram) -> str:
+    count = len(program.instructions)
+    return deadlock_text(schedule, count, lambda number: instruction_text(program, number))
 
 
 def _token_violations(columns: Columns, known: HappensBefore) -> Iterator[Violation]:

@@ -1,9 +1,9 @@
 """What buffers and DRAM hold as a program runs: who wrote an element last, and whether a reader
 has to wait for it.
 
-Instructions are visited in the order of :func:`~cpembed.backends.vta.order.happens_before`: whatever
-need not wait for a reader is already there. If the last writer is not ordered before the reader,
-some execution reads another value; if it is, for every reader, all executions agree.
+Instructions are visited with loads as early and stores as late as tokens let them: whatever need not
+wait for a reader is already there. If the last writer is not ordered before the reader, some
+execution reads another value; if it is, for every reader, all executions agree.
 """
 
 from __future__ import annotations
@@ -171,7 +171,9 @@ class _Visit:
         return next(
             number
             for number, at in enumerate(self._place)
-            if at == place and self._before[number][module] == place and self._module(number, module)
+            if at == place
+            and self._before[number][module] == place
+            and self._module(number, module)
         )
 
     def _module(self, number: int, module: int) -> bool:

@@ -109,7 +109,9 @@ def _buffers(columns: Columns, program: VtaProgram) -> Found:
     moves = _moves(columns)
     end = columns["sram"] + sram_rows(columns) * sram_width(columns)
     for memory in Memory:
-        size = uops_kept(program.config) if memory is Memory.UOP else program.config.elements(memory)
+        size = (
+            uops_kept(program.config) if memory is Memory.UOP else program.config.elements(memory)
+        )
 
         def describe(row: int, memory: Memory = memory, size: int = size) -> tuple[str, str]:
             span = f"{columns['sram'][row]}..{end[row] - 1}"

@@ -15,7 +15,6 @@ from typing import Literal, get_args
 import numpy as np
 
 from cpembed.backends.vta.columns import MODULES, QUEUES, Columns, Numbers
-from cpembed.errors import ProgramError
 
 Policy = Literal["round_robin", "load_first", "store_first", "random"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
@@ -157,21 +156,14 @@ class HappensBefore:
     place: Numbers
 
 
-def happens_before(columns: Columns) -> HappensBefore:
-    """In the order where loads run ahead and stores lag: before an instruction runs, every load (and
-    every computation, for a store) that need not wait for it has run.
-
-    Raises :class:`ProgramError` where the program deadlocks.
-    """
-    schedule = interleave(columns, "load_first")
-    if schedule.waiting is not None:
-        raise ProgramError(deadlock_text(schedule, len(columns), str))
+def happens_before(columns: Columns, order: list[int]) -> HappensBefore:
+    """``order`` executes all instructions."""
     pops, pushes = columns.queues("pop"), columns.queues("push")
     modules: list[int] = columns.module.tolist()
     tokens: list[deque[tuple[int, int, int]]] = [deque() for _ in QUEUES]
     clocks = [(0, 0, 0)] * len(MODULES)
     found: list[tuple[int, int, int]] = [(0, 0, 0)] * len(columns)
-    for number in schedule.order:
+    for number in order:
         module = modules[number]
         load, compute, store = clocks[module]
         for queue in pops[number]:
@@ -183,4 +175,4 @@ def happens_before(columns: Columns) -> HappensBefore:
             tokens[queue].append(clock)
     before = np.array(found, np.int64).reshape(-1, len(MODULES))
     place = np.take_along_axis(before, columns.module[:, None], axis=1)[:, 0]
-    return HappensBefore(schedule.order, before, place)
+    return HappensBefore(order, before, place)

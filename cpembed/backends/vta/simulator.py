@@ -23,12 +23,12 @@ from cpembed.backends.vta.encoding import unpack_uops
 from cpembed.backends.vta.formats import Opcode
 from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.kernels import alu_kernel, gemm_kernel
-from cpembed.backends.vta.legality import sram_rows, sram_width
+from cpembed.backends.vta.legality import dram_bounds, sram_rows, sram_width
 from cpembed.backends.vta.order import Policy, deadlock_text, interleave
-from cpembed.backends.vta.program import VtaProgram
+from cpembed.backends.vta.program import Role, VtaProgram
 from cpembed.errors import ProgramError, SpecError
 
-_BYTES = (3, 3, 5, 3)
+_LOG_WIDTHS = (3, 3, 5, 3)
 
 
 def simulate(
@@ -60,10 +60,25 @@ def simulate(
     return machine.dram
 
 
+def written(program: VtaProgram) -> tuple[str, ...]:
+    """Names of the outputs: tensors of that role, or, where none has it, those that STOREs touch."""
+    named = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
+    if named:
+        return named
+    columns = columns_of(program.instructions, program.config)
+    rows = columns.is_a(Opcode.STORE) & (columns["x"] > 0)
+    first, last = (bound[rows] for bound in dram_bounds(columns, program))
+    return tuple(
+        name
+        for name, tensor in program.tensors.items()
+        if ((first < tensor.offset + tensor.size_bytes) & (last > tensor.offset)).any()
+    )
+
+
 def require_int8(config: VtaConfig) -> None:
     """Raise :class:`SpecError` for element types that nothing here computes."""
     widths = config.log_inp_width, config.log_wgt_width, config.log_acc_width, config.log_out_width
-    if widths != _BYTES:
+    if widths != _LOG_WIDTHS:
         inp, wgt, acc, out = (1 << width for width in widths)
         raise SpecError(
             f"VTA configuration: inputs of {inp} and weights of {wgt} bits are accumulated in {acc} "
