@@ -105,8 +105,8 @@ def lower(
     schedule does not fit.
     """
     nest = tile_nest(program, config)
-    chosen = schedule or default_schedule(nest)
     ending = tail or requantized_for(_workload(program))
+    chosen = schedule or default_schedule(nest, ending)
     tensors = _placed(nest, ending)
     emitted = emit(nest, chosen, ending, _addresses(nest, ending, tensors))
     uops = pack_uops(*emitted.uops.T, config=config)

@@ -13,20 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.schedule import Schedule
+from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor
+from cpembed.backends.vta.timing import PIPELINE, MemorySystem
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 
-BEAT_BYTES = 8
-DRAM_DELAY = 16
-GEMM_OVERHEAD = 7
-LOAD_OVERHEAD = DRAM_DELAY + 7
+DEFAULT_MEMORY = MemorySystem()
+
 FETCH_CYCLES = 3
 """Per instruction, on the channel that the loads use."""
-BURST_BYTES = 128
+
+SLOTS = (2, 4)
+"""Regions of INP and of WGT in SRAM at a time, with two threads."""
 
 MAX_COMBINATIONS = 1 << 16
 """Tile sizes tried together at most; above that, loops get fewer choices."""
@@ -47,12 +50,14 @@ class Form:
         return Schedule(tiles, self.order, self.threads, self.thread_loop, self.slots)
 
 
-def default_schedule(nest: TileNest) -> Schedule:
+def default_schedule(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_MEMORY) -> Schedule:
     """The schedule with the smallest estimate; see :func:`ranked_schedules`."""
-    return ranked_schedules(nest, 1)[0][1]
+    return ranked_schedules(nest, tail, 1, memory)[0][1]
 
 
-def ranked_schedules(nest: TileNest, limit: int) -> list[tuple[float, Schedule]]:
+def ranked_schedules(
+    nest: TileNest, tail: Tail, limit: int, memory: MemorySystem = DEFAULT_MEMORY
+) -> list[tuple[float, Schedule]]:
     """The legal schedules of smallest estimates, in cycles, best first.
 
     Raises :class:`LoweringError` where not even single tiles fit the buffers.
@@ -61,7 +66,7 @@ def ranked_schedules(nest: TileNest, limit: int) -> list[tuple[float, Schedule]]
     sizes = _combinations(choices)
     found: list[tuple[float, int, Form]] = []
     for form in forms(nest):
-        cycles = estimate(nest, form, sizes)
+        cycles = estimate(nest, form, sizes, tail, memory)
         best = np.argsort(cycles, kind="stable")[:limit]
         found += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
     if not found:
@@ -85,7 +90,8 @@ def forms(nest: TileNest) -> Iterator[Form]:
     for order in sorted(orders):
         yield Form(order, 1, None, (1, 1))
         for loop in (None, *(n for n in spatial if nest.extents[n] > 1)):
-            yield Form(order, 2, loop, (2, 2))
+            for slots in SLOTS:
+                yield Form(order, 2, loop, (slots, slots))
 
 
 def tile_sizes(nest: TileNest) -> dict[str, list[int]]:
@@ -107,34 +113,70 @@ def _combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
     return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
 
 
-def estimate(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.float64]:
-    """Cycles of schedules, infinite where one does not fit."""
+def estimate(
+    nest: TileNest, form: Form, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+) -> NDArray[np.float64]:
+    """Cycles of schedules, infinite where one does not fit.
+
+    Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
+    its products and the next one's loads; with more slots only the sums count.
+    """
+    config = nest.config
     trips = _trips(nest, form, sizes)
-    steps = _product([count for _, count in trips])
     kinds = {loop.name: loop.kind for loop in nest.loops}
+    steps = _product([count for _, count in trips])
     outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
     acc = _region(nest.acc, sizes)
-    config = nest.config
-    fits = form.threads * acc <= config.elements(Memory.ACC)
-    load = FETCH_CYCLES * steps.astype(np.float64)
-    first = np.zeros(len(steps))
+    loads: list[tuple[Counts, Counts]] = []
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
         region = _region(tensor, sizes)
-        fits &= slots * region <= config.elements(tensor.memory)
-        beats = max(1, config.element_bytes(tensor.memory) // BEAT_BYTES)
-        one = region * beats + LOAD_OVERHEAD * _transfers(tensor, sizes)
-        load += _loads(tensor, trips, slots) * one
-        first += one
-    macs = _product(list(sizes.values()))
-    tail = 4 * (GEMM_OVERHEAD + acc)
-    compute = steps * (macs + GEMM_OVERHEAD) + outputs * tail
-    burst = max(1, BURST_BYTES // config.element_bytes(Memory.OUT))
-    store = outputs * (3 * acc + 3 * -(-acc // burst))
+        beats = -(-config.element_bytes(tensor.memory) // memory.beat_bytes)
+        one = region * beats + (memory.dram_delay_cycles + PIPELINE) * _transfers(tensor, sizes)
+        loads.append((_loads(tensor, trips, slots), one))
+    compute = _product(list(sizes.values())) + PIPELINE
+    passes = 1 + sum(map(len, tail.phases))
+    ending = passes * (PIPELINE + acc)
+    store = len(tail.phases) * _store_cycles(acc, config, memory)
+    if len(tail.phases) > 1:
+        # Each further phase of the ALU waits for the stores before it.
+        ending = ending + store
+    load = sum(count * one for count, one in loads)
+    fetch = FETCH_CYCLES * steps
     if form.threads == 1:
-        cycles = load + compute + store
+        cycles = load + steps * compute + outputs * (ending + store)
     else:
-        cycles = np.maximum(np.maximum(load, compute), store) + first + tail
-    return np.where(fits, cycles, np.inf)
+        overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
+        cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
+        cycles = cycles + sum(one for _, one in loads) + ending
+    return np.where(_fits(nest, form, sizes), (cycles + fetch).astype(np.float64), np.inf)
+
+
+def _fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+    """Which schedules' regions fit their buffers; a little strict where an access has digits."""
+    fits = np.ones(len(next(iter(sizes.values()))), dtype=bool)
+    for tensor, copies in zip((*nest.factors, nest.acc), (*form.slots, form.threads), strict=True):
+        fits &= copies * _region(tensor, sizes) <= nest.config.elements(tensor.memory)
+    return fits
+
+
+def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
+    """Cycles of steps, each the longer of its products and the loads of the step after it: some
+    load both operands, some the one that is loaded more often, the others none."""
+    (first, one), (second, other) = loads
+    both = np.minimum(first, second)
+    either = np.where(first > second, one, other)
+    most = np.maximum(first, second)
+    return (
+        both * np.maximum(compute, one + other)
+        + (most - both) * np.maximum(compute, either)
+        + (steps - most) * compute
+    )
+
+
+def _store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
+    """Of the STORE of a region: each burst costs as much as its tiles, once more."""
+    burst = max(1, memory.beat_bytes * memory.burst_beats // config.element_bytes(Memory.OUT))
+    return 3 * acc + 3 * -(-acc // burst) + 1
 
 
 def _product(counts: Sequence[Counts]) -> Counts:
@@ -209,8 +251,19 @@ def _transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
 
 def schedules(nest: TileNest) -> Iterator[Schedule]:
     """Every legal schedule of the tuner's space, in no particular order."""
-    choices = tile_sizes(nest)
-    sizes = _combinations(choices)
+    sizes = _combinations(tile_sizes(nest))
     for form in forms(nest):
-        for at in np.flatnonzero(np.isfinite(estimate(nest, form, sizes))):
+        for at in np.flatnonzero(_fits(nest, form, sizes)):
             yield form.schedule({name: int(size[at]) for name, size in sizes.items()})
+
+
+def lower_bound(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_MEMORY) -> int:
+    """Cycles that no schedule of a nest can beat: the compute module's, an execution or ALU
+    operation each, or the load module's with each operand loaded once."""
+    calls = math.prod(nest.extents.values())
+    passes = 1 + sum(map(len, tail.phases))
+    beats = [
+        tensor.tiles * -(-nest.config.element_bytes(tensor.memory) // memory.beat_bytes)
+        for tensor in nest.factors
+    ]
+    return max(calls + passes * nest.acc.tiles, sum(beats))
