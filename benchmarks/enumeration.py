@@ -1,82 +1,182 @@
 """Complete enumeration of DeepBench's layers: how many embeddings, how long, all proven.
 
 For each target and layer: the complete enumeration of a constraint set, optionally with every
-program derived and proven, and the ten best alone. Times are wall clock in one warm process after
-one solve that is not counted; they include building the model.
+program derived and proven, and the ten best alone. Times are wall clock in warm processes after
+one solve that is not counted; they include building the model. Programs are shared out between
+``--processes``, each of which enumerates for itself; lemmas are kept within a process.
 
     python benchmarks/enumeration.py [--targets NAME ...] [--layers 0-107] [--prove]
+
+Writes ``enumeration.json`` after every layer and ``enumeration.md`` into ``--output``, by default
+beside this file. Layers that the file has at the same commit and options are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from cpembed.api.solve import default_dtypes, hardware_spec, solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.transform.derive import LayoutCache, derive
-from cpembed.transform.proof import require
-from cpembed.workloads.suites import suite
+from cpembed.transform.proof import SharedLemmas, require
+from cpembed.workloads.suites import layer
 
+HERE = Path(__file__).resolve().parent
 TARGETS = ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "amx_int8", "wmma_f16"]
+SPREADS = {"embeddings": 0, "complete_s": 3, "cpu_s": 3, "best_s": 3}
+"""Columns of the table and their decimals."""
+
+Row = dict[str, Any]
 
 
-def workloads(spec: HardwareSpec, wanted: range) -> Iterator[Computation]:
-    for layer in suite("deepbench"):
-        if layer.index in wanted:
-            yield layer.workload(default_dtypes(spec))
+@cache
+def spec_of(target: str) -> HardwareSpec:
+    return hardware_spec(target)
 
 
-def enumerate_layer(
-    workload: Computation, spec: HardwareSpec, name: str, prove: bool
-) -> tuple[float, int]:
-    """Seconds and number of embeddings; with ``prove`` each program is derived and proven."""
-    constraints = load_constraint_set(name)
-    started = time.perf_counter()
-    found = find_embeddings(workload, spec.instruction, constraints)
+def workload_of(target: str, index: int) -> Computation:
+    return layer("deepbench", index).workload(default_dtypes(spec_of(target)))
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def enumerate_share(
+    target: str, index: int, constraints: str, share: tuple[int, int] | None
+) -> tuple[int, float, float]:
+    """Number of embeddings, of which the ``(number, of)``-th share is derived and proven; the
+    processor time that took, and the process's peak of memory in MiB."""
+    started = time.process_time()
+    workload, instruction = workload_of(target, index), spec_of(target).instruction
+    found = find_embeddings(workload, instruction, load_constraint_set(constraints))
     assert found.complete
-    if prove:
-        cache: LayoutCache = {}
-        for embedding in found.embeddings:
-            require(derive(workload, spec.instruction, embedding, cache))
-    return time.perf_counter() - started, len(found.embeddings)
+    count = len(found.embeddings)
+    if share is not None:
+        # Neighbours share layouts: consecutive embeddings belong to one share.
+        number, of = share
+        mine = itertools.islice(found.embeddings, number * count // of, (number + 1) * count // of)
+        layouts: LayoutCache = {}
+        shown = SharedLemmas()
+        for embedding in mine:
+            require(derive(workload, instruction, embedding, layouts), shown)
+    return count, time.process_time() - started, peak_mib()
+
+
+def measure(pool: ProcessPoolExecutor, options: Mapping[str, Any], target: str, index: int) -> Row:
+    """One layer: its complete enumeration, then the ten best alone."""
+    busy = os.getloadavg()[0]
+    constraints, processes = options["constraints"], options["processes"]
+    shares = [(n, processes) for n in range(processes)] if options["prove"] else [None]
+    started = time.perf_counter()
+    runs = [pool.submit(enumerate_share, target, index, constraints, share) for share in shares]
+    found = [run.result() for run in runs]
+    complete = time.perf_counter() - started
+    started = time.perf_counter()
+    solve(workload_of(target, index), spec_of(target), constraints, top=10)
+    best = time.perf_counter() - started
+    return {
+        "target": target,
+        "layer": index,
+        "embeddings": found[0][0],
+        "complete_s": round(complete, 4),
+        "cpu_s": round(max(seconds for _, seconds, _ in found), 4),
+        "best_s": round(best, 4),
+        "peak_mib": round(sum(peak for *_, peak in found) + peak_mib()),
+        "load": round(busy, 1),
+    }
+
+
+def spread(rows: list[Row], column: str) -> str:
+    """Median and largest of a column."""
+    values, digits = [row[column] for row in rows], SPREADS[column]
+    return f"{statistics.median(values):,.{digits}f} / {max(values):,.{digits}f}"
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    rows: list[Row] = document["rows"]
+    options = document["options"]
+    groups = {name: [r for r in rows if r["target"] == name] for name in TARGETS}
+    lines = [
+        "# Complete enumerations of DeepBench",
+        "",
+        f"Written by `enumeration.py`. Constraint set `{options['constraints']}`, every program",
+        f"{'proven' if options['prove'] else 'counted only'}; median / largest over the layers.",
+        "*CPU* is the processor time of the process that took longest: the wall clock of an idle",
+        "machine.",
+        "",
+        "| target | layers | embeddings | complete, s | complete, CPU s | top 10 alone, s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, found in {**groups, "all": rows}.items():
+        if found:
+            cells = " | ".join(spread(found, column) for column in SPREADS)
+            lines.append(f"| {name} | {len(found)} | {cells} |")
+    loads = [row["load"] for row in rows]
+    run = (
+        f"{options['processes']} processes, at most {max(r['peak_mib'] for r in rows)} MiB "
+        f"together; load average before a layer {min(loads)} to {max(loads)}"
+    )
+    return "\n".join([*lines, "", *provenance_lines(document, run)]) + "\n"
+
+
+def resumed(path: Path, document: Row) -> list[Row]:
+    """Rows of an earlier run at the same commit, on the same machine and with the same options;
+    none where the source has changes that no commit names."""
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    same = ("options", "git_commit", "machine", "versions")
+    clean = not str(document["git_commit"]).endswith("+")
+    return earlier["rows"] if clean and all(earlier[k] == document[k] for k in same) else []
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--constraints", default="relaxed")
     parser.add_argument("--layers", default="0-107")
     parser.add_argument("--prove", action="store_true", help="derive and prove every program")
+    parser.add_argument("--processes", type=int, default=2, help="that share the proofs")
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
     arguments = parser.parse_args()
     first, _, last = arguments.layers.partition("-")
-    wanted = range(int(first), int(last or first) + 1)
-    print("target       | layers | embeddings median / max | complete s median / max | top 10 s")
-    for name in arguments.targets:
-        spec = hardware_spec(name)
-        layers = list(workloads(spec, wanted))
-        solve(layers[0], spec, arguments.constraints, top=1)
-        runs = [enumerate_layer(w, spec, arguments.constraints, arguments.prove) for w in layers]
-        seconds, counts = [s for s, _ in runs], [n for _, n in runs]
-        best: list[float] = []
-        for workload in layers:
-            started = time.perf_counter()
-            solve(workload, spec, arguments.constraints, top=10)
-            best.append(time.perf_counter() - started)
-        print(
-            f"{name:12} | {len(layers):6} | {statistics.median(counts):10.0f} / {max(counts):<10} |"
-            f" {statistics.median(seconds):10.3f} / {max(seconds):<10.3f} |"
-            f" {statistics.median(best):.3f} / {max(best):.3f}",
-            flush=True,
-        )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"constraints {arguments.constraints}, proven: {arguments.prove}, peak {peak:.0f} MiB")
+    names = ("constraints", "prove", "processes")
+    options = {name: getattr(arguments, name) for name in names}
+    document: Row = {**provenance(), "options": options}
+    path: Path = arguments.output / "enumeration.json"
+    rows = document["rows"] = resumed(path, document)
+    done = {(row["target"], row["layer"]) for row in rows}
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for target in arguments.targets:
+            warm = False
+            for index in range(int(first), int(last or first) + 1):
+                if (target, index) in done:
+                    continue
+                if not warm:
+                    measure(pool, options, target, index)
+                    warm = True
+                rows.append(measure(pool, options, target, index))
+                path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    text = markdown(document)
+    (arguments.output / "enumeration.md").write_text(text, encoding="utf-8")
+    print(text, end="")
 
 
 if __name__ == "__main__":

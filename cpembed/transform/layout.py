@@ -13,8 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import InvariantError, TransformError
@@ -25,10 +24,13 @@ from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import PackedDimension, PackedOperand
 from cpembed.transform.rewrites import Flatten, Fuse, Pad, Part, Reorder, Rewrite, Split, unroll
-
-Treatment = Literal["in_place", "digit", "axis"]
-"""What becomes of a mapped axis in an index with several: read where it is, its digit in a
-dimension of its own, or the whole axis in a dimension of its own."""
+from cpembed.transform.unrolling import (
+    IndexAxis,
+    Treatment,
+    Unrolling,
+    normalised,
+    smallest_unrolling,
+)
 
 
 def digits_on(embedding: Embedding, axis: str) -> list[Digit]:
@@ -40,17 +42,6 @@ def _direct_axis(index: IndexExpr) -> str | None:
     if len(index.terms) == 1 and index.terms[0].coefficient == 1 and index.is_affine:
         return index.terms[0].iterator
     return None
-
-
-def _normalised(index: IndexExpr, extents: Mapping[str, int]) -> tuple[IndexExpr, int, int]:
-    """``(index - constant - low) / step`` from 0 up in steps of 1, with that step and low."""
-    terms = IndexExpr.of(index.terms)
-    low, _ = terms.bounds(extents)
-    step = math.gcd(*(term.coefficient for term in terms.terms)) or 1
-    scaled = [
-        IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus) for t in terms.terms
-    ]
-    return IndexExpr.of(scaled, -(low // step)), step, low
 
 
 def original_layout(
@@ -177,7 +168,7 @@ class OperandLayout:
         others = [term for term in index.terms if term.iterator != member]
         low = 0
         if others:
-            shared, step, low = _normalised(access, self.extents)
+            shared, step, low = normalised(access, self.extents)
             label = self._fresh("+".join(term.iterator for term in others))
             high = shared.bounds(self.extents)[1]
             parts.insert(0, Part(label, high + 1, step, shared))
@@ -194,14 +185,19 @@ class OperandLayout:
     def _unroll(self) -> None:
         """Give mapped axes of a shared index dimensions of their own, at the least footprint."""
         for name, index in list(self._indices.items()):
-            mapped = [a for a in index.iterators if name not in self._direct and self._lane(a)]
-            choices = [self._treatments(axis, index) for axis in mapped]
-            plans = [dict(zip(mapped, c, strict=True)) for c in itertools.product(*choices)]
-            parts = min(
-                (self._parts(name, index, plan) for plan in plans),
-                key=lambda found: math.prod(part.extent for part in found[0]),
-            )
-            self._apply_parts(name, *parts)
+            if name in self._direct or not any(map(self._lane, index.iterators)):
+                continue
+            axes = tuple([self._index_axis(term, index) for term in index.terms])
+            walked = dict.fromkeys(n for axis in axes for n in axis.coordinate.iterators)
+            extents = tuple([(n, self.extents[n]) for n in walked])
+            self._apply_unrolling(name, smallest_unrolling(name, axes, extents))
+
+    def _index_axis(self, term: IndexTerm, index: IndexExpr) -> IndexAxis:
+        axis, lane = term.iterator, self._lane(term.iterator)
+        if lane is None:
+            return IndexAxis(axis, term.coefficient, self.axis_map[axis])
+        treatments = self._treatments(axis, index)
+        return IndexAxis(axis, term.coefficient, self.axis_map[axis], lane, treatments)
 
     def _lane(self, axis: str) -> str | None:
         """The lane that a workload axis feeds, if any."""
@@ -210,15 +206,15 @@ class OperandLayout:
                 return lane
         return None
 
-    def _treatments(self, axis: str, index: IndexExpr) -> list[Treatment]:
+    def _treatments(self, axis: str, index: IndexExpr) -> tuple[Treatment, ...]:
         lane = self._lane(axis)
         assert lane is not None
         digits = self.embedding.digits[lane]
         free = self.memory.stride_rule(lane) is StrideRule.ANY
         step = index.coefficient(axis) * digits[0].stride
         if len(digits) == 1 and ((free and step > 0) or (step == 1 and self._innermost(lane))):
-            return ["in_place", "digit", "axis"]
-        return ["digit", "axis"]
+            return ("in_place", "digit", "axis")
+        return ("digit", "axis")
 
     def _innermost(self, lane: str) -> bool:
         """Whether a dense lane is the tile's last dimension, unaligned, all others being free."""
@@ -233,44 +229,12 @@ class OperandLayout:
             )
         )
 
-    def _parts(
-        self, name: str, index: IndexExpr, plan: Mapping[str, Treatment]
-    ) -> tuple[list[Part], int, list[str]]:
-        """Parts of a dimension under a plan, the offset, and axes with their own dimension."""
-        access = self.layout.access[self._position(name)]
-        parts: list[Part] = []
-        rest: list[IndexTerm] = []
-        own: list[str] = []
-        for term in index.terms:
-            axis = term.iterator
-            treatment = plan.get(axis, "in_place")
-            mapped = self.axis_map[axis]
-            if treatment == "axis":
-                extent = mapped.bounds(self.extents)[1] + 1
-                parts.append(Part(f"{name}.{axis}", extent, term.coefficient, mapped))
-                own.append(axis)
-                continue
-            scaled = IndexExpr.of([term]).substitute({axis: mapped})
-            lane = self._lane(axis) if treatment == "digit" else None
-            for moved in scaled.terms:
-                if lane is None or moved.iterator != lane:
-                    rest.append(moved)
-                    continue
-                alone = IndexExpr.of([IndexTerm(lane, 1, moved.divisor, moved.modulus)])
-                extent = alone.bounds(self.extents)[1] + 1
-                parts.append(Part(f"{axis}.i", extent, moved.coefficient, alone, lane))
-        shared, step, low = _normalised(IndexExpr.of(rest), self.extents)
-        if plan and shared.terms:
-            iterators = [t.iterator for t in index.terms if plan.get(t.iterator) != "axis"]
-            high = shared.bounds(self.extents)[1]
-            label = "+".join(iterators)
-            label = name if label == name else self._fresh(label)
-            parts.insert(0, Part(label, high + 1, step, shared))
-        return parts, low + access.constant, own
-
-    def _apply_parts(self, name: str, parts: list[Part], offset: int, own: list[str]) -> None:
+    def _apply_unrolling(self, name: str, found: Unrolling) -> None:
         position = self._position(name)
-        dimension = self.layout.dimensions[position]
+        dimension, access = self.layout.dimensions[position], self.layout.access[position]
+        parts, own, offset = list(found.parts), found.own, found.offset + access.constant
+        if found.shared and parts[0].name != name:
+            parts[0] = replace(parts[0], name=self._fresh(parts[0].name))
         lanes = [part for part in parts if part.lane is not None]
         if own or lanes:
             rewrite = unroll(

@@ -49,8 +49,9 @@ from dataclasses import dataclass
 from cpembed.errors import InvariantError
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import general
-from cpembed.transform.proof.factored import Factored, SharedLemmas
+from cpembed.transform.proof.factored import Factored
 from cpembed.transform.proof.flattening import flattening
+from cpembed.transform.proof.layouts import SharedLemmas
 
 __all__ = ["Proof", "SharedLemmas", "prove", "prove_whole", "require"]
 
