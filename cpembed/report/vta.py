@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
@@ -18,7 +17,7 @@ Outputs = Mapping[str, NDArray[Any]]
 
 def checksum(array: NDArray[Any]) -> str:
     """CRC-32 of an array's bytes."""
-    return f"{zlib.crc32(np.ascontiguousarray(array)):08x}"
+    return f"{zlib.crc32(array.tobytes()):08x}"
 
 
 def run_report(outputs: Outputs) -> Iterator[RenderableType]:
@@ -49,24 +48,15 @@ def run_json(outputs: Outputs) -> dict[str, Any]:
 def cycles_report(timing: Timing) -> Iterator[RenderableType]:
     """Cycles, what the modules did meanwhile, what was moved."""
     memory = timing.memory
+    products = f"{timing.macs:,} multiplications in {timing.gemm_cycles:,} cycles"
+    reads = f"{timing.read_beats:,} beats in {timing.bursts:,} bursts"
+    bus = f"bus {memory.bus_bits} bits, bursts of {memory.burst_beats} beats"
     yield header(
         [
             ("cycles", f"{timing.cycles:,}"),
-            (
-                "gemm",
-                f"{timing.gemm_utilisation:.1%} of its peak: {timing.macs:,} multiplications in "
-                f"{timing.gemm_cycles:,} cycles",
-            ),
-            (
-                "reading",
-                f"{timing.read_utilisation:.1%} of the bus: {timing.read_beats:,} beats in "
-                f"{timing.bursts:,} bursts",
-            ),
-            (
-                "memory",
-                f"delay {memory.dram_delay_cycles} cycles, bus {memory.bus_bits} bits, bursts of "
-                f"{memory.burst_beats} beats",
-            ),
+            ("gemm", f"{timing.gemm_utilisation:.1%} of its peak: {products}"),
+            ("reading", f"{timing.read_utilisation:.1%} of the bus: {reads}"),
+            ("memory", f"delay {memory.dram_delay_cycles} cycles, {bus}"),
         ]
     )
     yield ""

@@ -95,7 +95,8 @@ class AccessTable:
         key = (self._opcodes[number], self._rows[number].tobytes(), uops.tobytes())
         found = self._known.get(key)
         if found is None:
-            values = dict(zip(PARAMETERS, self._rows[number].tolist(), strict=True))
+            row: list[int] = self._rows[number].tolist()
+            values: dict[str, int] = dict(zip(PARAMETERS, row, strict=True))
             found = _accesses(Opcode(self._opcodes[number]), values, uops, self._config)
             self._known[key] = found
         return found

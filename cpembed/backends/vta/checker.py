@@ -1,6 +1,7 @@
 """Is a program legal: would it run on the real machine, and always with the same result?
 
-Three stages, each only for programs that passed the one before: fields; ranges; the rest. ``docs/vta.md`` lists the rules.
+Three stages, each only for programs that passed the one before: fields; ranges; the rest.
+``docs/vta.md`` lists the rules.
 """
 
 from __future__ import annotations

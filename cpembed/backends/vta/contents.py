@@ -1,8 +1,8 @@
 """What buffers and DRAM hold as a program runs: who wrote an element last, and whether a reader
 has to wait for it.
 
-Instructions are visited with loads as early and stores as late as tokens let them: whatever need not
-wait for a reader is already there. If the last writer is not ordered before the reader, some
+Instructions are visited with loads as early and stores as late as tokens let them: whatever need
+not wait for a reader is already there. If the last writer is not ordered before the reader, some
 execution reads another value; if it is, for every reader, all executions agree.
 """
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cpembed.backends.vta.accesses import Accesses, AccessTable, Elements
 from cpembed.backends.vta.columns import Columns, Numbers
-from cpembed.backends.vta.formats import Opcode
+from cpembed.backends.vta.formats import UOP_BYTES, Opcode
 from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.legality import dram_bounds, sram_rows, sram_width, uops_kept
 from cpembed.backends.vta.order import HappensBefore
@@ -189,10 +189,9 @@ def transferred(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:
     dram, y, x, stride = row.tolist()
     if not x:
         return np.zeros(0, np.uint32)
-    first = dram * 4 - program.base
-    starts = first + 4 * (np.arange(y)[:, None] * stride + np.arange(x)[None, :]).ravel()
-    data = program.dram[(starts[:, None] + np.arange(4)).ravel()]
-    return data.view("<u4").astype(np.uint32)
+    first = dram * UOP_BYTES - program.base
+    rows = np.ndarray((y, x * UOP_BYTES), np.uint8, program.dram, first, (stride * UOP_BYTES, 1))
+    return rows.reshape(-1).view("<u4").astype(np.uint32)
 
 
 def _first(elements: Elements, mask: NDArray[np.bool_]) -> int:

@@ -5,8 +5,8 @@ sends commands, one a burst; the memory engine takes one command a cycle, of the
 priority, and serves bursts in order. Times of fixed instructions follow when they issue, so only
 commands need an order in time: they are taken when nothing else can go on.
 
-After VTA's Chisel sources: ``VME.scala`` (commands, tags), ``VTAMemDPI.scala`` (the memory's delay),
-``TensorLoad*VME.scala`` (loads), ``Fetch*.scala``, ``Compute.scala`` (tokens).
+After VTA's Chisel sources: ``VME.scala`` (commands, tags), ``VTAMemDPI.scala`` (the memory's
+delay), ``TensorLoad*VME.scala`` (loads), ``Fetch*.scala``, ``Compute.scala`` (tokens).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ INSTRUCTION = (
     "push_b",
 )
 """What the loop knows of an instruction, in cycles and bytes; -1 for no queue. ``reads``: it waits
-for DRAM, else it takes ``duration``. ``lead``: cycles until the first command; ``latency``: from the
-bus to SRAM; pads are written while no data arrives, ``skipped`` rows pass in between."""
+for DRAM, else it takes ``duration``. ``lead``: cycles until the first command; ``latency``: from
+the bus to SRAM; pads are written while no data arrives, ``skipped`` rows pass in between."""
 
 EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat", "commanded")
 """What it finds out: fetched, issued, complete (the next one's issue), the module free; beats of
@@ -257,9 +257,9 @@ class _Source:
             self._who()
             with nested(f"if {_s('who')} == -1:"):
                 self._fetch_burst()
-            with nested("else:"), nested("for m in T.serial(T.int64(0), T.int64(2)):"):
-                with nested(f"if {_s('who')} == m:"):
-                    self._load_burst()
+            readers = "for m in T.serial(T.int64(0), T.int64(2)):"
+            with nested("else:", readers, f"if {_s('who')} == m:"):
+                self._load_burst()
 
     def _when(self) -> None:
         """One command a cycle, none while all tags are out or a burst's last beat passes."""
@@ -275,17 +275,19 @@ class _Source:
             line(f"{live} = {live} + 1")
 
     def _who(self) -> None:
-        """Of those that ask by then, the client of highest priority: -1 the fetch, else a module."""
+        """Of those that ask by then, the client of highest priority: -1 the fetch, or a module."""
         line, nested = self._script.line, self._script.nested
         with nested(f"if {_s('fetch_state')} == 1 and {_s('fetch_time')} <= {_s('time')}:"):
             line(f"{_s('who')} = -1")
         with nested("else:"):
             line(f"{_s('value')} = {len(CLIENTS)}")
-            with nested("for m in T.serial(T.int64(0), T.int64(2)):"):
-                with nested(f"if {_m('loading')} == 1 and {_m('request')} <= {_s('time')}:"):
-                    with nested(f"if {_i('client', _HEAD)} < {_s('value')}:"):
-                        line(f"{_s('value')} = {_i('client', _HEAD)}")
-                        line(f"{_s('who')} = m")
+            with nested(
+                "for m in T.serial(T.int64(0), T.int64(2)):",
+                f"if {_m('loading')} == 1 and {_m('request')} <= {_s('time')}:",
+                f"if {_i('client', _HEAD)} < {_s('value')}:",
+            ):
+                line(f"{_s('value')} = {_i('client', _HEAD)}")
+                line(f"{_s('who')} = m")
 
     def _burst(self) -> None:
         """``beats`` commanded at ``time``: the memory waits D where its queue was empty."""

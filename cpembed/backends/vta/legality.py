@@ -41,18 +41,20 @@ def field_violations(columns: Columns, config: VtaConfig) -> Iterator[Violation]
         rows = columns.is_a(opcode)
         for field in fields:
             lowest, highest = field.range
-            values = columns[field.name]
-            for row in np.flatnonzero(rows & ((values < lowest) | (values > highest))).tolist():
-                problem = misfit(field, int(values[row])) or ""
+            numbers = columns[field.name]
+            wrong = rows & ((numbers < lowest) | (numbers > highest))
+            for row in np.flatnonzero(wrong).tolist():
+                problem = misfit(field, int(numbers[row])) or ""
                 what, allowed = problem.split("; ")
                 yield Violation(row, what, allowed)
     for flag in TOKEN_FLAGS:
         lonely = [m for m in range(len(MODULES)) if queue_of(m, flag) is None]
-        for row in np.flatnonzero(columns[f"tokens.{flag}"] & np.isin(columns.module, lonely)):
-            name = MODULES[columns.module[row]].value
+        wrong = (columns[f"tokens.{flag}"] != 0) & np.isin(columns.module, lonely)
+        for row in np.flatnonzero(wrong).tolist():
+            name = MODULES[int(columns.module[row])].value
             side = "before" if flag.endswith("prev") else "after"
             yield Violation(
-                int(row),
+                row,
                 f"{flag} is set, but no module is {side} the {name} module",
                 "clear the flag",
             )
@@ -129,12 +131,12 @@ def _image(columns: Columns, program: VtaProgram) -> Found:
 
     def describe(row: int) -> tuple[str, str]:
         name = Memory(columns["memory"][row]).name
-        return (
+        problem = (
             f"touches bytes {first[row]:,}..{last[row] - 1:,} of a DRAM image of {size:,} bytes "
             f"at {program.base:#x} (dram counts {name} elements of "
-            f"{program.config.element_bytes(Memory[name])} bytes from address 0)",
-            "move dram, or enlarge the image",
+            f"{program.config.element_bytes(Memory[name])} bytes from address 0)"
         )
+        return problem, "move dram, or enlarge the image"
 
     yield _moves(columns) & (columns["y"] > 0) & ((first < 0) | (last > size)), describe
 
@@ -144,14 +146,13 @@ def _loops(columns: Columns, program: VtaProgram) -> Found:
     begin, end = columns["uop_begin"], columns["uop_end"]
     kept = uops_kept(program.config)
     empty = (begin >= end) | (columns["outer"] == 0) | (columns["inner"] == 0)
-    yield (
-        computes & empty,
-        lambda row: (
-            f"executes no micro-op: [{begin[row]}, {end[row]}) x {columns['outer'][row]} "
-            f"x {columns['inner'][row]}",
-            "every count is at least 1; to pass tokens use a LOAD with x = 0",
-        ),
-    )
+
+    def describe(row: int) -> tuple[str, str]:
+        counts = f"[{begin[row]}, {end[row]}) x {columns['outer'][row]} x {columns['inner'][row]}"
+        remedy = "every count is at least 1; to pass tokens use a LOAD with x = 0"
+        return f"executes no micro-op: {counts}", remedy
+
+    yield computes & empty, describe
     yield (
         computes & ~empty & (end > kept),
         lambda row: (
@@ -201,16 +202,17 @@ def _immediates(columns: Columns, program: VtaProgram) -> Found:
     differs = np.any(
         [columns[f"dst.{loop}"] != columns[f"src.{loop}"] for loop in ("outer", "inner")], axis=0
     )
-    yield (
-        immediate & differs,
-        lambda row: (
+
+    def describe(row: int) -> tuple[str, str]:
+        problem = (
             "src advances otherwise than dst with an immediate "
             f"(dst {columns['dst.outer'][row]}, {columns['dst.inner'][row]}; "
             f"src {columns['src.outer'][row]}, {columns['src.inner'][row]}), "
-            "and the RTL reads the accumulator at src",
-            "give src the factors of dst",
-        ),
-    )
+            "and the RTL reads the accumulator at src"
+        )
+        return problem, "give src the factors of dst"
+
+    yield immediate & differs, describe
 
 
 def _finish(columns: Columns, program: VtaProgram) -> Found:

@@ -61,7 +61,7 @@ def simulate(
 
 
 def written(program: VtaProgram) -> tuple[str, ...]:
-    """Names of the outputs: tensors of that role, or, where none has it, those that STOREs touch."""
+    """Names of the outputs: tensors of that role, or where none has it those that STOREs touch."""
     named = tuple(n for n, tensor in program.tensors.items() if tensor.role is Role.OUTPUT)
     if named:
         return named
@@ -81,8 +81,8 @@ def require_int8(config: VtaConfig) -> None:
     if widths != _LOG_WIDTHS:
         inp, wgt, acc, out = (1 << width for width in widths)
         raise SpecError(
-            f"VTA configuration: inputs of {inp} and weights of {wgt} bits are accumulated in {acc} "
-            f"and stored in {out} bits; the simulator computes int8 x int8 in int32, stored as int8"
+            f"VTA configuration: inputs of {inp} and weights of {wgt} bits are summed in {acc} and "
+            f"stored in {out} bits; the simulator computes int8 x int8 in int32, stored as int8"
         )
 
 

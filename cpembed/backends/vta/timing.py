@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.backends.runtime import aligned, shared
 from cpembed.backends.vta import event_loop
@@ -191,7 +192,7 @@ def _run(
     return found, events, batches[: found["batches"]]
 
 
-def _filled(values: Numbers) -> Numbers:
+def _filled(values: NDArray[Any]) -> Numbers:
     array = aligned(values.shape, "int64")
     array[:] = values
     return array

@@ -1,4 +1,4 @@
-"""Hand-assembled convolutions: stride 1, padded, one or two virtual threads, requantized by a shift.
+"""Hand-assembled convolutions: stride 1, padded, one or two virtual threads, a requantizing tail.
 
 A thread owns a part of each buffer and computes ``rows`` output rows of one block of channels at a
 time; threads take turns, so that one's loads run beside the other's products.
@@ -15,6 +15,9 @@ from cpembed.backends.vta.encoding import pack_uops
 from cpembed.backends.vta.isa import Alu, AluOp, Factors, Finish, Gemm, Load, Memory, Store, Tokens
 from cpembed.backends.vta.program import Role, Tensor, VtaProgram
 
+LARGEST = 1024
+"""Bytes of the largest element in the tests: tensors start at multiples."""
+
 NOTHING = Load(Memory.UOP, 0, 0, 0, 0, 0)
 """Moves nothing; with tokens, it waits or signals."""
 
@@ -24,7 +27,7 @@ def image(arrays, *, config=None, base=0, code=()):
     tensors, chunks, end = {}, [], 0
     for name, value in arrays.items():
         array, role = value if isinstance(value, tuple) else (value, None)
-        end = -(-end // 256) * 256
+        end = -(-end // LARGEST) * LARGEST
         tensors[name] = Tensor(end, array.shape, str(array.dtype), role)
         chunks.append((end, np.ascontiguousarray(array).view(np.uint8).reshape(-1)))
         end += array.nbytes
@@ -96,9 +99,11 @@ class Convolution:
         rows = []
         for thread in range(self.threads):
             acc, inp, wgt = (self._part(m, thread) for m in (Memory.ACC, Memory.INP, Memory.WGT))
-            for y in range(self.rows):
-                for x in range(self.size):
-                    rows.append((acc + y * self.size + x, inp + y * (self.size + pad) + x, wgt))
+            rows += [
+                (acc + y * self.size + x, inp + y * (self.size + pad) + x, wgt)
+                for y in range(self.rows)
+                for x in range(self.size)
+            ]
             rows.append((acc, acc, 0))
         return pack_uops(*np.array(rows).T, config=self.config)
 

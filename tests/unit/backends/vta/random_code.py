@@ -25,7 +25,7 @@ NEIGHBOURS = {
 
 
 def random_code(seed: int, count: int = 60, *, passing: bool = False):
-    """``passing``: also pads below rows that have none of their own, which pass while data arrive."""
+    """``passing``: also pads below rows without pads, which pass while data arrive."""
     choose = random.Random(seed)
     code, last = Dependences(), {}
     for _ in range(count):

@@ -15,7 +15,7 @@ ORDER = (Module.LOAD, Module.COMPUTE, Module.STORE)
 
 
 class Dram:
-    """VTAMemDPI: requests in order; the delay counts while one waits and restarts when none does."""
+    """VTAMemDPI: requests in order; the delay counts while one waits, anew after none did."""
 
     def __init__(self, delay):
         self.delay, self.queue, self.counter = delay, deque(), 0

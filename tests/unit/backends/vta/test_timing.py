@@ -32,7 +32,7 @@ def duration(instruction, memory=None, config=None):
 
 @pytest.mark.parametrize("delay", [0, 16, 100])
 @pytest.mark.parametrize(
-    "memory, beats", [(Memory.INP, 2), (Memory.WGT, 32), (Memory.ACC, 8)], ids=lambda v: str(v)
+    "memory, beats", [(Memory.INP, 2), (Memory.WGT, 32), (Memory.ACC, 8)], ids=str
 )
 @pytest.mark.parametrize("count", [1, 5, 100])
 def test_a_load_takes_the_delay_and_its_beats(delay, memory, beats, count):
