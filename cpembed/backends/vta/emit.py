@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpembed.backends.vta.bias import bias_kernels
 from cpembed.backends.vta.gemm_kernels import MAX_ITERATIONS, Indices, Kernel, gemm_kernels
 from cpembed.backends.vta.isa import (
     Alu,
@@ -35,12 +36,13 @@ from cpembed.backends.vta.tokens import Dependences
 @dataclass(frozen=True)
 class Addresses:
     """Where things lie in main memory, each in elements of its memory: INP and WGT, an output
-    per STORE of the tail, and the micro-ops."""
+    per STORE of the tail, the micro-ops, and the bias."""
 
     inp: int
     wgt: int
     outputs: tuple[int, ...]
     uops: int
+    bias: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +142,21 @@ class _Emitter:
         self._tail = tail
         self._uop_limit = uops_kept(config)
         self.uops = _Uops(self.program, self._uop_limit, addresses.uops)
-        self._dram = {Memory.INP: addresses.inp, Memory.WGT: addresses.wgt}
+        self._dram = {
+            Memory.INP: addresses.inp,
+            Memory.WGT: addresses.wgt,
+            Memory.ACC: addresses.bias,
+        }
         self._outputs = addresses.outputs
         taken = {memory: needed for memory, (needed, _) in occupancy(nest, schedule).items()}
         self._rings = {
             tensor.memory: _Ring(count, taken[tensor.memory] // count)
             for tensor, count in zip(nest.factors, schedule.slots, strict=True)
         }
-        half = taken[Memory.ACC] // schedule.threads
+        tile = {name: (0, size) for name, size in schedule.tiles.items()}
+        half = region_of(nest.acc, tile).tiles
         self._accumulators = [thread * half for thread in range(schedule.threads)]
+        self._bias = _Slot(schedule.threads * half)
         self._written: list[int | None] = [None] * schedule.threads
         """The last instruction since its reset that wrote a half, other than the reset."""
         self._stored: list[int | None] = [None] * schedule.threads
@@ -166,6 +174,8 @@ class _Emitter:
         if not is_empty(inp) and not is_empty(wgt):
             self._multiply(step, acc, inp, wgt)
         if step.ends:
+            if self._nest.bias is not None:
+                self._add(step.thread, acc, region_of(self._nest.bias, step.tile))
             self._finish(step.thread, acc)
 
     def _reset(self, thread: int, acc: Region) -> None:
@@ -198,28 +208,28 @@ class _Emitter:
                 slot.used = number
 
     def _loaded(self, region: Region) -> _Slot:
-        memory = region.tensor.memory
-        slot, is_held = self._rings[memory].find(region)
+        slot, is_held = self._rings[region.tensor.memory].find(region)
         if not is_held:
-            base = self._dram[memory]
-            for box in loads(region):
-                slot.loaded = self.program.append(
-                    Load(
-                        memory,
-                        slot.base + box.sram,
-                        base + box.dram,
-                        box.y,
-                        box.x,
-                        box.x_stride,
-                        box.y_before,
-                        box.y_after,
-                        box.x_before,
-                        box.x_after,
-                    ),
-                    slot.used,
-                )
-            slot.holds, slot.used = region, None
+            self._load(region, slot)
         return slot
+
+    def _load(self, region: Region, slot: _Slot) -> None:
+        memory = region.tensor.memory
+        for box in loads(region):
+            load = Load(
+                memory,
+                slot.base + box.sram,
+                self._dram[memory] + box.dram,
+                box.y,
+                box.x,
+                box.x_stride,
+                box.y_before,
+                box.y_after,
+                box.x_before,
+                box.x_after,
+            )
+            slot.loaded = self.program.append(load, slot.used)
+        slot.holds, slot.used = region, None
 
     def _kernel(
         self,
@@ -233,6 +243,24 @@ class _Emitter:
         if key not in self._kernels:
             self._kernels[key] = gemm_kernels(self._nest, tile, regions, bases, self._uop_limit)
         return self._kernels[key]
+
+    def _add(self, thread: int, acc: Region, bias: Region) -> None:
+        """Add the bias; all of this is in the compute module, in order."""
+        if self._bias.holds != bias:
+            self._load(bias, self._bias)
+        for kernel in bias_kernels(acc, bias, self._accumulators[thread], self._bias.base):
+            begin = self.uops.place(kernel.uops)
+            self._written[thread] = self.program.append(
+                Alu(
+                    AluOp.ADD,
+                    begin,
+                    begin + len(kernel.uops),
+                    kernel.outer,
+                    kernel.inner,
+                    kernel.dst,
+                    kernel.src,
+                )
+            )
 
     def _finish(self, thread: int, acc: Region) -> None:
         """Each phase of the tail with its stores; a phase waits for the stores before it."""

@@ -1,7 +1,8 @@
 """From a derived program to VTA programs: instructions once, then an image for each set of inputs.
 
 >>> from cpembed.api.solve import solve, workload
->>> from cpembed.backends.vta.config import VtaConfig
+>>> from cpembed.backends.vta.bias import with_bias
+from cpembed.backends.vta.config import VtaConfig
 >>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
 >>> solved = solve(layer, "vta_1x16x16", constraints="strict")
 >>> lowered = lower(solved.embeddings[0].candidate.program, VtaConfig())
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.emit import Addresses, emit
 from cpembed.backends.vta.encoding import pack_uops
@@ -59,8 +61,11 @@ class LoweredVta:
         return replace(self.nest.acc.packed, dtype=self.tail.dtype)
 
     def pack(self, name: str, array: Array) -> Array:
-        """An input in the layout that main memory holds; weights can be packed ahead."""
-        tensor = next(tensor for tensor in self.nest.factors if tensor.name == name)
+        """An input in the layout that main memory holds; weights can be packed ahead.
+
+        ``O.bias`` names the bias of an output ``O``, over the dimensions that the tail gives it.
+        """
+        tensor = next(tensor for tensor in self.nest.inputs if tensor.name == name)
         return pack(tensor.packed, array)
 
     def image(self, packed: Mapping[str, Array]) -> VtaProgram:
@@ -68,14 +73,14 @@ class LoweredVta:
         size = max(tensor.offset + tensor.size_bytes for tensor in self.tensors.values())
         memory = np.zeros(size, np.uint8)
         program = VtaProgram(self.nest.config, self.instructions, memory, self.tensors)
-        for tensor in self.nest.factors:
+        for tensor in self.nest.inputs:
             program.tensor(tensor.name)[:] = packed[tensor.name]
         program.tensor("uops")[:] = self.uops
         return program
 
     def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
         """The program for inputs in their original layouts."""
-        return self.image({t.name: self.pack(t.name, inputs[t.name]) for t in self.nest.factors})
+        return self.image({t.name: self.pack(t.name, inputs[t.name]) for t in self.nest.inputs})
 
     def combine(self, program: VtaProgram, dram: NDArray[np.uint8]) -> Array:
         """The packed output from the memory that a run leaves."""
@@ -104,8 +109,8 @@ def lower(
     Raises :class:`LoweringError` where the program's tiles are not the configuration's, or the
     schedule does not fit.
     """
-    nest = tile_nest(program, config)
     ending = tail or requantized_for(_workload(program))
+    nest = with_bias(tile_nest(program, config), ending.bias)
     chosen = schedule or default_schedule(nest, ending)
     tensors = _placed(nest, ending)
     emitted = emit(nest, chosen, ending, _addresses(nest, ending, tensors))
@@ -133,7 +138,7 @@ def _placed(nest: TileNest, tail: Tail) -> dict[str, Tensor]:
         found[name] = Tensor(-(-end // PAGE) * PAGE, shape, dtype)
         end = found[name].offset + found[name].size_bytes
 
-    for tensor in nest.factors:
+    for tensor in nest.inputs:
         place(tensor.name, tensor.packed.shape, tensor.packed.dtype)
     for name in _output_names(nest, tail):
         place(name, nest.acc.packed.shape, "int8")
@@ -149,4 +154,5 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
         return element(tensor.name, tensor.memory)
 
     outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
-    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, element("uops", Memory.UOP))
+    bias = 0 if nest.bias is None else factor(nest.bias)
+    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, element("uops", Memory.UOP), bias)

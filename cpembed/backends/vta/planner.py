@@ -28,6 +28,9 @@ DEFAULT_MEMORY = MemorySystem()
 FETCH_CYCLES = 3
 """Per instruction, on the channel that the loads use."""
 
+BIAS_PASSES = 2
+"""Cycles of an addition of two accumulators."""
+
 SLOTS = (2, 4)
 """Regions of INP and of WGT in SRAM at a time, with two threads."""
 
@@ -137,6 +140,8 @@ def estimate(
     passes = 1 + sum(map(len, tail.phases))
     ending = passes * (PIPELINE + acc)
     store = len(tail.phases) * _store_cycles(acc, config, memory)
+    if nest.bias is not None:
+        ending = ending + BIAS_PASSES * acc
     if len(tail.phases) > 1:
         # Each further phase of the ALU waits for the stores before it.
         ending = ending + store
@@ -153,9 +158,12 @@ def estimate(
 
 def _fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
     """Which schedules' regions fit their buffers; a little strict where an access has digits."""
-    fits = np.ones(len(next(iter(sizes.values()))), dtype=bool)
-    for tensor, copies in zip((*nest.factors, nest.acc), (*form.slots, form.threads), strict=True):
-        fits &= copies * _region(tensor, sizes) <= nest.config.elements(tensor.memory)
+    acc = form.threads * _region(nest.acc, sizes)
+    if nest.bias is not None:
+        acc = acc + _region(nest.bias, sizes)
+    fits = acc <= nest.config.elements(Memory.ACC)
+    for tensor, slots in zip(nest.factors, form.slots, strict=True):
+        fits &= slots * _region(tensor, sizes) <= nest.config.elements(tensor.memory)
     return fits
 
 
@@ -261,7 +269,7 @@ def lower_bound(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_MEMOR
     """Cycles that no schedule of a nest can beat: the compute module's, an execution or ALU
     operation each, or the load module's with each operand loaded once."""
     calls = math.prod(nest.extents.values())
-    passes = 1 + sum(map(len, tail.phases))
+    passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
     beats = [
         tensor.tiles * -(-nest.config.element_bytes(tensor.memory) // memory.beat_bytes)
         for tensor in nest.factors

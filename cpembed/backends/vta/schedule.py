@@ -82,14 +82,15 @@ def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
 def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int]]:
     """Elements that a schedule takes of each buffer, and those that the buffer has."""
     tile = {name: (0, size) for name, size in schedule.tiles.items()}
-    copies = zip((*nest.factors, nest.acc), (*schedule.slots, schedule.threads), strict=True)
-    return {
-        tensor.memory: (
-            count * region_of(tensor, tile).tiles,
-            nest.config.elements(tensor.memory),
-        )
-        for tensor, count in copies
-    }
+    inp, wgt = (
+        count * region_of(tensor, tile).tiles
+        for tensor, count in zip(nest.factors, schedule.slots, strict=True)
+    )
+    acc = schedule.threads * region_of(nest.acc, tile).tiles
+    if nest.bias is not None:
+        acc += region_of(nest.bias, tile).tiles
+    needed = {Memory.INP: inp, Memory.WGT: wgt, Memory.ACC: acc}
+    return {memory: (count, nest.config.elements(memory)) for memory, count in needed.items()}
 
 
 def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,16 @@ MAX_SHIFT = 31
 
 @dataclass(frozen=True)
 class Requantized:
-    """``clip(acc >> shift, low, high)`` as int8."""
+    """``clip((acc + bias) >> shift, low, high)`` as int8.
+
+    ``bias`` lists the dimensions of the output that the bias has, ``(1,)`` for one value per
+    channel of NCHW; none: there is no bias.
+    """
 
     shift: int
     low: int = -128
     high: int = 127
+    bias: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.shift <= MAX_SHIFT:
@@ -52,14 +57,19 @@ class Requantized:
         """The result from the bytes of each STORE."""
         return stored[0]
 
-    def reference(self, exact: Array) -> Array:
-        """The result from the exact int32 output."""
+    def reference(self, exact: Array, bias: Array | None = None) -> Array:
+        """The result from the exact int32 output, and the bias over its dimensions."""
+        if bias is not None:
+            absent = [axis for axis in range(exact.ndim) if axis not in self.bias]
+            exact = exact + np.expand_dims(bias, absent)
         return np.clip(exact >> self.shift, self.low, self.high).astype(np.int8)
 
 
 @dataclass(frozen=True)
 class Exact:
     """All 32 bits, stored byte by byte: four times the stores, which wait for each shift."""
+
+    bias: ClassVar[tuple[int, ...]] = ()
 
     @property
     def dtype(self) -> str:
@@ -80,6 +90,8 @@ class Exact:
 @dataclass(frozen=True)
 class Truncated:
     """The low eight bits: the result of a computation in int8."""
+
+    bias: ClassVar[tuple[int, ...]] = ()
 
     @property
     def dtype(self) -> str:

@@ -67,13 +67,19 @@ class TileTensor:
 
 @dataclass(frozen=True)
 class TileNest:
-    """``for loops: acc[dst] += inp[src] * wgt[w]`` over tile tensors."""
+    """``for loops: acc[dst] += inp[src] * wgt[w]`` over tile tensors; ``bias`` is added once."""
 
     config: VtaConfig
     loops: tuple[Loop, ...]
     inp: TileTensor
     wgt: TileTensor
     acc: TileTensor
+    bias: TileTensor | None = None
+
+    @property
+    def inputs(self) -> tuple[TileTensor, ...]:
+        """What main memory holds before the program runs."""
+        return self.factors if self.bias is None else (*self.factors, self.bias)
 
     @property
     def factors(self) -> tuple[TileTensor, TileTensor]:

@@ -28,7 +28,13 @@ TAILS = (Requantized(9), Exact(), Truncated())
 def check(lowered: LoweredVta, layer: Computation, seed: int = 0) -> None:
     """A lowered program on random inputs against numpy."""
     inputs = random_inputs(layer, seed)
-    expected = lowered.tail.reference(reference(layer, inputs))
+    exact = reference(layer, inputs)
+    expected = lowered.tail.reference(exact)
+    if lowered.nest.bias is not None:
+        bias = lowered.nest.bias.packed
+        spread = np.random.default_rng(seed).integers(-(2**16), 2**16, bias.original_shape)
+        inputs[bias.name] = spread.astype(np.int32)
+        expected = lowered.tail.reference(exact, inputs[bias.name])
     image = lowered.build(inputs)
     assert not violations(image)
     for policy in POLICIES:
