@@ -40,9 +40,9 @@ INSTRUCTION = (
 for DRAM, else it takes ``duration``. ``lead``: cycles until the first command; ``latency``: from
 the bus to SRAM; pads are written while no data arrives, ``skipped`` rows pass in between."""
 
-EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat", "commanded")
+EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat")
 """What it finds out: fetched, issued, complete (the next one's issue), the module free; beats of
-its first and last burst; its first command. Absent beats are -1."""
+its first and last burst. Absent beats are -1."""
 
 SETTING = (
     "count",
@@ -53,10 +53,9 @@ SETTING = (
     "queued",
     "batch",
     "drain",
-    "first",
 )
 """``batch``: instructions fetched at once; ``drain``: cycles from the last beat of a batch to its
-first instruction's dispatch; ``first``: the first command of all."""
+first instruction's dispatch."""
 
 CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
 """Who reads DRAM, the highest priority first."""
@@ -329,7 +328,6 @@ class _Source:
         self._burst()
         with nested(f"if {_m('beats')} == 0:"):
             line(f"{_e('first_beat', _HEAD)} = {_s('served')} + 1")
-            line(f"{_e('commanded', _HEAD)} = {_s('time')}")
         line(f"{_m('beats')} = {_m('beats')} + {_s('beats')}")
         line(f"{_m('at')} = {_m('at')} + {_s('beats')}")
         line(f"{_m('request')} = {_s('time')} + 2")

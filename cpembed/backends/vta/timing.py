@@ -166,13 +166,12 @@ def _run(
         "queued": QUEUED_INSTRUCTIONS,
         "batch": memory.fetched_at_once,
         "drain": 5 if memory.wide_fetch else 2,
-        "first": 3 if memory.wide_fetch else 2,
     }
     events = _filled(np.full((count, len(EVENT)), -1))
     batches = _filled(np.zeros((count, 2)))
     state = _filled(np.zeros(event_loop.state_size()))
     state[event_loop.state_index("fetch_state")] = 1 if count else 0
-    state[event_loop.state_index("fetch_time")] = settings["first"]
+    state[event_loop.state_index("fetch_time")] = 3 if memory.wide_fetch else 2
     arrays = (
         _filled(np.array([settings[name] for name in SETTING])),
         table,
