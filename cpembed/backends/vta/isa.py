@@ -1,6 +1,6 @@
 """VTA's instructions as values; their 128-bit encoding is in :mod:`cpembed.backends.vta.encoding`.
 
-After the VTA hardware repository (apache/tvm-vta): ``include/vta/hw_spec.h`` and the hardware guide.
+After the VTA hardware repository (apache/tvm-vta): ``hw_spec.h`` and the hardware guide.
 Addresses and sizes count *elements* of a memory, an element being one tile of it.
 """
 
