@@ -7,7 +7,6 @@ must wait for what goes to :class:`~cpembed.backends.vta.tokens.Dependences`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +25,9 @@ from cpembed.backends.vta.isa import (
     Store,
 )
 from cpembed.backends.vta.legality import uops_kept
-from cpembed.backends.vta.regions import Region, is_empty, loads, region_of, stores
-from cpembed.backends.vta.schedule import Schedule, Step, check_schedule, occupancy, steps
+from cpembed.backends.vta.regions import Region, Tile, is_empty, loads, region_of, stores
+from cpembed.backends.vta.schedule import Schedule, Step, check_schedule, largest_regions, steps
+from cpembed.backends.vta.sram import MicroOps, Ring, Slot
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor
 from cpembed.backends.vta.tokens import Dependences
@@ -58,105 +58,39 @@ def emit(nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses) -
 
     Raises :class:`LoweringError` where the schedule does not belong to the nest or does not fit.
     """
-    check_schedule(nest, schedule)
-    emitter = _Emitter(nest, schedule, tail, addresses)
+    emitter = Emitter(nest, schedule, tail, addresses)
     for step in steps(nest, schedule):
         emitter.step(step)
-    emitter.program.append(Finish())
-    return Emitted(emitter.program.instructions(), emitter.uops.image)
+    return emitter.emitted()
 
 
-@dataclass
-class _Slot:
-    """A part of INP or WGT: what lies there, the LOAD that completed it, its last GEMM."""
+class Emitter:
+    """A program under construction: the operations of a tile nest append their instructions."""
 
-    base: int
-    holds: Region | None = None
-    loaded: int | None = None
-    used: int | None = None
-
-
-class _Ring:
-    """The slots of a buffer, the one used longest ago first."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self._slots = [_Slot(k * size) for k in range(count)]
-
-    def find(self, region: Region) -> tuple[_Slot, bool]:
-        """The slot that holds a region, or the one to overwrite with it."""
-        held = next((slot for slot in self._slots if slot.holds == region), None)
-        slot = held or self._slots[0]
-        self._slots.remove(slot)
-        self._slots.append(slot)
-        return slot, held is not None
-
-
-class _Uops:
-    """Micro-ops in main memory and in SRAM, each list once.
-
-    SRAM is filled from its start; where a list does not fit, it is filled from its start again:
-    loads of micro-ops and what uses them execute in order in one module.
-    """
-
-    def __init__(self, program: Dependences, capacity: int, dram: int) -> None:
-        self._program = program
-        self._capacity = capacity
-        self._dram = dram
-        self._lists: list[Indices] = []
-        self._length = 0
-        self._stored: dict[bytes, int] = {}
-        self._resident: dict[bytes, int] = {}
-        self._free = 0
-
-    @property
-    def image(self) -> Indices:
-        """Every list, as it lies in main memory."""
-        return np.concatenate([np.empty((0, 3), np.int64), *self._lists])
-
-    def place(self, uops: Indices) -> int:
-        """Where in SRAM a list lies, after loading it if need be."""
-        key = uops.tobytes()
-        if key in self._resident:
-            return self._resident[key]
-        if key not in self._stored:
-            self._stored[key] = self._length
-            self._lists.append(uops)
-            self._length += len(uops)
-        count = len(uops)
-        if self._free + count > self._capacity:
-            self._resident.clear()
-            self._free = 0
-        at = self._resident[key] = self._free
-        self._free += count
-        self._program.append(Load(Memory.UOP, at, self._dram + self._stored[key], 1, count, count))
-        return at
-
-
-class _Emitter:
     def __init__(
         self, nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses
     ) -> None:
+        check_schedule(nest, schedule)
         self.program = Dependences()
         config = nest.config
         self._nest = nest
         self._tail = tail
         self._uop_limit = uops_kept(config)
-        self.uops = _Uops(self.program, self._uop_limit, addresses.uops)
+        self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
         self._dram = {
             Memory.INP: addresses.inp,
             Memory.WGT: addresses.wgt,
             Memory.ACC: addresses.bias,
         }
         self._outputs = addresses.outputs
-        taken = {memory: needed for memory, (needed, _) in occupancy(nest, schedule).items()}
+        taken = largest_regions(nest, schedule)
         self._rings = {
-            tensor.memory: _Ring(count, taken[tensor.memory] // count)
+            tensor.memory: Ring(count, taken[tensor.memory])
             for tensor, count in zip(nest.factors, schedule.slots, strict=True)
         }
-        tile = {name: (0, size) for name, size in schedule.tiles.items()}
-        half = region_of(nest.acc, tile).tiles
+        half = taken[Memory.ACC]
         self._accumulators = [thread * half for thread in range(schedule.threads)]
-        self._bias = _Slot(schedule.threads * half)
+        self._bias = Slot(schedule.threads * half)
         self._written: list[int | None] = [None] * schedule.threads
         """The last instruction since its reset that wrote a half, other than the reset."""
         self._stored: list[int | None] = [None] * schedule.threads
@@ -164,56 +98,69 @@ class _Emitter:
         self._kernels: dict[object, list[Kernel]] = {}
         self._digits = _digit_loops(nest)
 
+    def emitted(self) -> Emitted:
+        """End the program."""
+        self.program.append(Finish())
+        return Emitted(self.program.instructions(), self.uops.image)
+
     def step(self, step: Step) -> None:
-        acc = region_of(self._nest.acc, step.tile)
+        """Everything of one step."""
+        if step.begins:
+            self.reset(step.thread, step.tile)
+        for tensor in self._nest.factors:
+            self.load(tensor, step.tile)
+        self.multiply(step.thread, step.tile)
+        if step.ends:
+            self.finish(step.thread, step.tile)
+
+    def reset(self, thread: int, tile: Tile) -> None:
+        """Clear a thread's accumulators, once the stores of their last contents are done."""
+        stored, self._written[thread] = self._stored[thread], None
+        acc = region_of(self._nest.acc, tile)
         if is_empty(acc):
             return
-        if step.begins:
-            self._reset(step.thread, acc)
-        inp, wgt = (region_of(tensor, step.tile) for tensor in self._nest.factors)
-        if not is_empty(inp) and not is_empty(wgt):
-            self._multiply(step, acc, inp, wgt)
-        if step.ends:
-            if self._nest.bias is not None:
-                self._add(step.thread, acc, region_of(self._nest.bias, step.tile))
-            self._finish(step.thread, acc)
-
-    def _reset(self, thread: int, acc: Region) -> None:
-        stored, self._written[thread] = self._stored[thread], None
         for first, count in _runs(self._accumulators[thread], acc.tiles):
             begin = self.uops.place(np.array([[first, 0, 0]]))
             self.program.append(
                 Gemm(begin, begin + 1, 1, count, Factors(0, int(count > 1)), reset=True), stored
             )
 
-    def _multiply(self, step: Step, acc: Region, inp: Region, wgt: Region) -> None:
-        slots = [self._loaded(region) for region in (inp, wgt)]
-        bases = (self._accumulators[step.thread], slots[0].base, slots[1].base)
-        for kernel in self._kernel(step.tile, (acc, inp, wgt), bases):
+    def load(self, tensor: TileTensor, tile: Tile) -> None:
+        """Bring a factor's region to SRAM, unless it is there or the step multiplies nothing."""
+        if not self._is_idle(tile):
+            self._held(region_of(tensor, tile))
+
+    def _is_idle(self, tile: Tile) -> bool:
+        """Whether a step has only zeros to multiply, or nothing of its result is kept."""
+        tensors = (*self._nest.factors, self._nest.acc)
+        return any(is_empty(region_of(tensor, tile)) for tensor in tensors)
+
+    def multiply(self, thread: int, tile: Tile) -> None:
+        """The products of a step, whose regions :meth:`load` has brought."""
+        if self._is_idle(tile):
+            return
+        acc = region_of(self._nest.acc, tile)
+        inp, wgt = (region_of(tensor, tile) for tensor in self._nest.factors)
+        slots = [self._held(region) for region in (inp, wgt)]
+        bases = (self._accumulators[thread], slots[0].base, slots[1].base)
+        for kernel in self._kernel(tile, (acc, inp, wgt), bases):
             begin = self.uops.place(kernel.uops)
+            end = begin + len(kernel.uops)
             number = self.program.append(
-                Gemm(
-                    begin,
-                    begin + len(kernel.uops),
-                    kernel.outer,
-                    kernel.inner,
-                    kernel.dst,
-                    kernel.src,
-                    kernel.wgt,
-                ),
+                Gemm(begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src, kernel.wgt),
                 *(slot.loaded for slot in slots),
             )
-            self._written[step.thread] = number
+            self._written[thread] = number
             for slot in slots:
                 slot.used = number
 
-    def _loaded(self, region: Region) -> _Slot:
+    def _held(self, region: Region) -> Slot:
         slot, is_held = self._rings[region.tensor.memory].find(region)
         if not is_held:
             self._load(region, slot)
         return slot
 
-    def _load(self, region: Region, slot: _Slot) -> None:
+    def _load(self, region: Region, slot: Slot) -> None:
         memory = region.tensor.memory
         for box in loads(region):
             load = Load(
@@ -233,7 +180,7 @@ class _Emitter:
 
     def _kernel(
         self,
-        tile: Mapping[str, tuple[int, int]],
+        tile: Tile,
         regions: tuple[Region, Region, Region],
         bases: tuple[int, int, int],
     ) -> list[Kernel]:
@@ -250,20 +197,18 @@ class _Emitter:
             self._load(bias, self._bias)
         for kernel in bias_kernels(acc, bias, self._accumulators[thread], self._bias.base):
             begin = self.uops.place(kernel.uops)
+            end = begin + len(kernel.uops)
             self._written[thread] = self.program.append(
-                Alu(
-                    AluOp.ADD,
-                    begin,
-                    begin + len(kernel.uops),
-                    kernel.outer,
-                    kernel.inner,
-                    kernel.dst,
-                    kernel.src,
-                )
+                Alu(AluOp.ADD, begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src)
             )
 
-    def _finish(self, thread: int, acc: Region) -> None:
-        """Each phase of the tail with its stores; a phase waits for the stores before it."""
+    def finish(self, thread: int, tile: Tile) -> None:
+        """The bias, then each phase of the tail with its stores, which the next one waits for."""
+        acc = region_of(self._nest.acc, tile)
+        if is_empty(acc):
+            return
+        if self._nest.bias is not None:
+            self._add(thread, acc, region_of(self._nest.bias, tile))
         base = self._accumulators[thread]
         stored: int | None = None
         for phase, output in zip(self._tail.phases, self._outputs, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.isa import Factors, Memory
-from cpembed.backends.vta.regions import Interval, Region
+from cpembed.backends.vta.regions import Region, Tile
 from cpembed.backends.vta.tiles import TileNest
 from cpembed.ir.computation import AxisKind
 
@@ -59,7 +59,7 @@ _NONE = _Iteration((), 1, (0, 0, 0))
 
 def gemm_kernels(
     nest: TileNest,
-    tile: Mapping[str, Interval],
+    tile: Tile,
     regions: tuple[Region, Region, Region],
     bases: tuple[int, int, int],
     uop_limit: int,
@@ -91,7 +91,7 @@ def _kernel(uops: Indices, outer: _Iteration, inner: _Iteration) -> Kernel:
 
 
 def _iterations(
-    nest: TileNest, tile: Mapping[str, Interval], regions: tuple[Region, Region, Region]
+    nest: TileNest, tile: Tile, regions: tuple[Region, Region, Region]
 ) -> list[_Iteration]:
     """Loops that an instruction can iterate over: alone, or several that are one."""
     digits = {
@@ -130,7 +130,7 @@ def _factor_limits(config: VtaConfig) -> tuple[int, int, int]:
 
 def _uops(
     nest: TileNest,
-    tile: Mapping[str, Interval],
+    tile: Tile,
     regions: tuple[Region, Region, Region],
     bases: tuple[int, int, int],
     iterated: set[str],

@@ -17,6 +17,8 @@ from cpembed.ir.index import IndexExpr
 
 Interval = tuple[int, int]
 """First value and number of values of a loop within a tile."""
+Tile = Mapping[str, Interval]
+"""Each loop's interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class _Run:
         return bool(self.before or self.after)
 
 
-def region_of(tensor: TileTensor, tile: Mapping[str, Interval]) -> Region:
+def region_of(tensor: TileTensor, tile: Tile) -> Region:
     """What a tensor is accessed at while each loop runs over its interval: the smallest box."""
     spans: list[Span] = []
     for k, index in enumerate(tensor.access):
@@ -108,7 +110,7 @@ def region_of(tensor: TileTensor, tile: Mapping[str, Interval]) -> Region:
     return Region(tensor, tuple(spans))
 
 
-def _span(index: IndexExpr, tile: Mapping[str, Interval]) -> tuple[int, int, int]:
+def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
     """Smallest value, common step and number of values of an index over a tile."""
     if not index.is_affine:
         return _enumerated_span(index, tile)
@@ -126,7 +128,7 @@ def _span(index: IndexExpr, tile: Mapping[str, Interval]) -> tuple[int, int, int
     return low, step, reach // step + 1
 
 
-def _enumerated_span(index: IndexExpr, tile: Mapping[str, Interval]) -> tuple[int, int, int]:
+def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
     grids = np.ix_(*(np.arange(f, f + n, dtype=np.int64) for f, n in _intervals(index, tile)))
     values = np.unique(index.evaluate(dict(zip(index.iterators, grids, strict=True))))
     low, high = int(values[0]), int(values[-1])
@@ -134,7 +136,7 @@ def _enumerated_span(index: IndexExpr, tile: Mapping[str, Interval]) -> tuple[in
     return low, step, (high - low) // step + 1
 
 
-def _intervals(index: IndexExpr, tile: Mapping[str, Interval]) -> list[Interval]:
+def _intervals(index: IndexExpr, tile: Tile) -> list[Interval]:
     return [tile[name] for name in index.iterators]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cpembed.backends.vta.isa import Memory
-from cpembed.backends.vta.regions import Interval, region_of
-from cpembed.backends.vta.tiles import TileNest
+from cpembed.backends.vta.regions import Interval, Tile, region_of
+from cpembed.backends.vta.tiles import TileNest, TileTensor
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 
@@ -36,7 +36,7 @@ class Step:
     """A part of an output tile's reduction: each loop's interval, the half of the accumulators
     (``thread``), and whether it begins and ends the reduction."""
 
-    tile: Mapping[str, Interval]
+    tile: Tile
     thread: int
     begins: bool
     ends: bool
@@ -81,16 +81,42 @@ def _mismatch(nest: TileNest, schedule: Schedule) -> str | None:
 
 def occupancy(nest: TileNest, schedule: Schedule) -> dict[Memory, tuple[int, int]]:
     """Elements that a schedule takes of each buffer, and those that the buffer has."""
-    tile = {name: (0, size) for name, size in schedule.tiles.items()}
+    largest = largest_regions(nest, schedule)
+    acc = schedule.threads * largest[Memory.ACC]
+    if nest.bias is not None:
+        acc += _largest(nest, nest.bias, schedule)
     inp, wgt = (
-        count * region_of(tensor, tile).tiles
+        count * largest[tensor.memory]
         for tensor, count in zip(nest.factors, schedule.slots, strict=True)
     )
-    acc = schedule.threads * region_of(nest.acc, tile).tiles
-    if nest.bias is not None:
-        acc += region_of(nest.bias, tile).tiles
     needed = {Memory.INP: inp, Memory.WGT: wgt, Memory.ACC: acc}
     return {memory: (count, nest.config.elements(memory)) for memory, count in needed.items()}
+
+
+def largest_regions(nest: TileNest, schedule: Schedule) -> dict[Memory, int]:
+    """Elements of the largest region of each operand."""
+    tensors = (*nest.factors, nest.acc)
+    return {tensor.memory: _largest(nest, tensor, schedule) for tensor in tensors}
+
+
+def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
+    """Regions of equal tiles are equal, unless an access has digits of a loop: then every tile of
+    that loop is looked at."""
+    digits = {
+        name
+        for index in tensor.access
+        for term in index.terms
+        if not term.is_affine
+        for name in term.iterators
+    }
+    cuts = [
+        _intervals(nest.extents[name], size) if name in digits else [(0, size)]
+        for name, size in schedule.tiles.items()
+    ]
+    return max(
+        region_of(tensor, dict(zip(schedule.tiles, place, strict=True))).tiles
+        for place in itertools.product(*cuts)
+    )
 
 
 def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.isa import Memory
+from cpembed.backends.vta.machine import SCOPES
 from cpembed.errors import LoweringError
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
@@ -23,7 +24,7 @@ MAX_PAD = 15
 MAX_STRIDE = 0xFFFF
 """DRAM elements at most between two rows of a transfer."""
 
-SCOPES = {"vta.inp": Memory.INP, "vta.wgt": Memory.WGT, "vta.acc": Memory.ACC}
+_MEMORIES = {scope: memory for memory, scope in SCOPES.items()}
 """Memory by the scope that a hardware specification names."""
 
 
@@ -101,12 +102,12 @@ def tile_nest(program: DerivedProgram, config: VtaConfig) -> TileNest:
     tensors: dict[Memory, TileTensor] = {}
     for operand in program.instruction.computation.operands:
         scope = program.instruction.memory[operand.name].scope
-        if scope not in SCOPES:
+        if scope not in _MEMORIES:
             raise LoweringError(
                 f"operand {operand.name} of {program.instruction.name} is in {scope}: "
-                f"VTA has {', '.join(SCOPES)}"
+                f"VTA has {', '.join(_MEMORIES)}"
             )
-        memory = SCOPES[scope]
+        memory = _MEMORIES[scope]
         tensors[memory] = _tensor(program.role(operand.name), memory, loops, config)
     extents = {loop.name: loop.extent for loop in program.loops}
     inp = _cropped_input(_thinned(tensors[Memory.INP], extents))

@@ -1,0 +1,219 @@
+"""Estimates of schedules, many at once: arrays have an entry for each choice of tile sizes.
+
+Cycles of the compute, load and store modules by the cycle table of VTA's RTL, each alone; with two
+threads they overlap and the slowest one decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.backends.vta.config import VtaConfig
+from cpembed.backends.vta.isa import Memory
+from cpembed.backends.vta.schedule import Schedule
+from cpembed.backends.vta.tail import Tail
+from cpembed.backends.vta.tiles import TileNest, TileTensor
+from cpembed.backends.vta.timing import PIPELINE, MemorySystem
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr
+
+LOAD_OVERHEAD = 7
+"""Cycles of a LOAD beside the delay of main memory and its beats."""
+FETCH_CYCLES = 3
+"""Per instruction, on the channel that the loads use."""
+BIAS_PASSES = 2
+"""Cycles of an addition of two accumulators."""
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Everything of a schedule but its tile sizes."""
+
+    order: tuple[str, ...]
+    threads: int
+    thread_loop: str | None
+    slots: tuple[int, int]
+
+    def schedule(self, tiles: dict[str, int]) -> Schedule:
+        return Schedule(tiles, self.order, self.threads, self.thread_loop, self.slots)
+
+
+def estimate(
+    nest: TileNest, form: Form, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+) -> NDArray[np.float64]:
+    """Cycles of schedules, infinite where one does not fit.
+
+    Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
+    its products and the next one's loads; with more slots only the sums count.
+    """
+    config = nest.config
+    trips = _trips(nest, form, sizes)
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    steps = _product([count for _, count in trips])
+    outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
+    acc = _region(nest.acc, sizes)
+    loads: list[tuple[Counts, Counts]] = []
+    for tensor, slots in zip(nest.factors, form.slots, strict=True):
+        region = _region(tensor, sizes)
+        beats = -(-config.element_bytes(tensor.memory) // memory.beat_bytes)
+        one = region * beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * _transfers(
+            tensor, sizes
+        )
+        loads.append((_loads(tensor, trips, slots), one))
+    compute = _product(list(sizes.values())) + PIPELINE
+    passes = 1 + sum(map(len, tail.phases))
+    ending = passes * (PIPELINE + acc)
+    store = len(tail.phases) * _store_cycles(acc, config, memory)
+    if nest.bias is not None:
+        ending = ending + BIAS_PASSES * acc
+    if len(tail.phases) > 1:
+        # Each further phase of the ALU waits for the stores before it.
+        ending = ending + store
+    load = sum(count * one for count, one in loads)
+    fetch = FETCH_CYCLES * steps
+    if form.threads == 1:
+        cycles = load + steps * compute + outputs * (ending + store)
+    else:
+        overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
+        cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
+        cycles = cycles + sum(one for _, one in loads) + ending
+    return np.where(fits(nest, form, sizes), (cycles + fetch).astype(np.float64), np.inf)
+
+
+def fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+    """Which schedules' regions fit their buffers; a little strict where an access has digits."""
+    acc = form.threads * _region(nest.acc, sizes)
+    if nest.bias is not None:
+        acc = acc + _region(nest.bias, sizes)
+    found = acc <= nest.config.elements(Memory.ACC)
+    for tensor, slots in zip(nest.factors, form.slots, strict=True):
+        found &= slots * _region(tensor, sizes) <= nest.config.elements(tensor.memory)
+    return found
+
+
+def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
+    """Cycles of steps, each the longer of its products and the loads of the step after it: some
+    load both operands, some the one that is loaded more often, the others none."""
+    (first, one), (second, other) = loads
+    both = np.minimum(first, second)
+    either = np.where(first > second, one, other)
+    most = np.maximum(first, second)
+    return (
+        both * np.maximum(compute, one + other)
+        + (most - both) * np.maximum(compute, either)
+        + (steps - most) * compute
+    )
+
+
+def _store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
+    """Of the STORE of a region: each burst costs as much as its tiles, once more."""
+    burst = max(1, memory.beat_bytes * memory.burst_beats // config.element_bytes(Memory.OUT))
+    return 3 * acc + 3 * -(-acc // burst) + 1
+
+
+def _product(counts: Sequence[Counts]) -> Counts:
+    total = np.ones(len(counts[0]) if counts else 1, np.int64)
+    for count in counts:
+        total = total * count
+    return total
+
+
+def _trips(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
+    """The loops over tiles, outermost first, each with its number of iterations."""
+    trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
+    if form.thread_loop is None:
+        return trips
+    pairs = [(name, -(-count // 2) if name == form.thread_loop else count) for name, count in trips]
+    count = dict(trips)[form.thread_loop]
+    return [*pairs, (form.thread_loop, np.minimum(count, 2))]
+
+
+def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
+    """How often a region is loaded: a loop that it does not depend on costs nothing while all its
+    regions inside that loop lie in the slots."""
+    own = {name for index in tensor.access for name in index.iterators}
+    distinct = loads = np.ones_like(trips[0][1])
+    for name, count in reversed(trips):
+        if name in own:
+            distinct, loads = distinct * count, loads * count
+        else:
+            loads = np.where(distinct <= slots, loads, loads * count)
+    return loads
+
+
+def _region(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+    """Tiles of a region, by the sizes of the loops' tiles."""
+    counts = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
+    return _product([next(iter(sizes.values())) * 0 + 1, *counts])
+
+
+def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]) -> Counts:
+    zero = next(iter(sizes.values())) * 0
+    step, reach = zero, zero
+    for term in index.terms:
+        walked = math.prod(sizes[name] for name in term.iterators)
+        coefficient = abs(term.coefficient)
+        # A digit may take one value more than its loop's tile has whole steps, and may start over.
+        values = -(-(walked - 1) // term.divisor)
+        if term.modulus is not None:
+            values = np.where(values > 0, term.modulus - 1, 0)
+        step = np.gcd(step, np.where(values > 0, coefficient, 0))
+        reach = reach + coefficient * values
+    if k == tensor.padded_x:
+        step = np.minimum(step, 1)
+    return reach // np.maximum(step, 1) + 1
+
+
+def _transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+    """Transfers of a region: one for all dimensions beyond its two innermost longer ones."""
+    spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
+    runs = np.ones_like(next(iter(sizes.values())))
+    # Dimensions that continue each other, from the innermost, and then one more, are a transfer.
+    seen = np.zeros_like(runs)
+    joins = np.ones_like(runs, dtype=bool)
+    for k in reversed(range(len(spans))):
+        longer = spans[k] > 1
+        own = longer & ~(joins & (seen > 0))
+        seen = seen + own
+        runs = np.where(longer & (seen > 2), runs * spans[k], runs)
+        whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
+        joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))
+    return runs
+
+
+def lower_bound(nest: TileNest, tail: Tail, memory: MemorySystem) -> int:
+    """Cycles that no schedule of a nest can beat: the compute module's, for each execution that
+    multiplies more than zeros and each ALU operation, or the load module's with each operand
+    loaded once."""
+    passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
+    beats = [
+        tensor.tiles * -(-nest.config.element_bytes(tensor.memory) // memory.beat_bytes)
+        for tensor in nest.factors
+    ]
+    return max(_executions(nest) + passes * nest.acc.tiles, sum(beats))
+
+
+def _executions(nest: TileNest) -> int:
+    """Points of the loops whose input tile lies in main memory.
+
+    Dimensions of the input that share no loop are counted apart; where they do, all are counted.
+    """
+    total = math.prod(nest.extents.values())
+    seen: set[str] = set()
+    for index, size in zip(nest.inp.access, nest.inp.shape, strict=True):
+        names = index.iterators
+        if not names or seen & set(names):
+            continue
+        seen |= set(names)
+        grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
+        position = index.evaluate(dict(zip(names, grids, strict=True)))
+        inside = int(((position >= 0) & (position < size)).sum())
+        total = total * inside // position.size
+    return total
