@@ -26,9 +26,13 @@ def node_maps(
     domain: Mapping[str, int],
     extents: Mapping[str, int],
     budget: int = 3_000,
+    most: int = 1_000_000,
 ) -> Iterator[NodeMap]:
-    """All maps of operations to distinct points of the domain that respect the dataflow."""
-    tried = 0
+    """All maps of operations to distinct points of the domain that respect the dataflow.
+
+    Raises :class:`TooLarge` after ``budget`` partial maps or ``most`` whole ones.
+    """
+    tried = whole = 0
     axes = [axis.name for axis in problem.workload.axes]
     grid = {name: array.ravel() for name, array in point_grid(problem.instruction, extents).items()}
     size = next(iter(grid.values())).size
@@ -49,7 +53,11 @@ def node_maps(
     images: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in problem.pairs]
 
     def extend(n: int) -> Iterator[NodeMap]:
+        nonlocal tried, whole
         if n == size:
+            whole += 1
+            if whole > most:
+                raise TooLarge
             shape = tuple(extents[axis.name] for axis in problem.instruction.axes)
             points = np.array(chosen, np.int64).T.reshape(len(axes), *shape)
             found = from_points(problem, extents, points)
@@ -58,7 +66,6 @@ def node_maps(
             if found is not None:
                 yield found
             return
-        nonlocal tried
         tried += 1
         if tried > budget:
             raise TooLarge
@@ -89,15 +96,17 @@ def node_maps(
     yield from extend(0)
 
 
-def solutions(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[object]:
-    """Keys of all node maps that every constraint of the set accepts."""
+def solutions(
+    problem: EmbeddingProblem, constraints: ConstraintSet, most: int = 1_000_000
+) -> set[object]:
+    """Keys of all node maps that every constraint of the set accepts; ``most`` as above."""
     found: set[object] = set()
     choices = [axis.allowed for axis in problem.instruction.axes]
     names = [axis.name for axis in problem.instruction.axes]
     domain = padded_extents(problem, constraints)
     for sizes in itertools.product(*choices):
         extents = dict(zip(names, sizes, strict=True))
-        for node_map in node_maps(problem, domain, extents):
+        for node_map in node_maps(problem, domain, extents, most=most):
             if all(c.holds(problem, node_map) for c in constraints.constraints):
                 found.add(node_map.key())
     return found

@@ -62,7 +62,7 @@ def random_target(rng: random.Random, form: str, largest: int = 256) -> Hardware
         dtypes[operand.name] = (operand.dtype,) if is_output else rng.choice(DTYPES)
         found = computation.access_maps[operand.name]
         own = sorted({n for access in found for i in access.index for n in i.iterators})
-        memory[operand.name] = _memory(rng, own, extents)
+        memory[operand.name] = _memory(rng, [axis for axis in axes if axis.name in own])
     if form == "largest":  # a maximum is stored in the type of what it is taken from
         dtypes["C"] = dtypes["A"]
     computation = computation.with_dtypes({name: types[0] for name, types in dtypes.items()})
@@ -77,15 +77,16 @@ def _axis(rng: random.Random, name: str, extent: int) -> InstructionAxis:
     return InstructionAxis(name, step, extent, step)
 
 
-def _memory(rng: random.Random, own: list[str], extents: dict[str, int]) -> OperandMemory:
-    tile = [TileDimension(name) for name in own]
+def _memory(rng: random.Random, axes: list[InstructionAxis]) -> OperandMemory:
+    """A tile over these axes in any order."""
+    tile = [TileDimension(axis.name) for axis in axes]
     rng.shuffle(tile)
+    even = {a.name for a in axes if all(extent % 2 == 0 for extent in a.allowed)}
     strides: dict[str, StrideRule] = {}
-    if tile and extents[tile[-1].axis] % 2 == 0 and len(tile) > 1 and rng.random() < 0.2:
+    if len(tile) > 1 and tile[0].axis in even and rng.random() < 0.2:
         # As AMX has it: two neighbours of the first axis inside the others.
         axis = tile[0].axis
-        if extents[axis] % 2 == 0:
-            tile = [TileDimension(axis, 2), *tile[1:], TileDimension(axis, 1, 2)]
+        tile = [TileDimension(axis, 2), *tile[1:], TileDimension(axis, 1, 2)]
     elif tile and rng.random() < 0.5:
         strides = {tile[0].axis: StrideRule.ANY}
     alignment = rng.choice([1, 1, 1, 16])

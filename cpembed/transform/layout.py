@@ -101,6 +101,7 @@ class OperandLayout:
 
     def derive(self) -> PackedOperand:
         """Apply the rewrites; ``applied`` lists them afterwards."""
+        self._check_moves()
         self._flatten()
         for name, index in self._indices.items():
             axis = _direct_axis(index)
@@ -119,6 +120,17 @@ class OperandLayout:
             self._fuse(lane, digits[lane])
         self._tile(gathered)
         return self.layout
+
+    def _check_moves(self) -> None:
+        """Every digit of the operand's lanes moves along the operand."""
+        for lane in self.lanes:
+            for digit in self.embedding.digits[lane]:
+                members = self.embedding.flattened.get(digit.axis, (digit.axis,))
+                if not any(m in index.iterators for m in members for index in self.access.index):
+                    raise TransformError(
+                        f"{self.layout.name} has one element where the instruction takes "
+                        f"{self.extents[lane]} along {lane}: no rewrite repeats it"
+                    )
 
     def _apply(self, rewrite: Rewrite) -> None:
         self.layout = rewrite.apply(self.layout, self.extents)
@@ -156,6 +168,8 @@ class OperandLayout:
 
     def _own_dimension(self, member: str) -> str:
         """The dimension that is just this axis, of its extent; taken out of a sum where need be."""
+        if sum(member in index.iterators for index in self.access.index) > 1:
+            raise self._diagonal(member)
         name, index = next((n, i) for n, i in self._indices.items() if member in i.iterators)
         position = self._position(name)
         dimension = self.layout.dimensions[position]

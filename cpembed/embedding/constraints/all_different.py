@@ -39,13 +39,26 @@ class AllDifferent(Constraint):
         outputs = model.problem.outputs
         for operand in model.elements:
             dimensions = model.present_elements(operand)
-            if operand in outputs or self.elements == "all":
+            if not dimensions and (operand in outputs or self.elements != "none"):
+                self._post_one_element(model, operand)
+            elif operand in outputs or self.elements == "all":
                 self._post_tuples(model, dimensions)
             elif self.elements == "along_axes" and dimensions:
                 for index in range(dimensions[0].ndim):
                     lines = [np.moveaxis(ids, index, -1) for ids in dimensions]
                     for line in np.ndindex(lines[0].shape[:-1]):
                         self._post_tuples(model, [ids[line] for ids in lines])
+
+    def _post_one_element(self, model: ScalarModel, operand: str) -> None:
+        """The workload's operand is one element: the instruction's must be one as well."""
+        names = model.problem.index_names[operand]
+        shape = model.problem.instruction.computation.operand(operand).shape
+        for name, size in zip(names, shape, strict=True):
+            if name is None and size > 1:
+                model.builder.exactly_one([])
+            for extent, literal in model.extent_literals.get(name or "", {}).items():
+                if extent > 1:
+                    model.forbid(literal)
 
     def _post_tuples(self, model: ScalarModel, dimensions: list[Ids]) -> None:
         if dimensions and dimensions[0].size > 1:
@@ -56,14 +69,14 @@ class AllDifferent(Constraint):
         groups = [node_map.points]
         outputs = problem.outputs
         for operand, image in node_map.elements.items():
-            if (self.elements == "all" or operand in outputs) and len(image):
+            if self.elements == "all" or operand in outputs:
                 groups.append(image)
-            elif self.elements == "along_axes" and len(image):
+            elif self.elements == "along_axes":
                 for index in range(1, image.ndim):
                     lines = np.moveaxis(image, index, -1)
                     every = np.ndindex(lines.shape[1:-1])
                     groups += [lines[(slice(None), *line)] for line in every]
-        return all(_distinct(image.reshape(len(image), -1)) for image in groups)
+        return all(_distinct(image) for image in groups)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         outputs = problem.outputs
@@ -78,8 +91,11 @@ class AllDifferent(Constraint):
         return "all_different: no operation of the workload is computed twice in one instruction"
 
 
-def _distinct(columns: Coordinates) -> bool:
-    """Whether the columns of ``(dimensions, nodes)`` are pairwise different."""
+def _distinct(images: Coordinates) -> bool:
+    """Whether the images of nodes, of shape ``(dimensions, *nodes)``, are pairwise different."""
+    columns = images.reshape(len(images), math.prod(images.shape[1:]))
+    if not len(columns):
+        return columns.shape[1] <= 1
     low = columns.min(axis=1, keepdims=True)
     sizes = (columns.max(axis=1, keepdims=True) - low + 1).ravel().tolist()
     if math.prod(sizes) < 2**62:

@@ -145,10 +145,13 @@ def make_problem(seed: int) -> tuple[EmbeddingProblem, ConstraintSet]:
             return problem, constraints
 
 
-def compare_problem(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[NodeMap] | None:
-    """The embeddings, found by both; None where the problem is too large to enumerate."""
+def compare_problem(
+    problem: EmbeddingProblem, constraints: ConstraintSet, most: int = 1_000_000
+) -> list[NodeMap] | None:
+    """The embeddings, found by both; None where the problem is too large to enumerate, having more
+    than ``most`` node maps."""
     try:
-        expected = solutions(problem, constraints)
+        expected = solutions(problem, constraints, most)
     except TooLarge:
         return None
     maps: list[NodeMap] = []

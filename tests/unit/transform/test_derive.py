@@ -12,6 +12,7 @@ from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, solve
 from cpembed.api.solve import workload as described
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.constraints import AllDifferent
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
@@ -240,6 +241,23 @@ def test_names_and_shapes_do_not_matter(name: str) -> None:
         assert found.keys() == expected.keys()
         for output, values in expected.items():
             np.testing.assert_array_equal(found[output], values)
+
+
+def test_an_element_that_would_be_repeated_is_refused_in_words() -> None:
+    """Only without ``all_different`` may an element feed many of the instruction's."""
+    target, constraints = load_hardware_spec("vta_8x8x8"), load_constraint_set("relaxed")
+    workload = parse_workload(["O[m,n] += A[m,k] * B[n]", "m=8", "n=8", "k=8"])
+    none = constraints.replacing(AllDifferent("none"))
+    assert solve(workload, target, none).not_derivable
+    assert all("no rewrite repeats it" in r for r in solve(workload, target, none).not_derivable)
+    assert solve(workload, target, constraints).conflict is not None
+
+
+def test_one_element_feeds_one() -> None:
+    """A scalar is not the row of a matrix, whichever model is searched."""
+    for text in ("O[b,a] += A[2*a+b+1,x] * B[]", "O[b,a] += A[a,b,x] * B[]"):
+        workload = described([text, "a=3", "b=4", "x=2"], "vta_1x16x16")
+        assert solve(workload, "vta_1x16x16", "complete").conflict is not None
 
 
 @pytest.mark.parametrize("index", ["k,k", "k+j,k,j"])
