@@ -151,7 +151,7 @@ def test_operators(target: str, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "name"),
+    "target, name",
     [
         ("vta_1x16x16", "relaxed"),
         ("vta_8x8x8", "relaxed"),
