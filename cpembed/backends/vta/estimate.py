@@ -18,7 +18,7 @@ from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.schedule import Schedule
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor
-from cpembed.backends.vta.timing import PIPELINE, MemorySystem
+from cpembed.backends.vta.timing import PIPELINE, WRITE_COMMAND, MemorySystem
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 
@@ -113,9 +113,13 @@ def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]
 
 
 def _store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
-    """Of the STORE of a region: each burst costs as much as its tiles, once more."""
-    burst = max(1, memory.beat_bytes * memory.burst_beats // config.element_bytes(Memory.OUT))
-    return 3 * acc + 3 * -(-acc // burst) + 1
+    """Of the STORE of a region: the commands of its bursts, beats, and a cycle for each row of a
+    tile that is read from SRAM."""
+    element = config.element_bytes(Memory.OUT)
+    beats = -(-acc * element // memory.beat_bytes)
+    bursts = -(-beats // memory.burst_beats)
+    row = max(1, element // config.batch // memory.beat_bytes)
+    return 1 + WRITE_COMMAND * bursts + beats + beats // row
 
 
 def _product(counts: Sequence[Counts]) -> Counts:
@@ -188,16 +192,41 @@ def _transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
     return runs
 
 
-def lower_bound(nest: TileNest, tail: Tail, memory: MemorySystem) -> int:
-    """Cycles that no schedule of a nest can beat: the compute module's, for each execution that
-    multiplies more than zeros and each ALU operation, or the load module's with each operand
-    loaded once."""
+@dataclass(frozen=True)
+class Bounds:
+    """Cycles that no schedule of a nest can beat, each for itself.
+
+    ``gemm``: executions that multiply more than zeros. ``compute``: these, resets and the ALU, all
+    in the compute module. ``read``: beats of each operand once. ``write``: the STOREs of the
+    output, which go beside the reads.
+    """
+
+    gemm: int
+    compute: int
+    read: int
+    write: int
+
+    @property
+    def gemm_or_dma(self) -> int:
+        """The larger of multiplications and transfers, as if both overlapped wholly."""
+        return max(self.gemm, self.read, self.write)
+
+    @property
+    def busiest_module(self) -> int:
+        """The same with all that the compute module has to do."""
+        return max(self.compute, self.read, self.write)
+
+
+def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
+    """Lower bounds of the cycles of a nest's programs."""
+    gemm = _executions(nest)
     passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
     beats = [
         tensor.tiles * -(-nest.config.element_bytes(tensor.memory) // memory.beat_bytes)
-        for tensor in nest.factors
+        for tensor in nest.inputs
     ]
-    return max(_executions(nest) + passes * nest.acc.tiles, sum(beats))
+    store = int(_store_cycles(np.array(nest.acc.tiles), nest.config, memory))
+    return Bounds(gemm, gemm + passes * nest.acc.tiles, sum(beats), len(tail.phases) * store)
 
 
 def _executions(nest: TileNest) -> int:

@@ -28,7 +28,10 @@ from cpembed.hw.instruction import Machine
 PIPELINE = 7
 """Cycles that a GEMM or ALU instruction takes beside one (or two) for each micro-op."""
 
-_NO_TRANSFER, _FINISH, _WRITE_COMMAND = 2, 1, 3
+WRITE_COMMAND = 3
+"""Cycles before each burst of a STORE."""
+
+_NO_TRANSFER, _FINISH = 2, 1
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: Memory
     bursts = (end - 1) // burst - start // burst + 1
     beats = (end - 1) // memory.beat_bytes - start // memory.beat_bytes + 1
     beats_a_row = max(1, element // config.batch // memory.beat_bytes)
-    cycles = _WRITE_COMMAND * bursts + beats + beats // beats_a_row
+    cycles = WRITE_COMMAND * bursts + beats + beats // beats_a_row
     return 1 + np.bincount(owner, cycles, minlength=len(writes)).astype(np.int64)
 
 
