@@ -154,7 +154,7 @@ def test_a_constraint_set_with_a_wrong_key_is_one_line(cpembed: Caller, tmp_path
 
 
 def test_an_interrupt_is_one_line(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "find_embeddings", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(api, "find_best", raising(KeyboardInterrupt()))
     called = cpembed("solve", *VTA, *GEMM)
     assert (called.code, called.out) == (130, "")
     assert called.err.strip() == "cpembed: interrupted"
@@ -168,7 +168,7 @@ def test_a_failed_check_of_our_own_is_an_internal_error(
 
 
 def test_a_bug_shows_where_it_is(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "rank", raising(ZeroDivisionError("by zero")))
+    monkeypatch.setattr(api, "find_best", raising(ZeroDivisionError("by zero")))
     called = cpembed("solve", *VTA, *GEMM)
     assert (called.code, called.out) == (1, "")
     assert "Traceback" in called.err
