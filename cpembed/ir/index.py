@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 
@@ -102,7 +103,7 @@ class IndexExpr:
     def is_affine(self) -> bool:
         return all(term.is_affine for term in self.terms)
 
-    @property
+    @cached_property
     def iterators(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for term in self.terms for name in term.iterators))
 
