@@ -1,13 +1,12 @@
 """From a derived program to VTA programs: instructions once, then an image for each set of inputs.
 
 >>> from cpembed.api.solve import solve, workload
->>> from cpembed.backends.vta.bias import with_bias
-from cpembed.backends.vta.config import VtaConfig
+>>> from cpembed.backends.vta.config import VtaConfig
 >>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
 >>> solved = solve(layer, "vta_1x16x16", constraints="strict")
 >>> lowered = lower(solved.embeddings[0].candidate.program, VtaConfig())
 >>> lowered.tail, len(lowered.instructions) > 4
-(Requantized(shift=10, low=-128, high=127), True)
+(Requantized(shift=10, low=-128, high=127, bias=()), True)
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.runtime import aligned
 from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.emit import Addresses, emit
@@ -60,22 +60,27 @@ class LoweredVta:
         """The output as it is stored, with the element type of the result."""
         return replace(self.nest.acc.packed, dtype=self.tail.dtype)
 
-    def pack(self, name: str, array: Array) -> Array:
-        """An input in the layout that main memory holds; weights can be packed ahead.
+    def input(self, name: str) -> PackedOperand:
+        """An input as main memory holds it; ``O.bias`` is the bias of an output ``O``."""
+        return next(t.packed for t in self.nest.inputs if t.name == name)
 
-        ``O.bias`` names the bias of an output ``O``, over the dimensions that the tail gives it.
-        """
-        tensor = next(tensor for tensor in self.nest.inputs if tensor.name == name)
-        return pack(tensor.packed, array)
+    def pack(self, name: str, array: Array) -> Array:
+        """An input in the layout that main memory holds; weights can be packed ahead."""
+        return pack(self.input(name), array)
+
+    def empty_image(self) -> VtaProgram:
+        """The program with zeros for its inputs."""
+        size = max(tensor.offset + tensor.size_bytes for tensor in self.tensors.values())
+        memory = aligned((size,), "uint8")
+        program = VtaProgram(self.nest.config, self.instructions, memory, self.tensors)
+        program.tensor("uops")[...] = self.uops
+        return program
 
     def image(self, packed: Mapping[str, Array]) -> VtaProgram:
         """The program with packed inputs in its memory."""
-        size = max(tensor.offset + tensor.size_bytes for tensor in self.tensors.values())
-        memory = np.zeros(size, np.uint8)
-        program = VtaProgram(self.nest.config, self.instructions, memory, self.tensors)
+        program = self.empty_image()
         for tensor in self.nest.inputs:
-            program.tensor(tensor.name)[:] = packed[tensor.name]
-        program.tensor("uops")[:] = self.uops
+            program.tensor(tensor.name)[...] = packed[tensor.name]
         return program
 
     def build(self, inputs: Mapping[str, Array]) -> VtaProgram:
