@@ -25,7 +25,7 @@ from cpembed.backends.vta.isa import (
     Store,
 )
 from cpembed.backends.vta.legality import uops_kept
-from cpembed.backends.vta.regions import Region, Tile, is_empty, loads, region_of, stores
+from cpembed.backends.vta.regions import Region, Tile, region_of
 from cpembed.backends.vta.schedule import Schedule, Step, check_schedule, largest_regions, steps
 from cpembed.backends.vta.sram import MicroOps, Ring, Slot
 from cpembed.backends.vta.tail import Tail
@@ -88,6 +88,7 @@ class Emitter:
             tensor.memory: Ring(count, taken[tensor.memory])
             for tensor, count in zip(nest.factors, schedule.slots, strict=True)
         }
+        self._reuse = schedule.reuse
         half = taken[Memory.ACC]
         self._accumulators = [thread * half for thread in range(schedule.threads)]
         self._bias = Slot(schedule.threads * half)
@@ -96,7 +97,9 @@ class Emitter:
         self._stored: list[int | None] = [None] * schedule.threads
         """The last STORE of a half."""
         self._kernels: dict[object, list[Kernel]] = {}
-        self._digits = _digit_loops(nest)
+        tensors = (*nest.factors, nest.acc)
+        self._digits = tuple({name: None for tensor in tensors for name in tensor.digit_loops})
+        self._regions: dict[tuple[object, ...], Region] = {}
 
     def emitted(self) -> Emitted:
         """End the program."""
@@ -116,8 +119,8 @@ class Emitter:
     def reset(self, thread: int, tile: Tile) -> None:
         """Clear a thread's accumulators, once the stores of their last contents are done."""
         stored, self._written[thread] = self._stored[thread], None
-        acc = region_of(self._nest.acc, tile)
-        if is_empty(acc):
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
             return
         for first, count in _runs(self._accumulators[thread], acc.tiles):
             begin = self.uops.place(np.array([[first, 0, 0]]))
@@ -127,20 +130,22 @@ class Emitter:
 
     def load(self, tensor: TileTensor, tile: Tile) -> None:
         """Bring a factor's region to SRAM, unless it is there or the step multiplies nothing."""
+        if not self._reuse:
+            self._rings[tensor.memory].forget()
         if not self._is_idle(tile):
-            self._held(region_of(tensor, tile))
+            self._held(self._region(tensor, tile))
 
     def _is_idle(self, tile: Tile) -> bool:
         """Whether a step has only zeros to multiply, or nothing of its result is kept."""
         tensors = (*self._nest.factors, self._nest.acc)
-        return any(is_empty(region_of(tensor, tile)) for tensor in tensors)
+        return any(self._region(tensor, tile).is_empty for tensor in tensors)
 
     def multiply(self, thread: int, tile: Tile) -> None:
         """The products of a step, whose regions :meth:`load` has brought."""
         if self._is_idle(tile):
             return
-        acc = region_of(self._nest.acc, tile)
-        inp, wgt = (region_of(tensor, tile) for tensor in self._nest.factors)
+        acc = self._region(self._nest.acc, tile)
+        inp, wgt = (self._region(tensor, tile) for tensor in self._nest.factors)
         slots = [self._held(region) for region in (inp, wgt)]
         bases = (self._accumulators[thread], slots[0].base, slots[1].base)
         for kernel in self._kernel(tile, (acc, inp, wgt), bases):
@@ -154,6 +159,13 @@ class Emitter:
             for slot in slots:
                 slot.used = number
 
+    def _region(self, tensor: TileTensor, tile: Tile) -> Region:
+        """Many steps have the same."""
+        key = tensor.name, *(tile[name] for name in tensor.loops)
+        if key not in self._regions:
+            self._regions[key] = region_of(tensor, tile)
+        return self._regions[key]
+
     def _held(self, region: Region) -> Slot:
         slot, is_held = self._rings[region.tensor.memory].find(region)
         if not is_held:
@@ -162,7 +174,7 @@ class Emitter:
 
     def _load(self, region: Region, slot: Slot) -> None:
         memory = region.tensor.memory
-        for box in loads(region):
+        for box in region.loads:
             load = Load(
                 memory,
                 slot.base + box.sram,
@@ -204,11 +216,11 @@ class Emitter:
 
     def finish(self, thread: int, tile: Tile) -> None:
         """The bias, then each phase of the tail with its stores, which the next one waits for."""
-        acc = region_of(self._nest.acc, tile)
-        if is_empty(acc):
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
             return
         if self._nest.bias is not None:
-            self._add(thread, acc, region_of(self._nest.bias, tile))
+            self._add(thread, acc, self._region(self._nest.bias, tile))
         base = self._accumulators[thread]
         stored: int | None = None
         for phase, output in zip(self._tail.phases, self._outputs, strict=True):
@@ -217,7 +229,7 @@ class Emitter:
             if self._written[thread] is None:
                 # A reset does not reach what STORE reads; all inputs of the tile were zeros.
                 self._alu(thread, acc, AluOp.ADD, 0, stored)
-            for box in stores(acc):
+            for box in acc.stores:
                 store = Store(
                     Memory.OUT, base + box.sram, output + box.dram, box.y, box.x, box.x_stride
                 )
@@ -233,14 +245,6 @@ class Emitter:
             self._written[thread] = self.program.append(
                 Alu(op, begin, begin + 1, 1, count, step, step, True, immediate), waits_for
             )
-
-
-def _digit_loops(nest: TileNest) -> tuple[str, ...]:
-    """Loops of which an access takes digits."""
-    tensors: tuple[TileTensor, ...] = (*nest.factors, nest.acc)
-    terms = [term for tensor in tensors for index in tensor.access for term in index.terms]
-    names = [name for term in terms if not term.is_affine for name in term.iterators]
-    return tuple(dict.fromkeys(names))
 
 
 def _runs(base: int, tiles: int) -> list[tuple[int, int]]:

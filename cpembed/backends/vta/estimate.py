@@ -58,19 +58,17 @@ def estimate(
     kinds = {loop.name: loop.kind for loop in nest.loops}
     steps = _product([count for _, count in trips])
     outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
-    acc = _region(nest.acc, sizes)
+    acc = region_tiles(nest.acc, sizes)
     loads: list[tuple[Counts, Counts]] = []
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        region = _region(tensor, sizes)
+        region = region_tiles(tensor, sizes)
         beats = -(-config.element_bytes(tensor.memory) // memory.beat_bytes)
-        one = region * beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * _transfers(
-            tensor, sizes
-        )
+        one = region * beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
         loads.append((_loads(tensor, trips, slots), one))
     compute = _product(list(sizes.values())) + PIPELINE
     passes = 1 + sum(map(len, tail.phases))
     ending = passes * (PIPELINE + acc)
-    store = len(tail.phases) * _store_cycles(acc, config, memory)
+    store = len(tail.phases) * store_cycles(acc, config, memory)
     if nest.bias is not None:
         ending = ending + BIAS_PASSES * acc
     if len(tail.phases) > 1:
@@ -89,12 +87,12 @@ def estimate(
 
 def fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
     """Which schedules' regions fit their buffers; a little strict where an access has digits."""
-    acc = form.threads * _region(nest.acc, sizes)
+    acc = form.threads * region_tiles(nest.acc, sizes)
     if nest.bias is not None:
-        acc = acc + _region(nest.bias, sizes)
+        acc = acc + region_tiles(nest.bias, sizes)
     found = acc <= nest.config.elements(Memory.ACC)
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        found &= slots * _region(tensor, sizes) <= nest.config.elements(tensor.memory)
+        found &= slots * region_tiles(tensor, sizes) <= nest.config.elements(tensor.memory)
     return found
 
 
@@ -112,7 +110,7 @@ def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]
     )
 
 
-def _store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
+def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
     """Of the STORE of a region: the commands of its bursts, beats, and a cycle for each row of a
     tile that is read from SRAM."""
     element = config.element_bytes(Memory.OUT)
@@ -142,17 +140,16 @@ def _trips(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> list[tuple[s
 def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
     """How often a region is loaded: a loop that it does not depend on costs nothing while all its
     regions inside that loop lie in the slots."""
-    own = {name for index in tensor.access for name in index.iterators}
     distinct = loads = np.ones_like(trips[0][1])
     for name, count in reversed(trips):
-        if name in own:
+        if name in tensor.loops:
             distinct, loads = distinct * count, loads * count
         else:
             loads = np.where(distinct <= slots, loads, loads * count)
     return loads
 
 
-def _region(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+def region_tiles(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
     """Tiles of a region, by the sizes of the loops' tiles."""
     counts = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     return _product([next(iter(sizes.values())) * 0 + 1, *counts])
@@ -175,7 +172,7 @@ def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]
     return reach // np.maximum(step, 1) + 1
 
 
-def _transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
     """Transfers of a region: one for all dimensions beyond its two innermost longer ones."""
     spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
     runs = np.ones_like(next(iter(sizes.values())))
@@ -225,7 +222,7 @@ def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
         tensor.tiles * -(-nest.config.element_bytes(tensor.memory) // memory.beat_bytes)
         for tensor in nest.inputs
     ]
-    store = int(_store_cycles(np.array(nest.acc.tiles), nest.config, memory))
+    store = int(store_cycles(np.array(nest.acc.tiles), nest.config, memory))
     return Bounds(gemm, gemm + passes * nest.acc.tiles, sum(beats), len(tail.phases) * store)
 
 

@@ -21,7 +21,8 @@ class Schedule:
     lists all loops outermost first, spatial ones before reductions. With two ``threads`` two
     output tiles are in flight, each in its half of the accumulators: consecutive ones, or where
     ``thread_loop`` names a spatial loop, neighbours along it whose reductions are interleaved.
-    ``slots`` says how many regions of INP and of WGT lie in SRAM at a time.
+    ``slots`` says how many regions of INP and of WGT lie in SRAM at a time, ``reuse`` whether a
+    step finds there what an earlier one has loaded.
     """
 
     tiles: Mapping[str, int]
@@ -29,6 +30,7 @@ class Schedule:
     threads: int = 2
     thread_loop: str | None = None
     slots: tuple[int, int] = (2, 2)
+    reuse: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +104,8 @@ def largest_regions(nest: TileNest, schedule: Schedule) -> dict[Memory, int]:
 def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
     """Regions of equal tiles are equal, unless an access has digits of a loop: then every tile of
     that loop is looked at."""
-    digits = {
-        name
-        for index in tensor.access
-        for term in index.terms
-        if not term.is_affine
-        for name in term.iterators
-    }
     cuts = [
-        _intervals(nest.extents[name], size) if name in digits else [(0, size)]
+        _intervals(nest.extents[name], size) if name in tensor.digit_loops else [(0, size)]
         for name, size in schedule.tiles.items()
     ]
     return max(
@@ -120,7 +115,7 @@ def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
 
 
 def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
-    """All steps in the order in which they execute."""
+    """All steps in the order in which they execute; a tile has its loops in the nest's order."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
     cuts = {name: _intervals(nest.extents[name], schedule.tiles[name]) for name in schedule.order}
     spatial = [name for name in schedule.order if kinds[name] is AxisKind.SPATIAL]
@@ -134,7 +129,9 @@ def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
         for k, part in enumerate(parts):
             for member, tile in enumerate(group):
                 thread = (number + member) % schedule.threads
-                yield Step(tile | part, thread, k == 0, k == len(parts) - 1)
+                intervals = tile | part
+                whole = {name: intervals[name] for name in nest.extents}
+                yield Step(whole, thread, k == 0, k == len(parts) - 1)
         number += len(group) if schedule.thread_loop is None else schedule.threads
 
 

@@ -36,6 +36,11 @@ class Ring:
         self._slots.append(slot)
         return slot, held is not None
 
+    def forget(self) -> None:
+        """Hold nothing any more: the next region is loaded, whichever it is."""
+        for slot in self._slots:
+            slot.holds = None
+
 
 class MicroOps:
     """Micro-ops in main memory and in SRAM, each list once.
