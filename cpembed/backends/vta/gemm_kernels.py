@@ -94,14 +94,7 @@ def _iterations(
     nest: TileNest, tile: Tile, regions: tuple[Region, Region, Region]
 ) -> list[_Iteration]:
     """Loops that an instruction can iterate over: alone, or several that are one."""
-    digits = {
-        name
-        for region in regions
-        for index in region.tensor.access
-        for term in index.terms
-        if not term.is_affine
-        for name in term.iterators
-    }
+    digits = {name for region in regions for name in region.tensor.digit_loops}
     found: list[_Iteration] = []
     for name, (_, size) in tile.items():
         if size > 1 and name not in digits:

@@ -56,9 +56,8 @@ def forms(nest: TileNest) -> Iterator[Form]:
     """Orders that keep one operand's regions while the other's change, with one thread or two."""
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
-    of_wgt = {name for index in nest.wgt.access for name in index.iterators}
     orders = {
-        (*sorted(spatial, key=lambda name: (name in of_wgt) is inside), *reduction)
+        (*sorted(spatial, key=lambda name: (name in nest.wgt.loops) is inside), *reduction)
         for inside in (False, True)
     }
     for order in sorted(orders):

@@ -48,6 +48,26 @@ class Region:
         counts = [span.count for span in self.spans]
         return tuple(math.prod(counts[k + 1 :]) for k in range(len(counts)))
 
+    @cached_property
+    def is_empty(self) -> bool:
+        """Whether nothing of it exists: it holds zeros only."""
+        pairs = zip(self.spans, self.tensor.shape, strict=True)
+        return any(_existing(span, size)[1] <= 0 for span, size in pairs)
+
+    @cached_property
+    def loads(self) -> tuple[Box2D, ...]:
+        """Transfers that fill it, zeros by their pads; it must not be empty.
+
+        Neighbouring dimensions that are contiguous in both memories become one; what is left
+        beyond two is walked by further transfers.
+        """
+        return tuple(_transfers(self, keep_zeros=True))
+
+    @cached_property
+    def stores(self) -> tuple[Box2D, ...]:
+        """Transfers of what exists of it."""
+        return tuple(_transfers(self, keep_zeros=False))
+
     def offsets(self, values: Mapping[str, NDArray[np.int64] | int]) -> NDArray[np.int64] | int:
         """SRAM position, from the region's first tile, that the program accesses at some values
         of the loops."""
@@ -140,33 +160,11 @@ def _intervals(index: IndexExpr, tile: Tile) -> list[Interval]:
     return [tile[name] for name in index.iterators]
 
 
-def is_empty(region: Region) -> bool:
-    """Whether nothing of a region exists: it holds zeros only."""
-    return any(
-        _existing(span, size)[1] <= 0
-        for span, size in zip(region.spans, region.tensor.shape, strict=True)
-    )
-
-
 def _existing(span: Span, size: int) -> tuple[int, int, int]:
     """Positions before the tensor, inside it, and after it."""
     before = min(span.count, max(0, -(span.low // span.step)))
     after = min(span.count, max(0, span.count - 1 - (size - 1 - span.low) // span.step))
     return before, span.count - before - after, after
-
-
-def loads(region: Region) -> Iterator[Box2D]:
-    """Transfers that fill a region, zeros by their pads; the region must not be empty.
-
-    Neighbouring dimensions that are contiguous in both memories become one; what is left beyond
-    two is walked by further transfers.
-    """
-    return _transfers(region, keep_zeros=True)
-
-
-def stores(region: Region) -> Iterator[Box2D]:
-    """Transfers of what exists of a region."""
-    return _transfers(region, keep_zeros=False)
 
 
 def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:

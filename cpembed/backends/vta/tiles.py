@@ -57,6 +57,19 @@ class TileTensor:
         return self.packed.access[: self.rank]
 
     @cached_property
+    def loops(self) -> tuple[str, ...]:
+        """Loops that an access depends on."""
+        return tuple(dict.fromkeys(name for index in self.access for name in index.iterators))
+
+    @cached_property
+    def digit_loops(self) -> tuple[str, ...]:
+        """Loops of which an access takes digits: tiles of equal sizes may differ in what they
+        touch."""
+        terms = [term for index in self.access for term in index.terms]
+        names = [name for term in terms if not term.is_affine for name in term.iterators]
+        return tuple(dict.fromkeys(names))
+
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """DRAM distance, in tiles, between neighbours along each dimension."""
         return tuple(math.prod(self.shape[k + 1 :]) for k in range(self.rank))
