@@ -50,6 +50,13 @@ COUNTED = {
     "gops": "two operations a multiply-accumulate of the layer, padding not counted, over the "
     "median latency_us; packing excluded",
     "gops_with_packing": "the same over median latency_us + packing_us + unpacking_us",
+    "simulated_cycles": "from launch to FINISH on the simulated machine, packing excluded",
+    "simulated_us": "simulated_cycles at clock_mhz",
+    "simulated_gops": "two operations a multiply-accumulate of the layer over simulated_us",
+    "lower_bound_ratio": "simulated_cycles over the larger of the GEMM core's cycles (executions "
+    "on zeros only are not counted), those of reading each operand once, and those of writing the "
+    "output",
+    "busiest_module_ratio": "the same with resets and ALU operations added to the GEMM core's",
     "summary.run.total_us": "median latency_us times count, summed over the layers that were run",
     "summary.run.total_with_packing_us": "the same with packing_us and unpacking_us",
 }

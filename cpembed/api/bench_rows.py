@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 import msgspec
 
 from cpembed.api.run import RunResult, run
+from cpembed.api.run_vta import SIMULATOR, VtaRunResult
 from cpembed.api.solve import SolveResult, default_dtypes, solve
 from cpembed.backends.kernel import BackendChoice
+from cpembed.backends.vta.tail import Requantized
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Digit
@@ -81,12 +83,13 @@ class Latency(msgspec.Struct, frozen=True):
     p90: float
 
 
-class RunRow(msgspec.Struct, frozen=True):
+class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
 
     ``latency_us`` and the rates are those of the target's instruction, None where portable code
     ran in its place (``missing`` says why), whose time is ``generic_latency_us``. ``noisy``: other
     work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
+    From ``output`` on: of simulated targets only, which have no measured latency.
     """
 
     backend: str
@@ -101,6 +104,16 @@ class RunRow(msgspec.Struct, frozen=True):
     gops_with_packing: float | None
     missing: list[str]
     noisy: bool
+    output: str | None = None
+    shift: int | None = None
+    simulated_cycles: int | None = None
+    clock_mhz: float | None = None
+    simulated_us: float | None = None
+    simulated_gops: float | None = None
+    gemm_utilisation: float | None = None
+    lower_bound_cycles: int | None = None
+    lower_bound_ratio: float | None = None
+    busiest_module_ratio: float | None = None
 
 
 class ErrorRow(msgspec.Struct, frozen=True):
@@ -210,11 +223,11 @@ class RowMaker:
             # What was found is worth a row although it did not run.
             draft.best = _solved_row(self.solve(workload, self.constraints, report))
             raise
-        if isinstance(result, RunResult):
-            draft.best = _solved_row(result.solved)
-            draft.run = _run_row(result)
-        else:
+        if isinstance(result, SolveResult):
             draft.best = _solved_row(result)
+            return
+        draft.best = _solved_row(result.solved)
+        draft.run = _simulated_row(result) if isinstance(result, VtaRunResult) else _run_row(result)
 
 
 @dataclass
@@ -298,6 +311,34 @@ def _run_row(result: RunResult) -> RunRow:
         gops_with_packing=2 * result.solved.workload.macs / (everything * 1e3) if native else None,
         missing=list(result.missing),
         noisy=times.noisy,
+    )
+
+
+def _simulated_row(result: VtaRunResult) -> RunRow:
+    tail, moves = result.lowered.tail, result.moves
+    return RunRow(
+        backend=SIMULATOR,
+        verified=result.verification.verified,
+        max_error=result.verification.max_error,
+        latency_us=None,
+        generic_latency_us=None,
+        packing_us=moves.packing_us,
+        unpacking_us=moves.unpacking_us,
+        packed_ahead=list(moves.packed_ahead),
+        gops=None,
+        gops_with_packing=None,
+        missing=[],
+        noisy=moves.noisy,
+        output=result.form,
+        shift=tail.shift if isinstance(tail, Requantized) else None,
+        simulated_cycles=result.timing.cycles,
+        clock_mhz=result.clock_mhz,
+        simulated_us=result.microseconds,
+        simulated_gops=result.gops,
+        gemm_utilisation=result.timing.gemm_utilisation,
+        lower_bound_cycles=result.bounds.gemm_or_dma,
+        lower_bound_ratio=result.lower_bound_ratio,
+        busiest_module_ratio=result.busiest_module_ratio,
     )
 
 

@@ -99,6 +99,33 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
         "total_with_packing_us": sum(count * (us + packing) for count, us, packing in timed)
         if timed
         else None,
+        "simulated": _simulated(rows),
+    }
+
+
+def _simulated(rows: Sequence[BenchRow]) -> dict[str, Any] | None:
+    """Of the layers on a simulated target; None where there is none. Sums count a layer as often
+    as the network has it."""
+    found = [
+        (row.index, row.count, row.run)
+        for row in rows
+        if row.run is not None and row.run.simulated_cycles is not None
+    ]
+    if not found:
+        return None
+    ratios = {index: run.lower_bound_ratio or math.nan for index, _, run in found}
+    worst = max(ratios, key=lambda index: ratios[index])
+    busiest = [run.busiest_module_ratio for _, _, run in found]
+    return {
+        "layers": sum(count for _, count, _ in found),
+        "total_cycles": sum(count * (run.simulated_cycles or 0) for _, count, run in found),
+        "total_us": sum(count * (run.simulated_us or 0) for _, count, run in found),
+        "gops_geometric_mean": _geometric_mean(run.simulated_gops for _, _, run in found),
+        "lower_bound_ratio_geometric_mean": _geometric_mean(ratios.values()),
+        "lower_bound_ratio_max": ratios[worst],
+        "lower_bound_ratio_max_layer": worst,
+        "busiest_module_ratio_geometric_mean": _geometric_mean(busiest),
+        "busiest_module_ratio_max": max(ratio or math.nan for ratio in busiest),
     }
 
 

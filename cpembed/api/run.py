@@ -3,8 +3,13 @@
 >>> from cpembed.api.solve import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
 >>> result = run(layer, "vta_1x16x16", backend="generic")
->>> result.verification.verified, result.backend, result.missing
-(True, 'generic', ('no back end executes vta_1x16x16 yet',))
+>>> result.verification.verified, result.backend
+(True, 'generic')
+
+A target that is simulated gives another result, of :mod:`cpembed.api.run_vta`:
+
+>>> run(layer, "vta_1x16x16").timing.gemm_cycles
+8
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.api.choice import pick
+from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, simulates
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
     Progress,
@@ -30,6 +36,7 @@ from cpembed.errors import (
     BackendUnavailable,
     InvariantError,
     LoweringError,
+    WorkloadError,
 )
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -101,22 +108,34 @@ def run(
     weights: Weights | None = None,
     timeout: float | None = None,
     progress: Progress | None = None,
-) -> RunResult | SolveResult:
+    output: OutputForm | None = None,
+    shift: int | None = None,
+) -> RunResult | VtaRunResult | SolveResult:
     """Solve, build the candidate of a rank, verify it on random data, measure it.
 
-    Returns the :class:`SolveResult` where the search found nothing. ``seed`` None takes fresh data.
-    ``auto`` uses the target's instruction where this machine can, else portable code; ``native``
-    insists on the instruction.
+    Returns the :class:`SolveResult` where the search found nothing, a :class:`VtaRunResult` where
+    the target is simulated. ``seed`` None takes fresh data. ``auto`` uses the target's instruction
+    where this machine can execute or simulate it, else portable code; ``native`` insists on the
+    instruction. ``output`` and ``shift`` are for simulated targets: what they store of the sums
+    (:func:`~cpembed.api.run_vta.tail_for`).
 
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
-    :class:`WorkloadError` for a rank that does not exist, and :class:`InvariantError` where the
-    kernel's numbers are wrong.
+    :class:`WorkloadError` for a rank that does not exist or a form that the output does not have,
+    and :class:`InvariantError` where the kernel's numbers are wrong.
     """
     report: Progress = progress or _silent
     spec = hardware_spec(target)
     missing = missing_for(spec)
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+    simulation = None
+    if simulates(spec) and backend != GENERIC:
+        simulation = VtaSimulation.of(spec, workload, output, shift)
+    elif output is not None or shift is not None:
+        raise WorkloadError(
+            "an output form or a shift is for targets that are simulated, "
+            f"not for {spec.name} with the {backend} back end: leave it out"
+        )
     data_seed = secrets.randbits(31) if seed is None else seed
     solved = solve(
         workload,
@@ -131,6 +150,13 @@ def run(
     if not solved.count:
         return solved
     candidate = pick(solved, rank)
+    if simulation is not None:
+        try:
+            return simulation.run(solved, candidate, data_seed, report)
+        except LoweringError as error:
+            if backend == "native":
+                raise
+            backend, missing = GENERIC, (str(error),)
     report("build", 0)
     kernel, missing = _build(candidate, spec, backend, missing)
     report("verify", 0)
@@ -152,7 +178,10 @@ def run(
 
 
 def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
-    """What executing a target's instruction on this machine lacks; empty where nothing does."""
+    """What executing or simulating a target's instruction on this machine lacks; empty where
+    nothing does."""
+    if simulates(spec):
+        return ()
     if spec.backend not in EXECUTED:
         return (f"no back end executes {spec.name} yet",)
     features = missing_features(spec)

@@ -47,8 +47,8 @@ _REDRAW = 0.1
     type=click.Choice(["auto", "native", "generic"]),
     default="auto",
     show_default=True,
-    help="native: the target's instruction; generic: portable code; auto: native, and solve only "
-    "where this machine cannot execute the instruction.",
+    help="native: the target's instruction, executed or simulated; generic: portable code; auto: "
+    "native, and solve only where this machine can do neither.",
 )
 @click.option("--no-run", is_flag=True, help="Solve only.")
 @click.option("--layout", type=click.Choice(["NCHW", "NHWC"]), default="NCHW", show_default=True)

@@ -28,6 +28,12 @@ _PHASES = {
     "prove": "proving",
     "explain": "looking for the conflict",
     "build": "compiling",
+    "lower": "lowering",
+    "pack": "packing",
+    "check": "checking the program",
+    "functional": "simulating",
+    "reference": "verifying",
+    "timed": "counting cycles",
     "verify": "verifying",
     "measure": "measuring",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -12,16 +14,20 @@ from cpembed.cli.options import (
     Asked,
     Subcommand,
     embedding_options,
+    file_option,
     json_option,
     problem,
     rank_option,
 )
 from cpembed.cli.outcome import UNAVAILABLE, print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
+from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
     from cpembed.api.run import RunResult
+    from cpembed.api.run_vta import OutputForm, VtaRunResult
     from cpembed.backends.kernel import BackendChoice
+    from cpembed.hw.instruction import HardwareSpec
 
 
 @click.command(cls=Subcommand)
@@ -32,7 +38,8 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "native", "generic"]),
     default="auto",
     show_default=True,
-    help="native: the target's instruction; generic: portable code; auto: what works here.",
+    help="native: the target's instruction, executed or simulated; generic: portable code; "
+    "auto: what works here.",
 )
 @click.option(
     "--seed",
@@ -46,6 +53,26 @@ if TYPE_CHECKING:
     metavar="N",
     help="Threads of the kernel.  [default: the cores of the process]",
 )
+@click.option(
+    "--output",
+    type=click.Choice(["requantized", "int32", "int8"]),
+    help="VTA: what is stored of the sums: shifted and clipped to int8, all their bits, or the low "
+    "eight bits.  [default: requantized; int8 where that is the output's type]",
+)
+@click.option(
+    "--shift",
+    type=click.IntRange(0, 31),
+    metavar="N",
+    help="VTA: bits by which requantized sums are shifted right.  "
+    "[default: by the length of the reduction]",
+)
+@file_option("--trace", "VTA: write a timeline for ui.perfetto.dev or chrome://tracing.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="PROGRAM",
+    help="VTA: save the program with its inputs: a directory, or a zip if the name ends in .zip.",
+)
 @json_option
 def command(
     *,
@@ -53,14 +80,21 @@ def command(
     backend: BackendChoice,
     seed: int | None,
     threads: int | None,
+    output: OutputForm | None,
+    shift: int | None,
+    trace: Path | None,
+    save: Path | None,
     as_json: bool,
     **asked: Unpack[Asked],
 ) -> int:
     """Generate the kernel of a candidate, verify its numbers against a reference, time it.
 
+    A VTA is simulated: its cycles are counted, the packing on this machine is measured.
+
     \b
     cpembed run deepbench:11 --target avx512_vnni
-    cpembed run gemm m=64 n=64 k=64 --target vta_1x16x16 --backend generic
+    cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
+    cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     """
     if threads is not None:
         # Read when the compiler's run-time library is loaded.
@@ -68,6 +102,7 @@ def command(
     from cpembed.api import run as api
 
     workload, spec, constraints, weights = problem(asked)
+    _check_files(spec, backend, trace, save)
     with ProgressLine() as progress:
         result = api.run(
             workload,
@@ -79,17 +114,49 @@ def command(
             weights=weights,
             timeout=asked["timeout"],
             progress=progress,
+            output=output,
+            shift=shift,
         )
     if as_json:
         print_json(result.to_json())
-    if not isinstance(result, api.RunResult):
+    if not isinstance(result, api.RunResult | api.VtaRunResult):
         return print_solved(result, as_json=as_json)
     print_notes(result.solved)
     if not as_json:
         from cpembed.report.run import report
 
         print_text(*report(result))
+    if isinstance(result, api.VtaRunResult):
+        _write_files(result, trace, save)
+        return 0
     return 0 if backend == "generic" else _say_missing(result)
+
+
+def _check_files(
+    spec: HardwareSpec, backend: BackendChoice, trace: Path | None, save: Path | None
+) -> None:
+    """Refuse files of a program that there will not be, before anything is searched for."""
+    from cpembed.api.run_vta import simulates
+
+    asked = [name for name, path in (("--trace", trace), ("--save", save)) if path is not None]
+    if asked and (backend == "generic" or not simulates(spec)):
+        raise WorkloadError(
+            f"{' and '.join(asked)}: {spec.name} with the {backend} back end has no VTA program "
+            "to write: leave it out, or name a VTA target"
+        )
+
+
+def _write_files(result: VtaRunResult, trace: Path | None, save: Path | None) -> None:
+    if trace is not None:
+        from cpembed.backends.vta.trace import trace as timeline
+        from cpembed.report.files import write_whole
+
+        document = timeline(result.program, result.timing)
+        write_whole(trace, json.dumps(document, separators=(",", ":")))
+    if save is not None:
+        from cpembed.backends.vta.container import save_program
+
+        save_program(result.program, save)
 
 
 def _say_missing(result: RunResult) -> int:

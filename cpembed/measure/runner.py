@@ -94,14 +94,25 @@ def compare(
     if found.shape != expected.shape:
         raise WorkloadError(f"the output is {found.shape}, the workload has {expected.shape}")
     if is_integer(workload.output.dtype):
-        # In float64 a difference of 64-bit integers cannot wrap; equality is judged on the bits.
-        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-        return Verification(float(difference.max()), np.array_equal(found, expected), 0.0)
+        return compare_integers(expected, found)
     difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
     tolerance = _additions(workload) * _UNIT_ROUNDOFF[workload.output.dtype]
     allowed = tolerance * _magnitudes(workload, inputs) + _additions(workload) * _SMALLEST_NORMAL
     # A NaN is not below anything: it fails.
     return Verification(float(difference.max()), bool((difference <= allowed).all()), tolerance)
+
+
+def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verification:
+    """Judge integers of the same shape and type, bit for bit."""
+    # In float64 a difference of 64-bit integers cannot wrap; equality is judged on the bits.
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    equal = found.dtype == expected.dtype and np.array_equal(found, expected)
+    return Verification(float(difference.max()), equal, 0.0)
+
+
+def packed_before(workload: Computation) -> list[str]:
+    """Inputs that are packed once, ahead of time, unless told otherwise: the second one (W, B)."""
+    return [operand.name for operand in workload.inputs[1:2]]
 
 
 def measure(
@@ -120,11 +131,11 @@ def measure(
     names = kernel.input_names
     workload = kernel.program.workload
     if packed_ahead is None:
-        packed_ahead = [operand.name for operand in workload.inputs[1:2]]
+        packed_ahead = packed_before(workload)
     ahead = tuple(name for name in names if name in packed_ahead)
     packed = {name: kernel.pack(name, inputs[name]) for name in names}
     output = kernel.execute(packed)
-    latency = _time(lambda: kernel.execute(packed, output), rounds, round_ms)
+    latency = time_work(lambda: kernel.execute(packed, output), rounds, round_ms)
 
     timed = [latency]
     packing = 0.0
@@ -137,7 +148,7 @@ def measure(
     unpacking = 0.0
     if not kernel.is_packed_in_place(workload.output.name):
         result = kernel.original(workload.output.name)
-        timed.append(_time(lambda: kernel.unpack_into(output, result), rounds, round_ms))
+        timed.append(time_work(lambda: kernel.unpack_into(output, result), rounds, round_ms))
         unpacking = timed[-1].median
     return Measurement(
         latency_us=latency,
@@ -152,10 +163,10 @@ def measure(
 def _time_packing(
     kernel: CompiledKernel, name: str, original: Any, target: Any, rounds: int, round_ms: float
 ) -> Quantiles:
-    return _time(lambda: kernel.pack_into(name, original, target), rounds, round_ms)
+    return time_work(lambda: kernel.pack_into(name, original, target), rounds, round_ms)
 
 
-def _time(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
+def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
     """Microseconds a call, over rounds of equally many calls; the steadiest attempt."""
     steadiest = _attempt(work, rounds, round_ms)
     for _ in range(ATTEMPTS - 1):

@@ -11,8 +11,7 @@ from rich.table import Table
 from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.report.blocks import Justify, bullets, header, heading, table
-from cpembed.report.run import duration
-from cpembed.report.words import plural
+from cpembed.report.words import duration, plural
 
 _SOLVED: tuple[tuple[str, Justify], ...] = (
     ("#", "right"),
@@ -29,6 +28,16 @@ _RAN: tuple[tuple[str, Justify], ...] = (
     ("packing us", "right"),
     ("unpacking us", "right"),
     ("GOPS", "right"),
+)
+_SIMULATED: tuple[tuple[str, Justify], ...] = (
+    ("verified", "left"),
+    ("simulated cycles", "right"),
+    ("simulated us", "right"),
+    ("GOPS", "right"),
+    ("GEMM busy", "right"),
+    ("of bound", "right"),
+    ("packing us", "right"),
+    ("unpacking us", "right"),
 )
 _FOLDED = 40
 """Reasons and errors fold, so that a few long ones do not push the other columns apart."""
@@ -51,15 +60,19 @@ class _Layers:
     def __init__(self, bench: Bench) -> None:
         self.rows = bench.finished()
         self.ran = bench.maker.backend is not None
+        self.simulated = any(
+            row.run is not None and row.run.simulated_cycles is not None for row in self.rows
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns, ran = (_SIMULATED, _ran_simulated) if self.simulated else (_RAN, _ran)
         if not self.ran:
             yield self._table(_SOLVED, _solved)
         elif options.max_width >= _WIDE:
-            yield self._table((*_SOLVED, *_RAN), lambda row: [*_solved(row), *_ran(row)])
+            yield self._table((*_SOLVED, *columns), lambda row: [*_solved(row), *ran(row)])
         else:
             yield self._table(_SOLVED, _solved)
-            yield self._table((_SOLVED[0], *_RAN), lambda row: [str(row.index), *_ran(row)])
+            yield self._table((_SOLVED[0], *columns), lambda row: [str(row.index), *ran(row)])
 
     def _table(
         self, columns: Sequence[tuple[str, Justify]], cells: Callable[[BenchRow], list[str]]
@@ -87,15 +100,38 @@ def _mapping(found: SolvedRow | None) -> str:
     return found.status if found.reason is None else f"no: {found.reason.text}"
 
 
-def _ran(row: BenchRow) -> list[str]:
+def _verified(row: BenchRow) -> str:
+    """Whether and by what, or why not."""
     if row.error is not None:
-        return [f"{'WRONG' if row.failed_verification else row.error.type}: {row.error.message}"]
+        return f"{'WRONG' if row.failed_verification else row.error.type}: {row.error.message}"
     run = row.run
     if run is None:
-        return ["not run"]
+        return "not run"
     verified = f"yes ({run.backend})" if run.verified else "NO"
+    return verified + (", noisy" if run.noisy else "") + "".join(f"; {why}" for why in run.missing)
+
+
+def _ran_simulated(row: BenchRow) -> list[str]:
+    run = row.run
+    if run is None or run.simulated_cycles is None:
+        return [_verified(row)]
     return [
-        verified + (", noisy" if run.noisy else ""),
+        _verified(row),
+        f"{run.simulated_cycles:,}",
+        f"{run.simulated_us:,.1f}",
+        f"{run.simulated_gops:.1f}",
+        f"{run.gemm_utilisation:.1%}",
+        f"x{run.lower_bound_ratio:.3f}",
+        *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
+    ]
+
+
+def _ran(row: BenchRow) -> list[str]:
+    run = row.run
+    if run is None:
+        return [_verified(row)]
+    return [
+        _verified(row),
         *_latency(run),
         *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
     ] + ([f"{run.gops:.1f}"] if run.gops is not None else [])
@@ -160,10 +196,25 @@ def _runs(run: dict[str, Any]) -> list[tuple[str, str]]:
         each, packed = (duration(run[name]) for name in ("total_us", "total_with_packing_us"))
         layers = plural(run["timed_layers"], "layer")
         rows.append(("in all", f"{each}; {packed} with packing and unpacking ({layers}, by count)"))
+    if run["simulated"] is not None:
+        rows += _simulations(run["simulated"])
     if run["noisy"]:
         disturbed = f"{plural(len(run['noisy']), 'layer')} ({_numbers(run['noisy'])})"
         rows.append(("noisy", f"{disturbed}: other work on the machine disturbed the times"))
     return rows
+
+
+def _simulations(found: dict[str, Any]) -> list[tuple[str, str]]:
+    cycles, layers = f"{found['total_cycles']:,} cycles", plural(found["layers"], "layer")
+    ratio, worst = (found[f"lower_bound_ratio_{name}"] for name in ("geometric_mean", "max"))
+    where = f"layer {found['lower_bound_ratio_max_layer']}"
+    busy, most = (found[f"busiest_module_ratio_{name}"] for name in ("geometric_mean", "max"))
+    return [
+        ("simulated", f"{cycles}, {duration(found['total_us'])} ({layers}, by count)"),
+        ("geometric mean", f"{found['gops_geometric_mean']:.1f} GOPS on packed operands"),
+        ("cycles of bound", f"x{ratio:.3f} in the geometric mean, at most x{worst:.3f} ({where})"),
+        ("", f"x{busy:.3f}, at most x{most:.3f} with resets and the ALU in the bound"),
+    ]
 
 
 def _reason(group: dict[str, Any]) -> str:

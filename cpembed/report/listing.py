@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
 from cpembed.api.run import missing_for
+from cpembed.api.run_vta import simulates
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.operators.family import Parameter
@@ -32,8 +33,13 @@ def _target_row(spec: HardwareSpec) -> tuple[str, ...]:
     instruction, missing = spec.instruction, missing_for(spec)
     dtypes = "  ".join(f"{name} {'|'.join(types)}" for name, types in instruction.dtypes.items())
     extents = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
-    here = f"yes ({spec.backend})" if not missing else f"no: {'; '.join(missing)}"
-    return spec.name, str(instruction.computation), extents, dtypes, here
+    return spec.name, str(instruction.computation), extents, dtypes, _here(spec, missing)
+
+
+def _here(spec: HardwareSpec, missing: Sequence[str]) -> str:
+    if missing:
+        return f"no: {'; '.join(missing)}"
+    return f"simulated ({spec.backend})" if simulates(spec) else f"yes ({spec.backend})"
 
 
 def _target_json(spec: HardwareSpec) -> dict[str, Any]:
@@ -50,6 +56,7 @@ def _target_json(spec: HardwareSpec) -> dict[str, Any]:
         "backend": spec.backend,
         "cpu_features": list(spec.cpu_features),
         "available": not missing,
+        "simulated": simulates(spec),
         "missing": list(missing),
         "path": spec.path,
     }

@@ -7,27 +7,39 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed.api.run import RunResult
+from cpembed.api.run_vta import VtaRunResult
+from cpembed.api.solve import SolveResult
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.measure.moves import MoveTimes
 from cpembed.measure.runner import NOISE, Measurement, Quantiles
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.solve import problem_rows
+from cpembed.report.vta import simulated_rows
 
 
-def report(result: RunResult) -> Iterator[RenderableType]:
-    solved, candidate = result.solved, result.candidate
-    embedding = candidate.candidate.embedding
-    rows = problem_rows(solved.workload, solved.target, solved.constraints.name)
-    rows += [
-        ("embedding", f"rank {candidate.rank}, {embedding.identifier()}"),
-        ("", words.mapping(embedding)),
-        ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
-        ("back end", result.backend),
-        ("verified", _verified(result)),
-    ]
+def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
+    rows = _problem(result.solved, result.candidate)
+    if isinstance(result, VtaRunResult):
+        rows += [("verified", _verified(result)), *simulated_rows(result)]
+        packing = f"{_packing(result.moves)}; measured on this machine"
+        yield header([*rows, ("packing", packing), *_noise(noisy=result.moves.noisy)])
+        return
+    rows += [("back end", result.backend), ("verified", _verified(result))]
     yield header([*rows, *_times(result)])
 
 
-def _verified(result: RunResult) -> str:
+def _problem(solved: SolveResult, candidate: RankedCandidate) -> list[tuple[str, str]]:
+    embedding = candidate.candidate.embedding
+    return [
+        *problem_rows(solved.workload, solved.target, solved.constraints.name),
+        ("embedding", f"rank {candidate.rank}, {embedding.identifier()}"),
+        ("", words.mapping(embedding)),
+        ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
+    ]
+
+
+def _verified(result: RunResult | VtaRunResult) -> str:
     check = result.verification
     if check.tolerance == 0:
         accuracy = "bit for bit equal to the reference"
@@ -44,26 +56,21 @@ def _times(result: RunResult) -> list[tuple[str, str]]:
     else:
         rows.append(("missing", "; ".join(result.missing)))
         rows.append(("portable", f"{_quantiles(times.latency_us)}, not the instruction's time"))
-    rows.append(("packing", _packing(times)))
-    if times.noisy:
-        disturbed = "other work on the machine disturbed the times"
-        rows.append(("noisy", f"{disturbed}: p90 above {NOISE} times p10"))
-    return rows
+    return [*rows, ("packing", _packing(times)), *_noise(noisy=times.noisy)]
+
+
+def _noise(*, noisy: bool) -> list[tuple[str, str]]:
+    disturbed = "other work on the machine disturbed the times"
+    return [("noisy", f"{disturbed}: p90 above {NOISE} times p10")] if noisy else []
 
 
 def _quantiles(times: Quantiles) -> str:
-    return f"{duration(times.median)} (p10 {duration(times.p10)}, p90 {duration(times.p90)})"
+    median, p10, p90 = map(words.duration, (times.median, times.p10, times.p90))
+    return f"{median} (p10 {p10}, p90 {p90})"
 
 
-def _packing(times: Measurement) -> str:
+def _packing(times: Measurement | MoveTimes) -> str:
     ahead = f"; {', '.join(times.packed_ahead)} packed ahead" if times.packed_ahead else ""
-    return f"{duration(times.packing_us)}, unpacking {duration(times.unpacking_us)}{ahead}"
-
-
-def duration(microseconds: float) -> str:
-    """Three digits, and a unit that suits them."""
-    if microseconds >= 1e6:
-        return f"{microseconds / 1e6:.3g} s"
-    if microseconds >= 1e3:
-        return f"{microseconds / 1e3:.3g} ms"
-    return f"{microseconds:.3g} us"
+    return (
+        f"{words.duration(times.packing_us)}, unpacking {words.duration(times.unpacking_us)}{ahead}"
+    )

@@ -9,7 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 from rich.console import RenderableType
 
+from cpembed.api.run_vta import VtaRunResult
+from cpembed.backends.vta.lower import LoweredVta
+from cpembed.backends.vta.tail import Requantized, Tail, Truncated
 from cpembed.backends.vta.timing import Timing
+from cpembed.report import words
 from cpembed.report.blocks import header, table
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -71,4 +75,45 @@ def cycles_report(timing: Timing) -> Iterator[RenderableType]:
     yield table(
         [("moved", "left"), ("bytes", "right")],
         [(name, f"{moved:,}") for name, moved in timing.bytes.items()],
+    )
+
+
+def simulated_rows(result: VtaRunResult) -> list[tuple[str, str]]:
+    """What a generated program is, and how long it takes on the simulated machine."""
+    timing, found = result.timing, result.bounds
+    time = f"{words.duration(result.microseconds)} at {result.clock_mhz:g} MHz"
+    size = f"{len(result.program.instructions):,} instructions"
+    parts = f"GEMM {found.gemm:,}, reading {found.read:,}, writing {found.write:,}"
+    least = f"{found.gemm_or_dma:,} cycles ({parts})"
+    busiest = f"{found.busiest_module:,} cycles with resets and the ALU"
+    moved = (f"{name} {words.data_size(size)}" for name, size in timing.bytes.items())
+    return [
+        ("output", _output(result.lowered.tail)),
+        ("schedule", _schedule(result.lowered)),
+        ("program", f"{size}, {len(result.lowered.uops):,} micro-ops"),
+        ("simulated", f"{timing.cycles:,} cycles, {time}, {result.gops:.1f} GOPS"),
+        ("", f"GEMM core busy {timing.gemm_utilisation:.1%} of them"),
+        ("at least", f"{least}: x{result.lower_bound_ratio:.3f}"),
+        ("", f"{busiest}: x{result.busiest_module_ratio:.3f}"),
+        ("moved", "  ".join(moved)),
+    ]
+
+
+def _output(tail: Tail) -> str:
+    if isinstance(tail, Requantized):
+        return f"int8: sums shifted right by {tail.shift}, clipped to {tail.low}..{tail.high}"
+    if isinstance(tail, Truncated):
+        return "int8: the low eight bits of the sums"
+    return "int32: all bits of the sums, stored byte by byte"
+
+
+def _schedule(lowered: LoweredVta) -> str:
+    """``tiles k.o 2  p.o 14; two threads along q.o; 2 regions of INP, 2 of WGT``."""
+    chosen = lowered.schedule
+    sizes = {name: chosen.tiles[name] for name in chosen.order if lowered.nest.extents[name] > 1}
+    tiles = f"tiles {words.sizes(sizes)}" if sizes else "one tile"
+    along = f" along {chosen.thread_loop}" if chosen.thread_loop is not None else ""
+    threads = f"two threads{along}" if chosen.threads == 2 else "one thread"
+    return (
+        f"untuned: {tiles}; {threads}; {chosen.slots[0]} regions of INP, {chosen.slots[1]} of WGT"
     )

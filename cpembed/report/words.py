@@ -47,6 +47,15 @@ def data_size(number: float) -> str:
     return scaled(number, ("B", "KiB", "MiB", "GiB"), 1024)
 
 
+def duration(microseconds: float) -> str:
+    """Three digits, and a unit that suits them."""
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.3g} s"
+    if microseconds >= 1e3:
+        return f"{microseconds / 1e3:.3g} ms"
+    return f"{microseconds:.3g} us"
+
+
 def digit(item: Digit) -> str:
     """``q:14``, or ``q:14 by 2`` where consecutive steps are 2 apart."""
     return f"{item.axis}:{item.count}" + (f" by {item.stride}" if item.stride > 1 else "")
