@@ -27,9 +27,8 @@ from cpembed.backends.vta.isa import Instruction, Memory
 from cpembed.backends.vta.planner import default_schedule
 from cpembed.backends.vta.program import Tensor, VtaProgram
 from cpembed.backends.vta.schedule import Schedule
-from cpembed.backends.vta.tail import Tail, requantized_for
+from cpembed.backends.vta.tail import Tail, check_tail, default_tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor, tile_nest
-from cpembed.ir.computation import Computation
 from cpembed.transform.data import pack, source_elements
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -109,12 +108,14 @@ def lower(
     """A VTA program for a proven embedding.
 
     ``schedule`` None takes :func:`~cpembed.backends.vta.planner.default_schedule`; ``tail`` None
-    requantizes with :func:`~cpembed.backends.vta.tail.requantized_for`'s shift.
+    takes :func:`~cpembed.backends.vta.tail.default_tail`.
 
     Raises :class:`LoweringError` where the program's tiles are not the configuration's, or the
     schedule does not fit.
     """
-    ending = tail or requantized_for(_workload(program))
+    workload = program.original or program.workload
+    ending = tail or default_tail(workload)
+    check_tail(workload, ending)
     nest = with_bias(tile_nest(program, config), ending.bias)
     chosen = schedule or default_schedule(nest, ending)
     tensors = _placed(nest, ending)
@@ -122,10 +123,6 @@ def lower(
     uops = pack_uops(*emitted.uops.T, config=config)
     tensors["uops"] = replace(tensors["uops"], shape=(len(uops),))
     return LoweredVta(program, nest, chosen, ending, emitted.instructions, uops, tensors)
-
-
-def _workload(program: DerivedProgram) -> Computation:
-    return program.original or program.workload
 
 
 def _output_names(nest: TileNest, tail: Tail) -> list[str]:

@@ -111,6 +111,25 @@ class Truncated:
 Tail = Requantized | Exact | Truncated
 
 
+def default_tail(workload: Computation) -> Tail:
+    """The low bits where the workload says that its output is int8, else
+    :func:`requantized_for`."""
+    return Truncated() if _is_narrow(workload) else requantized_for(workload)
+
+
+def check_tail(workload: Computation, tail: Tail) -> None:
+    """Raises :class:`LoweringError` where the tail has another result than the workload."""
+    if _is_narrow(workload) and not isinstance(tail, Truncated):
+        raise LoweringError(
+            f"{workload.name} keeps the low bits of its sums (int8): "
+            "make its output int32 to shift and clip them, or to have them all"
+        )
+
+
+def _is_narrow(workload: Computation) -> bool:
+    return workload.output.dtype == "int8"
+
+
 def requantized_for(workload: Computation) -> Requantized:
     """A shift that keeps three standard deviations of sums of uniformly random int8 products.
 
