@@ -93,6 +93,9 @@ def fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.boo
     found = acc <= nest.config.elements(Memory.ACC)
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
         found &= slots * region_tiles(tensor, sizes) <= nest.config.elements(tensor.memory)
+    if form.thread_loop is not None:
+        # A single tile along it pairs nothing: that is the form without a thread loop.
+        found &= sizes[form.thread_loop] < nest.extents[form.thread_loop]
     return found
 
 

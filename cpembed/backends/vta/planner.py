@@ -32,7 +32,7 @@ def default_schedule(nest: TileNest, tail: Tail, memory: MemorySystem = DEFAULT_
 def ranked_schedules(
     nest: TileNest, tail: Tail, limit: int, memory: MemorySystem = DEFAULT_MEMORY
 ) -> list[tuple[float, Schedule]]:
-    """The legal schedules of smallest estimates, in cycles, best first.
+    """The legal schedules of smallest estimates, in cycles, best first; each program once.
 
     Raises :class:`LoweringError` where not even single tiles fit the buffers.
     """
@@ -46,10 +46,18 @@ def ranked_schedules(
     if not found:
         raise LoweringError("no schedule: single tiles exceed the buffers of the configuration")
     found.sort(key=lambda item: item[0])
-    return [
-        (cycles, form.schedule({name: int(size[at]) for name, size in sizes.items()}))
-        for cycles, at, form in found[:limit]
-    ]
+    distinct: dict[object, tuple[float, Schedule]] = {}
+    for cycles, at, form in found:
+        schedule = form.schedule({name: int(size[at]) for name, size in sizes.items()})
+        distinct.setdefault(_program(nest, schedule), (cycles, schedule))
+    return list(distinct.values())[:limit]
+
+
+def _program(nest: TileNest, schedule: Schedule) -> object:
+    """Equal for schedules of equal programs: where a loop with a single tile stands is nothing."""
+    walked = tuple(n for n in schedule.order if schedule.tiles[n] < nest.extents[n])
+    tiles = tuple(schedule.tiles.items())
+    return walked, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
 def forms(nest: TileNest) -> Iterator[Form]:

@@ -125,14 +125,23 @@ def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
         for part in itertools.product(*(cuts[name] for name in reduction))
     ]
     number = 0
-    for group in _groups(spatial, cuts, schedule.thread_loop):
+    paired = paired_loop(nest, schedule)
+    for group in _groups(spatial, cuts, paired):
         for k, part in enumerate(parts):
             for member, tile in enumerate(group):
                 thread = (number + member) % schedule.threads
                 intervals = tile | part
                 whole = {name: intervals[name] for name in nest.extents}
                 yield Step(whole, thread, k == 0, k == len(parts) - 1)
-        number += len(group) if schedule.thread_loop is None else schedule.threads
+        number += len(group) if paired is None else schedule.threads
+
+
+def paired_loop(nest: TileNest, schedule: Schedule) -> str | None:
+    """The thread loop where it has neighbours; a single tile along it pairs nothing, and the
+    threads take turns as without one."""
+    name = schedule.thread_loop
+    single = name is not None and schedule.tiles[name] >= nest.extents[name]
+    return None if single else name
 
 
 def _intervals(extent: int, size: int) -> list[Interval]:

@@ -16,7 +16,7 @@ from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.script import HEADER, Script, buffer
 from cpembed.backends.vta.emit import Addresses, Emitted, Emitter
-from cpembed.backends.vta.schedule import Schedule, check_schedule
+from cpembed.backends.vta.schedule import Schedule, check_schedule, paired_loop
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest
 from cpembed.ir.computation import AxisKind
@@ -67,6 +67,7 @@ class _Writer:
     def __init__(self, nest: TileNest, schedule: Schedule) -> None:
         self.nest = nest
         self.schedule = schedule
+        self.paired = paired_loop(nest, schedule)
         self.variables = {
             name: f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_{k}"
             for k, name in enumerate(nest.extents)
@@ -81,7 +82,7 @@ class _Writer:
         # A function has a buffer, so that it is called as every other kernel is.
         script = Script()
         script.line(HEADER)
-        pair = self.schedule.thread_loop
+        pair = self.paired
         with script.nested(f"def main({buffer('Nothing', 1, 'int8')}):"):
             script.line('T.func_attr({"global_symbol": "main"})')
             headers = [self._loop(name) for name in self.schedule.order]
@@ -96,13 +97,13 @@ class _Writer:
 
     def _loop(self, name: str) -> str:
         trips = self.trips[name]
-        trips = -(-trips // 2) if name == self.schedule.thread_loop else trips
+        trips = -(-trips // 2) if name == self.paired else trips
         return f"for {self.variables[name]} in T.serial({trips}):"
 
     def _index(self, name: str) -> str:
         """Which tile of a loop a step has."""
         variable = self.variables[name]
-        return f"({variable} * 2 + thread)" if name == self.schedule.thread_loop else variable
+        return f"({variable} * 2 + thread)" if name == self.paired else variable
 
     def _step(self, script: Script) -> None:
         tile = ", ".join(self._interval(name) for name in self.nest.extents)
@@ -135,7 +136,7 @@ class _Writer:
 
     def _thread(self) -> str:
         """Neighbours along the thread loop, else consecutive output tiles, take turns."""
-        if self.schedule.thread_loop is not None:
+        if self.paired is not None:
             return "thread"
         number = "0"
         for name in self.schedule.order:

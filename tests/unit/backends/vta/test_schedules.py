@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.emit import Addresses, emit
 from cpembed.backends.vta.estimate import bounds
@@ -123,11 +124,14 @@ LAYERS = [
 
 @pytest.mark.parametrize("words", LAYERS)
 def test_default_schedules_are_near_the_bound_that_no_schedule_beats(words: str) -> None:
-    """The timed simulator's cycles, 7 % above the bound at most."""
+    """The timed simulator's cycles are 7 % above the bound at most, apart from products with zero
+    padding, which few schedules can skip."""
     nest = nest_of(words)
     taken = cycles(nest, default_schedule(nest, TAIL, MEMORY))
-    bound = bounds(nest, TAIL, MEMORY).busiest_module
-    assert bound <= taken <= 1.07 * bound
+    bound = bounds(nest, TAIL, MEMORY)
+    padding = np.prod(list(nest.extents.values())) - bound.gemm
+    assert bound.busiest_module <= taken
+    assert taken <= 1.07 * max(bound.compute + padding, bound.read, bound.write)
 
 
 @pytest.mark.parametrize("words", LAYERS)
@@ -158,7 +162,8 @@ def test_no_schedule_beats_the_bound_even_where_tiles_of_zeros_are_skipped() -> 
 
 def test_a_layer_that_fits_nowhere_is_refused() -> None:
     program = best_program("gemm m=4 n=48 k=32", "vta_1x16x16", "strict")
-    nest = tile_nest(program, replace(VtaConfig(), log_acc_buff=5))
+    # One accumulator, which the bias takes.
+    nest = with_bias(tile_nest(program, replace(VtaConfig(), log_acc_buff=6)), (1,))
     with pytest.raises(LoweringError, match="single tiles exceed the buffers"):
         default_schedule(nest, TAIL, MEMORY)
 
