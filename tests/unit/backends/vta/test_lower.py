@@ -15,13 +15,15 @@ from cpembed.backends.vta.isa import Alu, Gemm, Load, Memory
 from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.machine import vta_config
 from cpembed.backends.vta.moves import Moves
-from cpembed.backends.vta.schedule import Schedule
+from cpembed.backends.vta.schedule import Schedule, occupancy
 from cpembed.backends.vta.simulator import simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Truncated
 from cpembed.backends.vta.tiles import tile_nest
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.transform.program import PackedDimension
 from tests.unit.backends.vta.lowering import (
     TAILS,
     best_program,
@@ -157,6 +159,31 @@ def test_rows_further_apart_than_the_stride_field_are_transferred_one_by_one(tmp
     lowered = lower(program, vta_config(spec), Schedule(tiles, tuple(tiles)))
     assert lowered.nest.wgt.strides[0] == 65_538
     check(lowered, program.workload)
+
+
+def test_regions_of_digits_take_the_room_of_the_largest() -> None:
+    """Rows of A as two dimensions, four by four: three rows may lie in one of them or in two."""
+    program = best_program("gemm m=12 n=32 k=32", "vta_1x16x16", "strict")
+    operand = program.operand("A")
+    rows, *others = operand.dimensions
+    split = replace(
+        operand,
+        dimensions=(PackedDimension("m1", 3), PackedDimension("m0", 4), *others),
+        source=tuple(
+            index.substitute({rows.name: IndexExpr((IndexTerm("m1", 4), IndexTerm("m0")))})
+            for index in operand.source
+        ),
+        access=(
+            IndexExpr((IndexTerm("m.o", 1, 4),)),
+            IndexExpr((IndexTerm("m.o", 1, 1, 4),)),
+            *operand.access[1:],
+        ),
+    )
+    program = replace(program, operands=(split, *program.operands[1:]))
+    schedule = Schedule({"m.o": 3, "n.o": 2, "k.o": 1}, ("m.o", "n.o", "k.o"))
+    nest = tile_nest(program, VtaConfig())
+    assert occupancy(nest, schedule)[Memory.INP] == (2 * 8, 2048)
+    check(lower(program, VtaConfig(), schedule), program.workload)
 
 
 @pytest.mark.parametrize("words, target, constraints", FIRST)
