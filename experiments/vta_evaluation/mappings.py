@@ -1,0 +1,85 @@
+"""Which mappings of a workload take part in a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpembed.api.solve import solve
+from cpembed.cost.overheads import Overheads, overheads
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.search import find_embeddings
+from cpembed.errors import TransformError
+from cpembed.hw.instruction import Instruction
+from cpembed.ir.computation import Computation
+from cpembed.strategy.candidate import Candidate, derive_candidate
+from cpembed.transform.proof import require
+
+SETS = ("relaxed", "flattened")
+TOP = 5
+"""Of each set, as in the paper."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mapping:
+    """A proven candidate; ``found_in`` names the constraint sets that it was found in."""
+
+    candidate: Candidate
+    overheads: Overheads
+    found_in: tuple[str, ...]
+
+    @property
+    def identifier(self) -> str:
+        return self.candidate.embedding.identifier()
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """Of image and weights as they are packed."""
+        return {name: self.overheads.footprint[name] for name in ("I", "W")}
+
+
+def best_by_score(workload: Computation, target: str) -> list[Mapping]:
+    """The best of each set by the sum of both overheads (weights [1, 1])."""
+    found: dict[str, Mapping] = {}
+    for constraints in SETS:
+        for ranked in solve(workload, target, constraints, top=TOP).embeddings:
+            mapping = Mapping(ranked.candidate, ranked.overheads, (constraints,))
+            seen = found.get(mapping.identifier)
+            if seen is not None:
+                mapping = Mapping(seen.candidate, seen.overheads, (*seen.found_in, constraints))
+            found[mapping.identifier] = mapping
+    return list(found.values())
+
+
+def smallest(workload: Computation, instruction: Instruction, top: int) -> list[Mapping]:
+    """The mappings of ``relaxed`` with the smallest image and weights together, equal ones by
+    score: of all, enumerated."""
+    constraints = load_constraint_set(SETS[0])
+    found = find_embeddings(workload, instruction, constraints)
+    if not found.complete:
+        raise RuntimeError(f"{workload}: the enumeration did not end")
+    weights = constraints.weights
+    sized: list[tuple[tuple[float, ...], Embedding, Overheads]] = []
+    for embedding in found.embeddings:
+        try:
+            cost = overheads(derive_candidate(workload, instruction, embedding).program)
+        except TransformError:
+            continue
+        elements = cost.footprint["I"] + cost.footprint["W"]
+        sized.append(((elements, cost.score(weights.mac, weights.data)), embedding, cost))
+    sized.sort(key=lambda item: item[0])
+    chosen: list[Mapping] = []
+    for _, embedding, cost in sized[:top]:
+        candidate = derive_candidate(workload, instruction, embedding)
+        require(candidate.program)
+        chosen.append(Mapping(candidate, cost, (constraints.name,)))
+    return chosen
+
+
+def in_words(embedding: Embedding) -> str:
+    """The digits of each instruction axis, innermost first."""
+    parts: list[str] = []
+    for name, digits in embedding.digits.items():
+        words = [f"{d.axis}:{d.count}" + f" by {d.stride}" * (d.stride > 1) for d in digits]
+        parts.append(f"{name} <- {' '.join(words) or '.'}")
+    return ", ".join(parts)

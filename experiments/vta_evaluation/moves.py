@@ -1,0 +1,66 @@
+"""A tuned program executed and compared with numpy, and its packing and unpacking timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.backends.vta.checker import check
+from cpembed.backends.vta.lower import LoweredVta
+from cpembed.backends.vta.moves import Moves
+from cpembed.backends.vta.program import VtaProgram
+from cpembed.backends.vta.simulator import simulate
+from cpembed.errors import InvariantError
+from cpembed.ir.computation import Computation
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.measure.moves import measure_moves
+from cpembed.measure.runner import compare_integers
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A program with its inputs, and the memory that it left."""
+
+    moves: Moves
+    program: VtaProgram
+    memory: NDArray[np.uint8]
+
+
+class Execution:
+    """Random inputs of a workload and its result, computed once for several programs."""
+
+    def __init__(self, workload: Computation, seed: int = 0) -> None:
+        self.workload = workload
+        self.inputs = random_inputs(workload, seed)
+        self._exact = reference(workload, self.inputs)
+
+    def check(self, lowered: LoweredVta) -> _Run:
+        """Run a program on the inputs.
+
+        Raises :class:`InvariantError` where the result is not the workload's.
+        """
+        moves = Moves(lowered)
+        program = moves.build(self.inputs)
+        check(program)
+        memory = simulate(program, checked=False)
+        found = moves.unpack(lowered.combine(program, memory))
+        verification = compare_integers(lowered.tail.reference(self._exact), found)
+        if not verification.verified:
+            raise InvariantError(
+                f"{self.workload}: the VTA program is wrong by up to {verification.max_error:g}"
+            )
+        return _Run(moves, program, memory)
+
+    def times(self, lowered: LoweredVta) -> dict[str, Any]:
+        """:meth:`check`, then median microseconds of packing and unpacking on this CPU; weights are
+        packed ahead."""
+        run = self.check(lowered)
+        times = measure_moves(lowered, run.moves, run.program, run.memory, self.inputs)
+        return {
+            "packing_us": round(times.packing_us, 2),
+            "unpacking_us": round(times.unpacking_us, 2),
+            "noisy": times.noisy,
+        }

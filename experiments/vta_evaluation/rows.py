@@ -1,0 +1,107 @@
+"""Experiments of many rows: each is stored when it is done, and not computed again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpembed.measure.environment import provenance, provenance_lines
+
+Row = dict[str, Any]
+
+TRIALS = 16
+"""Timed simulations of each mapping, the reference's and ours alike."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """``keys`` names the rows; ``compute`` makes one with so many trials; ``markdown`` and ``plot``
+    show those that there are."""
+
+    folder: Path
+    description: str
+    keys: tuple[str, ...]
+    compute: Callable[[str, int], Row]
+    markdown: Callable[[list[Row]], list[str]]
+    plot: Callable[[list[Row], Path], bool]
+
+    def main(self) -> int:
+        """The command line of the experiment."""
+        parser = argparse.ArgumentParser(description=self.description)
+        parser.add_argument("rows", nargs="*", help="rows to compute, by default all missing ones")
+        parser.add_argument(
+            "--trials", type=int, default=TRIALS, help="timed simulations a mapping"
+        )
+        parser.add_argument("--again", action="store_true", help="also rows that are stored")
+        parser.add_argument("--rewrite", action="store_true", help="the table and the plot alone")
+        parser.add_argument("--output", type=Path, default=self.folder, help="folder of results")
+        given = parser.parse_args()
+        unknown = sorted(set(given.rows) - set(self.keys))
+        if unknown:
+            parser.error(f"no such row: {', '.join(unknown)}; rows: {', '.join(self.keys)}")
+        wanted = [] if given.rewrite else given.rows or list(self.keys)
+        self.run(wanted, given.trials, given.output, again=given.again)
+        return 0
+
+    def run(self, wanted: Iterable[str], trials: int, folder: Path, *, again: bool = False) -> None:
+        """Compute the rows that are missing; write the results after each."""
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = load(folder)
+        for key in wanted:
+            if key in stored and not again:
+                continue
+            started = time.perf_counter()
+            row = self.compute(key, trials)
+            seconds = round(time.perf_counter() - started, 1)
+            stored[key] = {"key": key, **row, "seconds": seconds, **provenance()}
+            self._write(stored, folder)
+            print(f"{key}: {seconds:.0f} s", file=sys.stderr, flush=True)
+        self._write(stored, folder)
+        self.plot(self._sorted(stored), folder)
+
+    def _sorted(self, stored: Mapping[str, Row]) -> list[Row]:
+        return [stored[key] for key in self.keys if key in stored]
+
+    def _write(self, stored: Mapping[str, Row], folder: Path) -> None:
+        rows = self._sorted(stored)
+        (folder / "results.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        if rows:
+            lines = [*self.markdown(rows), "", *_origins(rows, len(self.keys))]
+            (folder / "results.md").write_text("\n".join(lines) + "\n")
+
+
+def load(folder: Path) -> dict[str, Row]:
+    """Rows by key; none where nothing was written yet."""
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    return {row["key"]: row for row in json.loads(path.read_text())["rows"]}
+
+
+def _origins(rows: list[Row], total: int) -> list[str]:
+    """Where the rows come from: one list for each machine, set of versions and commit."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        where = [row["machine"], row["versions"], row["git_commit"]]
+        groups.setdefault(json.dumps(where), []).append(row)
+    lines = [f"{len(rows)} of {total} rows."]
+    for group in groups.values():
+        seconds = sum(row["seconds"] for row in group)
+        lines += ["", *provenance_lines(group[-1], f"{len(group)} rows in {seconds:.0f} s")]
+    return lines
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """
+    >>> geometric_mean([1, 4])
+    2.0
+    """
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs))

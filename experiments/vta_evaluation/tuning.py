@@ -1,0 +1,133 @@
+"""Tuning by simulated cycles: ours over the lowering's schedules, the reference over its knobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cpembed.api.run_vta import VtaSimulation
+from cpembed.backends.vta.estimate import bounds
+from cpembed.backends.vta.lower import LoweredVta, lower
+from cpembed.backends.vta.reference import (
+    ranked_knobs,
+    reference_program,
+    reference_schedule,
+)
+from cpembed.backends.vta.schedule import Schedule
+from cpembed.backends.vta.tiles import tile_nest
+from cpembed.backends.vta.timing import time_program
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.strategy.candidate import Candidate
+from cpembed.transform.program import DerivedProgram
+from cpembed.tune.space import Machine, design_of
+from cpembed.tune.tuner import Tuner
+
+SEED = 0
+HOPELESS = 2.0
+"""Knobs whose estimate is above this multiple of the best measured one are not simulated: the
+estimates are within a few percent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A target with what its programs are simulated on."""
+
+    spec: HardwareSpec
+    machine: Machine
+    clock_mhz: float
+
+    @classmethod
+    def of(cls, name: str, workload: Computation) -> Target:
+        """The target, with results of a workload requantized to int8 by the default shift."""
+        simulation = VtaSimulation.of(_spec(name), workload, None, None)
+        machine = Machine(simulation.config, simulation.memory, simulation.tail)
+        return cls(simulation.spec, machine, simulation.clock_mhz)
+
+
+@cache
+def _spec(name: str) -> HardwareSpec:
+    return load_hardware_spec(name)
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """The fastest of ``simulated`` programs of a mapping. ``bound``: cycles that no schedule of the
+    mapping can beat; ``executions`` of the instruction that multiply more than zeros of the
+    image."""
+
+    lowered: LoweredVta
+    cycles: int
+    simulated: int
+    bound: int
+    executions: int
+
+    def to_json(self) -> dict[str, Any]:
+        chosen = self.lowered.schedule
+        return {
+            "cycles": self.cycles,
+            "bound": self.bound,
+            "executions": self.executions,
+            "simulated": self.simulated,
+            "tiles": {name: chosen.tiles[name] for name in chosen.order},
+            "threads": chosen.threads,
+            "thread_loop": chosen.thread_loop,
+            "slots": list(chosen.slots),
+        }
+
+
+def tune(candidate: Candidate, target: Target, trials: int) -> Tuned:
+    """A candidate under the tuner that ``cpembed tune`` uses."""
+    design = design_of(candidate, 1, "", target.machine)
+    tuner = Tuner([design], target.machine, SEED)
+    best: tuple[int, Schedule] | None = None
+    simulated = 0
+    for proposal in tuner.proposals(trials):
+        try:
+            cycles = _cycles(candidate.program, proposal.schedule, target)
+        except LoweringError:
+            tuner.tell(proposal, None)
+            continue
+        simulated += 1
+        tuner.tell(proposal, cycles)
+        if best is None or cycles < best[0]:
+            best = cycles, proposal.schedule
+    return _tuned(candidate.program, best, simulated, target)
+
+
+def tune_reference(workload: Computation, target: Target, trials: int) -> Tuned:
+    """The reference strategy at the knobs of smallest estimates."""
+    program = reference_program(workload, target.spec.instruction)
+    nest = tile_nest(program, target.machine.config)
+    ranked = ranked_knobs(nest, target.machine.tail, trials, target.machine.memory)
+    best: tuple[int, Schedule] | None = None
+    simulated = 0
+    for estimate, knobs in ranked:
+        if best is not None and estimate > HOPELESS * best[0]:
+            break
+        schedule = reference_schedule(nest, knobs)
+        cycles = _cycles(program, schedule, target)
+        simulated += 1
+        if best is None or cycles < best[0]:
+            best = cycles, schedule
+    return _tuned(program, best, simulated, target)
+
+
+def _cycles(program: DerivedProgram, schedule: Schedule, target: Target) -> int:
+    machine = target.machine
+    lowered = lower(program, machine.config, schedule, machine.tail)
+    return time_program(lowered.empty_image(), machine.memory, checked=False).cycles
+
+
+def _tuned(
+    program: DerivedProgram, best: tuple[int, Schedule] | None, simulated: int, target: Target
+) -> Tuned:
+    if best is None:
+        raise LoweringError("no schedule of the mapping has a program")
+    cycles, schedule = best
+    lowered = lower(program, target.machine.config, schedule, target.machine.tail)
+    found = bounds(lowered.nest, target.machine.tail, target.machine.memory)
+    return Tuned(lowered, cycles, simulated, found.busiest_module, found.gemm)
