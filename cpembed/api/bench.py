@@ -151,7 +151,7 @@ def open_bench(
     suite_name: str,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     layers: str | None = None,
     backend: BackendChoice = "auto",
     execute: bool = True,
@@ -160,12 +160,14 @@ def open_bench(
     timeout: float | None = None,
     results: Path | None = None,
     fresh: bool = False,
+    untuned: bool = False,
 ) -> Bench:
     """A suite ready to run, with the rows that an earlier run completed.
 
     ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
     can execute here and only solves elsewhere; ``generic`` runs portable code anywhere. ``results``
-    is the folder of the store, ``fresh`` forgets what it holds of this suite.
+    is the folder of the store, ``fresh`` forgets what it holds of this suite. ``constraints`` None
+    and ``untuned`` are as for :func:`~cpembed.api.run.run`.
 
     Raises :class:`WorkloadError` for an unknown suite or layer, :class:`SpecError` for a wrong
     target or constraint set, :class:`BackendUnavailable` for an impossible ``native``.
@@ -175,21 +177,22 @@ def open_bench(
     missing = missing_for(spec) if execute and backend != "generic" else ()
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+    named = DEFAULT_CONSTRAINTS if constraints is None else constraints
     maker = RowMaker(
         spec=spec,
         strict=load_constraint_set(STRICT),
-        constraints=load_constraint_set(constraints)
-        if isinstance(constraints, str)
-        else constraints,
+        constraints=load_constraint_set(named) if isinstance(named, str) else named,
         backend=backend if execute and not missing else None,
         layout=layout,
         seed=seed,
         timeout=timeout,
+        any_set=constraints is None,
+        untuned=untuned,
     )
     names = (suite_name, spec.name, maker.constraints.name)
     store = ResultStore(results or default_directory(), names, _key(suite_name, maker), BenchRow)
     store.open(fresh=fresh)
-    rows = _usable(store.load(), chosen)
+    rows = _usable(store.load(), chosen, maker)
     return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
 
 
@@ -215,11 +218,18 @@ def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
     return tuple(layer for layer in layers if layer.index in picked)
 
 
-def _usable(stored: Iterable[BenchRow], layers: Sequence[Layer]) -> dict[int, BenchRow]:
-    """The last row of each layer, unless it is an error: that is worth another try."""
-    wanted = {layer.index for layer in layers}
+def _usable(
+    stored: Iterable[BenchRow], layers: Sequence[Layer], maker: RowMaker
+) -> dict[int, BenchRow]:
+    """The last row of each layer, unless it is an error, which is worth another try, or tuning
+    knows something else since."""
+    wanted = {layer.index: layer for layer in layers}
     last = {row.index: row for row in stored if row.index in wanted}
-    return {index: row for index, row in last.items() if row.error is None}
+    return {
+        index: row
+        for index, row in last.items()
+        if row.error is None and maker.is_current(wanted[index], row)
+    }
 
 
 def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
@@ -236,6 +246,7 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         "layout": maker.layout,
         "seed": maker.seed,
         "timeout": maker.timeout,
+        "tuned": "never" if maker.untuned else "any set" if maker.any_set else "this set",
         "versions": versions(),
         "source": source_digest(),
         "cpu": here["cpu"],

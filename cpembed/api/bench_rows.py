@@ -12,16 +12,17 @@ from datetime import UTC, datetime
 import msgspec
 
 from cpembed.api.run import RunResult, run
-from cpembed.api.run_vta import SIMULATOR, VtaRunResult
+from cpembed.api.run_vta import SIMULATOR, VtaRunResult, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, solve
 from cpembed.backends.kernel import BackendChoice
 from cpembed.backends.vta.tail import Requantized
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.embedding import Digit
+from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.tune.choice import best_kept
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]
@@ -83,6 +84,17 @@ class Latency(msgspec.Struct, frozen=True):
     p90: float
 
 
+class TunedRow(msgspec.Struct, frozen=True):
+    """The embedding that tuning chose, if not the best one of ``best``, with its place in the
+    ranking of a constraint set, and how many trials led to it."""
+
+    embedding: str
+    mapping: str
+    constraints: str
+    rank: int
+    trials: int
+
+
 class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
 
@@ -114,6 +126,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     lower_bound_cycles: int | None = None
     lower_bound_ratio: float | None = None
     busiest_module_ratio: float | None = None
+    tuned: TunedRow | None = None
 
 
 class ErrorRow(msgspec.Struct, frozen=True):
@@ -154,7 +167,11 @@ class BenchRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RowMaker:
-    """How every layer of a suite is treated; ``backend`` None: solve, do not run."""
+    """How every layer of a suite is treated; ``backend`` None: solve, do not run.
+
+    ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
+    ``untuned``: none of it.
+    """
 
     spec: HardwareSpec
     strict: ConstraintSet
@@ -163,6 +180,22 @@ class RowMaker:
     layout: str
     seed: int
     timeout: float | None
+    any_set: bool = False
+    untuned: bool = False
+
+    def is_current(self, layer: Layer, row: BenchRow) -> bool:
+        """Whether a stored row is of what tuning knows now."""
+        run = row.run
+        if run is None or run.backend != SIMULATOR:
+            return True
+        kept = None
+        if not self.untuned:
+            workload = layer.workload(default_dtypes(self.spec), self.layout)
+            constraints = None if self.any_set else self.constraints
+            kept = best_kept(workload, self.spec, tail_for(workload, None, None), constraints)
+        if kept is None or run.tuned is None:
+            return kept is None and run.tuned is None
+        return (kept.cycles, kept.trials) == (run.simulated_cycles, run.tuned.trials)
 
     def row(self, layer: Layer, report: Phase) -> BenchRow:
         """The layer's row; an exception of its searches or its kernel is part of it."""
@@ -213,11 +246,12 @@ class RowMaker:
             result = run(
                 workload,
                 self.spec,
-                constraints=self.constraints,
+                constraints=None if self.any_set else self.constraints,
                 backend=self.backend,
                 seed=self.seed,
                 timeout=self.timeout,
                 progress=report,
+                untuned=self.untuned,
             )
         except Exception:
             # What was found is worth a row although it did not run.
@@ -272,11 +306,7 @@ def _embedding_row(ranked: RankedCandidate) -> EmbeddingRow:
     embedding, cost = ranked.candidate.embedding, ranked.overheads
     return EmbeddingRow(
         embedding.identifier(),
-        " ".join(
-            f"{axis}←{','.join(map(_digit, digits))}"
-            for axis, digits in embedding.digits.items()
-            if digits
-        ),
+        _mapping(embedding),
         {
             axis: [DigitRow(d.axis, d.count, d.stride) for d in digits]
             for axis, digits in embedding.digits.items()
@@ -286,6 +316,14 @@ def _embedding_row(ranked: RankedCandidate) -> EmbeddingRow:
         cost.data_overhead,
         cost.calls,
         list(cost.in_place),
+    )
+
+
+def _mapping(embedding: Embedding) -> str:
+    return " ".join(
+        f"{axis}←{','.join(map(_digit, digits))}"
+        for axis, digits in embedding.digits.items()
+        if digits
     )
 
 
@@ -339,6 +377,20 @@ def _simulated_row(result: VtaRunResult) -> RunRow:
         lower_bound_cycles=result.bounds.gemm_or_dma,
         lower_bound_ratio=result.lower_bound_ratio,
         busiest_module_ratio=result.busiest_module_ratio,
+        tuned=_tuned_row(result),
+    )
+
+
+def _tuned_row(result: VtaRunResult) -> TunedRow | None:
+    if result.tuned is None:
+        return None
+    embedding = result.candidate.candidate.embedding
+    return TunedRow(
+        embedding.identifier(),
+        _mapping(embedding),
+        result.tuned.constraints,
+        result.tuned.rank,
+        result.tuned.trials,
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.api.choice import pick
-from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, simulates
+from cpembed.api.run_vta import Choice, OutputForm, VtaRunResult, VtaSimulation, simulates
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
     Progress,
@@ -101,7 +101,7 @@ def run(
     workload: Computation,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     rank: int = 1,
     backend: BackendChoice = "auto",
     seed: int | None = 0,
@@ -110,6 +110,7 @@ def run(
     progress: Progress | None = None,
     output: OutputForm | None = None,
     shift: int | None = None,
+    untuned: bool = False,
 ) -> RunResult | VtaRunResult | SolveResult:
     """Solve, build the candidate of a rank, verify it on random data, measure it.
 
@@ -118,6 +119,11 @@ def run(
     where this machine can execute or simulate it, else portable code; ``native`` insists on the
     instruction. ``output`` and ``shift`` are for simulated targets: what they store of the sums
     (:func:`~cpembed.api.run_vta.tail_for`).
+
+    ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`. What
+    :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is None, replaces
+    the candidate of rank 1 and its schedule; of other ranks, and with ``weights``, the schedule
+    only; with ``untuned`` nothing.
 
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
     :class:`WorkloadError` for a rank that does not exist or a form that the output does not have,
@@ -140,7 +146,7 @@ def run(
     solved = solve(
         workload,
         spec,
-        constraints,
+        DEFAULT_CONSTRAINTS if constraints is None else constraints,
         top=rank,
         weights=weights,
         timeout=timeout,
@@ -151,8 +157,16 @@ def run(
         return solved
     candidate = pick(solved, rank)
     if simulation is not None:
+        chosen = Choice(candidate)
+        if not untuned:
+            chosen = simulation.tuned(
+                solved,
+                candidate,
+                any_set=constraints is None,
+                any_embedding=rank == 1 and weights is None,
+            )
         try:
-            return simulation.run(solved, candidate, data_seed, report)
+            return simulation.run(solved, chosen, data_seed, report)
         except LoweringError as error:
             if backend == "native":
                 raise

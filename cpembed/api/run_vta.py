@@ -29,6 +29,7 @@ from cpembed.backends.vta.simulator import require_int8, simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Tail, Truncated, requantized_for
 from cpembed.backends.vta.tiles import tile_nest
 from cpembed.backends.vta.timing import MemorySystem, Timing, time_program
+from cpembed.cost.overheads import overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import InvariantError, ProgramError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -37,6 +38,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.moves import MoveTimes, measure_moves
 from cpembed.measure.runner import Verification, compare_integers
+from cpembed.tune.choice import TunedChoice, tuned
 
 SIMULATOR = "vta.simulator"
 """What executed the program, as results name it."""
@@ -76,11 +78,13 @@ def tail_for(workload: Computation, form: OutputForm | None, shift: int | None) 
 class VtaRunResult:
     """A verified program with its simulated cycles, and the measured times of its packing.
 
-    ``program`` has the inputs in its memory. ``seconds`` is wall time by phase.
+    ``program`` has the inputs in its memory. ``tuned`` is where the candidate's schedule comes
+    from, None for the default one. ``seconds`` is wall time by phase.
     """
 
     solved: SolveResult
     candidate: RankedCandidate
+    tuned: TunedChoice | None
     lowered: LoweredVta
     program: VtaProgram
     timing: Timing
@@ -148,6 +152,13 @@ class VtaRunResult:
             "modules": {name: asdict(module) for name, module in self.timing.modules.items()},
             "memory": asdict(self.timing.memory),
             "schedule": _schedule_json(self.lowered),
+            "tuned": None
+            if self.tuned is None
+            else {
+                "constraints": self.tuned.constraints,
+                "tuned_under": self.tuned.tuned_under,
+                "trials": self.tuned.trials,
+            },
             "instructions": len(self.program.instructions),
             "micro_ops": len(self.lowered.uops),
             "packing_us": self.moves.packing_us,
@@ -156,6 +167,14 @@ class VtaRunResult:
             "noisy": self.moves.noisy,
             "seconds": {"solve": self.solved.total_seconds, **self.seconds},
         }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate to execute, and where its schedule comes from if not by default."""
+
+    candidate: RankedCandidate
+    tuned: TunedChoice | None = None
 
 
 @dataclass(frozen=True)
@@ -184,8 +203,34 @@ class VtaSimulation:
         tail = tail_for(workload, form, shift)
         return cls(spec, config, memory, spec.machine.clock_mhz, tail)
 
+    def tuned(
+        self,
+        solved: SolveResult,
+        candidate: RankedCandidate,
+        *,
+        any_set: bool,
+        any_embedding: bool,
+    ) -> Choice:
+        """The fastest that tuning kept, under the search's constraint set or any, of the candidate
+        or any embedding; the candidate itself where nothing is kept.
+
+        Raises :class:`SpecError` for a damaged file of the database.
+        """
+        kept = tuned(
+            solved.workload,
+            self.spec,
+            self.tail,
+            None if any_set else solved.constraints,
+            embedding=None if any_embedding else candidate.candidate.embedding,
+        )
+        if kept is None:
+            return Choice(candidate)
+        cost, weights = overheads(kept.candidate.program), solved.constraints.weights
+        score = cost.score(weights.mac, weights.data)
+        return Choice(RankedCandidate(kept.rank, kept.candidate, cost, score), kept)
+
     def run(
-        self, solved: SolveResult, candidate: RankedCandidate, seed: int, progress: Progress
+        self, solved: SolveResult, choice: Choice, seed: int, progress: Progress
     ) -> VtaRunResult:
         """Lower a candidate, execute it on random data of a seed, compare, count.
 
@@ -193,11 +238,14 @@ class VtaSimulation:
         :class:`InvariantError` where it is illegal or its numbers are wrong.
         """
         phases = _Phases(progress)
-        workload = solved.workload
+        workload, candidate = solved.workload, choice.candidate
         with phases("lower"):
             derived = candidate.candidate.program
-            nest = tile_nest(derived, self.config)
-            schedule = default_schedule(nest, self.tail, self.memory)
+            if choice.tuned is not None:
+                schedule = choice.tuned.schedule
+            else:
+                nest = tile_nest(derived, self.config)
+                schedule = default_schedule(nest, self.tail, self.memory)
             lowered = lower(derived, self.config, schedule, self.tail)
         inputs = random_inputs(workload, seed)
         with phases("pack"):
@@ -224,6 +272,7 @@ class VtaSimulation:
         return VtaRunResult(
             solved,
             candidate,
+            choice.tuned,
             lowered,
             program,
             timing,
@@ -268,5 +317,4 @@ def _schedule_json(lowered: LoweredVta) -> dict[str, Any]:
         "threads": chosen.threads,
         "thread_loop": chosen.thread_loop,
         "slots": {"inp": chosen.slots[0], "wgt": chosen.slots[1]},
-        "tuned": False,
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import LARGEST_SEED, Subcommand, json_option
+from cpembed.cli.options import LARGEST_SEED, Subcommand, json_option, untuned_option
 from cpembed.cli.output import message, print_json, print_text
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ _REDRAW = 0.1
     metavar="N",
     help="Threads of the kernels.  [default: the cores of the process]",
 )
+@untuned_option
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
 @click.option(
     "--results",
@@ -92,6 +93,7 @@ def command(
     timeout: float | None,
     seed: int,
     threads: int | None,
+    untuned: bool,
     fresh: bool,
     results: Path | None,
     as_json: bool,
@@ -108,12 +110,11 @@ def command(
         # Read when the compiler's run-time library is loaded.
         os.environ["TVM_NUM_THREADS"] = str(threads)
     from cpembed.api.bench import open_bench
-    from cpembed.api.solve import DEFAULT_CONSTRAINTS
 
     bench = open_bench(
         suite,
         target,
-        constraints=constraints or DEFAULT_CONSTRAINTS,
+        constraints=constraints,
         layers=layers,
         backend=backend,
         execute=not no_run,
@@ -122,6 +123,7 @@ def command(
         seed=seed,
         results=results,
         fresh=fresh,
+        untuned=untuned,
     )
     _announce(bench)
     try:

@@ -103,6 +103,13 @@ def json_option(function: F) -> F:
     return add(function)
 
 
+def untuned_option(function: F) -> F:
+    add = click.option(
+        "--untuned", is_flag=True, help="VTA: do not use what `cpembed tune` has found."
+    )
+    return add(function)
+
+
 def rank_option(function: F) -> F:
     add = click.option(
         "--rank",

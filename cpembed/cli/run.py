@@ -18,6 +18,7 @@ from cpembed.cli.options import (
     json_option,
     problem,
     rank_option,
+    untuned_option,
 )
 from cpembed.cli.outcome import UNAVAILABLE, print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     help="VTA: bits by which requantized sums are shifted right.  "
     "[default: by the length of the reduction]",
 )
+@untuned_option
 @file_option("--trace", "VTA: write a timeline for ui.perfetto.dev or chrome://tracing.")
 @click.option(
     "--save",
@@ -82,6 +84,7 @@ def command(
     threads: int | None,
     output: OutputForm | None,
     shift: int | None,
+    untuned: bool,
     trace: Path | None,
     save: Path | None,
     as_json: bool,
@@ -107,7 +110,7 @@ def command(
         result = api.run(
             workload,
             spec,
-            constraints=constraints,
+            constraints=None if asked["constraints"] is None else constraints,
             rank=rank,
             backend=backend,
             seed=seed,
@@ -116,6 +119,7 @@ def command(
             progress=progress,
             output=output,
             shift=shift,
+            untuned=untuned,
         )
     if as_json:
         print_json(result.to_json())

@@ -19,7 +19,8 @@ from cpembed.report.vta import simulated_rows
 
 
 def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
-    rows = _problem(result.solved, result.candidate)
+    tuned = result.tuned if isinstance(result, VtaRunResult) else None
+    rows = _problem(result.solved, result.candidate, tuned.constraints if tuned else None)
     if isinstance(result, VtaRunResult):
         rows += [("verified", _verified(result)), *simulated_rows(result)]
         packing = f"{_packing(result.moves)}; measured on this machine"
@@ -29,11 +30,15 @@ def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
     yield header([*rows, *_times(result)])
 
 
-def _problem(solved: SolveResult, candidate: RankedCandidate) -> list[tuple[str, str]]:
+def _problem(
+    solved: SolveResult, candidate: RankedCandidate, ranked_in: str | None
+) -> list[tuple[str, str]]:
+    """``ranked_in`` is the constraint set whose ranking a tuned candidate is of."""
     embedding = candidate.candidate.embedding
+    rank = f"rank {candidate.rank}" + (f" of {ranked_in}, tuned" if ranked_in else "")
     return [
         *problem_rows(solved.workload, solved.target, solved.constraints.name),
-        ("embedding", f"rank {candidate.rank}, {embedding.identifier()}"),
+        ("embedding", f"{rank}, {embedding.identifier()}"),
         ("", words.mapping(embedding)),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from cpembed.api.run_vta import VtaRunResult
-from cpembed.backends.vta.lower import LoweredVta
 from cpembed.backends.vta.tail import Requantized, Tail, Truncated
 from cpembed.backends.vta.timing import Timing
 from cpembed.report import words
@@ -89,7 +88,7 @@ def simulated_rows(result: VtaRunResult) -> list[tuple[str, str]]:
     moved = (f"{name} {words.data_size(size)}" for name, size in timing.bytes.items())
     return [
         ("output", _output(result.lowered.tail)),
-        ("schedule", _schedule(result.lowered)),
+        ("schedule", _schedule(result)),
         ("program", f"{size}, {len(result.lowered.uops):,} micro-ops"),
         ("simulated", f"{timing.cycles:,} cycles, {time}, {result.gops:.1f} GOPS"),
         ("", f"GEMM core busy {timing.gemm_utilisation:.1%} of them"),
@@ -107,13 +106,14 @@ def _output(tail: Tail) -> str:
     return "int32: all bits of the sums, stored byte by byte"
 
 
-def _schedule(lowered: LoweredVta) -> str:
-    """``tiles k.o 2  p.o 14; two threads along q.o; 2 regions of INP, 2 of WGT``."""
-    chosen = lowered.schedule
+def _schedule(result: VtaRunResult) -> str:
+    """``untuned: tiles k.o 2  p.o 14; two threads along q.o; 2 regions of INP, 2 of WGT``."""
+    lowered, chosen = result.lowered, result.lowered.schedule
+    how = "untuned"
+    if result.tuned is not None:
+        how = f"the best of {words.plural(result.tuned.trials, 'trial')}"
     sizes = {name: chosen.tiles[name] for name in chosen.order if lowered.nest.extents[name] > 1}
     tiles = f"tiles {words.sizes(sizes)}" if sizes else "one tile"
     along = f" along {chosen.thread_loop}" if chosen.thread_loop is not None else ""
     threads = f"two threads{along}" if chosen.threads == 2 else "one thread"
-    return (
-        f"untuned: {tiles}; {threads}; {chosen.slots[0]} regions of INP, {chosen.slots[1]} of WGT"
-    )
+    return f"{how}: {tiles}; {threads}; {chosen.slots[0]} regions of INP, {chosen.slots[1]} of WGT"

@@ -1,0 +1,125 @@
+"""The search: estimates screen, the timed simulator measures, the best ones' neighbours follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from cpembed.backends.vta.lower import lower
+from cpembed.backends.vta.planner import default_schedule
+from cpembed.backends.vta.timing import time_program
+from cpembed.errors import LoweringError
+from cpembed.tune.database import Trial
+from cpembed.tune.space import (
+    Design,
+    Machine,
+    Proposal,
+    canonical,
+    estimated,
+    neighbour,
+    screened,
+)
+
+SCREENED_SHARE = 0.25
+"""Of the trials, those that estimates choose alone; neighbours of the best measured ones follow."""
+
+GENERATION, PARENTS, CHILDREN = 8, 4, 64
+"""Trials from one look at what was measured; schedules whose neighbours are made; neighbours made
+of them, of which the best estimates are measured."""
+
+
+@dataclass
+class Tuner:
+    """Proposes schedules in an order that depends only on the designs, the seed, and what was
+    measured before: repeated with the same measurements, it proposes the same."""
+
+    designs: Sequence[Design]
+    machine: Machine
+    seed: int
+    _seen: set[str] = field(default_factory=set[str])
+    _measured: list[tuple[int, Proposal]] = field(default_factory=list[tuple[int, Proposal]])
+
+    def proposals(self, trials: int) -> Iterator[Proposal]:
+        """At most ``trials`` proposals; each is to be measured, and told, before the next.
+
+        The first is the default schedule of the first design.
+        """
+        left = trials
+        for proposal in self._first(trials):
+            if left == 0:
+                return
+            left -= 1
+            yield proposal
+        random = Random(self.seed)
+        while left > 0:
+            generation = self._generation(random)
+            if not generation:
+                return
+            for proposal in generation[:left]:
+                left -= 1
+                yield proposal
+
+    def tell(self, proposal: Proposal, cycles: int | None) -> None:
+        """What a proposal measured; None where it has no program."""
+        if cycles is not None:
+            self._measured.append((cycles, proposal))
+
+    def _first(self, trials: int) -> Iterator[Proposal]:
+        first = self.designs[0]
+        schedule = default_schedule(first.nest, self.machine.tail, self.machine.memory)
+        schedule = canonical(first.nest, schedule)
+        untuned = Proposal(estimated(first, schedule, self.machine), first, schedule)
+        share = max(1, round(SCREENED_SHARE * trials))
+        for proposal in (untuned, *screened(self.designs, self.machine, share)):
+            if self._is_new(proposal):
+                yield proposal
+
+    def _generation(self, random: Random) -> list[Proposal]:
+        """Neighbours of the best, those of smallest estimates; an estimate is corrected by how far
+        off its parent's was."""
+        parents = sorted(self._measured, key=lambda item: item[0])[:PARENTS]
+        children: list[tuple[float, Proposal]] = []
+        for _ in range(CHILDREN if parents else 0):
+            cycles, parent = random.choice(parents)
+            schedule = neighbour(parent.design.nest, parent.schedule, random)
+            estimate = estimated(parent.design, schedule, self.machine)
+            child = Proposal(estimate, parent.design, schedule)
+            if estimate < float("inf") and self._is_new(child):
+                children.append((estimate * cycles / parent.estimate, child))
+        children.sort(key=lambda item: item[0])
+        for _, child in children[GENERATION:]:
+            self._seen.remove(child.key)
+        return [child for _, child in children[:GENERATION]]
+
+    def _is_new(self, proposal: Proposal) -> bool:
+        new = proposal.key not in self._seen
+        self._seen.add(proposal.key)
+        return new
+
+
+def measure(proposal: Proposal, machine: Machine) -> Trial:
+    """Lower a proposal and count its cycles; a schedule that cannot be lowered is a result."""
+    design = proposal.design
+    cycles, error = None, None
+    try:
+        lowered = lower(design.candidate.program, machine.config, proposal.schedule, machine.tail)
+        cycles = time_program(lowered.empty_image(), machine.memory).cycles
+    except LoweringError as refused:
+        error = str(refused)
+    return Trial(
+        design.candidate.embedding.to_json(),
+        design.identifier,
+        design.rank,
+        design.constraints,
+        proposal.schedule,
+        proposal.estimate,
+        cycles,
+        error,
+        design.bounds.gemm_or_dma,
+        design.bounds.busiest_module,
+    )
+
+
+Measure = Callable[[Proposal, Machine], Trial]
+"""How a proposal is measured: :func:`measure`."""
