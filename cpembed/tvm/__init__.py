@@ -1,0 +1,33 @@
+"""TVM plugin: VTA in TVM's own modules.
+
+>>> import cpembed.tvm
+>>> cpembed.tvm.offload("vta_1x16x16").report.operators
+()
+
+Importing it lets compiled modules find the function that runs their programs; a process that only
+loads such a module has to import it too.
+"""
+
+from cpembed.backends import runtime
+
+# Before anything else imports TVM: its thread pool is set up at the first import.
+runtime.tvm()
+
+from cpembed.tvm.execution import register  # noqa: E402
+from cpembed.tvm.offload import offload  # noqa: E402
+from cpembed.tvm.recognise import Recognised, recognise  # noqa: E402
+from cpembed.tvm.report import OffloadReport, OperatorReport  # noqa: E402
+from cpembed.tvm.strategy import Strategy, StrategyCandidate, strategy  # noqa: E402
+
+register()
+
+__all__ = [
+    "OffloadReport",
+    "OperatorReport",
+    "Recognised",
+    "Strategy",
+    "StrategyCandidate",
+    "offload",
+    "recognise",
+    "strategy",
+]

@@ -1,0 +1,148 @@
+"""The pass: operators of a relax module become VTA programs."""
+# pyright: basic
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from cpembed.api.solve import DEFAULT_CONSTRAINTS
+from cpembed.backends.vta.lower import LoweredVta
+from cpembed.backends.vta.tail import Tail
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.tvm.choice import Choice, Machine, Refused, exact_tail
+from cpembed.tvm.emit import emit
+from cpembed.tvm.epilogue import constant
+from cpembed.tvm.recognise import Recognised
+from cpembed.tvm.report import OffloadReport, OperatorReport
+from cpembed.tvm.sites import Site, sites
+
+
+def offload(
+    target: str | HardwareSpec = "vta_1x16x16",
+    *,
+    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    requantize: bool = True,
+) -> ir.transform.ModulePass:
+    """A pass that replaces the convolutions and matrix products that embed in a VTA's GEMM.
+
+    Inputs have to be int8; int32 results keep all bits, int8 results their low bits, so the module
+    computes what it did before. With ``requantize`` a bias, shifts and clips to int8 that follow in
+    the same dataflow block are done by VTA's ALU where that is exact. Constant operands are packed
+    by the pass. After a run ``report`` of the pass is its :class:`OffloadReport`.
+
+    Raises :class:`SpecError` for a target that is no VTA.
+    """
+    made: Any = _Offload(Machine.of(target, constraints), requantize)
+    return made
+
+
+@ir.transform.module_pass(opt_level=0, name="cpembed.offload")
+class _Offload:
+    def __init__(self, machine: Machine, requantize: bool) -> None:
+        self.machine = machine
+        self.requantize = requantize
+        self.report = OffloadReport(machine.spec.name, ())
+
+    def transform_module(self, mod: ir.IRModule, _: ir.transform.PassContext) -> ir.IRModule:
+        plan: dict[relax.Var, _Replacement] = {}
+        entries: list[OperatorReport] = []
+        for variable, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                for site in sites(mod, variable.name_hint, function):
+                    entry, replacement = self._decide(site)
+                    entries.append(entry)
+                    if replacement is not None:
+                        plan[replacement.variable] = replacement
+        self.report = OffloadReport(self.machine.spec.name, tuple(entries))
+        return _rewritten(mod, plan)
+
+    def _decide(self, site: Site) -> tuple[OperatorReport, _Replacement | None]:
+        name = (site.function, site.variable.name, site.operator)
+        if site.recognised is None:
+            return OperatorReport(*name, reason=site.problem), None
+        workload = site.recognised.computation
+        found = self._requantized(site, site.recognised) if self.requantize else None
+        choice = found or self._chosen(site, site.recognised, exact_tail(workload))
+        if isinstance(choice, Refused):
+            return OperatorReport(*name, str(workload), reason=choice.reason), None
+        replacement, ranked = choice
+        entry = OperatorReport(
+            *name,
+            str(workload),
+            embedding=ranked.candidate.embedding.identifier(),
+            utilisation=ranked.overheads.utilisation,
+            output="requantized" if found else workload.output.dtype,
+        )
+        return entry, replacement
+
+    def _requantized(self, site: Site, recognised: Recognised) -> tuple[_Replacement, Any] | None:
+        """The operator with what follows, or None: then the CPU does that."""
+        epilogue = site.epilogue
+        if epilogue is None:
+            return None
+        tail = epilogue.tail(recognised.output_split)
+        found = self._chosen(site, recognised, tail)
+        if isinstance(found, Refused):
+            return None
+        replacement, ranked = found
+        bias = {f"{recognised.computation.output.name}.bias": epilogue.bias}
+        added = bias if tail.bias else {}
+        return _Replacement(
+            epilogue.last, replacement.lowered, {**replacement.arguments, **added}
+        ), ranked
+
+    def _chosen(
+        self, site: Site, recognised: Recognised, tail: Tail
+    ) -> tuple[_Replacement, Any] | Refused:
+        found = self.machine.choose(recognised.computation, tail)
+        if not isinstance(found, Choice):
+            return found
+        arguments = dict(zip(recognised.parameters, site.arguments, strict=False))
+        return _Replacement(site.variable, found.lowered, arguments), found.ranked
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    """The program for a variable of the module, and what its inputs are there."""
+
+    variable: relax.Var
+    lowered: LoweredVta
+    arguments: Mapping[str, Any]
+
+
+def _rewritten(mod: ir.IRModule, plan: Mapping[relax.Var, _Replacement]) -> ir.IRModule:
+    rewriter: Any = _Rewriter(mod, plan)
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            new = relax.analysis.remove_all_unused(rewriter.visit_expr(function))
+            rewriter.builder_.update_func(variable, new)
+    return rewriter.builder_.get()
+
+
+@mutator
+class _Rewriter(PyExprMutator):
+    """Binds each variable of the plan to its program's result; what led to it is then unused."""
+
+    def __init__(self, mod: ir.IRModule, plan: Mapping[relax.Var, _Replacement]) -> None:
+        super().__init__(mod)
+        self.plan = plan
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        replacement = self.plan.get(binding.var)
+        if replacement is not None:
+            arguments = {n: self._argument(a) for n, a in replacement.arguments.items()}
+            value = emit(self.builder_, replacement.lowered, arguments, binding.var.ty)
+            binding = relax.VarBinding(binding.var, value)
+        super().visit_var_binding_(binding)
+
+    def _argument(self, argument: Any) -> Any:
+        """Constants as arrays, anything else as the rewritten module has it."""
+        if isinstance(argument, ir.GenericConst):
+            return constant(argument)
+        return self.visit_expr(argument) if isinstance(argument, ir.Expr) else argument
