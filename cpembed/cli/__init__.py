@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. Errors are one line on stderr."""
     try:
         code = cli.main(args=arguments, prog_name="cpembed", standalone_mode=False)
-        if sys.stdout is not None:  # pyright: ignore[reportUnnecessaryComparison]: closed, `>&-`
+        if sys.stdout is not None:  # None where the shell closed it: `>&-`.
             sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

@@ -38,9 +38,9 @@ def interpret_all(
 
     ``inputs`` are by tensor: ports of one tensor share its array. Integer arithmetic is exact in 64
     bits, so that a product can be shifted and clipped before it is stored in fewer; the result
-    wraps around in the output's dtype. Where the output is a float, all arithmetic is in float64 and the result is
-    rounded once, so that it serves any order of summation as reference. Output elements that no
-    point writes are zero. ``chunk_points`` bounds the memory.
+    wraps around in the output's dtype. Where the output is a float, all arithmetic is in float64
+    and the result is rounded once, so that it serves any order of summation as reference. Output
+    elements that no point writes are zero. ``chunk_points`` bounds the memory.
 
     Raises :class:`WorkloadError` where an input is missing or has another shape or dtype.
     """
