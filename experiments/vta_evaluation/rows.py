@@ -86,15 +86,18 @@ def load(folder: Path) -> dict[str, Row]:
 
 
 def _origins(rows: list[Row], total: int) -> list[str]:
-    """Where the rows come from: one list for each machine, set of versions and commit."""
+    """Where the rows come from: one list for each machine and set of versions. The package may have
+    changed between rows of one run: all its commits are named."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        where = [row["machine"], row["versions"], row["git_commit"]]
-        groups.setdefault(json.dumps(where), []).append(row)
+        groups.setdefault(json.dumps([row["machine"], row["versions"]]), []).append(row)
     lines = [f"{len(rows)} of {total} rows."]
     for group in groups.values():
+        latest = max(group, key=lambda row: row["date"])
+        short = sorted({str(row["git_commit"])[:9] for row in group})
         seconds = sum(row["seconds"] for row in group)
-        lines += ["", *provenance_lines(group[-1], f"{len(group)} rows in {seconds:.0f} s")]
+        document = {**latest, "git_commit": ", ".join(short)}
+        lines += ["", *provenance_lines(document, f"{len(group)} rows in {seconds:.0f} s")]
     return lines
 
 
