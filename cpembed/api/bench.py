@@ -26,6 +26,7 @@ import msgspec
 from cpembed.api.bench_rows import BenchRow, RowMaker
 from cpembed.api.bench_summary import summarise
 from cpembed.api.run import missing_for
+from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
 from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
@@ -246,12 +247,19 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         "layout": maker.layout,
         "seed": maker.seed,
         "timeout": maker.timeout,
-        "tuned": "never" if maker.untuned else "any set" if maker.any_set else "this set",
+        "tuned": _tuned(maker),
         "versions": versions(),
         "source": source_digest(),
         "cpu": here["cpu"],
         "threads": here["threads"],
     }
+
+
+def _tuned(maker: RowMaker) -> str | None:
+    """What tuning contributes to the rows; None where they do not depend on it."""
+    if maker.backend in (None, "generic") or not simulates(maker.spec):
+        return None
+    return "never" if maker.untuned else "any set" if maker.any_set else "this set"
 
 
 def _digest(data: bytes) -> str:

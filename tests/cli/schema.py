@@ -95,3 +95,34 @@ RUN = {
 }
 
 QUANTILES = {"median": NUMBER, "p10": NUMBER, "p90": NUMBER}
+
+MODULE = {"busy": int, "stalled": int, "idle": int}
+SIMULATED = {
+    **RUN,
+    "tolerance": NUMBER,
+    "output": {"form": str, "dtype": str},
+    "simulated_cycles": int,
+    "clock_mhz": NUMBER,
+    "simulated_us": NUMBER,
+    "simulated_gops": NUMBER,
+    "gemm_utilisation": NUMBER,
+    "lower_bound_cycles": int,
+    "lower_bound_ratio": NUMBER,
+    "busiest_module_cycles": int,
+    "busiest_module_ratio": NUMBER,
+    "bounds": {"gemm": int, "compute": int, "read": int, "write": int},
+    "bytes": {"FETCH": int, "UOP": int, "WGT": int, "INP": int, "ACC": int, "OUT": int},
+    "modules": {"load": MODULE, "compute": MODULE, "store": MODULE},
+    "memory": Map(int),
+    "schedule": {
+        "tiles": Map(int),
+        "threads": int,
+        "thread_loop": (str, type(None)),
+        "slots": {"inp": int, "wgt": int},
+    },
+    "instructions": int,
+    "micro_ops": int,
+    "noisy": bool,
+    "seconds": Map(NUMBER),
+}
+"""What is simulated and what is measured have names of their own: there is no ``latency_us``."""

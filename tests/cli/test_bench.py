@@ -103,6 +103,24 @@ GENERIC_RUN = {
     "missing": [str],
     "noisy": bool,
 }
+SIMULATED_RUN = {
+    **{name: GENERIC_RUN[name] for name in ("backend", "verified", "max_error", "noisy")},
+    "latency_us": type(None),
+    "gops": type(None),
+    "packing_us": NUMBER,
+    "unpacking_us": NUMBER,
+    "packed_ahead": [str],
+    "output": str,
+    "shift": int,
+    "simulated_cycles": int,
+    "clock_mhz": NUMBER,
+    "simulated_us": NUMBER,
+    "simulated_gops": NUMBER,
+    "gemm_utilisation": NUMBER,
+    "lower_bound_cycles": int,
+    "lower_bound_ratio": NUMBER,
+    "busiest_module_ratio": NUMBER,
+}
 
 
 @pytest.fixture
@@ -116,8 +134,8 @@ def bench(cpembed: Caller, tmp_path: Path) -> Callable[..., Called]:
 def test_a_table_on_stdout_and_the_rest_on_stderr(
     bench: Callable[..., Called], tmp_path: Path
 ) -> None:
-    called = bench("--layers", "0,12")
-    assert called.code == 0
+    called = bench("--layers", "0,12", "--no-run")
+    assert (called.code, called.err) == (0, "")
     for part in (
         "y←k:16 z←c:16",
         "no: axis z (16, reduction)",
@@ -127,14 +145,33 @@ def test_a_table_on_stdout_and_the_rest_on_stderr(
         "Not embedded under strict",
     ):
         assert part in called.out
-    assert called.err.count("\n") == 1
-    assert "solving only; --backend generic" in called.err
 
     called = bench("--layers", "0-1,12", "--no-run")
     assert called.code == 0
     assert called.err.count("\n") == 1
     assert f"2 of 3 rows taken from {tmp_path}" in called.err
     assert "2 layers (0, 1)" in called.out
+
+
+def test_a_target_without_back_end_is_solved_only(cpembed: Caller, tmp_path: Path) -> None:
+    target = ("--target", "gemm_16x16x16", "--results", str(tmp_path))
+    called = cpembed("bench", "deepbench", *target, "--layers", "12")
+    assert called.code == 0
+    assert called.err.count("\n") == 1
+    assert "no back end executes gemm_16x16x16 yet: solving only; --backend generic" in called.err
+    native = cpembed("bench", "deepbench", *target, "--backend", "native")
+    native.is_one_line_error(5, "no back end executes gemm_16x16x16")
+
+
+def test_a_simulated_target_has_cycles(bench: Callable[..., Called]) -> None:
+    called = bench("--layers", "41", "--json")
+    assert (called.code, called.err) == (0, "")
+    assert_matches(called.json, DOCUMENT)
+    assert_matches(called.json["rows"][0]["run"], SIMULATED_RUN)
+    assert called.json["summary"]["run"]["simulated"]["layers"] == 1
+    table = bench("--layers", "41").out
+    assert "simulated cycles" in table
+    assert "cycles of bound" in table
 
 
 def test_json_is_one_document(bench: Callable[..., Called]) -> None:
@@ -170,10 +207,9 @@ def test_wrong_arguments_are_one_line(
     bench(*arguments).is_one_line_error(2, said)
 
 
-def test_unknown_suites_targets_and_devices(cpembed: Caller, bench: Callable[..., Called]) -> None:
+def test_unknown_suites_and_targets(cpembed: Caller) -> None:
     cpembed("bench", "nosuch", *VTA).is_one_line_error(2, "'nosuch': use deepbench")
     cpembed("bench", "deepbench", "--target", "nosuch").is_one_line_error(2, "nosuch")
-    bench("--backend", "native").is_one_line_error(5, "no back end executes vta_1x16x16")
 
 
 def test_a_wrong_kernel_is_loud_and_exits_1(

@@ -23,9 +23,12 @@ def test_targets_say_what_is_missing_here(cpembed: Caller) -> None:
     assert amx["dtypes"]["A"] == ["uint8", "int8"]
     assert listed["wmma_f16"]["backend"] is None
     assert listed["vta_1x16x16"]["backend"] == "vta"
-    assert listed["vta_1x16x16"]["missing"] == ["no back end executes vta_1x16x16 yet"]
+    vta, dot = listed["vta_1x16x16"], listed["dot"]
+    assert (vta["available"], vta["simulated"], vta["missing"]) == (True, True, [])
+    assert (dot["simulated"], dot["missing"]) == (False, ["no back end executes dot yet"])
     text = cpembed("targets").out
     assert all(name in text for name in listed)
+    assert "simulated (vta)" in text
 
 
 def test_a_target_whose_features_are_there_is_available(

@@ -15,6 +15,7 @@ from tests.cli.schema import QUANTILES, RUN, assert_matches
 
 GEMM = ("gemm", "m=4", "n=32", "k=64")
 VTA = ("--target", "vta_1x16x16")
+NO_BACK_END = ("--target", "gemm_16x16x16")
 VNNI_MISSING = missing_features(load_hardware_spec("avx512_vnni"))
 needs_vnni = pytest.mark.skipif(bool(VNNI_MISSING), reason=f"missing: {', '.join(VNNI_MISSING)}")
 
@@ -35,10 +36,10 @@ def test_a_native_run_is_verified_and_timed(cpembed: Caller) -> None:
 def test_without_a_back_end_portable_code_verifies_and_the_exit_code_says_so(
     cpembed: Caller,
 ) -> None:
-    called = cpembed("run", *GEMM, *VTA, "--json")
+    called = cpembed("run", *GEMM, *NO_BACK_END, "--json")
     assert called.code == 5
     assert called.err.count("\n") == 1
-    for part in ("no back end executes vta_1x16x16", "portable code", "no time"):
+    for part in ("no back end executes gemm_16x16x16", "portable code", "no time"):
         assert part in called.err
     document = called.json
     assert_matches(document, {**RUN, "generic_latency_us": QUANTILES, "missing": [str]})
@@ -47,9 +48,9 @@ def test_without_a_back_end_portable_code_verifies_and_the_exit_code_says_so(
 
 
 def test_portable_code_that_was_asked_for_is_a_result(cpembed: Caller) -> None:
-    called = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--json")
+    called = cpembed("run", *GEMM, *NO_BACK_END, "--backend", "generic", "--json")
     assert (called.code, called.err) == (0, "")
-    assert called.json["missing"] == ["no back end executes vta_1x16x16 yet"]
+    assert called.json["missing"] == ["no back end executes gemm_16x16x16 yet"]
     assert "latency_us" not in called.json
 
 
@@ -71,7 +72,7 @@ def test_native_where_there_is_none_runs_nothing(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "solve", None)
-    for target in ("amx_int8", "vta_1x16x16"):
+    for target in ("amx_int8", "gemm_16x16x16"):
         called = cpembed("run", *GEMM, "--target", target, "--backend", "native", "--json")
         called.is_one_line_error(5, target)
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cpembed.api import bench_rows
+from cpembed.api import bench_rows, run_vta
 from cpembed.api.bench import Bench, open_bench, select_layers
 from cpembed.api.bench_rows import BenchRow, Latency, RowMaker, RunRow
 from cpembed.backends.kernel import CompiledKernel
@@ -27,6 +27,7 @@ from cpembed.workloads.suites import suite
 
 VTA = "vta_1x16x16"
 VNNI = load_hardware_spec("avx512_vnni")
+NO_BACK_END = "gemm_16x16x16"
 FEW = "0,12,48"
 """Layer 0 has one input channel, the others embed."""
 
@@ -161,11 +162,51 @@ def test_portable_code_verifies_where_no_back_end_executes(tmp_path: Path) -> No
 
 
 def test_a_target_without_back_end_is_solved_only(tmp_path: Path) -> None:
-    bench = solving(tmp_path, execute=True)
+    bench = solving(tmp_path, execute=True, target=NO_BACK_END)
     assert bench.maker.backend is None
     assert "no back end" in bench.missing[0]
-    with pytest.raises(BackendUnavailable, match=VTA):
-        solving(tmp_path, execute=True, backend="native")
+    with pytest.raises(BackendUnavailable, match=NO_BACK_END):
+        solving(tmp_path, execute=True, backend="native", target=NO_BACK_END)
+
+
+def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
+    bench = complete(solving(tmp_path, layers="6,41", execute=True))
+    assert bench.missing == ()
+    for row in bench.finished():
+        run = row.run
+        assert run is not None
+        assert (run.verified, run.max_error, run.backend) == (True, 0.0, "vta.simulator")
+        assert (run.latency_us, run.gops, run.output) == (None, None, "requantized")
+        assert run.simulated_cycles is not None
+        assert run.clock_mhz == 100
+        assert run.simulated_us == run.simulated_cycles / 100
+        assert run.simulated_gops == pytest.approx(2 * row.macs / run.simulated_us / 1e3)
+        assert run.lower_bound_ratio is not None
+        assert run.lower_bound_ratio >= 1
+    found = bench.summary()["run"]["simulated"]
+    assert found["layers"] == sum(row.count for row in bench.finished())
+    again = solving(tmp_path, layers="6,41", execute=True)
+    assert again.taken == 2
+    assert again.finished() == bench.finished()
+    text = printed(again)
+    assert "yes (vta.simulator)" in text
+    assert f"{found['total_cycles']:,} cycles" in text
+    assert "latency us" not in text
+
+
+def test_a_layer_that_cannot_be_lowered_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise LoweringError("no schedule: single tiles exceed the buffers")
+
+    monkeypatch.setattr(run_vta, "lower", refuse)
+    bench = complete(solving(tmp_path, layers="6", execute=True))
+    run = bench.finished()[0].run
+    assert run is not None
+    assert (run.backend, run.simulated_cycles) == ("generic", None)
+    assert run.missing == ["no schedule: single tiles exceed the buffers"]
+    assert "yes (generic); no schedule: single tiles" in " ".join(printed(bench).split())
 
 
 # ------------------------------------------------------------------------------------- failures
