@@ -66,17 +66,30 @@ def _digit(term: IndexTerm, is_quotient: bool, number: int) -> IndexExpr:
 def read_window(node: Any) -> tuple[list[Any], Any] | None:
     """Of a read that is zero where conditions fail, expressions that are not negative where they
     hold, and the read; None for any other expression."""
-    if isinstance(node, tirx.Select):
-        condition, value, otherwise = node.condition, node.true_value, node.false_value
-    elif isinstance(node, ir.Call) and getattr(node.op, "name", None) == "prim.if_then_else":
-        condition, value, otherwise = node.args
-    else:
+    branches = _branches(node)
+    if branches is None:
         return None
+    condition, value, otherwise = branches
     is_zero = isinstance(otherwise, tirx.IntImm | tirx.FloatImm) and otherwise.value == 0
     if not is_zero or not isinstance(value, ir.TensorLoad):
         return None
     margins = _margins(condition)
     return None if margins is None else (margins, value)
+
+
+def is_conditional(node: Any) -> bool:
+    """Whether an expression has a condition."""
+    return _branches(node) is not None
+
+
+def _branches(node: Any) -> tuple[Any, Any, Any] | None:
+    """Condition, value where it holds, value where it does not."""
+    if isinstance(node, tirx.Select):
+        return node.condition, node.true_value, node.false_value
+    if isinstance(node, ir.Call) and getattr(node.op, "name", None) == "prim.if_then_else":
+        condition, value, otherwise = node.args
+        return condition, value, otherwise
+    return None
 
 
 def _margins(condition: Any) -> list[Any] | None:

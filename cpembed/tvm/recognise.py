@@ -28,7 +28,7 @@ from cpembed.ir.dtypes import DTYPES, holds
 from cpembed.ir.expression import OPERATIONS, Access, Cast, Constant, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.tvm.digits import dimensions_of, in_parts, split_axes
-from cpembed.tvm.indices import read_index, read_window
+from cpembed.tvm.indices import is_conditional, read_index, read_window
 
 _OPERATIONS = {
     tirx.Add: "add",
@@ -198,7 +198,9 @@ class _Reader:
         padded = read_window(node)
         if padded is not None:
             return self._padded_read(*padded)
-        raise self._error(f"{type(node).__name__} {node} is no operation of a computation")
+        if is_conditional(node):
+            raise self._error("has a condition that is more than padding with zeros")
+        raise self._error(f"{node} is no operation of a computation")
 
     def _cast(self, node: Any) -> Expression:
         """Conversions that change no value go without saying: a computation's arithmetic is exact.
