@@ -116,4 +116,5 @@ def _schedule(result: VtaRunResult) -> str:
     tiles = f"tiles {words.sizes(sizes)}" if sizes else "one tile"
     along = f" along {chosen.thread_loop}" if chosen.thread_loop is not None else ""
     threads = f"two threads{along}" if chosen.threads == 2 else "one thread"
-    return f"{how}: {tiles}; {threads}; {chosen.slots[0]} regions of INP, {chosen.slots[1]} of WGT"
+    regions = f"{words.plural(chosen.slots[0], 'region')} of INP, {chosen.slots[1]} of WGT"
+    return f"{how}: {tiles}; {threads}; {regions}"

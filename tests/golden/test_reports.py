@@ -27,11 +27,17 @@ REPORTS = {
         *("--target", "vta_1x16x16", "--constraints", "flattened"),
     ),
     "explain_vta.txt": ("explain", "gemm", "m=5", "n=32", "k=40", "--target", "vta_1x16x16"),
+    "run_vta.txt": (
+        *("run", "gemm", "m=8", "n=60", "k=200"),
+        *("--target", "vta_1x16x16", "--seed", "1"),
+    ),
 }
 
 
 def without_times(text: str) -> str:
     text = re.sub(r"\d+\.\d\d s: model \d+\.\d\d, search \d+\.\d\d", "TIME", text)
+    text = re.sub(r"^noisy .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"packing {6}\S+ [um]?s, unpacking \S+ [um]?s", "packing      TIMES", text)
     return re.sub(r"[\d,]+ branch(es)?, [\d,]+ conflicts?", "EFFORT", text)
 
 
@@ -49,11 +55,17 @@ def test_report_is_the_stored_one(name: str, cpembed: Caller, golden: Golden) ->
 
 
 @pytest.mark.parametrize(
-    "name, start", [("pareto_amx.txt", "not dominated"), ("explain_vta.txt", "embedding  ")]
+    "name, start, document",
+    [
+        ("pareto_amx.txt", "not dominated", "usage.md"),
+        ("explain_vta.txt", "embedding  ", "usage.md"),
+        ("run_vta.txt", "verified ", "vta.md"),
+    ],
 )
-def test_the_page_shows_what_is_printed(name: str, start: str) -> None:
+def test_the_page_shows_what_is_printed(name: str, start: str, document: str) -> None:
     report = (Path(__file__).parent / name).read_text(encoding="utf-8")
     shown = report[report.index(start) :].split("\n\nrank: ")[0].rstrip()
-    page = (Path(__file__).parents[2] / "docs" / "usage.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / document).read_text(encoding="utf-8")
+    page = without_times(page)
     assert textwrap.indent(shown, "    ") in page
     assert f"    $ cpembed {' '.join(REPORTS[name])}" in page

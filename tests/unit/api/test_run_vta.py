@@ -1,0 +1,100 @@
+"""Running on a simulated VTA: forms of the output, bounds, what is counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cpembed.api.run import run
+from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, tail_for
+from cpembed.api.solve import hardware_spec, workload
+from cpembed.backends.vta.tail import Exact, Requantized, Truncated
+from cpembed.errors import SpecError, WorkloadError
+from cpembed.ir.computation import Computation
+
+VTA = "vta_1x16x16"
+
+
+def simulated(words: str, target: str = VTA, form: OutputForm | None = None) -> VtaRunResult:
+    layer = workload(words, target=target)
+    result = run(layer, target, output=form, untuned=True)
+    assert isinstance(result, VtaRunResult)
+    return result
+
+
+def gemm(dtype: str = "int32", length: int = 64) -> Computation:
+    layer = workload(f"gemm m=4 n=16 k={length}", target=VTA)
+    return layer.with_dtypes({"C": dtype})
+
+
+def test_forms_follow_the_element_type_unless_asked_for() -> None:
+    assert isinstance(tail_for(gemm(), None, None), Requantized)
+    assert tail_for(gemm(), None, 3) == Requantized(3)
+    assert tail_for(gemm(), "int32", None) == Exact()
+    assert tail_for(gemm(), "int8", None) == Truncated()
+    assert tail_for(gemm("int8"), None, None) == Truncated()
+
+
+def test_a_longer_reduction_is_shifted_further() -> None:
+    shifts = [tail_for(gemm(length=length), None, None) for length in (16, 64, 1024)]
+    # Half a bit for each doubling of the number of products.
+    assert [tail.shift for tail in shifts if isinstance(tail, Requantized)] == [9, 10, 12]
+
+
+@pytest.mark.parametrize("form, shift", [("int32", 3), ("int8", 0)])
+def test_only_requantized_results_are_shifted(form: OutputForm, shift: int) -> None:
+    with pytest.raises(WorkloadError, match=f"output {form} has no shift"):
+        tail_for(gemm(), form, shift)
+    with pytest.raises(WorkloadError, match="has no shift"):
+        tail_for(gemm("int8"), None, shift)
+
+
+def test_what_is_wrong_is_found_before_the_search() -> None:
+    with pytest.raises(SpecError, match="is no VTA"):
+        VtaSimulation.of(hardware_spec("amx_int8"), gemm(), None, None)
+
+
+def test_cycles_and_bytes_of_a_product_are_those_of_its_tiles() -> None:
+    """A product of 8 rows of 64 with 64 x 32: counted by hand."""
+    result = simulated("gemm m=8 n=32 k=64")
+    calls, weights, rows_in, rows_out = 8 * 2 * 4, 2 * 4 * 256, 8 * 64, 8 * 32
+    assert result.timing.gemm_cycles == calls
+    assert result.bounds.gemm == calls
+    # A reset, a shift, a minimum and a maximum of each of 8 x 2 tiles.
+    assert result.bounds.compute == calls + 4 * 16
+    assert result.bounds.read == (weights + rows_in) // 8
+    # Of each burst of 128 bytes three cycles, of each tile two beats and a row; one to begin.
+    assert result.bounds.write == 3 * (rows_out // 128) + 3 * 16 + 1
+    assert result.bounds.gemm_or_dma == (weights + rows_in) // 8
+    assert result.timing.bytes["OUT"] == rows_out
+    assert result.timing.bytes["WGT"] >= weights
+
+
+@pytest.mark.parametrize("form", ["requantized", "int32", "int8"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv2d n=1 c=32 h=14 w=14 k=32 r=3 s=3 pad=1",
+        "conv2d n=1 c=64 h=14 w=14 k=256 r=1 s=1 stride=2",
+        "conv2d n=1 c=3 h=16 w=12 k=16 r=5 s=5 pad=1 stride=2",
+    ],
+)
+def test_no_program_is_faster_than_its_bounds(words: str, form: OutputForm) -> None:
+    result = simulated(words, form=form)
+    assert result.verification.verified
+    assert result.timing.cycles >= result.bounds.busiest_module >= result.bounds.gemm_or_dma
+
+
+def test_rates_are_of_the_simulated_time() -> None:
+    result = simulated("gemm m=8 n=32 k=64")
+    assert result.microseconds == result.timing.cycles / 100
+    operations = 2 * 8 * 32 * 64
+    assert math.isclose(result.gops, operations / result.microseconds / 1e3)
+    assert result.moves.packed_ahead == ("B",)
+    # The rows are in order already; their results need no move either.
+    assert (result.moves.packing_us, result.moves.unpacking_us) == (0, 0)
+
+
+def test_bytes_that_were_stored_apart_are_put_together_in_the_unpacking() -> None:
+    assert simulated("gemm m=8 n=32 k=64", form="int32").moves.unpacking_us > 0
