@@ -250,7 +250,10 @@ class VtaSimulation:
         inputs = random_inputs(workload, seed)
         with phases("pack"):
             moves = Moves(lowered)
-            program = moves.build(inputs)
+            # A tensor that is both factors is packed for each.
+            tensors = {operand.name: operand.tensor for operand in derived.workload.inputs}
+            factors = {name: inputs[tensor] for name, tensor in tensors.items()}
+            program = moves.build(factors)
         about = f"of embedding {candidate.candidate.embedding.identifier()} of {self.spec.name} in "
         about += f"{workload.name} (data of seed {seed})"
         with phases("check"):
@@ -268,7 +271,7 @@ class VtaSimulation:
         with phases("timed"):
             timing = time_program(program, self.memory, checked=False)
         with phases("measure"):
-            times = measure_moves(lowered, moves, program, memory, inputs)
+            times = measure_moves(lowered, moves, program, memory, factors)
         return VtaRunResult(
             solved,
             candidate,

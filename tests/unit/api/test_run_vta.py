@@ -78,6 +78,7 @@ def test_cycles_and_bytes_of_a_product_are_those_of_its_tiles() -> None:
         "conv2d n=1 c=32 h=14 w=14 k=32 r=3 s=3 pad=1",
         "conv2d n=1 c=64 h=14 w=14 k=256 r=1 s=1 stride=2",
         "conv2d n=1 c=3 h=16 w=12 k=16 r=5 s=5 pad=1 stride=2",
+        "C[m,n]+=X[m,k]*X[n,k] m=20 n=16 k=32",
     ],
 )
 def test_no_program_is_faster_than_its_bounds(words: str, form: OutputForm) -> None:
