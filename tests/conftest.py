@@ -18,6 +18,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def nothing_tuned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What a person tuned on this machine changes no test."""
+    monkeypatch.setenv("CPEMBED_TUNE_DIR", str(tmp_path_factory.getbasetemp() / "nothing_tuned"))
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compare a text with the golden file of a name, or write it under ``--update-golden``."""

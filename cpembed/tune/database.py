@@ -117,7 +117,7 @@ def key_of(
 
 def store_of(directory: Path, key: dict[str, Any]) -> ResultStore[Trial]:
     """The file of a key; it is made by ``open``."""
-    names = (_stem(key), key["constraints"])
+    names = (key["target"], _workload_digest(key), key["constraints"])
     return ResultStore(directory, names, key, Trial)
 
 
@@ -137,7 +137,7 @@ class Stored:
 def stored(directory: Path, key: dict[str, Any] | None = None) -> Iterator[Stored]:
     """The files of a folder, by name; with a key, those of the same workload, machine, form and
     version, whatever their constraint set."""
-    pattern = "*.jsonl" if key is None else f"{_stem(key)}-*.jsonl"
+    pattern = "*.jsonl" if key is None else f"*-{_workload_digest(key)}-*.jsonl"
     for path in sorted(directory.glob(pattern)):
         found = _header(path)
         if found is None or (key is not None and _but_set(found) != _but_set(key)):
@@ -150,9 +150,9 @@ def is_current(key: dict[str, Any]) -> bool:
     return (key["version"], key["model"]) == (versions()["cpembed"], _model_digest())
 
 
-def _stem(key: dict[str, Any]) -> str:
-    workload = _digest(json.dumps(key["workload"], sort_keys=True))[:12]
-    return f"{key['target']}-{workload}"
+def _workload_digest(key: dict[str, Any]) -> str:
+    """Part of a file's name."""
+    return _digest(json.dumps(key["workload"], sort_keys=True))[:12]
 
 
 def _but_set(key: dict[str, Any]) -> dict[str, Any]:
