@@ -1,0 +1,129 @@
+"""The database: keys, what survives an interruption, what is taken out of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cpembed.api.solve import hardware_spec
+from cpembed.backends.vta.tail import Exact, Requantized
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.errors import SpecError
+from cpembed.tune import database
+from cpembed.tune.choice import tuned
+from cpembed.tune.database import Trial, default_directory, is_current, key_of, store_of, stored
+from cpembed.tune.space import screened
+from cpembed.tune.tuner import measure
+from tests.unit.tune.tuning import LAYER, TARGET, designs, layer, machine
+
+SPEC = hardware_spec(TARGET)
+RELAXED, STRICT = load_constraint_set("relaxed"), load_constraint_set("strict")
+
+
+def key(words: str = LAYER) -> dict[str, object]:
+    return key_of(layer(words), SPEC, Requantized(9), RELAXED)
+
+
+def trials(count: int = 3) -> list[Trial]:
+    return [measure(proposal, machine()) for proposal in screened(designs(), machine(), count)]
+
+
+def keep(folder: Path, kept: list[Trial], constraints: str = "relaxed") -> Path:
+    chosen = load_constraint_set(constraints)
+    store = store_of(folder, key_of(layer(), SPEC, machine().tail, chosen))
+    store.open()
+    for trial in kept:
+        store.append(trial)
+    return store.path
+
+
+def test_what_changes_cycles_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = key()
+    assert base == key_of(replace(layer(), name="other"), SPEC, Requantized(7), RELAXED)
+    moved = replace(SPEC, path="/elsewhere.toml", description="said otherwise")
+    assert base == key_of(layer(), moved, Requantized(9), RELAXED)
+    assert SPEC.machine is not None
+    slower = replace(SPEC, machine=replace(SPEC.machine, dram_delay_cycles=40))
+    smaller = replace(SPEC, memories={**SPEC.memories, "vta.inp": 16384})
+    others = [
+        key(LAYER.replace("w=6", "w=7")),
+        key(LAYER.replace("pad=1", "pad=0")),
+        key_of(layer().with_dtypes({"O": "int8"}), SPEC, Requantized(9), RELAXED),
+        key_of(layer(), slower, Requantized(9), RELAXED),
+        key_of(layer(), smaller, Requantized(9), RELAXED),
+        key_of(layer(), SPEC, Exact(), RELAXED),
+        key_of(layer(), SPEC, Requantized(0), RELAXED),
+        key_of(layer(), SPEC, Requantized(9, bias=(1,)), RELAXED),
+        key_of(layer(), SPEC, Requantized(9), STRICT),
+    ]
+    monkeypatch.setattr(database, "versions", lambda: {"cpembed": "99"})
+    others.append(key())
+    assert not is_current(base)
+    assert all(other != base for other in others)
+    assert len({repr(other) for other in others}) == len(others)
+
+
+def test_trials_survive_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
+    kept = trials()
+    path = keep(tmp_path, kept[:2])
+    with path.open("ab") as file:
+        file.write(b'{"embedding": {"oper')
+    keep(tmp_path, kept[2:])
+    (file,) = stored(tmp_path)
+    assert file.trials == kept
+    assert [trial.key for trial in file.trials] == [trial.key for trial in kept]
+    assert is_current(file.key)
+
+
+def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
+    keep(tmp_path, trials(1))
+    (tmp_path / "notes.jsonl").write_text("not ours\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "list.jsonl").write_text("[1]\n")
+    assert len(list(stored(tmp_path))) == 1
+
+
+def test_the_fastest_is_taken_of_the_set_that_is_asked_for(tmp_path: Path) -> None:
+    tail = machine().tail
+    assert tuned(layer(), SPEC, tail, directory=tmp_path) is None
+    kept = sorted(trials(6), key=lambda trial: trial.cycles or 0)
+    keep(tmp_path, [kept[-1], kept[0]], "relaxed")
+    keep(tmp_path, [kept[-1]], "flattened")
+    found = tuned(layer(), SPEC, tail, directory=tmp_path)
+    assert found is not None
+    assert (found.cycles, found.schedule, found.trials) == (kept[0].cycles, kept[0].schedule, 2)
+    assert found.candidate.embedding.identifier() == kept[0].identifier
+    flat = tuned(layer(), SPEC, tail, load_constraint_set("flattened"), directory=tmp_path)
+    assert flat is not None
+    assert (flat.cycles, flat.tuned_under) == (kept[-1].cycles, "flattened")
+    assert tuned(layer(), SPEC, tail, STRICT, directory=tmp_path) is None
+    assert tuned(layer(), SPEC, Exact(), directory=tmp_path) is None
+
+
+def test_schedules_of_one_embedding_can_be_asked_for(tmp_path: Path) -> None:
+    kept = trials(2)
+    keep(tmp_path, kept)
+    embedding = designs()[0].candidate.embedding
+    there = [trial.cycles for trial in kept if trial.identifier == embedding.identifier()]
+    found = tuned(layer(), SPEC, machine().tail, embedding=embedding, directory=tmp_path)
+    assert (None if found is None else found.cycles) == min(there, default=None)
+    other = designs(LAYER, "strict", 1)[0].candidate.embedding
+    other = replace(other, digits={**other.digits, "y": ()})
+    assert tuned(layer(), SPEC, machine().tail, embedding=other, directory=tmp_path) is None
+
+
+def test_a_changed_file_is_one_line(tmp_path: Path) -> None:
+    path = keep(tmp_path, trials(1))
+    path.write_text(path.read_text().replace('"axis":"k"', '"axis":"nosuch"'))
+    with pytest.raises(SpecError, match=r"the embedding \w+ is none of conv2d .* delete it"):
+        tuned(layer(), SPEC, machine().tail, directory=tmp_path)
+
+
+def test_the_folder_is_the_variable_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(database.DIRECTORY_VARIABLE, str(tmp_path))
+    assert default_directory() == tmp_path
+    monkeypatch.delenv(database.DIRECTORY_VARIABLE)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert default_directory() == tmp_path / "data" / "cpembed" / "tune"
