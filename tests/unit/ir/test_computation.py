@@ -38,7 +38,7 @@ def test_the_output_is_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    "text, fault",
     [
         ("S[x] += A[x,z]; S[x] += B[x,z]", "S\\[x\\] and S\\[x\\] may write the same element"),
         ("S[x] += A[x,z]; S[2*x+2] += B[x,z]", "may write the same element"),
