@@ -184,7 +184,11 @@ class IndexExpr:
         parts: list[str] = []
         for term in self.terms:
             sign = "-" if term.coefficient < 0 else "+"
-            parts += [sign, term.text()]
+            body = term.text()
+            if not parts and term.coefficient == -1 and not term.is_affine:
+                # A sign in front would bind tighter than // and %.
+                body = f"({body})"
+            parts += [sign, body]
         if self.constant or not parts:
             parts += ["-" if self.constant < 0 else "+", str(abs(self.constant))]
         text = " ".join(parts)
