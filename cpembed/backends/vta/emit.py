@@ -31,6 +31,7 @@ from cpembed.backends.vta.sram import MicroOps, Ring, Slot
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor
 from cpembed.backends.vta.tokens import Dependences
+from cpembed.backends.vta.trimming import trimmed_tiles
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ class Emitter:
             tensor.memory: Ring(count, taken[tensor.memory])
             for tensor, count in zip(nest.factors, schedule.slots, strict=True)
         }
-        self._reuse = schedule.reuse
+        self._reuse, self._trim = schedule.reuse, schedule.trim
         half = taken[Memory.ACC]
         self._accumulators = [thread * half for thread in range(schedule.threads)]
         self._bias = Slot(schedule.threads * half)
         self._written: list[int | None] = [None] * schedule.threads
         """The last instruction since its reset that wrote a half, other than the reset."""
+        self._untouched: list[set[int]] = [set() for _ in range(schedule.threads)]
+        """Accumulators of a half that nothing but its reset wrote."""
         self._stored: list[int | None] = [None] * schedule.threads
         """The last STORE of a half."""
         self._kernels: dict[object, list[Kernel]] = {}
@@ -123,6 +126,7 @@ class Emitter:
         if acc.is_empty:
             return
         for first, count in _runs(self._accumulators[thread], acc.tiles):
+            self._untouched[thread].update(range(first, first + count))
             begin = self.uops.place(np.array([[first, 0, 0]]))
             self.program.append(
                 Gemm(begin, begin + 1, 1, count, Factors(0, int(count > 1)), reset=True), stored
@@ -156,6 +160,8 @@ class Emitter:
                 *(slot.loaded for slot in slots),
             )
             self._written[thread] = number
+            if self._untouched[thread]:
+                self._untouched[thread] -= kernel.accumulators
             for slot in slots:
                 slot.used = number
 
@@ -196,12 +202,32 @@ class Emitter:
         regions: tuple[Region, Region, Region],
         bases: tuple[int, int, int],
     ) -> list[Kernel]:
-        """Equal for tiles of equal sizes, unless an access has digits of a loop."""
-        sizes = tuple(size for _, size in tile.values())
-        key = (sizes, bases, tuple(tile[name][0] for name in self._digits))
+        """Of the whole tile or of the parts that padding leaves of it, whichever is faster.
+
+        Equal for tiles of equal sizes and parts, unless an access has digits of a loop.
+        """
+        parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
+        key = (
+            bases,
+            tuple(size for _, size in tile.values()),
+            tuple(tile[name][0] for name in self._digits),
+            tuple((at - tile[name][0], n) for part in parts for name, (at, n) in part.items()),
+        )
         if key not in self._kernels:
-            self._kernels[key] = gemm_kernels(self._nest, tile, regions, bases, self._uop_limit)
+            choices = [
+                [k for part in some for k in self._gemm(part, regions, bases)]
+                for some in ([[tile], parts] if parts != [tile] else [[tile]])
+            ]
+            self._kernels[key] = min(choices, key=lambda kernels: sum(k.cycles for k in kernels))
         return self._kernels[key]
+
+    def _gemm(
+        self,
+        tile: Tile,
+        regions: tuple[Region, Region, Region],
+        bases: tuple[int, int, int],
+    ) -> list[Kernel]:
+        return gemm_kernels(self._nest, tile, regions, bases, self._uop_limit)
 
     def _add(self, thread: int, acc: Region, bias: Region) -> None:
         """Add the bias; all of this is in the compute module, in order."""
@@ -213,6 +239,7 @@ class Emitter:
             self._written[thread] = self.program.append(
                 Alu(AluOp.ADD, begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src)
             )
+        self._untouched[thread].clear()
 
     def finish(self, thread: int, tile: Tile) -> None:
         """The bias, then each phase of the tail with its stores, which the next one waits for."""
@@ -226,8 +253,8 @@ class Emitter:
         for phase, output in zip(self._tail.phases, self._outputs, strict=True):
             for op, immediate in phase:
                 self._alu(thread, acc, op, immediate, stored)
-            if self._written[thread] is None:
-                # A reset does not reach what STORE reads; all inputs of the tile were zeros.
+            if self._untouched[thread]:
+                # A reset does not reach what STORE reads, and some outputs see only padding.
                 self._alu(thread, acc, AluOp.ADD, 0, stored)
             for box in acc.stores:
                 store = Store(
@@ -239,6 +266,7 @@ class Emitter:
     def _alu(
         self, thread: int, acc: Region, op: AluOp, immediate: int, waits_for: int | None
     ) -> None:
+        self._untouched[thread].clear()
         for first, count in _runs(self._accumulators[thread], acc.tiles):
             begin = self.uops.place(np.array([[first, first, 0]]))
             step = Factors(0, int(count > 1))

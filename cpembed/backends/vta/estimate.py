@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.backends.vta.config import VtaConfig
+from cpembed.backends.vta.gemm_kernels import FETCH_CYCLES
 from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.schedule import Schedule
 from cpembed.backends.vta.tail import Tail
@@ -24,8 +25,6 @@ from cpembed.ir.index import IndexExpr
 
 LOAD_OVERHEAD = 7
 """Cycles of a LOAD beside the delay of main memory and its beats."""
-FETCH_CYCLES = 3
-"""Per instruction, on the channel that the loads use."""
 BIAS_PASSES = 2
 """Cycles of an addition of two accumulators."""
 
@@ -65,7 +64,9 @@ def estimate(
         beats = -(-config.element_bytes(tensor.memory) // memory.beat_bytes)
         one = region * beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
         loads.append((_loads(tensor, trips, slots), one))
-    compute = _product(list(sizes.values())) + PIPELINE
+    compute = np.minimum(
+        _product(list(sizes.values())) + PIPELINE, _trimmed(nest, trips, steps, sizes)
+    )
     passes = 1 + sum(map(len, tail.phases))
     ending = passes * (PIPELINE + acc)
     store = len(tail.phases) * store_cycles(acc, config, memory)
@@ -83,6 +84,25 @@ def estimate(
         cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
         cycles = cycles + sum(one for _, one in loads) + ending
     return np.where(fits(nest, form, sizes), (cycles + fetch).astype(np.float64), np.inf)
+
+
+def _trimmed(
+    nest: TileNest, trips: list[tuple[str, Counts]], steps: Counts, sizes: dict[str, Counts]
+) -> Counts:
+    """Cycles of a step, on average, where products with zero padding are left out: a part for each
+    value of all but the longest loop of a padded dimension, in the tiles at its borders."""
+    parts = np.ones(len(steps))
+    for index, extent in zip(nest.inp.access, nest.inp.shape, strict=True):
+        low, high = index.bounds(nest.extents)
+        names = index.iterators
+        if not names or (low >= 0 and high < extent):
+            continue
+        walked = np.stack([sizes[name] for name in names])
+        cuts = _product([count for name, count in trips if name in names])
+        touching = np.minimum(1, ((low < 0) + (high >= extent)) / cuts)
+        parts *= 1 + (walked.prod(axis=0) // walked.max(axis=0) - 1) * touching
+    products = -(-_executions(nest) // steps)
+    return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
 
 
 def fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
@@ -185,7 +205,9 @@ def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
     for k in reversed(range(len(spans))):
         longer = spans[k] > 1
         own = longer & ~(joins & (seen > 0))
-        seen = seen + own
+        # Tiles that do not follow each other are rows of one tile: x is taken by a single one.
+        single = longer & (seen == 0) & (tensor.strides[k] != 1)
+        seen = seen + own + single
         runs = np.where(longer & (seen > 2), runs * spans[k], runs)
         whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
         joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))

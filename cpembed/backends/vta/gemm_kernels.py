@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,14 @@ from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.isa import Factors, Memory
 from cpembed.backends.vta.regions import Region, Tile
 from cpembed.backends.vta.tiles import TileNest
+from cpembed.backends.vta.timing import PIPELINE
 from cpembed.ir.computation import AxisKind
 
 Indices = NDArray[np.int64]
 """Micro-ops as rows (dst, src, wgt)."""
 
+FETCH_CYCLES = 3
+"""Per instruction, on the channel that the loads use."""
 MAX_ITERATIONS = 16_383
 """Of the outer and of the inner loop of a GEMM or ALU instruction."""
 DISTANCE = 3
@@ -33,7 +37,7 @@ depth would read a sum that is not written yet."""
 _STILL = Factors()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """The variable part of a GEMM instruction; factors are per iteration of dst, src and wgt."""
 
@@ -43,6 +47,20 @@ class Kernel:
     dst: Factors = _STILL
     src: Factors = _STILL
     wgt: Factors = _STILL
+
+    @property
+    def cycles(self) -> int:
+        """Of the instruction: its executions, the pipeline, its fetch."""
+        return len(self.uops) * self.outer * self.inner + PIPELINE + FETCH_CYCLES
+
+    @cached_property
+    def accumulators(self) -> frozenset[int]:
+        """What the instruction writes."""
+        rounds = (
+            np.arange(self.outer)[:, None, None] * self.dst.outer
+            + np.arange(self.inner)[:, None] * self.dst.inner
+        )
+        return frozenset(np.unique(rounds + self.uops[:, 0]).tolist())
 
 
 @dataclass(frozen=True)

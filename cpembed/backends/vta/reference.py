@@ -89,7 +89,7 @@ def reference_schedule(nest: TileNest, knobs: Knobs) -> Schedule:
     thread_loop = next((loops[axis] for axis, count in over.items() if count > 1), None)
     order = tuple(loops[axis] for axis in ("n", "p", "k", "q", "c", "r", "s"))
     slots = (knobs.threads, knobs.threads)
-    return Schedule(tiles, order, knobs.threads, thread_loop, slots, reuse=False)
+    return Schedule(tiles, order, knobs.threads, thread_loop, slots, reuse=False, trim=False)
 
 
 def _loops(nest: TileNest) -> dict[str, str]:

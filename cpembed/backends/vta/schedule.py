@@ -22,7 +22,8 @@ class Schedule:
     output tiles are in flight, each in its half of the accumulators: consecutive ones, or where
     ``thread_loop`` names a spatial loop, neighbours along it whose reductions are interleaved.
     ``slots`` says how many regions of INP and of WGT lie in SRAM at a time, ``reuse`` whether a
-    step finds there what an earlier one has loaded.
+    step finds there what an earlier one has loaded, and ``trim`` whether products with zero padding
+    are left out where that is faster.
     """
 
     tiles: Mapping[str, int]
@@ -31,6 +32,7 @@ class Schedule:
     thread_loop: str | None = None
     slots: tuple[int, int] = (2, 2)
     reuse: bool = True
+    trim: bool = True
 
 
 @dataclass(frozen=True, slots=True)

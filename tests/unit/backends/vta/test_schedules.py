@@ -13,7 +13,7 @@ from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.emit import Addresses, emit
 from cpembed.backends.vta.estimate import bounds
-from cpembed.backends.vta.isa import Load, Memory, Store
+from cpembed.backends.vta.isa import Gemm, Load, Memory, Store
 from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.planner import (
     default_schedule,
@@ -29,6 +29,7 @@ from cpembed.backends.vta.tail import Requantized, Truncated
 from cpembed.backends.vta.tensorir import emit_through_tensorir, tensorir_source
 from cpembed.backends.vta.tiles import TileNest, tile_nest
 from cpembed.backends.vta.timing import MemorySystem, time_program
+from cpembed.backends.vta.trimming import trimmed_tiles
 from cpembed.errors import LoweringError
 from tests.unit.backends.vta.lowering import best_program, check, random_schedule
 
@@ -142,14 +143,15 @@ def test_the_estimate_of_good_schedules_is_near_the_simulated_time(words: str) -
 
 
 def test_two_threads_hide_the_transfers_that_one_waits_for() -> None:
-    """VTA's published use of the core is 94 % with two virtual threads on this layer, and less
-    with one."""
+    """Public figures of VTA on this layer: the core is busy 94 % of the time with two virtual
+    threads and 78 % with one, on the RTL; one thread's share depends on the tiles."""
     nest = nest_of(LAYERS[0])
-    two = default_schedule(nest, TAIL, MEMORY)
+    tiles = {"n.o": 1, "k.o": 2, "p.o": 14, "q.o": 14, "c.o": 1, "r.o": 3, "s.o": 3}
+    two = Schedule(tiles, ("k.o", "n.o", "p.o", "q.o", "c.o", "r.o", "s.o"), trim=False)
     one = replace(two, threads=1, slots=(1, 1))
     products = np.prod(list(nest.extents.values()))
-    assert two.threads == 2
-    assert products / cycles(nest, two) > 0.94 > 0.8 > products / cycles(nest, one)
+    assert products / cycles(nest, two) == pytest.approx(0.94, abs=0.01)
+    assert 0.7 < products / cycles(nest, one) < 0.8
 
 
 def test_no_schedule_beats_the_bound_even_where_tiles_of_zeros_are_skipped() -> None:
@@ -241,3 +243,52 @@ def test_the_tuner_has_both_orders_one_thread_and_two() -> None:
     assert {form.threads for form in found} == {1, 2}
     assert {form.thread_loop for form in found} == {None, "k.o", "p.o", "q.o"}
     assert {form.order[0] for form in found} == {"k.o", "n.o"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv2d n=1 c=16 h=7 w=6 k=16 r=3 s=3 pad=1",
+        "conv2d n=1 c=16 h=9 w=5 k=16 r=3 s=2 pad=3 stride=2 dilation=2",
+        "conv2d n=1 c=16 h=6 w=6 k=16 r=1 s=1 pad=2",
+        "conv1d n=2 c=16 w=9 k=16 s=5 pad=2",
+    ],
+)
+def test_trimmed_parts_have_every_product_with_the_image_once(words: str, seed: int) -> None:
+    """By enumeration of the points of random tiles."""
+    nest = nest_of(words)
+    assert nest.inp.padded_x is not None
+    rng = random.Random(seed)
+    names = list(nest.extents)
+    for step in itertools.islice(steps(nest, random_schedule(nest, rng)), 20):
+        parts = trimmed_tiles(nest.inp, step.tile)
+        found = [point for part in parts for point in points_of(part, names)]
+        assert len(found) == len(set(found))
+        kept = {point for point in points_of(step.tile, names) if is_stored(nest, names, point)}
+        assert kept == {point for point in found if is_stored(nest, names, point)}
+        if parts != [step.tile]:
+            assert kept == set(found)
+
+
+def points_of(tile, names: list[str]) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(tile[n][0], sum(tile[n])) for n in names)))
+
+
+def is_stored(nest: TileNest, names: list[str], point: tuple[int, ...]) -> bool:
+    values = dict(zip(names, point, strict=True))
+    positions = [index.evaluate(values) for index in nest.inp.access]
+    return all(0 <= at < n for at, n in zip(positions, nest.inp.shape, strict=True))
+
+
+def test_a_step_is_trimmed_where_that_is_faster() -> None:
+    """Of 441 products of a 7x7 image 361 are with the image: eight more instructions, of 10 cycles
+    each, pay for leaving out the others of four channels, and not of one."""
+    order = tuple(nest_of(CONV[0]).extents)
+    for channels, instructions, products in ((64, 9, 4 * 361), (16, 1, 441)):
+        nest = nest_of(f"conv2d n=1 c=16 h=7 w=7 k={channels} r=3 s=3 pad=1")
+        schedule = Schedule(dict(nest.extents), order, threads=1, slots=(1, 1))
+        emitted = emit(nest, schedule, TAIL, Addresses(0, 0, (0,), 0))
+        gemms = [i for i in emitted.instructions if isinstance(i, Gemm) and not i.reset]
+        executed = sum((g.uop_end - g.uop_begin) * g.outer * g.inner for g in gemms)
+        assert (len(gemms), executed) == (instructions, products)
