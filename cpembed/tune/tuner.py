@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -21,12 +22,16 @@ from cpembed.tune.space import (
     screened,
 )
 
-SCREENED_SHARE = 0.25
-"""Of the trials, those that estimates choose alone; neighbours of the best measured ones follow."""
+SCREENED = 64
+"""Schedules that estimates choose alone."""
 
-GENERATION, PARENTS, CHILDREN = 8, 4, 64
-"""Trials from one look at what was measured; schedules whose neighbours are made; neighbours made
-of them, of which the best estimates are measured."""
+GENERATION, FROM_SCREENED = 8, 2
+"""Trials from one look at what was measured, and how many of them estimates choose alone; of the
+first generation all."""
+
+PARENTS, CHILDREN = 4, 64
+"""The best schedules, whose neighbours are made; neighbours made of them, of which those with the
+best estimates are measured."""
 
 
 @dataclass
@@ -43,39 +48,36 @@ class Tuner:
     def proposals(self, trials: int) -> Iterator[Proposal]:
         """At most ``trials`` proposals; each is to be measured, and told, before the next.
 
-        The first is the default schedule of the first design.
+        The first is the default schedule of the first design. More trials begin with the same
+        ones.
         """
-        left = trials
-        for proposal in self._first(trials):
-            if left == 0:
-                return
-            left -= 1
-            yield proposal
-        random = Random(self.seed)
-        while left > 0:
-            generation = self._generation(random)
-            if not generation:
-                return
-            for proposal in generation[:left]:
-                left -= 1
-                yield proposal
+        return itertools.islice(self._endless(), trials)
 
     def tell(self, proposal: Proposal, cycles: int | None) -> None:
         """What a proposal measured; None where it has no program."""
         if cycles is not None:
             self._measured.append((cycles, proposal))
 
-    def _first(self, trials: int) -> Iterator[Proposal]:
+    def _endless(self) -> Iterator[Proposal]:
+        random = Random(self.seed)
+        chosen = self._chosen()
+        generation = list(itertools.islice(chosen, GENERATION))
+        while generation:
+            yield from generation
+            generation = list(itertools.islice(chosen, FROM_SCREENED))
+            generation += self._neighbours(GENERATION - len(generation), random)
+
+    def _chosen(self) -> Iterator[Proposal]:
+        """By estimates alone, after what runs untuned."""
         first = self.designs[0]
         schedule = default_schedule(first.nest, self.machine.tail, self.machine.memory)
         schedule = canonical(first.nest, schedule)
         untuned = Proposal(estimated(first, schedule, self.machine), first, schedule)
-        share = max(1, round(SCREENED_SHARE * trials))
-        for proposal in (untuned, *screened(self.designs, self.machine, share)):
-            if self._is_new(proposal):
-                yield proposal
+        self._seen.add(untuned.key)
+        yield untuned
+        yield from filter(self._is_new, screened(self.designs, self.machine, SCREENED))
 
-    def _generation(self, random: Random) -> list[Proposal]:
+    def _neighbours(self, count: int, random: Random) -> list[Proposal]:
         """Neighbours of the best, those of smallest estimates; an estimate is corrected by how far
         off its parent's was."""
         parents = sorted(self._measured, key=lambda item: item[0])[:PARENTS]
@@ -88,9 +90,9 @@ class Tuner:
             if estimate < float("inf") and self._is_new(child):
                 children.append((estimate * cycles / parent.estimate, child))
         children.sort(key=lambda item: item[0])
-        for _, child in children[GENERATION:]:
+        for _, child in children[count:]:
             self._seen.remove(child.key)
-        return [child for _, child in children[:GENERATION]]
+        return [child for _, child in children[:count]]
 
     def _is_new(self, proposal: Proposal) -> bool:
         new = proposal.key not in self._seen
@@ -119,7 +121,3 @@ def measure(proposal: Proposal, machine: Machine) -> Trial:
         design.bounds.gemm_or_dma,
         design.bounds.busiest_module,
     )
-
-
-Measure = Callable[[Proposal, Machine], Trial]
-"""How a proposal is measured: :func:`measure`."""

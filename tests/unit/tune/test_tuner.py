@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpembed.backends.vta.planner import default_schedule
-from cpembed.tune.space import Proposal, canonical
-from cpembed.tune.tuner import SCREENED_SHARE, Tuner, measure
+from cpembed.tune.space import Proposal, canonical, screened
+from cpembed.tune.tuner import Tuner, measure
 from tests.unit.tune.tuning import designs, machine
 
 
@@ -34,6 +34,11 @@ def test_proposals_are_distinct_and_as_many_as_asked() -> None:
     assert len({proposal.key for _, proposal in found}) == len(found) == 40
 
 
+def test_more_trials_begin_with_the_same_ones() -> None:
+    few, many = search(13), search(40)
+    assert [p.key for _, p in many[:13]] == [p.key for _, p in few]
+
+
 def test_a_seed_decides_the_proposals() -> None:
     keys = [[proposal.key for _, proposal in search(40, seed)] for seed in (3, 3, 4)]
     assert keys[0] == keys[1] != keys[2]
@@ -41,8 +46,8 @@ def test_a_seed_decides_the_proposals() -> None:
 
 def test_neighbours_find_what_estimates_do_not_know() -> None:
     found = search(60)
-    screened = round(SCREENED_SHARE * 60) + 1
-    assert min(c for c, _ in found) < 0.95 * min(c for c, _ in found[:screened])
+    by_estimate = screened(designs(), machine(), 60)
+    assert min(cycles for cycles, _ in found) < 0.95 * min(map(bumpy, by_estimate))
 
 
 def test_a_schedule_that_cannot_be_lowered_is_a_trial_with_a_reason() -> None:
