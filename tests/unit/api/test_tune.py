@@ -130,6 +130,9 @@ def test_rows_of_a_suite_are_of_what_tuning_knows(
     assert isinstance(result, TuneResult)
     assert bench() == (0, result.best.cycles)
     assert bench() == (1, result.best.cycles)
+    more = tune(layer_107, TARGET, trials=8, candidates=1)
+    assert isinstance(more, TuneResult)
+    assert bench() == (0, more.best.cycles)
     assert bench(untuned=True) == (1, plain[1])
 
 
