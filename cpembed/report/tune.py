@@ -27,7 +27,7 @@ def report(result: TuneResult) -> Iterator[RenderableType]:
             ("result", result.form),
             ("tried", f"{tried}, {result.measured} new, {result.seconds:.1f} s{stopped}"),
             ("untuned", f"{_cycles(untuned)}, {_ratios(untuned)}"),
-            ("tuned", f"{_cycles(best)}, {_ratios(best)}; {result.speedup:.3g} times as fast"),
+            ("tuned", f"{_cycles(best)}, {_ratios(best)}; {result.speedup:.3f} times as fast"),
             ("", f"{words.duration((best.cycles or 0) / result.clock_mhz)} at the target's clock"),
             ("embedding", f"rank {best.rank} of {best.constraints}, {best.identifier}"),
             ("", words.mapping(Embedding.from_json(best.embedding))),

@@ -20,8 +20,9 @@ from cpembed.ir.computation import AxisKind
 from cpembed.strategy.candidate import Candidate
 from cpembed.tune.database import trial_key
 
-MOST_SLOTS = 8
-"""Regions of an operand in SRAM at a time; the enumerated schedules go to 4."""
+FEWEST_SLOTS, MOST_SLOTS = 2, 8
+"""Regions of an operand in SRAM at a time, with two threads: with one, loads wait for products,
+which estimates do not know; the enumerated schedules go to 4."""
 
 _KNOBS = ("tile", "tile", "order", "threads", "slots")
 """What a neighbour differs in; tile sizes, of which there are many, twice as often."""
@@ -114,7 +115,7 @@ def screened(designs: Sequence[Design], machine: Machine, limit: int) -> list[Pr
 
 def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
     """The same program by one name: loops that are not cut stand last among their kind, a thread
-    loop is cut, and there are no more slots than regions."""
+    loop is cut, and there are no more slots than regions, or two."""
     trips = {name: -(-nest.extents[name] // schedule.tiles[name]) for name in schedule.order}
     kinds = {loop.name: loop.kind for loop in nest.loops}
     whole = [loop.name for loop in nest.loops if trips[loop.name] == 1]
@@ -127,7 +128,7 @@ def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
     )
     pairs = schedule.thread_loop is not None and trips[schedule.thread_loop] > 1
     inp, wgt = (
-        min(slots, _regions(tensor, trips))
+        min(slots, max(FEWEST_SLOTS, _regions(tensor, trips)))
         for tensor, slots in zip(nest.factors, schedule.slots, strict=True)
     )
     return replace(
@@ -150,7 +151,9 @@ def neighbour(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
     changed = _changed(nest, schedule, random)
     while random.random() < _ANOTHER:
         changed = _changed(nest, changed, random)
-    return canonical(nest, changed)
+    fewest = FEWEST_SLOTS if changed.threads == 2 else 1
+    inp, wgt = (max(fewest, slots) for slots in changed.slots)
+    return canonical(nest, replace(changed, slots=(inp, wgt)))
 
 
 def _changed(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
@@ -162,7 +165,7 @@ def _changed(nest: TileNest, schedule: Schedule, random: Random) -> Schedule:
     if knob == "order":
         return replace(schedule, order=_swapped(nest, schedule.order, random))
     if knob == "slots":
-        inp, wgt = (max(1, min(MOST_SLOTS, s + random.choice((-1, 0, 1)))) for s in schedule.slots)
+        inp, wgt = (min(MOST_SLOTS, s + random.choice((-1, 0, 1))) for s in schedule.slots)
         return replace(schedule, slots=(inp, wgt))
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     thread_loop = random.choice([None, *(n for n in spatial if nest.extents[n] > 1)])
