@@ -116,7 +116,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, int]]:
     def call(*seconds: Iterator[float]) -> tuple[Any, int]:
         clock = FakeClock(chain(*seconds))
         monkeypatch.setattr(runner, "time", clock)
-        return runner._time(clock.work, ROUNDS, 1.0), len(clock.made)
+        return runner.time_work(clock.work, ROUNDS, 1.0), len(clock.made)
 
     return call
 
@@ -151,5 +151,5 @@ def test_one_disturbed_part_makes_the_measurement_noisy(
     inputs = random_inputs(kernel.program.workload, 0)
     for parts, expected in (([steady] * 3, False), ([steady, steady, noisy], True)):
         times = iter(parts)
-        monkeypatch.setattr(runner, "_time", lambda *asked, times=times: next(times))
+        monkeypatch.setattr(runner, "time_work", lambda *asked, times=times: next(times))
         assert measure(kernel, inputs).noisy is expected
