@@ -16,7 +16,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.embedding.flatten import candidate_groups, group_name, is_plain_digit
+from cpembed.embedding.flatten import candidate_groups, is_plain_digit
 from cpembed.embedding.model_builder import ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.proto_writer import CompiledModel, Ids
@@ -186,7 +186,7 @@ def possible_digits(
     ``largest_group`` members are walked at stride 1, where that is not a digit of a member.
     """
     workload = problem.workload
-    groups = list(candidate_groups(workload, largest_group))
+    groups = candidate_groups(workload, largest_group)
     for lane in problem.instruction.axes:
         for weight in range(1, lane.maximum + 1):
             # Large counts first: few digits make simple embeddings.
@@ -197,8 +197,8 @@ def possible_digits(
                     for stride in strides(axis.name, count):
                         digit = Digit(axis.name, count, stride)
                         yield DigitOption(lane.name, weight, digit, (axis.name,), axis.extent)
-                for members in groups:
+                for name, members in groups.items():
                     if not is_plain_digit(workload, members, count):
-                        digit = Digit(group_name(members), count)
+                        digit = Digit(name, count)
                         extent = math.prod(workload.extents[member] for member in members)
                         yield DigitOption(lane.name, weight, digit, members, extent)

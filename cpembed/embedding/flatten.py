@@ -20,10 +20,6 @@ Groups = Mapping[str, tuple[str, ...]]
 """Name of a fused axis -> its members, outermost first."""
 
 
-def group_name(members: tuple[str, ...]) -> str:
-    return "_".join(members)
-
-
 def members_of(groups: Groups, axis: str) -> tuple[str, ...]:
     """The workload axes behind an axis: its members if it is fused, else itself."""
     return groups.get(axis, (axis,))
@@ -68,8 +64,19 @@ def flatten(workload: Computation, groups: Groups) -> Computation:
     return replace(workload, axes=tuple(axes), statements=statements)
 
 
-def candidate_groups(workload: Computation, largest: int) -> Iterator[tuple[str, ...]]:
-    """Ordered groups of 2 to ``largest`` axes that index the same operands."""
+def candidate_groups(workload: Computation, largest: int) -> dict[str, tuple[str, ...]]:
+    """Ordered groups of 2 to ``largest`` axes that index the same operands, by names that no axis
+    and no other group has."""
+    found: dict[str, tuple[str, ...]] = {}
+    for members in _ordered_groups(workload, largest):
+        name = "_".join(members)
+        while name in found or name in workload.extents:
+            name += "_"
+        found[name] = members
+    return found
+
+
+def _ordered_groups(workload: Computation, largest: int) -> Iterator[tuple[str, ...]]:
     signatures: dict[frozenset[str], list[str]] = {}
     for axis in workload.axes:
         touched = frozenset(
@@ -86,13 +93,14 @@ def candidate_groups(workload: Computation, largest: int) -> Iterator[tuple[str,
 def is_plain_digit(workload: Computation, members: tuple[str, ...], count: int) -> bool:
     """Whether a digit on the fused axis is one that the members have without fusing.
 
-    It is where the tile ends at a member's boundary or divides it.
+    It is where the tile divides a member, or takes whole members and ends in the outermost one:
+    padding of that one is padding of the fused axis.
     """
-    for member in reversed(members):
+    for member in reversed(members[1:]):
         extent = workload.extents[member]
         if extent % count == 0:
             return True
         if count % extent:
             return False
         count //= extent
-    return count == 1
+    return True

@@ -105,7 +105,12 @@ class Emitter:
         self._regions: dict[tuple[object, ...], Region] = {}
 
     def emitted(self) -> Emitted:
-        """End the program."""
+        """End the program, which is done when what it stores has arrived.
+
+        FINISH takes no tokens: a LOAD of nothing in the same module waits in its place.
+        """
+        if any(stored is not None for stored in self._stored):
+            self.program.append(Load(Memory.UOP, 0, 0, 0, 0, 0), *self._stored)
         self.program.append(Finish())
         return Emitted(self.program.instructions(), self.uops.image)
 

@@ -32,7 +32,6 @@ from cpembed.embedding.constraints import (
 )
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.embedding.flatten import group_name
 from cpembed.embedding.node_map import NodeMap, decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands, point_grid
 from cpembed.embedding.regular import digit_model_obstacle, padded_extents
@@ -258,15 +257,15 @@ def groups_of(workload: Computation, largest: int) -> Iterator[dict[str, tuple[s
         for chosen in itertools.combinations(single, count):
             flat = [member for members in chosen for member in members]
             if len(flat) == len(set(flat)):
-                yield {group_name(members): members for members in chosen}
+                yield {"_".join(members): members for members in chosen}
 
 
 def needs_fusing(extents: tuple[int, ...], count: int) -> bool:
-    """Whether tiles of a fused axis are not all the same box of its members."""
-    size = math.prod(extents)
-    if size % count:
-        return True
-    points = np.stack(np.unravel_index(np.arange(size), extents)).reshape(len(extents), -1, count)
+    """Whether tiles of a fused axis are not all the same box of its members, whose outermost one
+    goes on into padding."""
+    extents = (extents[0] * count, *extents[1:])
+    points = np.stack(np.unravel_index(np.arange(math.prod(extents)), extents))
+    points = points.reshape(len(extents), -1, count)
     relative = points - points[:, :, :1]
     return bool(np.any(relative != relative[:, :1]))
 

@@ -19,7 +19,7 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.flatten import candidate_groups, flatten, group_name, is_plain_digit
+from cpembed.embedding.flatten import candidate_groups, flatten, is_plain_digit
 from cpembed.embedding.node_map import decode, expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.regular import padded_extents
@@ -57,8 +57,8 @@ SUB_IMAGES = CONSTRAINTS.replacing(Strides(("one", "spread"), "sub_images"))
 def test_a_flattened_workload_computes_the_same(case: tuple[str, dict[str, int]]) -> None:
     workload = parse_computation(*case)
     inputs = random_inputs(workload, 3)
-    for members in candidate_groups(workload, 3):
-        flat = flatten(workload, {group_name(members): members})
+    for name, members in candidate_groups(workload, 3).items():
+        flat = flatten(workload, {name: members})
         assert len(flat.axes) == len(workload.axes) - len(members) + 1
         assert (interpret(flat, inputs) == interpret(workload, inputs)).all()
 
@@ -82,8 +82,7 @@ def test_fused_digits_are_those_of_the_flattened_workload(
     ):
         problem = pair_operands(workload, make_instruction(rng))
     found = search(problem, constraints, SearchLimits()).embeddings
-    for members in candidate_groups(workload, 3):
-        name = group_name(members)
+    for name, members in candidate_groups(workload, 3).items():
         flat = flattened_problem(problem, {name: members})
         ours = {
             expand(flat, e).key()  # type: ignore[union-attr]
@@ -95,6 +94,16 @@ def test_fused_digits_are_those_of_the_flattened_workload(
         except TooLarge:
             continue
         assert ours == expected, (str(workload), members)
+
+
+def test_a_fused_axis_has_a_name_of_its_own() -> None:
+    workload = parse_computation(
+        "C[i] += A[i, a, b, a_b] * B[a, b, a_b]", dict(i=2, a=2, b=3, a_b=2)
+    )
+    groups = candidate_groups(workload, 3)
+    assert len(groups) == len(set(groups.values())) == 12
+    assert not groups.keys() & workload.extents.keys()
+    assert flatten(workload, {"a_b_": groups["a_b_"]}).extents == {"i": 2, "a_b_": 6, "a_b": 2}
 
 
 def brute_force(

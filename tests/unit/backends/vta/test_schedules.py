@@ -132,7 +132,7 @@ def test_default_schedules_are_near_the_bound_that_no_schedule_beats(words: str)
     bound = bounds(nest, TAIL, MEMORY)
     padding = np.prod(list(nest.extents.values())) - bound.gemm
     assert bound.busiest_module <= taken
-    assert taken <= 1.07 * max(bound.compute + padding, bound.read, bound.write)
+    assert taken <= 1.08 * max(bound.compute + padding, bound.read, bound.write)
 
 
 @pytest.mark.parametrize("words", LAYERS)
