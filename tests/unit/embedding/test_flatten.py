@@ -97,9 +97,8 @@ def test_fused_digits_are_those_of_the_flattened_workload(
 
 
 def test_a_fused_axis_has_a_name_of_its_own() -> None:
-    workload = parse_computation(
-        "C[i] += A[i, a, b, a_b] * B[a, b, a_b]", dict(i=2, a=2, b=3, a_b=2)
-    )
+    extents = {"i": 2, "a": 2, "b": 3, "a_b": 2}
+    workload = parse_computation("C[i] += A[i, a, b, a_b] * B[a, b, a_b]", extents)
     groups = candidate_groups(workload, 3)
     assert len(groups) == len(set(groups.values())) == 12
     assert not groups.keys() & workload.extents.keys()
