@@ -36,7 +36,9 @@ class Subcommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(list(args))
         for option in self.params:
-            if isinstance(option, click.Option) and not option.is_flag and given.count(option) > 1:
+            if not isinstance(option, click.Option) or option.is_flag or option.multiple:
+                continue
+            if given.count(option) > 1:
                 raise click.UsageError(f"{option.opts[0]} is given more than once: keep one", ctx)
         return super().parse_args(ctx, args)
 

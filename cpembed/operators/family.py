@@ -96,6 +96,13 @@ class OperatorFamily:
 
         Raises :class:`WorkloadError` for a missing, unknown or malformed value.
         """
+        return self.build(**self.typed(values))
+
+    def typed(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The values as ``build`` takes them: integers, tuples of integers, booleans, words.
+
+        Raises :class:`WorkloadError` for a missing, unknown or malformed value.
+        """
         known = {parameter.name: parameter for parameter in self.parameters}
         unknown = [name for name in values if name not in known]
         if unknown:
@@ -103,9 +110,12 @@ class OperatorFamily:
         missing = [parameter.name for parameter in self.required if parameter.name not in values]
         if missing:
             raise self.error(f"missing {' '.join(missing)}")
-        return self.build(
-            **{name: self._typed(known[name], value) for name, value in values.items()}
-        )
+        return {name: self._typed(known[name], value) for name, value in values.items()}
+
+    def settings(self, values: Mapping[str, object]) -> dict[str, object]:
+        """:meth:`typed` with the defaults of the parameters that are not given."""
+        defaults = {p.name: p.default for p in self.optional}
+        return self.typed({**defaults, **values})
 
     def _typed(self, parameter: Parameter, value: object) -> object:
         if not isinstance(value, str):
