@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cpembed.backends.script import HEADER, Script, buffer, grid, zero
+from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import PackedOperand
 
@@ -17,6 +18,11 @@ _ROW_ELEMENTS = 2**15
 """Elements of a row at most where a row is to hold a transposition: what stays in a near cache."""
 _UNROLLED = 8
 """An innermost loop of so few steps is unrolled, so that the loop around it is vectorised."""
+
+
+def packed_before(workload: Computation) -> list[str]:
+    """Inputs that are packed once, ahead of time, unless told otherwise: the second one (W, B)."""
+    return [operand.name for operand in workload.inputs[1:2]]
 
 
 class Direction(Enum):

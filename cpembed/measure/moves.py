@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.packing import packed_before
 from cpembed.backends.vta.lower import LoweredVta
 from cpembed.backends.vta.moves import Moves
 from cpembed.backends.vta.program import VtaProgram
-from cpembed.measure.runner import packed_before, time_work
+from cpembed.measure.runner import time_work
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.backends.kernel import CompiledKernel
+from cpembed.backends.packing import packed_before
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
@@ -108,11 +109,6 @@ def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verificatio
     difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
     equal = found.dtype == expected.dtype and np.array_equal(found, expected)
     return Verification(float(difference.max()), equal, 0.0)
-
-
-def packed_before(workload: Computation) -> list[str]:
-    """Inputs that are packed once, ahead of time, unless told otherwise: the second one (W, B)."""
-    return [operand.name for operand in workload.inputs[1:2]]
 
 
 def measure(

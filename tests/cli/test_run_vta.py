@@ -115,6 +115,43 @@ def test_the_program_is_saved_and_drawn(cpembed: Caller, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    "words, inputs",
+    [
+        ("O[n,k] += I[n,c] * W[k,c]", {"I": "input", "W": "weight"}),
+        ("O[n,k] += uops[n,c] * W[k,c]", {"uops": "input", "W": "weight"}),
+        ("O[n,k] += A[n,c] * A[k,c]", {"A@1": "input", "A@0": "weight"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "form, stored", [("int8", ["O"]), ("int32", [f"O.byte{k}" for k in "0123"])]
+)
+def test_a_saved_program_says_what_its_tensors_are(
+    cpembed: Caller,
+    tmp_path: Path,
+    words: str,
+    inputs: dict[str, str],
+    form: str,
+    stored: list[str],
+) -> None:
+    saved = tmp_path / "program"
+    sizes = ("n=16", "k=16", "c=32")
+    called = cpembed("run", words, *sizes, *VTA, "--output", form, "--save", str(saved), "--json")
+    assert called.code == 0
+    tensors = json.loads((saved / "meta.json").read_text(encoding="utf-8"))["tensors"]
+    roles = {name: tensor["role"] for name, tensor in tensors.items()}
+    uops = {name: roles.pop(name) for name in list(roles) if roles[name] == "uops"}
+    assert len(uops) == 1
+    assert roles == inputs | dict.fromkeys(stored, "output")
+    assert [n for n, role in inputs.items() if role == "weight"] == called.json["packed_ahead"]
+    # As text the program is the same, and every reader takes the names.
+    text, again = tmp_path / "program.s", tmp_path / "again"
+    assert cpembed("vta", "disasm", str(saved), "-o", str(text)).code == 0
+    assert cpembed("vta", "asm", str(text), "-o", str(again)).code == 0
+    for name in ("insns.bin", "dram.bin", "meta.json"):
+        assert (saved / name).read_bytes() == (again / name).read_bytes()
+
+
+@pytest.mark.parametrize(
     "options, words",
     [
         (("--output", "int32", "--shift", "3"), "output int32 has no shift"),

@@ -28,7 +28,9 @@ INSTRUCTIONS, DRAM, META = "insns.bin", "dram.bin", "meta.json"
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Element types of tensors, little-endian."""
 
-TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@]*")
+"""``A@0`` and ``A@1`` are what a program reads of a tensor that is both its factors."""
+NAME_RULE = "a letter or _, then letters, digits and _ . @"
 
 _LARGEST_META, _LARGEST = 1 << 26, 1 << 34
 """Bytes that members of a zip may unpack to: 64 MiB and 16 GiB."""
@@ -143,7 +145,7 @@ def check_tensors(
 
 def _tensor_problem(name: str, tensor: Tensor, dram_bytes: int) -> str | None:
     if not TENSOR_NAME.fullmatch(name):
-        return "not a name; allowed: a letter or _, then letters, digits, _ and ."
+        return f"not a name; allowed: {NAME_RULE}"
     if tensor.dtype not in DTYPES:
         return f"unknown dtype {tensor.dtype!r}; allowed: {', '.join(DTYPES)}"
     if any(size < 1 for size in tensor.shape):

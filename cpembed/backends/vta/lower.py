@@ -11,13 +11,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.packing import packed_before
 from cpembed.backends.runtime import aligned
 from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
@@ -25,7 +26,7 @@ from cpembed.backends.vta.emit import Addresses, emit
 from cpembed.backends.vta.encoding import pack_uops
 from cpembed.backends.vta.isa import Instruction, Memory
 from cpembed.backends.vta.planner import default_schedule
-from cpembed.backends.vta.program import Tensor, VtaProgram
+from cpembed.backends.vta.program import Role, Tensor, VtaProgram
 from cpembed.backends.vta.schedule import Schedule
 from cpembed.backends.vta.tail import Tail, check_tail, default_tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor, tile_nest
@@ -72,7 +73,7 @@ class LoweredVta:
         size = max(tensor.offset + tensor.size_bytes for tensor in self.tensors.values())
         memory = aligned((size,), "uint8")
         program = VtaProgram(self.nest.config, self.instructions, memory, self.tensors)
-        program.tensor("uops")[...] = self.uops
+        program.tensor(_uops_name(self.nest))[...] = self.uops
         return program
 
     def image(self, packed: Mapping[str, Array]) -> VtaProgram:
@@ -118,10 +119,11 @@ def lower(
     check_tail(workload, ending)
     nest = with_bias(tile_nest(program, config), ending.bias)
     chosen = schedule or default_schedule(nest, ending)
-    tensors = _placed(nest, ending)
+    tensors = _placed(nest, ending, packed_before(program.workload))
     emitted = emit(nest, chosen, ending, _addresses(nest, ending, tensors))
     uops = pack_uops(*emitted.uops.T, config=config)
-    tensors["uops"] = replace(tensors["uops"], shape=(len(uops),))
+    name = _uops_name(nest)
+    tensors[name] = replace(tensors[name], shape=(len(uops),))
     return LoweredVta(program, nest, chosen, ending, emitted.instructions, uops, tensors)
 
 
@@ -130,21 +132,33 @@ def _output_names(nest: TileNest, tail: Tail) -> list[str]:
     return [nest.acc.name] if phases == 1 else [f"{nest.acc.name}.byte{k}" for k in range(phases)]
 
 
-def _placed(nest: TileNest, tail: Tail) -> dict[str, Tensor]:
-    """Inputs, weights, outputs, then micro-ops, of which there are as many as there will be."""
+def _uops_name(nest: TileNest) -> str:
+    """Of the micro-ops in main memory: none that an operand has."""
+    taken = {tensor.name for tensor in (*nest.inputs, nest.acc)}
+    name = "uops"
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _placed(nest: TileNest, tail: Tail, weights: Collection[str]) -> dict[str, Tensor]:
+    """Inputs, weights, outputs, then micro-ops, which are the last because there are as many as
+    there will be. ``weights`` names those of the inputs that are the same at every run."""
     found: dict[str, Tensor] = {}
     end = 0
 
-    def place(name: str, shape: tuple[int, ...], dtype: str) -> None:
+    def place(name: str, shape: tuple[int, ...], dtype: str, role: Role) -> None:
         nonlocal end
-        found[name] = Tensor(-(-end // PAGE) * PAGE, shape, dtype)
+        found[name] = Tensor(-(-end // PAGE) * PAGE, shape, dtype, role)
         end = found[name].offset + found[name].size_bytes
 
     for tensor in nest.inputs:
-        place(tensor.name, tensor.packed.shape, tensor.packed.dtype)
+        is_weight = tensor is nest.bias or tensor.name in weights
+        role = Role.WEIGHT if is_weight else Role.INPUT
+        place(tensor.name, tensor.packed.shape, tensor.packed.dtype, role)
     for name in _output_names(nest, tail):
-        place(name, nest.acc.packed.shape, "int8")
-    place("uops", (0,), "uint32")
+        place(name, nest.acc.packed.shape, "int8", Role.OUTPUT)
+    place(_uops_name(nest), (0,), "uint32", Role.UOPS)
     return found
 
 
@@ -157,4 +171,5 @@ def _addresses(nest: TileNest, tail: Tail, tensors: Mapping[str, Tensor]) -> Add
 
     outputs = tuple(element(name, Memory.OUT) for name in _output_names(nest, tail))
     bias = 0 if nest.bias is None else factor(nest.bias)
-    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, element("uops", Memory.UOP), bias)
+    uops = element(_uops_name(nest), Memory.UOP)
+    return Addresses(factor(nest.inp), factor(nest.wgt), outputs, uops, bias)

@@ -19,7 +19,7 @@ class Role(StrEnum):
 
     INPUT = "input"
     WEIGHT = "weight"
-    """Packed ahead and the same at every run; also a bias."""
+    """Packed ahead and the same at every run (the second input of a workload); also a bias."""
     OUTPUT = "output"
     UOPS = "uops"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-from cpembed.backends.vta.container import TENSOR_NAME
+from cpembed.backends.vta.container import NAME_RULE, TENSOR_NAME
 from cpembed.backends.vta.encoding import misfit
 from cpembed.backends.vta.formats import Field
 from cpembed.errors import ProgramError
@@ -53,8 +53,7 @@ class Words:
         if not TENSOR_NAME.fullmatch(name.text):
             raise self.error(
                 name,
-                f"{name.text!r} is not a name; allowed: a letter or _, then "
-                "letters, digits, _ and .",
+                f"{name.text!r} is not a name; allowed: {NAME_RULE}",
             )
         return name
 

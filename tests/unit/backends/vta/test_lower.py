@@ -15,6 +15,7 @@ from cpembed.backends.vta.isa import Alu, Gemm, Load, Memory
 from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.machine import vta_config
 from cpembed.backends.vta.moves import Moves
+from cpembed.backends.vta.program import Role
 from cpembed.backends.vta.schedule import Schedule, occupancy
 from cpembed.backends.vta.simulator import simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Truncated
@@ -99,7 +100,16 @@ def test_any_configuration(words, constraints, batch, block, tmp_path: Path) -> 
 def test_a_bias_has_any_dimensions_of_the_output(axes) -> None:
     program = best_program(*FIRST[2])
     tail = Requantized(8, bias=axes)
-    check(lower(program, CONFIGS["vta_8x8x8"], tail=tail), program.workload)
+    lowered = lower(program, CONFIGS["vta_8x8x8"], tail=tail)
+    check(lowered, program.workload)
+    roles = {name: tensor.role for name, tensor in lowered.tensors.items()}
+    assert roles == {
+        "I": Role.INPUT,
+        "W": Role.WEIGHT,
+        "O.bias": Role.WEIGHT,
+        "O": Role.OUTPUT,
+        "uops": Role.UOPS,
+    }
 
 
 def test_a_bias_over_dimensions_that_do_not_exist_is_refused() -> None:
