@@ -9,9 +9,9 @@ import click
 SUBCOMMANDS: dict[str, str] = {
     "solve": "Rank the candidate embeddings of a target's instruction in a workload.",
     "explain": "Show one candidate in full, or why nothing fits.",
-    "run": "Generate the kernel, verify its numbers, time it.",
+    "run": "Generate the kernel, verify its numbers, time or simulate it.",
     "bench": "Run a whole suite, one row a layer.",
-    "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
+    "tune": "VTA: find the fastest embedding and schedule of a workload, and keep them.",
     "vta": "Assemble, disassemble, check, run and time programs for VTA.",
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     type=click.IntRange(0, 31),
     metavar="N",
     help="VTA: bits by which requantized sums are shifted right.  "
-    "[default: by the length of the reduction]",
+    "[default: 7 and half the binary logarithm of the products in a sum]",
 )
 @untuned_option
 @file_option("--trace", "VTA: write a timeline for ui.perfetto.dev or chrome://tracing.")
@@ -92,7 +92,8 @@ def command(
 ) -> int:
     """Generate the kernel of a candidate, verify its numbers against a reference, time it.
 
-    A VTA is simulated: its cycles are counted, the packing on this machine is measured.
+    A VTA is simulated: its cycles are counted, the packing on this machine is measured. What
+    `cpembed tune` has found for the workload is used unless --untuned says not to.
 
     \b
     cpembed run deepbench:11 --target avx512_vnni

@@ -55,13 +55,13 @@ INTERRUPTED = 130
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="S",
-    help="Stop after S seconds and use what was found.",
+    help="Stop after S seconds, the search for embeddings included, and use what was found.",
 )
 @click.option(
     "--output",
     type=click.Choice(["requantized", "int32", "int8"]),
-    help="What is stored of the sums, as for `run`.  [default: requantized; int8 where that is the "
-    "output's type]",
+    help="What is stored of the sums, as for `run`; each is tuned by itself.  "
+    "[default: requantized; int8 where that is the output's type]",
 )
 @click.option(
     "--seed",
@@ -75,10 +75,10 @@ INTERRUPTED = 130
     "--database",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Folder that keeps what is measured.  [default: $CPEMBED_TUNE_DIR, else a folder of the "
-    "user's data]",
+    help="Folder that keeps what is measured; `run` and `bench` look in the default one.  "
+    "[default: $CPEMBED_TUNE_DIR, else a folder of the user's data]",
 )
-@click.option("--show", is_flag=True, help="List what is kept instead; of WORKLOAD, or all.")
+@click.option("--show", is_flag=True, help="Tune nothing: list what is kept, of WORKLOAD or all.")
 @json_option
 def command(
     *,
@@ -94,9 +94,11 @@ def command(
     show: bool,
     as_json: bool,
 ) -> int:
-    """Find the embedding and the schedule of fewest simulated cycles, and keep them.
+    """Find the embedding and the schedule of fewest simulated cycles on a VTA, and keep them.
 
-    `run` and `bench` use what is kept. Ctrl-C keeps what was measured; the same command resumes.
+    `run` and `bench` use what is kept for the same workload, target and form of the output, of any
+    constraint set unless they are told one. Ctrl-C keeps what was measured; the same command
+    resumes.
 
     \b
     cpembed tune deepbench:0 --target vta_1x16x16 --trials 200

@@ -27,11 +27,16 @@ _PATH = click.Path(path_type=Path)
 def command() -> None:
     """Assemble, disassemble, check, run and time programs for VTA.
 
-    A PROGRAM is a directory or a zip of insns.bin, dram.bin and meta.json (docs/vta.md).
+    A PROGRAM is a directory or a zip of insns.bin, dram.bin and meta.json (docs/vta.md), as
+    `cpembed run --save` and `cpembed vta asm` write it.
+
+    \b
+    cpembed run deepbench:11 --target vta_1x16x16 --save layer.zip
+    cpembed vta cycles layer.zip
     """
 
 
-@command.command("asm", cls=Subcommand)
+@command.command("asm", cls=Subcommand, short_help="Assemble a text and save the program.")
 @click.argument("file", metavar="FILE", type=click.Path(allow_dash=True))
 @click.option(
     "-o",
@@ -93,12 +98,14 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     return 0
 
 
-@command.command("check", cls=Subcommand)
+@command.command(
+    "check", cls=Subcommand, short_help="Say whether a program is legal: exit code 0 or 2."
+)
 @click.argument("path", metavar="PROGRAM", type=_PATH)
 @click.option("--all", "every", is_flag=True, help="List every violation, not only the first.")
 @json_option
 def check(*, path: Path, every: bool, as_json: bool) -> int:
-    """Say whether a program is legal on every implementation of VTA; exit code 2 where not.
+    """Say whether a program is legal on every implementation of VTA: exit code 0, or 2 where not.
 
     \b
     cpembed vta check product.zip --all
@@ -121,7 +128,7 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     return ProgramError.exit_code if found else 0
 
 
-@command.command("run", cls=Subcommand)
+@command.command("run", cls=Subcommand, short_help="Execute a program on the functional simulator.")
 @click.argument("path", metavar="PROGRAM", type=_PATH)
 @click.option(
     "-o",
@@ -171,15 +178,38 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
 
 @command.command("cycles", cls=Subcommand)
 @click.argument("path", metavar="PROGRAM", type=_PATH)
-@click.option("--delay", type=int, default=16, show_default=True, help="Cycles until DRAM answers.")
-@click.option("--bus-bits", type=int, default=64, show_default=True, help="Width of the bus.")
-@click.option("--burst", type=int, default=16, show_default=True, help="Beats of a burst.")
+@click.option(
+    "--delay",
+    type=int,
+    default=16,
+    metavar="N",
+    show_default=True,
+    help="Cycles until DRAM answers: dram_delay_cycles of a target.",
+)
+@click.option(
+    "--bus-bits",
+    type=int,
+    default=64,
+    metavar="N",
+    show_default=True,
+    help="Bits that the bus moves in a cycle, one beat: bus_bits of a target.",
+)
+@click.option(
+    "--burst",
+    type=int,
+    default=16,
+    metavar="N",
+    show_default=True,
+    help="Beats of a burst: burst_beats of a target.",
+)
 @file_option("--trace", "Write a timeline for ui.perfetto.dev or chrome://tracing.")
 @json_option
 def cycles(
     *, path: Path, delay: int, bus_bits: int, burst: int, trace: Path | None, as_json: bool
 ) -> int:
     """Print how many cycles a program takes, and where they go.
+
+    Saved programs do not say what memory their machine has; the defaults are the shipped targets'.
 
     \b
     cpembed vta cycles product.zip --delay 40 --trace product.json

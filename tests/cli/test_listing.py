@@ -62,6 +62,11 @@ def test_every_subcommand_has_help(cpembed: Caller, name: str) -> None:
     assert f"Usage: cpembed {name}" in called.out
 
 
+@pytest.mark.parametrize("group", [(), ("vta",)])
+def test_no_line_about_a_subcommand_is_cut_off(cpembed: Caller, group: tuple[str, ...]) -> None:
+    assert "..." not in cpembed(*group, "--help").out.partition("Commands:")[2]
+
+
 def test_the_module_is_the_command() -> None:
     called = in_a_process("--version")
     assert (called.code, called.out) == (0, f"cpembed, version {version('cpembed')}\n")
