@@ -192,6 +192,13 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     assert "yes (vta.simulator)" in text
     assert f"{found['total_cycles']:,} cycles" in text
     assert "latency us" not in text
+    # The page says what each field counts.
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    document = bench.to_json()
+    fields = [name for name in document["rows"][0]["run"] if "simulated" in name or "ratio" in name]
+    for name in (*fields, "output", "shift", "clock_mhz", "lower_bound_cycles", "gemm_utilisation"):
+        assert f"`run.{name}`" in page
+    assert all(f"`{name}`" in page for name in document["summary"]["run"]["simulated"])
 
 
 def test_a_layer_that_cannot_be_lowered_says_why(
