@@ -35,7 +35,7 @@ def can_block(nest: Nest, loop: TaskLoop) -> bool:
 def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
     """Give each task ``blocks[loop]`` points of a task loop; their steps become inner loops,
     outside the lanes and in the order of ``blocks``."""
-    tasks = tuple(replace(t, block=blocks.get(t.name, 1)) for t in nest.tasks)
+    tasks = tuple(replace(t, block=blocks.get(t.name, t.block)) for t in nest.tasks)
     by_name = {task.name: task for task in tasks}
     steps: list[Loop] = []
     split: dict[str, IndexExpr] = {}
@@ -49,6 +49,26 @@ def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
         split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step)])
     first, second, output = (replace(o, access=o.access.substitute(split)) for o in nest.operands)
     return replace(nest, tasks=tasks, inner=(*steps, *nest.inner), operands=(first, second, output))
+
+
+def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
+    """Cut task loops into panels of ``panels[loop]`` points: a loop over panels, outermost, and
+    one over the points of a panel, at the loop's place and with its name."""
+    outside: list[TaskLoop] = []
+    tasks = list(nest.tasks)
+    split: dict[str, IndexExpr] = {}
+    for name, size in panels.items():
+        place = next(number for number, task in enumerate(tasks) if task.name == name)
+        task = tasks[place]
+        if size >= task.extent:
+            continue
+        if size < 1 or not can_block(nest, task):
+            raise LoweringError(f"a loop of extent {task.extent} has no panels of {size}")
+        outside.append(TaskLoop(f"{name}_panel", task.extent, size, f"{task.origin} panel"))
+        tasks[place] = replace(task, extent=size)
+        split[name] = IndexExpr.of([IndexTerm(f"{name}_panel"), IndexTerm(name)])
+    first, second, output = (replace(o, access=o.access.substitute(split)) for o in nest.operands)
+    return replace(nest, tasks=(*outside, *tasks), operands=(first, second, output))
 
 
 def split_lanes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> Nest:

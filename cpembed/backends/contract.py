@@ -13,11 +13,14 @@ class Knobs:
 
     ``blocks`` gives, by program loop, how many points one task computes with its accumulators in
     registers; ``columns_outermost`` whether tasks walk the loops of the second factor (weights)
-    outside those of the first, so that a panel of weights stays near, or inside.
+    outside those of the first, so that few weights stay near, or inside. ``panels`` gives, by
+    program loop, how many points are taken together before any others are: all tasks of a panel
+    come before those of the next, so that a panel's data stay in a farther cache.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict[str, int])
     columns_outermost: bool = True
+    panels: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, features, vnni
+from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.estimate import Estimate
+from cpembed.backends.x86.register_blocks import Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
@@ -26,11 +29,11 @@ BackendChoice = Literal["auto", "native", "generic"]
 @dataclass(frozen=True)
 class _BackEnd:
     plan: Callable[[DerivedProgram, int, Knobs | None], KernelPlan]
-    candidates: Callable[[DerivedProgram, int], list[Knobs]]
+    schedules: Callable[[DerivedProgram, Calibration, int], Schedules]
 
 
-_VNNI = _BackEnd(vnni.plan, vnni.candidates)
-_AMX = _BackEnd(amx.plan, amx.candidates)
+_VNNI = _BackEnd(vnni.plan, vnni.schedules)
+_AMX = _BackEnd(amx.plan, amx.schedules)
 
 _BACK_ENDS: Mapping[str, _BackEnd] = {
     "avx512_vnni": _VNNI,
@@ -92,6 +95,10 @@ class CompiledKernel:
         target = self.empty(self._output.name) if output is None else output
         self._contract(*(packed[name] for name in self.input_names), target)
         return target
+
+    def bound(self, packed: Mapping[str, Any], output: Any) -> Callable[[], Any]:
+        """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
+        return self._contract.bound(*(packed[name] for name in self.input_names), output)
 
     def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
@@ -170,13 +177,17 @@ def build(
     return CompiledKernel(program, plan, fallback=reason)
 
 
-def knob_candidates(program: DerivedProgram, spec: HardwareSpec, limit: int = 16) -> list[Knobs]:
-    """Settings of :func:`build`'s ``knobs`` worth timing, the default first.
+def schedules(
+    program: DerivedProgram, spec: HardwareSpec, machine: Calibration | None = None
+) -> list[tuple[Estimate, Knobs]]:
+    """Settings of :func:`build`'s ``knobs`` worth timing with their estimated times, the default
+    first.
 
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    return _back_end(spec).candidates(program, limit)
+    found = _back_end(spec).schedules(program, machine or calibration(), runtime.thread_count())
+    return found.ranked()
 
 
 def _build_native(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -69,6 +69,10 @@ class Function:
 
     def __call__(self, *buffers: Any) -> None:
         self._call(*buffers)
+
+    def bound(self, *buffers: Any) -> Callable[[], Any]:
+        """The call of :meth:`__call__`, with as little as possible around the compiled code."""
+        return partial(self._call, *buffers)
 
     def assembly(self) -> str:
         return self._executable.mod.inspect_source("asm")

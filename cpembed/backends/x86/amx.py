@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 from cpembed.backends.blocking import split_lanes
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source
 from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.amx_intrinsics import (
     configuration_statements,
     init_intrinsic,
@@ -16,9 +19,11 @@ from cpembed.backends.x86.amx_intrinsics import (
     store_intrinsic,
     update_intrinsic,
 )
-from cpembed.backends.x86.register_blocks import RegisterModel, apply_knobs, knob_candidates
-from cpembed.backends.x86.roles import LaneRoles, lane_roles
-from cpembed.backends.x86.tiles import TILES, fits, tile_grid
+from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
+from cpembed.backends.x86.roles import LaneRoles, digits, lane_roles
+from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
 
@@ -29,11 +34,10 @@ _PRODUCTS = {
     ("int8", "int8", "int32"): "tdpbssd",
     ("bfloat16", "bfloat16", "float32"): "tdpbf16ps",
 }
+_TIMED = {"tdpbf16ps": "tdpbf16ps"}
+"""Whose time a product takes; that of ``tdpbusd`` where not listed."""
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
-
-_LATENCY = 52
-"""Cycles from a product to one that adds to its result."""
 
 _ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
 
@@ -46,7 +50,10 @@ def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> K
     """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
     roles = lane_roles(program)
     product = _product(program)
-    nest = apply_knobs(_lanes_only(program, roles), REGISTERS, knobs)
+    lanes = _lanes_only(program, roles)
+    model = _registers(lanes, roles, product)
+    chosen = knobs or Schedules(lanes, model, calibration(), threads).best()
+    nest = apply_knobs(lanes, model, chosen)
     grid = tile_grid(nest, roles, _GROUPS.get(product, 4))
     source = contraction_source(
         nest, threads, prologue=configuration_statements(grid), epilogue=release_statements()
@@ -65,19 +72,42 @@ def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> K
     return KernelPlan("x86.amx", source, schedule, _ATTRIBUTES, _OPTIONS)
 
 
-def candidates(program: DerivedProgram, limit: int) -> list[Knobs]:
-    """Settings worth timing, the default first."""
-    return knob_candidates(_lanes_only(program, lane_roles(program)), REGISTERS, limit)
+def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:
+    """The schedules of a program, with their estimates."""
+    roles = lane_roles(program)
+    lanes = _lanes_only(program, roles)
+    return Schedules(lanes, _registers(lanes, roles, _product(program)), machine, threads)
 
 
-def _cost(rows: int, columns: int) -> float:
-    """A product occupies the unit for 16 cycles, a load for 8, and they overlap; the next product
-    into the same accumulator waits for the last."""
-    loads = 8 * (rows + columns)
-    return max(16 * rows * columns, _LATENCY, loads) + 0.25 * loads
+def _registers(lanes: Nest, roles: LaneRoles, product: str) -> RegisterModel:
+    return RegisterModel(fits, partial(_step, roles, product), largest=TILES)
 
 
-REGISTERS = RegisterModel(fits, _cost, largest=TILES)
+def _step(
+    roles: LaneRoles, product: str, nest: Nest, machine: Calibration, rows: int, columns: int
+) -> BlockStep:
+    """A tile row that does not begin at a cache line lies in two."""
+    first = nest.operands[0]
+    tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
+    depth = math.prod(loop.extent for loop in digits(nest, roles.depth))
+    group = _GROUPS.get(product, 4)
+    moves = [term.coefficient * 4 // group for term in first.access.terms]
+    inside = {loop.name for loop in digits(nest, roles.depth)}
+    aligned = all(
+        move % LINE_BYTES == 0
+        for move, term in zip(moves, first.access.terms, strict=True)
+        if term.iterator not in inside
+    )
+    timed = _TIMED.get(product, "tdpbusd")
+    missing_rows = MAX_ROWS - tile_rows
+    per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
+    lines = rows * tile_rows * (1 if aligned else 2) + columns * (depth // group)
+    return BlockStep(
+        products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
+        loads_ns=lines * machine.tile_line_ns[0],
+        line_ns=machine.tile_line_ns,
+        stored_lines=rows * columns * tile_rows,
+    )
 
 
 def _product(program: DerivedProgram) -> str:

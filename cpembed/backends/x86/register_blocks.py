@@ -1,90 +1,144 @@
-"""The choice of a register block: how many points of which spatial loops a task computes."""
+"""The choice of a schedule: how many points of which loops a task computes, in which order."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cpembed.backends.blocking import block, drop_unit_loops, order_tasks
+from cpembed.backends.blocking import block, cut_panels, drop_unit_loops, order_tasks
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import Nest, TaskLoop
+from cpembed.backends.traffic import USED_SHARE, touched_lines
+from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.estimate import BlockStep, Estimate, estimate
 from cpembed.backends.x86.roles import column_loops, row_loops
 from cpembed.errors import LoweringError
 
-_PER_DISTANCE = 0.03
-"""What blocking a loop costs, per place from the innermost: the points of a block should be near
-each other in memory (rows of an image 4 KiB apart share cache sets)."""
+_SCREENED = 24
+"""Register blocks whose schedules are estimated in full: the best by their steps alone."""
+
+_PANELS = (0.25, 0.5)
+"""Shares of the second-level cache that a panel of a factor may be made to fill."""
 
 
 @dataclass(frozen=True)
 class RegisterModel:
     """What a block of ``rows`` x ``columns`` accumulators needs and costs.
 
-    ``cost(rows, columns)`` is the time of one reduction step of a block; ``largest`` bounds either
-    side.
+    ``step(nest, machine, rows, columns)`` is what one reduction step of a block costs, on a nest
+    with lanes in digits; ``largest`` bounds either side.
     """
 
     fits: Callable[[int, int], bool]
-    cost: Callable[[int, int], float]
+    step: Callable[[Nest, Calibration, int, int], BlockStep]
     largest: int
 
 
-def ranked_blocks(nest: Nest, model: RegisterModel) -> list[Knobs]:
-    """Every block that fits, best estimate first.
+@dataclass(frozen=True)
+class Schedules:
+    """The schedules of a nest on a machine, by their estimates."""
 
-    What is compared is the cost of a block times the number of blocks, so points computed twice
-    (see :class:`TaskLoop`) count.
-    """
-    rows, columns = row_loops(nest), column_loops(nest)
-    names = [loop.origin for loop in (*rows, *columns)]
-    scored: list[tuple[float, tuple[int, ...]]] = []
-    for row_points, row_blocks, row_count in _choices(rows, model.largest):
-        for column_points, column_blocks, column_count in _choices(columns, model.largest):
-            if not model.fits(row_points, column_points):
-                continue
-            spread = _distance(row_blocks) + _distance(column_blocks)
-            cost = model.cost(row_points, column_points) * (1 + _PER_DISTANCE * spread)
-            scored.append((cost * row_count * column_count, (*row_blocks, *column_blocks)))
-    return [
-        Knobs({name: size for name, size in zip(names, sizes, strict=True) if size > 1})
-        for _, sizes in sorted(scored)
-    ]
+    nest: Nest
+    model: RegisterModel
+    machine: Calibration
+    threads: int
+
+    def ranked(self) -> list[tuple[Estimate, Knobs]]:
+        """Schedules worth timing, the fastest by estimate first; the same for the same machine."""
+        scored = [(self.estimate(knobs), knobs) for knobs in self._proposals()]
+        return sorted(scored, key=lambda pair: pair[0].us)
+
+    def best(self) -> Knobs:
+        return self.ranked()[0][1]
+
+    def estimate(self, knobs: Knobs) -> Estimate:
+        rows, columns = sides(self.nest, knobs)
+        step = self.model.step(self.nest, self.machine, rows, columns)
+        return estimate(apply_knobs(self.nest, self.model, knobs), step, self.machine, self.threads)
+
+    def _proposals(self) -> Iterator[Knobs]:
+        for blocks in self._blocks():
+            for columns_outermost in (True, False):
+                knobs = Knobs(blocks, columns_outermost)
+                yield knobs
+                yield from self._with_panels(knobs)
+
+    def _blocks(self) -> list[dict[str, int]]:
+        """Register blocks, those whose steps take least for what they compute first."""
+        rows, columns = row_loops(self.nest), column_loops(self.nest)
+        names = [loop.origin for loop in (*rows, *columns)]
+        scored: list[tuple[float, tuple[int, ...]]] = []
+        steps: dict[tuple[int, int], float] = {}
+        for row_points, row_blocks, row_count in _choices(rows, self.model.largest):
+            for column_points, column_blocks, column_count in _choices(columns, self.model.largest):
+                side = row_points, column_points
+                if not self.model.fits(*side):
+                    continue
+                if side not in steps:
+                    step = self.model.step(self.nest, self.machine, *side)
+                    steps[side] = max(step.products_ns, step.loads_ns)
+                cost = steps[side] * row_count * column_count
+                scored.append((cost, (*row_blocks, *column_blocks)))
+        return [
+            {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
+            for _, sizes in sorted(scored)[:_SCREENED]
+        ]
+
+    def _with_panels(self, knobs: Knobs) -> Iterator[Knobs]:
+        """Panels of the loops of either factor, where all data are more than the second-level
+        cache holds."""
+        room = self.machine.cache_bytes[1] * USED_SHARE / 64
+        inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
+        everything = inner | {task.name: task.extent for task in self.nest.tasks}
+        if sum(touched_lines(o, everything) for o in self.nest.operands) <= room:
+            return
+        found: set[tuple[str, int]] = set()
+        for number, loops in enumerate((row_loops(self.nest), column_loops(self.nest))):
+            operand = self.nest.operands[number]
+            for loop, share in itertools.product(loops[:1], _PANELS):
+                extents = everything | {loop.name: 1}
+                each = max(1, touched_lines(operand, extents))
+                size = knobs.blocks.get(loop.origin, 1)
+                points = size * max(1, int(room * share / each) // size)
+                if size <= points < loop.extent and (loop.origin, points) not in found:
+                    found.add((loop.origin, points))
+                    yield Knobs(knobs.blocks, knobs.columns_outermost, {loop.origin: points})
 
 
-def knob_candidates(nest: Nest, model: RegisterModel, limit: int) -> list[Knobs]:
-    """At most ``limit`` settings worth timing, the default first: good blocks, both orders."""
-    found: list[Knobs] = []
-    for knobs in ranked_blocks(nest, model)[: -(-limit // 2)]:
-        found += [knobs, Knobs(knobs.blocks, columns_outermost=False)]
-    return found[:limit]
+def sides(nest: Nest, knobs: Knobs) -> tuple[int, int]:
+    """Rows and columns of accumulators in a register block."""
+    rows, columns = (
+        math.prod(knobs.blocks.get(loop.origin, 1) for loop in loops)
+        for loops in (row_loops(nest), column_loops(nest))
+    )
+    return rows, columns
 
 
-def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs | None) -> Nest:
-    """Order and block the tasks, by the best estimate where no knobs are given.
+def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
+    """Order, block and cut the tasks.
 
     Raises :class:`LoweringError` for a block that does not fit the registers or names a loop that
     shares nothing.
     """
     rows, columns = row_loops(nest), column_loops(nest)
-    chosen = knobs or ranked_blocks(nest, model)[0]
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
-    strange = [name for name in chosen.blocks if name not in by_origin]
+    strange = [name for name in (*knobs.blocks, *knobs.panels) if name not in by_origin]
     if strange:
         raise LoweringError(
             f"loop {strange[0]} cannot be blocked: use one of {', '.join(by_origin)}"
         )
-    sides = [math.prod(chosen.blocks.get(o.origin, 1) for o in loops) for loops in (rows, columns)]
-    if not model.fits(*sides):
-        raise LoweringError(f"a block of {sides[0]} x {sides[1]} does not fit the registers")
-    outer, inner = (columns, rows) if chosen.columns_outermost else (rows, columns)
+    block_sides = sides(nest, knobs)
+    if not model.fits(*block_sides):
+        raise LoweringError(
+            f"a block of {block_sides[0]} x {block_sides[1]} does not fit the registers"
+        )
+    outer, inner = (columns, rows) if knobs.columns_outermost else (rows, columns)
     nest = order_tasks(nest, [loop.name for loop in (*outer, *inner)])
-    blocks = {by_origin[name].name: size for name, size in chosen.blocks.items()}
+    nest = cut_panels(nest, {by_origin[name].name: size for name, size in knobs.panels.items()})
+    blocks = {by_origin[name].name: size for name, size in knobs.blocks.items()}
     return drop_unit_loops(block(nest, blocks))
-
-
-def _distance(blocks: Sequence[int]) -> int:
-    return sum(place for place, size in enumerate(reversed(blocks), start=1) if size > 1)
 
 
 def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:

@@ -9,7 +9,9 @@ from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import UPDATE, contraction_source
 from cpembed.backends.nest import Nest, kernel_nest
 from cpembed.backends.script import HEADER
-from cpembed.backends.x86.register_blocks import RegisterModel, apply_knobs, knob_candidates
+from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
 from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -18,14 +20,14 @@ LANES = 16
 DEPTH = 4
 _REGISTERS = 24
 """Of the 32: blocks that want more ran no faster on Zen 4, and spilled in some layers."""
-_LATENCY = 10
-"""Products in flight that hide one product's latency (5 cycles, two a cycle at most)."""
 
 
 def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> KernelPlan:
     """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it."""
     roles = lane_roles(program)
-    nest = apply_knobs(_lanes_only(program, roles), REGISTERS, knobs)
+    lanes = _lanes_only(program, roles)
+    chosen = knobs or Schedules(lanes, REGISTERS, calibration(), threads).best()
+    nest = apply_knobs(lanes, REGISTERS, chosen)
     steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
     source = contraction_source(nest, threads, unrolled=steps, vectorized={roles.column})
 
@@ -36,9 +38,9 @@ def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> K
     return KernelPlan("x86.vnni", source, schedule)
 
 
-def candidates(program: DerivedProgram, limit: int) -> list[Knobs]:
-    """Settings worth timing, the default first."""
-    return knob_candidates(_lanes_only(program, lane_roles(program)), REGISTERS, limit)
+def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:
+    """The schedules of a program, with their estimates."""
+    return Schedules(_lanes_only(program, lane_roles(program)), REGISTERS, machine, threads)
 
 
 def _fits(rows: int, columns: int) -> bool:
@@ -47,13 +49,19 @@ def _fits(rows: int, columns: int) -> bool:
     return rows * columns + min(rows, columns) + 1 <= _REGISTERS
 
 
-def _cost(rows: int, columns: int) -> float:
-    """A row costs a broadcast of 4 bytes, a column a load of 64, often from the second-level
-    cache."""
-    return max(rows * columns, _LATENCY) + 0.25 * rows + columns
+def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+    """A row costs a broadcast of 4 bytes, a column a load of a line."""
+    return BlockStep(
+        products_ns=max(
+            rows * columns * machine.product_ns["vpdpbusd"], machine.latency_ns["vpdpbusd"]
+        ),
+        loads_ns=(rows + columns) * machine.vector_line_ns[0],
+        line_ns=machine.vector_line_ns,
+        stored_lines=rows * columns,
+    )
 
 
-REGISTERS = RegisterModel(_fits, _cost, largest=_REGISTERS)
+REGISTERS = RegisterModel(_fits, _step, largest=_REGISTERS)
 
 
 def _lanes_only(program: DerivedProgram, roles: LaneRoles) -> Nest:

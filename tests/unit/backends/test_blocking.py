@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import KernelOperand, Nest, TaskLoop, kernel_nest
-from cpembed.backends.x86.register_blocks import (
-    RegisterModel,
-    apply_knobs,
-    knob_candidates,
-    ranked_blocks,
-)
+from cpembed.backends.x86.calibration import Calibration, default_calibration
+from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind
@@ -135,40 +133,76 @@ def product_nest(rows: dict[str, int], columns: dict[str, int]) -> Nest:
     return Nest(tuple(tasks), (), (), operands)
 
 
+MACHINE = default_calibration()
+
+
 def model(largest: int, limit: int = 99) -> RegisterModel:
-    return RegisterModel(lambda r, c: r * c <= limit, lambda r, c: r * c + r + c, largest)
+    """Steps that cost a nanosecond for each product or for each load, whichever are more."""
+
+    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+        return BlockStep(rows * columns, rows + columns, (1, 1, 1, 1), rows * columns)
+
+    return RegisterModel(lambda r, c: r * c <= limit, step, largest)
+
+
+def scheduled(nest: Nest, registers: RegisterModel) -> Schedules:
+    return Schedules(nest, registers, MACHINE, threads=1)
 
 
 def test_a_block_is_chosen_by_its_cost_and_must_fit() -> None:
     nest = product_nest({"p": 14}, {"k": 4})
-    ranked = ranked_blocks(nest, model(largest=8, limit=8))
+    ranked = [knobs for _, knobs in scheduled(nest, model(largest=8, limit=8)).ranked()]
     assert ranked[0].blocks == {"p": 2, "k": 4}
     assert all(knobs.blocks.get("p", 1) * knobs.blocks.get("k", 1) <= 8 for knobs in ranked)
 
 
-def test_blocks_prefer_the_loop_whose_points_are_near() -> None:
-    nest = product_nest({"p": 8, "q": 8}, {})
-    assert ranked_blocks(nest, model(largest=4))[0].blocks == {"q": 4}
-
-
 def test_without_loops_nothing_is_blocked() -> None:
-    assert ranked_blocks(product_nest({}, {}), model(largest=4)) == [Knobs({})]
+    ranked = scheduled(product_nest({}, {}), model(largest=4)).ranked()
+    assert {str(knobs.blocks) for _, knobs in ranked} == {"{}"}
 
 
 def test_knobs_order_and_block_the_tasks_and_keep_the_points() -> None:
     nest = product_nest({"p": 3, "q": 5}, {"k": 4})
-    for knobs in knob_candidates(nest, model(largest=6), limit=12):
+    for _, knobs in scheduled(nest, model(largest=6)).ranked():
         changed = apply_knobs(nest, model(largest=6), knobs)
         assert points(changed) == points(nest)
         innermost = changed.tasks[-1].name
         assert innermost == ("q" if knobs.columns_outermost else "k")
 
 
-def test_the_first_candidate_is_the_default() -> None:
+@pytest.mark.parametrize("panels", [{"q": 2}, {"q": 3}, {"p": 2, "k": 3}, {"k": 9}])
+@pytest.mark.parametrize("blocks", [{}, {"q": 2}])
+def test_panels_come_one_after_the_other_and_keep_the_points(
+    panels: dict[str, int], blocks: dict[str, int]
+) -> None:
     nest = product_nest({"p": 3, "q": 5}, {"k": 4})
-    first, *others = knob_candidates(nest, model(largest=6), limit=5)
-    assert len(others) == 4
-    assert apply_knobs(nest, model(largest=6), first) == apply_knobs(nest, model(largest=6), None)
+    changed = apply_knobs(nest, model(largest=6), Knobs(blocks, panels=panels))
+    assert points(changed) == points(nest)
+    cut = [name for name, size in panels.items() if size < nest_extents(nest)[name]]
+    assert [task.name for task in changed.tasks[: len(cut)]] == [f"{name}_panel" for name in cut]
+
+
+def nest_extents(nest: Nest) -> dict[str, int]:
+    return {task.name: task.extent for task in nest.tasks}
+
+
+def test_panels_are_proposed_where_data_outgrow_the_second_level_cache() -> None:
+    def panels(cache: int) -> bool:
+        machine = replace(MACHINE, cache_bytes=(cache // 4, cache, 0))
+        nest = product_nest({"p": 30}, {"k": 40})
+        found = Schedules(nest, model(largest=4), machine, threads=1).ranked()
+        return any(knobs.panels for _, knobs in found)
+
+    assert panels(1 << 10)
+    assert not panels(1 << 20)
+
+
+def test_the_estimate_ranks_and_the_best_is_the_first() -> None:
+    nest = product_nest({"p": 3, "q": 5}, {"k": 4})
+    schedules = scheduled(nest, model(largest=6))
+    ranked = schedules.ranked()
+    assert schedules.best() == ranked[0][1]
+    assert [e.us for e, _ in ranked] == sorted(schedules.estimate(knobs).us for _, knobs in ranked)
 
 
 def test_knobs_beyond_the_registers_or_on_other_loops_are_refused() -> None:

@@ -1,0 +1,72 @@
+"""The time of a kernel by an analytical model, to choose among embeddings and schedules.
+
+In the sense of AMOS section 5.3 and swATOP section 4.6: levels are the instruction, the caches and
+the cores; each has a few constants of the machine (:mod:`~cpembed.backends.x86.calibration`).
+Products and loads overlap, so a task takes the longer of the two and a share of the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cpembed.backends.nest import Nest
+from cpembed.backends.traffic import Reuse
+from cpembed.backends.x86.calibration import Calibration
+
+_NOT_HIDDEN = 0.15
+"""Of the shorter of products and loads, what does not overlap with the longer."""
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """What one reduction step of a register block costs, data being in the first-level cache.
+
+    ``products_ns`` is bounded by the latency of a product, which adds to what the last step left.
+    ``loads_ns`` is for all rows of tiles, or vectors, that are loaded; ``line_ns`` for one that
+    comes from L1, L2, L3 or memory; ``stored_lines`` are rows that the block's results fill.
+    """
+
+    products_ns: float
+    loads_ns: float
+    line_ns: tuple[float, float, float, float]
+    stored_lines: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Microseconds of a kernel on all threads, and its parts on the busiest one."""
+
+    us: float
+    products_us: float
+    loads_us: float
+    stores_us: float
+    overhead_us: float
+
+
+def estimate(nest: Nest, step: BlockStep, machine: Calibration, threads: int) -> Estimate:
+    """The time of a blocked nest."""
+    reuse = Reuse(nest, threads)
+    tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
+    steps = tasks * math.prod(loop.extent for loop in nest.reductions)
+    products = steps * step.products_ns
+    loads = steps * step.loads_ns
+    stores = tasks * step.stored_lines * machine.store_line_ns[0]
+    levels = [size for size in machine.cache_bytes if size]
+    share = tasks / reuse.tasks
+    for level, size in enumerate(levels):
+        first, second, output = (lines * share for lines in reuse.traffic(size))
+        further = step.line_ns[level + 1] - step.line_ns[level]
+        loads += (first + second) * max(0.0, further)
+        if level + 1 < len(machine.store_line_ns):
+            stores += output * (machine.store_line_ns[level + 1] - machine.store_line_ns[level])
+    busy = max(products, loads) + _NOT_HIDDEN * min(products, loads)
+    launch = machine.call_us if threads == 1 or nest.task_count == 1 else machine.launch_us
+    overhead = tasks * machine.task_ns
+    return Estimate(
+        us=(busy + stores + overhead) / 1e3 + launch,
+        products_us=products / 1e3,
+        loads_us=loads / 1e3,
+        stores_us=stores / 1e3,
+        overhead_us=overhead / 1e3 + launch,
+    )
