@@ -32,6 +32,7 @@ from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.measure.baselines.registry import open_baselines
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
@@ -51,6 +52,16 @@ COUNTED = {
     "gops": "two operations a multiply-accumulate of the layer, padding not counted, over the "
     "median latency_us; packing excluded",
     "gops_with_packing": "the same over median latency_us + packing_us + unpacking_us",
+    "peak_share": "gops over the rate of the instruction on operands that stay in registers, on as "
+    "many threads",
+    "baselines.*.call_us": "one call of the baseline, operands in its own layouts, weights packed "
+    "ahead; in turns with ours_us",
+    "baselines.*.primitive_us": "the computation in that call by the library's own account",
+    "baselines.*.reorder_us": "its moving of activations, not part of primitive_us",
+    "baselines.*.ours_us": "latency_us, measured in turns with the baseline",
+    "baselines.*.ours_with_packing_us": "the same with packing and unpacking, in one call",
+    "baselines.*_ratio": "the baseline's time over ours_us, above 1 where ours is faster; "
+    "*_with_packing: over ours_with_packing_us, reorder_us added to primitive_us",
     "simulated_cycles": "from launch to FINISH on the simulated machine, packing excluded",
     "simulated_us": "simulated_cycles at clock_mhz",
     "simulated_gops": "two operations a multiply-accumulate of the layer over simulated_us",
@@ -137,6 +148,7 @@ class Bench:
             "constraints": maker.constraints.name,
             "layout": maker.layout,
             "backend": maker.backend,
+            "baselines": {one.name: one.identity() for one in maker.baselines},
             "seed": maker.seed,
             "rows": msgspec.to_builtins(self.finished()),
             "summary": self.summary(),
@@ -162,22 +174,27 @@ def open_bench(
     results: Path | None = None,
     fresh: bool = False,
     untuned: bool = False,
+    baselines: Sequence[str] = (),
 ) -> Bench:
     """A suite ready to run, with the rows that an earlier run completed.
 
     ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
     can execute here and only solves elsewhere; ``generic`` runs portable code anywhere. ``results``
     is the folder of the store, ``fresh`` forgets what it holds of this suite. ``constraints`` None
-    and ``untuned`` are as for :func:`~cpembed.api.run.run`.
+    and ``untuned`` are as for :func:`~cpembed.api.run.run`. ``baselines`` names libraries to run
+    beside each kernel (:data:`~cpembed.measure.baselines.registry.BASELINES`).
 
-    Raises :class:`WorkloadError` for an unknown suite or layer, :class:`SpecError` for a wrong
-    target or constraint set, :class:`BackendUnavailable` for an impossible ``native``.
+    Raises :class:`WorkloadError` for an unknown suite, layer or baseline, and for a baseline of
+    kernels that have no time of their own here; :class:`SpecError` for a wrong target or constraint
+    set; :class:`BackendUnavailable` for an impossible ``native`` or baseline.
     """
     chosen = select_layers(suite_name, layers)
     spec = hardware_spec(target)
     missing = missing_for(spec) if execute and backend != "generic" else ()
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+    if baselines:
+        _check_comparable(spec, execute, backend, missing)
     named = DEFAULT_CONSTRAINTS if constraints is None else constraints
     maker = RowMaker(
         spec=spec,
@@ -189,12 +206,32 @@ def open_bench(
         timeout=timeout,
         any_set=constraints is None,
         untuned=untuned,
+        baselines=open_baselines(baselines, spec),
     )
     names = (suite_name, spec.name, maker.constraints.name)
     store = ResultStore(results or default_directory(), names, _key(suite_name, maker), BenchRow)
     store.open(fresh=fresh)
     rows = _usable(store.load(), chosen, maker)
     return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
+
+
+def _check_comparable(
+    spec: HardwareSpec, execute: bool, backend: BackendChoice, missing: Sequence[str]
+) -> None:
+    """A baseline needs times of the target's instruction on this machine."""
+    if not execute:
+        raise WorkloadError("a baseline is compared with kernels that run: do not only solve")
+    if backend == "generic":
+        raise WorkloadError(
+            "a baseline is compared with the target's instruction, not with portable code: "
+            "leave the generic back end out"
+        )
+    if simulates(spec):
+        raise WorkloadError(
+            f"{spec.name} is simulated and has no time on this machine: leave the baseline out"
+        )
+    if missing:
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: leave the baseline out")
 
 
 def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
@@ -248,6 +285,7 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         "seed": maker.seed,
         "timeout": maker.timeout,
         "tuned": _tuned(maker),
+        "baselines": {one.name: one.identity() for one in maker.baselines},
         "versions": versions(),
         "source": source_digest(),
         "cpu": here["cpu"],

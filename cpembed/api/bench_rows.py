@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from cpembed.api.bench_baselines import BaselineRow, Latency, baseline_row
 from cpembed.api.run import RunResult, run
 from cpembed.api.run_vta import SIMULATOR, VtaRunResult, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, solve
@@ -22,6 +23,8 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.measure.baselines.base import Baseline, Subject
+from cpembed.measure.roofline import instruction_peak_gops
 from cpembed.tune.choice import best_kept
 from cpembed.workloads.suites import Layer
 
@@ -78,12 +81,6 @@ class SolvedRow(msgspec.Struct, frozen=True):
     reason: Reason | None
 
 
-class Latency(msgspec.Struct, frozen=True):
-    median: float
-    p10: float
-    p90: float
-
-
 class TunedRow(msgspec.Struct, frozen=True):
     """The embedding that tuning chose, if not the best one of ``best``, with its place in the
     ranking of a constraint set, and how many trials led to it."""
@@ -101,7 +98,9 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ``latency_us`` and the rates are those of the target's instruction, None where portable code
     ran in its place (``missing`` says why), whose time is ``generic_latency_us``. ``noisy``: other
     work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
-    From ``output`` on: of simulated targets only, which have no measured latency.
+    ``peak_share`` is ``gops`` over the instruction's rate on operands in registers, None where that
+    is not known; ``baselines`` has the comparisons that were asked for, by name. From ``output``
+    on: of simulated targets only, which have no measured latency.
     """
 
     backend: str
@@ -116,6 +115,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     gops_with_packing: float | None
     missing: list[str]
     noisy: bool
+    peak_share: float | None = None
+    baselines: dict[str, BaselineRow] = {}
     output: str | None = None
     shift: int | None = None
     simulated_cycles: int | None = None
@@ -170,7 +171,7 @@ class RowMaker:
     """How every layer of a suite is treated; ``backend`` None: solve, do not run.
 
     ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
-    ``untuned``: none of it.
+    ``untuned``: none of it. ``baselines`` run beside each kernel that uses the instruction.
     """
 
     spec: HardwareSpec
@@ -182,6 +183,7 @@ class RowMaker:
     timeout: float | None
     any_set: bool = False
     untuned: bool = False
+    baselines: tuple[Baseline, ...] = ()
 
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
         """Whether a stored row is of what tuning knows now."""
@@ -204,7 +206,7 @@ class RowMaker:
         try:
             workload = layer.workload(default_dtypes(self.spec), self.layout)
             draft.macs = workload.macs
-            self._fill(draft, workload, report)
+            self._fill(draft, layer, workload, report)
         except Exception as error:
             draft.error = _error_row(error)
         return BenchRow(
@@ -232,7 +234,7 @@ class RowMaker:
             progress=report,
         )
 
-    def _fill(self, draft: _Draft, workload: Computation, report: Phase) -> None:
+    def _fill(self, draft: _Draft, layer: Layer, workload: Computation, report: Phase) -> None:
         draft.strict = _solved_row(self.solve(workload, self.strict, report))
         if self.backend is None:
             again = self.constraints == self.strict
@@ -261,7 +263,22 @@ class RowMaker:
             draft.best = _solved_row(result)
             return
         draft.best = _solved_row(result.solved)
-        draft.run = _simulated_row(result) if isinstance(result, VtaRunResult) else _run_row(result)
+        if isinstance(result, VtaRunResult):
+            draft.run = _simulated_row(result)
+            return
+        draft.run = _run_row(result)
+        if self.baselines:
+            compared = self._beside(result, layer, report)
+            draft.run = msgspec.structs.replace(draft.run, baselines=compared)
+
+    def _beside(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
+        """The kernel and each baseline, timed in turns."""
+        subject = Subject.of(layer, result.solved.workload, self.layout)
+        found: dict[str, BaselineRow] = {}
+        for baseline in self.baselines:
+            report(f"beside {baseline.name}", 0)
+            found[baseline.name] = baseline_row(result, baseline, subject)
+        return found
 
 
 @dataclass
@@ -333,9 +350,10 @@ def _digit(digit: Digit) -> str:
 
 def _run_row(result: RunResult) -> RunRow:
     times, check = result.measurement, result.verification
-    latency = Latency(times.latency_us.median, times.latency_us.p10, times.latency_us.p90)
+    latency = Latency.of(times.latency_us)
     everything = latency.median + times.packing_us + times.unpacking_us
     native = result.is_native
+    peak = instruction_peak_gops(result.solved.target)
     return RunRow(
         backend=result.backend,
         verified=check.verified,
@@ -349,6 +367,7 @@ def _run_row(result: RunResult) -> RunRow:
         gops_with_packing=2 * result.solved.workload.macs / (everything * 1e3) if native else None,
         missing=list(result.missing),
         noisy=times.noisy,
+        peak_share=times.gops / peak if native and peak is not None else None,
     )
 
 

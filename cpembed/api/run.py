@@ -15,7 +15,7 @@ A target that is simulated gives another result, of :mod:`cpembed.api.run_vta`:
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cpembed.api.choice import pick
@@ -55,7 +55,7 @@ class RunResult:
 
     ``missing`` says what kept the target's instruction from being used, empty where it was used;
     ``backend`` is then ``generic``: portable code verified the program, and the times in
-    ``measurement`` are not those of the instruction.
+    ``measurement`` are not those of the instruction. ``seed`` made the data.
     """
 
     solved: SolveResult
@@ -65,6 +65,7 @@ class RunResult:
     verification: Verification
     measurement: Measurement
     seed: int
+    kernel: CompiledKernel = field(repr=False)
 
     @property
     def is_native(self) -> bool:
@@ -187,7 +188,7 @@ def run(
     rounds = _GENERIC_ROUNDS if kernel.backend == GENERIC else _NATIVE_ROUNDS
     measurement = measure(kernel, inputs, rounds=rounds)
     return RunResult(
-        solved, candidate, kernel.backend, missing, verification, measurement, data_seed
+        solved, candidate, kernel.backend, missing, verification, measurement, data_seed, kernel
     )
 
 

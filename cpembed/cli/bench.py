@@ -73,6 +73,13 @@ _REDRAW = 0.1
     help="Threads of the kernels.  [default: the cores of the process]",
 )
 @untuned_option
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    metavar="NAME",
+    help="Run a library beside each kernel: onednn. May be repeated, or a comma list.",
+)
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
 @click.option(
     "--results",
@@ -94,6 +101,7 @@ def command(
     seed: int,
     threads: int | None,
     untuned: bool,
+    baselines: tuple[str, ...],
     fresh: bool,
     results: Path | None,
     as_json: bool,
@@ -105,6 +113,7 @@ def command(
     \b
     cpembed bench deepbench --target vta_1x16x16
     cpembed bench deepbench --target avx512_vnni --layers 0,10-20 --layout NHWC
+    cpembed bench unit16 --target amx_int8 --baseline onednn
     """
     if threads is not None:
         # Read when the compiler's run-time library is loaded.
@@ -124,6 +133,7 @@ def command(
         results=results,
         fresh=fresh,
         untuned=untuned,
+        baselines=[name.strip() for names in baselines for name in names.split(",")],
     )
     _announce(bench)
     try:

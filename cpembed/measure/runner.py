@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,12 @@ from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.reference import random_inputs, reference
 
-_UNIT_ROUNDOFF = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+_UNIT_ROUNDOFF = {
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "float32": 2.0**-24,
+    "float64": 2.0**-53,
+}
 _SMALLEST_NORMAL = 2.0**-126
 """What flushing a denormal can cost an addition (AMX flushes)."""
 
@@ -43,6 +49,10 @@ the machine, and the median may be anywhere between."""
 
 ATTEMPTS = 5
 """Disturbed rounds are repeated; the steadiest of so many attempts counts."""
+
+
+Sampler = Callable[[int], float]
+"""Microseconds a call, over so many calls."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +101,57 @@ def compare(
     workload: Computation, inputs: Mapping[str, NDArray[Any]], found: NDArray[Any]
 ) -> Verification:
     """Judge an output that was computed from ``inputs``."""
-    expected = reference(workload, inputs)
-    if found.shape != expected.shape:
-        raise WorkloadError(f"the output is {found.shape}, the workload has {expected.shape}")
-    if is_integer(workload.output.dtype):
-        return compare_integers(expected, found)
-    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-    tolerance = _additions(workload) * _UNIT_ROUNDOFF[workload.output.dtype]
-    allowed = tolerance * _magnitudes(workload, inputs) + _additions(workload) * _SMALLEST_NORMAL
-    # A NaN is not below anything: it fails.
-    return Verification(float(difference.max()), bool((difference <= allowed).all()), tolerance)
+    return Expected(workload, inputs).judge(found)
+
+
+class Expected:
+    """What a workload's output is on given inputs, for judging several outputs."""
+
+    def __init__(self, workload: Computation, inputs: Mapping[str, NDArray[Any]]) -> None:
+        self._workload = workload
+        self._inputs = inputs
+        self._result = reference(workload, inputs)
+
+    def judge(self, found: NDArray[Any]) -> Verification:
+        """Judge an output of the workload's type."""
+        self._check_shape(found)
+        if is_integer(self._workload.output.dtype):
+            return compare_integers(self._result, found)
+        return self._judge_floats(found, 0.0)
+
+    def judge_converted(self, found: NDArray[Any]) -> Verification:
+        """Judge an output that was converted to a type of its own when it was stored.
+
+        Integers saturate in a narrower integer type and are rounded to a float; bit for bit after
+        that. Floats may also be off by one rounding to their type.
+        """
+        self._check_shape(found)
+        if is_integer(self._workload.output.dtype):
+            expected = self._result
+            if np.issubdtype(found.dtype, np.integer):
+                limits = np.iinfo(found.dtype)
+                expected = expected.clip(limits.min, limits.max)
+            return compare_integers(expected.astype(found.dtype), found)
+        return self._judge_floats(found, _UNIT_ROUNDOFF[str(found.dtype)])
+
+    def _check_shape(self, found: NDArray[Any]) -> None:
+        shape = self._result.shape
+        if found.shape != shape:
+            raise WorkloadError(f"the output is {found.shape}, the workload has {shape}")
+
+    def _judge_floats(self, found: NDArray[Any], conversion: float) -> Verification:
+        expected = self._result.astype(np.float64)
+        difference = np.abs(found.astype(np.float64) - expected)
+        additions = _additions(self._workload)
+        tolerance = additions * _UNIT_ROUNDOFF[self._workload.output.dtype]
+        allowed = tolerance * self._magnitudes + additions * _SMALLEST_NORMAL
+        allowed += conversion * (np.abs(expected) + allowed)
+        # A NaN is not below anything: it fails.
+        return Verification(float(difference.max()), bool((difference <= allowed).all()), tolerance)
+
+    @cached_property
+    def _magnitudes(self) -> NDArray[np.float64]:
+        return _magnitudes(self._workload, self._inputs)
 
 
 def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verification:
@@ -164,29 +215,42 @@ def _time_packing(
 
 def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
     """Microseconds a call, over rounds of equally many calls; the steadiest attempt."""
-    steadiest = _attempt(work, rounds, round_ms)
+    sample = wall_clock(work)
+    steadiest = _attempt(sample, rounds, round_ms)
     for _ in range(ATTEMPTS - 1):
         if not steadiest.is_noisy:
             break
-        again = _attempt(work, rounds, round_ms)
+        again = _attempt(sample, rounds, round_ms)
         steadiest = min(steadiest, again, key=lambda times: times.spread)
     return steadiest
 
 
-def _attempt(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
-    work()
-    started = time.perf_counter()
-    work()
-    once = max(time.perf_counter() - started, 1e-7)
-    repeats = max(1, int(round_ms / 1e3 / once))
-    samples: list[float] = []
-    for _ in range(rounds):
+def wall_clock(work: Callable[[], Any]) -> Sampler:
+    """The mean over a block of calls, by this process's clock."""
+
+    def sample(calls: int) -> float:
         started = time.perf_counter()
-        for _ in range(repeats):
+        for _ in range(calls):
             work()
-        samples.append((time.perf_counter() - started) / repeats * 1e6)
+        return (time.perf_counter() - started) / calls * 1e6
+
+    return sample
+
+
+def calls_in(sample: Sampler, round_ms: float) -> int:
+    """How many calls fill a round, at least one; one call before the one that is looked at."""
+    sample(1)
+    return max(1, int(round_ms * 1e3 / max(sample(1), 0.1)))
+
+
+def quantiles(samples: Sequence[float]) -> Quantiles:
     p10, median, p90 = (float(q) for q in np.quantile(samples, (0.1, 0.5, 0.9)))
     return Quantiles(median, p10, p90)
+
+
+def _attempt(sample: Sampler, rounds: int, round_ms: float) -> Quantiles:
+    repeats = calls_in(sample, round_ms)
+    return quantiles([sample(repeats) for _ in range(rounds)])
 
 
 def _additions(workload: Computation) -> int:

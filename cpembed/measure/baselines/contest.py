@@ -1,0 +1,173 @@
+"""A kernel of ours beside a baseline's: the same numbers, then times in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cpembed.backends.kernel import CompiledKernel
+from cpembed.backends.packing import packed_before
+from cpembed.measure.baselines.base import Arrays, Baseline, Contender, NotCovered, Subject
+from cpembed.measure.runner import Expected, Quantiles, Verification, wall_clock
+from cpembed.measure.turns import Side, Turns, time_in_turns
+
+OUR_POOL = "tvm"
+"""The threads of our kernels."""
+
+_OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
+
+_TRIAL_ROUNDS = 3
+"""Rounds that choose among a baseline's forms."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A verified form of a baseline, and both sides' times in turns.
+
+    ``names`` are the implementations that the library chose, ``reorder_us`` its moving of
+    activations in a call (a mean), which its primitive time does not hold; None where the library
+    keeps no account of itself.
+    """
+
+    form: str
+    names: tuple[str, ...]
+    verification: Verification
+    reorder_us: float | None
+    turns: Turns
+
+    @property
+    def ours(self) -> Quantiles:
+        """Microseconds of the contraction on packed operands."""
+        return self.turns.times(_OURS)
+
+    @property
+    def ours_with_packing(self) -> Quantiles:
+        """One call that also packs the inputs which are not packed ahead and unpacks the output."""
+        return self.turns.times(_PACKING)
+
+    @property
+    def call(self) -> Quantiles:
+        """One call of the baseline's form."""
+        return self.turns.times(_CALL)
+
+    @property
+    def primitive(self) -> Quantiles | None:
+        """What the library itself says that its computation took."""
+        return self.turns.times(_PRIMITIVE) if _PRIMITIVE in self.turns.samples else None
+
+    def call_ratio(self, *, packing: bool) -> Quantiles:
+        """The baseline's call over ours, round by round: above 1 where ours is faster."""
+        return self.turns.ratio(_CALL, _PACKING if packing else _OURS)
+
+    def primitive_ratio(self, *, packing: bool) -> Quantiles | None:
+        """The baseline's computation over ours; with our packing, its reorders count too."""
+        if _PRIMITIVE not in self.turns.samples:
+            return None
+        if packing:
+            return self.turns.ratio(_PRIMITIVE, _PACKING, self.reorder_us or 0.0)
+        return self.turns.ratio(_PRIMITIVE, _OURS)
+
+
+def contest(
+    kernel: CompiledKernel,
+    baseline: Baseline,
+    subject: Subject,
+    inputs: Arrays,
+    *,
+    rounds: int = 11,
+    round_ms: float = 10.0,
+) -> Comparison | NotCovered:
+    """Compare a verified kernel with the fastest of a baseline's forms that are right.
+
+    :class:`NotCovered` where the baseline has no form of the workload, or only wrong ones.
+    """
+    contenders = baseline.contenders(subject, inputs)
+    if isinstance(contenders, NotCovered):
+        return contenders
+    expected = Expected(subject.workload, inputs)
+    judged = {one.form: expected.judge_converted(one.output()) for one in contenders}
+    right = [contender for contender in contenders if judged[contender.form].verified]
+    if not right:
+        least = min(found.max_error for found in judged.values())
+        return NotCovered(f"wrong by {least:g} or more in every form ({', '.join(judged)})")
+    chosen = _fastest(right, baseline, round_ms)
+    sides = {
+        _OURS: Side(wall_clock(_execution(kernel, inputs)), OUR_POOL),
+        _PACKING: Side(wall_clock(_execution(kernel, inputs, packing=True)), OUR_POOL),
+        _CALL: Side(wall_clock(chosen.run), baseline.pool),
+    }
+    account = _Account(chosen)
+    if account.names is not None:
+        sides[_PRIMITIVE] = Side(account, baseline.pool)
+    found = time_in_turns(sides, rounds=rounds, round_ms=round_ms)
+    return Comparison(
+        chosen.form, account.names or (), judged[chosen.form], account.reorder_us, found
+    )
+
+
+class _Account:
+    """What a library says of its own computation, as a
+    :data:`~cpembed.measure.runner.Sampler`; ``names`` is None where it says nothing."""
+
+    def __init__(self, contender: Contender) -> None:
+        self._contender = contender
+        first = contender.primitives(1)
+        self.names = None if first is None else first.names
+        self._calls, self._reorders = 0, 0.0
+
+    def __call__(self, calls: int) -> float:
+        found = self._contender.primitives(calls)
+        if found is None:
+            raise TypeError(f"{self._contender.form} keeps no account of its primitives")
+        self._calls += calls
+        self._reorders += found.reorder_us * calls
+        return found.us
+
+    @property
+    def reorder_us(self) -> float | None:
+        """The mean over all calls so far."""
+        return self._reorders / self._calls if self._calls else None
+
+
+def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: float) -> Contender:
+    """By what the library says of itself, else by the clock."""
+    if len(contenders) == 1:
+        return contenders[0]
+
+    def side(contender: Contender) -> Side:
+        account = _Account(contender)
+        own = account.names is not None
+        return Side(account if own else wall_clock(contender.run), baseline.pool)
+
+    sides = {contender.form: side(contender) for contender in contenders}
+    found = time_in_turns(sides, rounds=_TRIAL_ROUNDS, round_ms=round_ms, attempts=1)
+    first = contenders[0].form
+    return min(contenders, key=lambda contender: found.ratio(contender.form, first).median)
+
+
+def _execution(
+    kernel: CompiledKernel, inputs: Arrays, *, packing: bool = False
+) -> Callable[[], None]:
+    """A call of the contraction on packed operands; with ``packing`` also of what must happen to
+    the data around it. Weights are packed ahead."""
+    workload = kernel.program.workload
+    names = kernel.input_names
+    packed = {name: kernel.pack(name, inputs[name]) for name in names}
+    output = kernel.execute(packed)
+    if not packing:
+        return lambda: kernel.execute(packed, output)
+    ahead = packed_before(workload)
+    fresh = {
+        name: kernel.original(name, inputs[name])
+        for name in names
+        if name not in ahead and not kernel.is_packed_in_place(name)
+    }
+    result = kernel.original(workload.output.name)
+
+    def everything() -> None:
+        for name, original in fresh.items():
+            kernel.pack_into(name, original, packed[name])
+        kernel.execute(packed, output)
+        kernel.unpack_into(output, result)
+
+    return everything

@@ -1,0 +1,194 @@
+"""Calls of PyTorch that end in one oneDNN primitive, weights packed ahead.
+
+Integer sums come back as float32 at scale 1 (exact up to 2^24, rounded once beyond), or saturated
+to uint8, which is less to store and sometimes faster; bfloat16 products come back as bfloat16.
+PyTorch offers no int32 result except that of ``torch._int_mm``.
+"""
+# pyright: basic
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.measure.baselines.base import Arrays, NotCovered, Subject
+from cpembed.measure.baselines.problems import Convolution, Product, problem_of
+
+_INTEGER = ("uint8", "int8", "int32")
+_SIGNED = ("int8", "int8", "int32")
+_BFLOAT = ("bfloat16", "bfloat16", "float32")
+
+_PLAIN = ("none", [], "")
+"""No operation after the product."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """``call`` runs it, ``result`` turns what it returned into the workload's output, ``weights``
+    are the sizes of the weights as oneDNN's log has them."""
+
+    words: str
+    call: Callable[[], Any]
+    result: Callable[[Any], NDArray[Any]]
+    weights: str
+
+
+def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Form] | NotCovered:
+    """Every call that computes the workload."""
+    problem = problem_of(subject)
+    if isinstance(problem, NotCovered):
+        return NotCovered(f"oneDNN through torch: {problem.reason}")
+    types = tuple(operand.dtype for operand in subject.workload.operands)
+    make = {
+        (Convolution, _INTEGER): _integer_convolution,
+        (Convolution, _BFLOAT): _bfloat_convolution,
+        (Product, _INTEGER): _integer_product,
+        (Product, _SIGNED): _integer_product,
+        (Product, _BFLOAT): _bfloat_product,
+    }.get((type(problem), types))
+    if make is None:
+        words = f"{subject.operator} of {types[0]} and {types[1]} into {types[2]}"
+        return NotCovered(f"oneDNN through torch has no {words}")
+    # Tensors made here carry no history for gradients, so that calls do not look for any.
+    with torch.inference_mode():
+        return make(torch, problem, inputs)
+
+
+def _integer_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays) -> list[Form]:
+    image = _image(torch, problem, inputs)
+    weights = torch.from_numpy(problem.weights(inputs))
+    geometry = (*map(list, (problem.stride, problem.pad, problem.dilation)), problem.groups)
+    scales, zeros = _unscaled(torch, weights.shape[0])
+    call = torch.ops.onednn.qconv_pointwise if len(problem.image) == 3 else None
+    call = call or torch.ops.onednn.qconv2d_pointwise
+    packed = torch.ops.onednn.qconv_prepack(weights, scales, 1.0, 0, *geometry, list(image.shape))
+
+    def form(result: Any, name: str) -> Form:
+        def run() -> Any:
+            return call(
+                *(image, 1.0, 0),
+                *(packed, scales, zeros, None),
+                *geometry,
+                *(1.0, 0, result),
+                *_PLAIN,
+            )
+
+        return Form(
+            f"{_name(call)}, {name} result",
+            run,
+            lambda found: problem.result(_array(torch, found)),
+            _sizes(problem),
+        )
+
+    return [form(torch.float32, "float32"), form(torch.uint8, "uint8")]
+
+
+def _bfloat_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays) -> list[Form]:
+    image = _image(torch, problem, inputs)
+    weights = _tensor(torch, problem.weights(inputs)).to_mkldnn()
+    pad, stride, dilation = map(list, (problem.pad, problem.stride, problem.dilation))
+    nn = torch._C._nn
+    if len(problem.image) == 3:
+        pack = nn.mkldnn_reorder_conv3d_weight
+    else:
+        pack = nn.mkldnn_reorder_conv2d_weight
+    packed = pack(weights, pad, stride, dilation, problem.groups, list(image.shape))
+    call = torch.ops.mkldnn._convolution_pointwise
+
+    def run() -> Any:
+        return call(image, packed, None, pad, stride, dilation, problem.groups, *_PLAIN)
+
+    return [
+        Form(
+            f"{_name(call)}, bfloat16 result",
+            run,
+            lambda found: problem.result(_array(torch, found)),
+            _sizes(problem),
+        )
+    ]
+
+
+def _integer_product(torch: ModuleType, problem: Product, inputs: Arrays) -> list[Form]:
+    left = torch.from_numpy(problem.left(inputs))
+    right = torch.from_numpy(problem.right(inputs))
+    columns = right.T.contiguous()
+    scales, zeros = _unscaled(torch, problem.n)
+    packed = torch.ops.onednn.qlinear_prepack(columns, list(left.shape))
+    linear = torch.ops.onednn.qlinear_pointwise
+
+    def form(words: str, run: Callable[[], Any]) -> Form:
+        return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
+
+    def quantized(result: Any) -> Callable[[], Any]:
+        weights = (packed, scales, zeros, None)
+        return lambda: linear(left, 1.0, 0, *weights, 1.0, 0, result, *_PLAIN)
+
+    return [
+        form(f"{_name(linear)}, float32 result", quantized(torch.float32)),
+        form(f"{_name(linear)}, uint8 result", quantized(torch.uint8)),
+        form("torch._int_mm, int32 result", lambda: torch._int_mm(left, right)),
+        # The same matrix, its columns contiguous.
+        form("torch._int_mm of columns, int32 result", lambda: torch._int_mm(left, columns.T)),
+    ]
+
+
+def _bfloat_product(torch: ModuleType, problem: Product, inputs: Arrays) -> list[Form]:
+    left = _tensor(torch, problem.left(inputs))
+    right = _tensor(torch, problem.right(inputs))
+    packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous(), problem.m)
+    linear = torch.ops.mkldnn._linear_pointwise
+
+    def form(words: str, run: Callable[[], Any]) -> Form:
+        return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
+
+    return [
+        form(
+            f"{_name(linear)}, bfloat16 result",
+            lambda: linear(left, packed, None, *_PLAIN),
+        ),
+        form("torch.mm, bfloat16 result", lambda: torch.mm(left, right)),
+    ]
+
+
+def _image(torch: ModuleType, problem: Convolution, inputs: Arrays) -> Any:
+    """``[n, c, *image]`` in oneDNN's favourite layout. Made from channels-last memory: where an
+    extent is 1, a conversion by name may leave the other layout's strides."""
+    last = _tensor(torch, problem.images(inputs))
+    return last.permute(0, last.dim() - 1, *range(1, last.dim() - 1))
+
+
+def _tensor(torch: ModuleType, array: NDArray[Any]) -> Any:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(torch: ModuleType, tensor: Any) -> NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def _unscaled(torch: ModuleType, filters: int) -> tuple[Any, Any]:
+    """Scales of 1 and zero points of 0."""
+    return torch.ones(filters), torch.zeros(filters, dtype=torch.int8)
+
+
+def _name(operation: Any) -> str:
+    """``onednn.qconv2d_pointwise``."""
+    return str(operation).replace("::", ".")
+
+
+def _sizes(problem: Convolution | Product) -> str:
+    """Of the weights as oneDNN's log writes them."""
+    if isinstance(problem, Product):
+        return f"{problem.k}x{problem.n}"
+    groups = [problem.groups] if problem.groups > 1 else []
+    sizes = [*groups, problem.filters, problem.channels, *problem.window]
+    return "x".join(map(str, sizes))

@@ -1,0 +1,26 @@
+"""The baselines there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from cpembed.errors import WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.measure.baselines.base import Baseline
+from cpembed.measure.baselines.onednn import open_onednn
+
+BASELINES: Mapping[str, Callable[[HardwareSpec], Baseline]] = {"onednn": open_onednn}
+"""What loads each baseline for a target; raises
+:class:`~cpembed.errors.BackendUnavailable` where it cannot be compared here."""
+
+
+def open_baselines(names: Iterable[str], spec: HardwareSpec) -> tuple[Baseline, ...]:
+    """Load baselines, each once, in the order in which they are named.
+
+    Raises :class:`WorkloadError` for an unknown name, and as the baselines do.
+    """
+    wanted = list(dict.fromkeys(names))
+    unknown = [name for name in wanted if name not in BASELINES]
+    if unknown:
+        raise WorkloadError(f"unknown baseline {unknown[0]!r}: use {' '.join(BASELINES)}")
+    return tuple(BASELINES[name](spec) for name in wanted)

@@ -1,0 +1,104 @@
+"""Timing several kinds of work beside each other, in turns: what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cpembed.measure.load import Elsewhere, wait_for_idle_threads
+from cpembed.measure.runner import Quantiles, Sampler, calls_in, quantiles
+
+ATTEMPTS = 3
+"""Rounds that were disturbed are repeated; the steadiest of so many attempts counts."""
+
+BUSY = 0.2
+"""Cores that others may have while we measure. Two threads that wait for each other, spinning, one
+of them without a core, take a slice of the scheduler (milliseconds) in each call, and do so
+steadily: such times are wrong without being noisy."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One kind of work; ``pool`` names the threads it runs on."""
+
+    sample: Sampler
+    pool: str
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What each kind of work took, round by round, in microseconds a call.
+
+    ``elsewhere``: cores that other processes had meanwhile. ``rested``: whether each pool of
+    threads slept before another one's turn.
+    """
+
+    samples: Mapping[str, Sequence[float]]
+    elsewhere: float
+    rested: bool
+
+    def times(self, name: str) -> Quantiles:
+        return quantiles(self.samples[name])
+
+    def ratio(self, name: str, other: str, added: float = 0.0) -> Quantiles:
+        """Of two kinds of work in the same round: a machine that is slower for a while is so for
+        both. ``added`` microseconds belong to the first."""
+        pairs = zip(self.samples[name], self.samples[other], strict=True)
+        return quantiles([(mine + added) / yours for mine, yours in pairs])
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the machine had other work, or a ratio varied too much to mean something."""
+        return self.elsewhere > BUSY or not self.rested or any(r.is_noisy for r in self._ratios)
+
+    @property
+    def disturbance(self) -> tuple[bool, float]:
+        """Less is better."""
+        return self.elsewhere > BUSY, max((r.spread for r in self._ratios), default=1.0)
+
+    @property
+    def _ratios(self) -> list[Quantiles]:
+        first, *others = self.samples
+        return [self.ratio(name, first) for name in others]
+
+
+def time_in_turns(
+    sides: Mapping[str, Side],
+    *,
+    rounds: int = 11,
+    round_ms: float = 10.0,
+    attempts: int = ATTEMPTS,
+) -> Turns:
+    """Time each kind of work ``rounds`` times for about ``round_ms``, interleaved.
+
+    Every other round goes through them backwards. Between kinds of work of different pools the
+    process pauses until no thread spins, and each turn begins with calls that are not timed.
+    """
+    calls: dict[str, int] = {}
+    for name, side in sides.items():
+        wait_for_idle_threads()
+        calls[name] = calls_in(side.sample, round_ms)
+    best = _attempt(sides, calls, rounds)
+    for _ in range(attempts - 1):
+        if not best.is_noisy:
+            break
+        again = _attempt(sides, calls, rounds)
+        best = min(best, again, key=lambda found: found.disturbance)
+    return best
+
+
+def _attempt(sides: Mapping[str, Side], calls: Mapping[str, int], rounds: int) -> Turns:
+    samples: dict[str, list[float]] = {name: [] for name in sides}
+    elsewhere, rested = Elsewhere(), True
+    pool: str | None = None
+    for turn in range(rounds):
+        order = list(sides.items())
+        for name, side in order if turn % 2 == 0 else reversed(order):
+            if side.pool != pool:
+                rested &= wait_for_idle_threads()
+                pool = side.pool
+            # A tenth of a turn wakes the pool's threads and fills the caches again.
+            side.sample(1 + calls[name] // 10)
+            with elsewhere:
+                samples[name].append(side.sample(calls[name]))
+    return Turns(samples, elsewhere.cores, rested)
