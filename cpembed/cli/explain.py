@@ -73,8 +73,8 @@ def _draw(explanation: Explanation, svg: Path | None, html: Path | None) -> None
     """Write the files that were asked for."""
     if svg is None and html is None:
         return
+    from cpembed.files import write_whole
     from cpembed.report.drawing import document
-    from cpembed.report.files import write_whole
 
     if svg is not None:
         write_whole(svg, document.svg(explanation))

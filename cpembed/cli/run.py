@@ -154,7 +154,7 @@ def _check_files(
 def _write_files(result: VtaRunResult, trace: Path | None, save: Path | None) -> None:
     if trace is not None:
         from cpembed.backends.vta.trace import trace as timeline
-        from cpembed.report.files import write_whole
+        from cpembed.files import write_whole
 
         document = timeline(result.program, result.timing)
         write_whole(trace, json.dumps(document, separators=(",", ":")))

@@ -92,7 +92,7 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     if output is None:
         click.echo(text, nl=False)
         return 0
-    from cpembed.report.files import write_whole
+    from cpembed.files import write_whole
 
     write_whole(output, text)
     return 0
@@ -222,7 +222,7 @@ def cycles(
     timing = time_program(program, MemorySystem(delay, bus_bits, burst))
     if trace is not None:
         from cpembed.backends.vta.trace import trace as timeline
-        from cpembed.report.files import write_whole
+        from cpembed.files import write_whole
 
         write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
     if as_json:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cpembed.backends.machine import cpu_model
 from cpembed.backends.runtime import thread_count
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -48,20 +49,6 @@ def machine() -> dict[str, str | int]:
         "threads": thread_count(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-@cache
-def cpu_model() -> str:
-    """The model as /proc/cpuinfo names it, else as the platform does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
 
 
 @cache

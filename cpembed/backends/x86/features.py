@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -55,9 +56,13 @@ def request_tile_permission() -> bool:
 def missing_features(spec: HardwareSpec) -> tuple[str, ...]:
     """What running the target's instruction lacks here, in words; empty where nothing does."""
     assumed = assumed_features()
-    real = [name for name in spec.cpu_features if name not in assumed]
-    missing = [f"CPU feature {name}" for name in real if name not in cpu_features()]
-    wants_tiles = any(name.startswith("amx") for name in real)
+    return lacking([name for name in spec.cpu_features if name not in assumed])
+
+
+def lacking(names: Sequence[str]) -> tuple[str, ...]:
+    """What executing instructions of CPU features lacks here, in words; nothing is assumed."""
+    missing = [f"CPU feature {name}" for name in names if name not in cpu_features()]
+    wants_tiles = any(name.startswith("amx") for name in names)
     if wants_tiles and not missing and not request_tile_permission():
         missing.append("the kernel's permission to use AMX tile data (arch_prctl refused)")
     return tuple(missing)

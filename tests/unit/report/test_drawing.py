@@ -14,9 +14,9 @@ import pytest
 from cpembed.api.explain import Explanation, explain
 from cpembed.api.solve import workload
 from cpembed.errors import CpembedError
+from cpembed.files import write_whole
 from cpembed.report.drawing import document
 from cpembed.report.drawing.axes import covered
-from cpembed.report.files import write_whole
 from cpembed.report.rewrites import step_words
 
 SVG = "{http://www.w3.org/2000/svg}"

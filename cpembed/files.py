@@ -1,4 +1,4 @@
-"""Writing a report to a file."""
+"""Writing a file as a whole."""
 
 from __future__ import annotations
 
