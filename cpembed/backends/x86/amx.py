@@ -39,9 +39,9 @@ _TIMED = {"tdpbf16ps": "tdpbf16ps"}
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
 
-_ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
+ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
 
-_OPTIONS = ("-disable-post-ra:bool=true",)
+OPTIONS = ("-disable-post-ra:bool=true",)
 """LLVM's post-allocation scheduler, which some CPU models enable, renames registers to break
 dependencies. It does not know that a tile register has a configured shape, so it must not run."""
 
@@ -69,7 +69,7 @@ def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> K
             loops = work.get_loops(work.get_sblock(name, "main"))
             work.tensorize(loops[depth], register(intrinsic))
 
-    return KernelPlan("x86.amx", source, schedule, _ATTRIBUTES, _OPTIONS)
+    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS)
 
 
 def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:
