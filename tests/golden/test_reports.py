@@ -31,12 +31,18 @@ REPORTS = {
         *("run", "gemm", "m=8", "n=60", "k=200"),
         *("--target", "vta_1x16x16", "--seed", "1"),
     ),
+    "tune_vta.txt": (
+        *("tune", "gemm", "m=8", "n=60", "k=200"),
+        *("--target", "vta_1x16x16", "--trials", "16"),
+    ),
 }
 
 
 def without_times(text: str) -> str:
     text = re.sub(r"\d+\.\d\d s: model \d+\.\d\d, search \d+\.\d\d", "TIME", text)
     text = re.sub(r"^noisy .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"new, \d+\.\d s$", "new, TIME", text, flags=re.MULTILINE)
+    text = re.sub(r"trials in \S+$", "trials in FILE", text, flags=re.MULTILINE)
     text = re.sub(r"packing {6}\S+ [um]?s, unpacking \S+ [um]?s", "packing      TIMES", text)
     return re.sub(r"[\d,]+ branch(es)?, [\d,]+ conflicts?", "EFFORT", text)
 
@@ -47,7 +53,14 @@ def cpembed(capsys: pytest.CaptureFixture[str]) -> Caller:
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_report_is_the_stored_one(name: str, cpembed: Caller, golden: Golden) -> None:
+def test_report_is_the_stored_one(
+    name: str,
+    cpembed: Caller,
+    golden: Golden,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CPEMBED_TUNE_DIR", str(tmp_path))
     called = cpembed(*REPORTS[name])
     assert (called.code, called.err) == (0, "")
     assert not re.search(r"[ \t]$", called.out, re.MULTILINE)
@@ -60,12 +73,15 @@ def test_report_is_the_stored_one(name: str, cpembed: Caller, golden: Golden) ->
         ("pareto_amx.txt", "not dominated", "usage.md"),
         ("explain_vta.txt", "embedding  ", "usage.md"),
         ("run_vta.txt", "verified ", "vta.md"),
+        ("tune_vta.txt", "constraints ", "usage.md"),
     ],
 )
 def test_the_page_shows_what_is_printed(name: str, start: str, document: str) -> None:
     report = (Path(__file__).parent / name).read_text(encoding="utf-8")
     shown = report[report.index(start) :].split("\n\nrank: ")[0].rstrip()
     page = (Path(__file__).parents[2] / "docs" / document).read_text(encoding="utf-8")
-    page = without_times(page)
+    page = (
+        without_times(page).replace("new, …", "new, TIME").replace("trials in …", "trials in FILE")
+    )
     assert textwrap.indent(shown, "    ") in page
     assert f"    $ cpembed {' '.join(REPORTS[name])}" in page

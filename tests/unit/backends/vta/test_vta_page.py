@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.backends import vta
 from cpembed.backends.vta.assembly import assemble
 from cpembed.backends.vta.checker import violations
 from cpembed.backends.vta.container import save_program
 from cpembed.backends.vta.isa import Finish, Gemm, Memory, Transfer
+from cpembed.backends.vta.program import Role
 from cpembed.errors import ProgramError
 
-PAGE = (Path(__file__).parents[4] / "docs" / "vta.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = (DOCS / "vta.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
@@ -40,6 +43,16 @@ def test_a_program_is_read_in_twenty_lines(name: str, tmp_path: Path) -> None:
         "C output 0x1200 0",
         "kernel uops 0x1300 0",
     ]
+
+
+def test_every_role_is_explained() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \| .*$", PAGE, re.MULTILINE)) >= {*Role}
+
+
+def test_every_module_has_its_place_in_the_architecture() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    modules = {path.name for path in Path(vta.__path__[0]).glob("*.py")} - {"__init__.py"}
+    assert {name for name in modules if f"`{name}`" not in text} == set()
 
 
 def test_the_example_is_a_legal_program() -> None:
