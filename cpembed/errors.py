@@ -39,6 +39,12 @@ class BackendUnavailable(CpembedError):
     exit_code = 5
 
 
+class MeasurementError(CpembedError):
+    """A measurement gave no usable figure before its limit."""
+
+    exit_code = 4
+
+
 class InvariantError(CpembedError):
     """A result failed one of the package's own checks: always a bug in the package."""
 
