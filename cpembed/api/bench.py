@@ -220,7 +220,9 @@ def _check_comparable(
 ) -> None:
     """A baseline needs times of the target's instruction on this machine."""
     if not execute:
-        raise WorkloadError("a baseline is compared with kernels that run: do not only solve")
+        raise WorkloadError(
+            "a baseline is compared with kernels that run: leave out --no-run (execute=False)"
+        )
     if backend == "generic":
         raise WorkloadError(
             "a baseline is compared with the target's instruction, not with portable code: "

@@ -1,8 +1,11 @@
-"""A layer's comparison with a baseline as part of its row."""
+"""A layer's comparison with a baseline as part of its row, and what the rows come to."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -88,3 +91,57 @@ def _compared(found: Comparison) -> BaselineRow:
 
 def _latency(times: Quantiles | None) -> Latency | None:
     return None if times is None else Latency.of(times)
+
+
+RATIOS = (
+    "primitive_ratio",
+    "primitive_ratio_with_packing",
+    "call_ratio",
+    "call_ratio_with_packing",
+)
+"""What is summarised of the rows."""
+
+
+def summarise_baselines(
+    rows: Iterable[tuple[int, Mapping[str, BaselineRow]]],
+) -> dict[str, dict[str, Any]]:
+    """Per baseline, what its rows come to; ``rows`` are those of the layers that ran, by index.
+
+    Ratios of rows that are noisy count nowhere: they are listed instead.
+    """
+    found: dict[str, list[tuple[int, BaselineRow]]] = {}
+    for index, row in rows:
+        for name, compared in row.items():
+            found.setdefault(name, []).append((index, compared))
+    return {name: _summary(compared) for name, compared in found.items()}
+
+
+def _summary(rows: Sequence[tuple[int, BaselineRow]]) -> dict[str, Any]:
+    steady = [(index, row) for index, row in rows if row.missing is None and not row.noisy]
+    reasons: dict[str, list[int]] = {}
+    for index, row in rows:
+        if row.missing is not None:
+            reasons.setdefault(row.missing, []).append(index)
+    return {
+        "compared": len(steady),
+        "noisy": [index for index, row in rows if row.noisy],
+        "not_compared": [{"reason": why, "layers": which} for why, which in reasons.items()],
+        **{name: _ratios(steady, name) for name in RATIOS},
+    }
+
+
+def _ratios(rows: Iterable[tuple[int, BaselineRow]], name: str) -> dict[str, Any] | None:
+    """Of the rounds' medians; None where no row has the ratio."""
+    known = {index: getattr(row, name).median for index, row in rows if getattr(row, name)}
+    if not known:
+        return None
+    worst, best = (choose(known, key=lambda index: known[index]) for choose in (min, max))
+    return {
+        "geometric_mean": math.exp(statistics.fmean(map(math.log, known.values()))),
+        "worst": known[worst],
+        "worst_layer": worst,
+        "best": known[best],
+        "best_layer": best,
+        "ours_not_slower": sum(ratio >= 1 for ratio in known.values()),
+        "layers": len(known),
+    }

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cpembed.api.bench_baselines import summarise_baselines
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
 
 
@@ -100,6 +101,9 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
         if timed
         else None,
         "simulated": _simulated(rows),
+        "baselines": summarise_baselines(
+            (row.index, row.run.baselines) for row in rows if row.run is not None
+        ),
     }
 
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import LARGEST_SEED, Subcommand, json_option, untuned_option
+from cpembed.cli.options import (
+    LARGEST_SEED,
+    Subcommand,
+    file_option,
+    json_option,
+    untuned_option,
+)
 from cpembed.cli.output import message, print_json, print_text
 
 if TYPE_CHECKING:
@@ -80,6 +86,7 @@ _REDRAW = 0.1
     metavar="NAME",
     help="Run a library beside each kernel: onednn. May be repeated, or a comma list.",
 )
+@file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
 @click.option(
     "--results",
@@ -102,6 +109,7 @@ def command(
     threads: int | None,
     untuned: bool,
     baselines: tuple[str, ...],
+    plot: Path | None,
     fresh: bool,
     results: Path | None,
     as_json: bool,
@@ -120,6 +128,8 @@ def command(
         os.environ["TVM_NUM_THREADS"] = str(threads)
     from cpembed.api.bench import open_bench
 
+    if plot is not None:
+        _check_plot(baselines)
     bench = open_bench(
         suite,
         target,
@@ -142,6 +152,12 @@ def command(
         done = f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
         message(f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes")
         return INTERRUPTED
+    if plot is not None:
+        from cpembed.files import write_whole
+        from cpembed.report.bench_plot import plot_svg
+
+        title = f"{bench.suite} on {bench.maker.spec.name}"
+        write_whole(plot, plot_svg(bench.finished(), title))
     if as_json:
         print_json(bench.to_json())
     else:
@@ -149,6 +165,16 @@ def command(
 
         print_text(*report(bench))
     return bench.exit_code()
+
+
+def _check_plot(baselines: tuple[str, ...]) -> None:
+    """Before hours are spent on what cannot be drawn."""
+    from cpembed.errors import WorkloadError
+    from cpembed.report.bench_plot import require_matplotlib
+
+    if not baselines:
+        raise WorkloadError("--plot draws ratios to a baseline: add --baseline onednn")
+    require_matplotlib()
 
 
 def _announce(bench: Bench) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
+from cpembed.report.bench_baselines import comparisons, summary_lines
 from cpembed.report.blocks import Justify, bullets, header, heading, table
 from cpembed.report.words import duration, plural
 
@@ -51,6 +52,7 @@ _LISTED = 12
 def report(bench: Bench) -> Iterator[RenderableType]:
     """One row a layer, then what they come to."""
     yield _Layers(bench)
+    yield from comparisons(bench.finished())
     yield from _summary(bench)
 
 
@@ -198,6 +200,7 @@ def _runs(run: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("in all", f"{each}; {packed} with packing and unpacking ({layers}, by count)"))
     if run["simulated"] is not None:
         rows += _simulations(run["simulated"])
+    rows += summary_lines(run["baselines"])
     if run["noisy"]:
         disturbed = f"{plural(len(run['noisy']), 'layer')} ({_numbers(run['noisy'])})"
         rows.append(("noisy", f"{disturbed}: other work on the machine disturbed the times"))

@@ -99,7 +99,10 @@ class OneDnn:
         found = forms_of(self.torch, subject, inputs)
         if isinstance(found, NotCovered):
             return found
-        return [_Call(form, self._profile, self.limit) for form in found]
+        calls = [_Call(form, self._profile, self.limit) for form in found]
+        # PyTorch takes small products of bfloat16 to another library.
+        calls = [call for call in calls if call.is_onednn()]
+        return calls or NotCovered(f"torch does not run this {subject.operator} through oneDNN")
 
     def _profile(self, on: bool) -> None:
         self.torch._C._verbose.mkldnn_set_verbose(int(on))
@@ -122,6 +125,10 @@ class _Call:
 
     def output(self) -> Any:
         return self._form.result(self._form.call())
+
+    def is_onednn(self) -> bool:
+        """Whether a call ends in oneDNN at all."""
+        return bool(logged(self._form.call, self._profile))
 
     def primitives(self, calls: int) -> Primitives:
         call = self._form.call

@@ -83,7 +83,7 @@ def per_call(executed: list[Executed], calls: int, weights: str) -> Primitives:
     )
 
 
-def logged(work: Callable[[], None], profile: Callable[[bool], None]) -> list[Executed]:
+def logged(work: Callable[[], object], profile: Callable[[bool], None]) -> list[Executed]:
     """Do the work with profiling on and read what oneDNN printed meanwhile; nothing of it reaches
     standard output. ``profile`` switches profiling."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:

@@ -1,0 +1,238 @@
+"""Suites beside a baseline: rows, what they come to, resumption. The baseline is a fake one, and
+portable code stands for the instruction, so that any machine can run this."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cpembed.api import bench as bench_module
+from cpembed.api import bench_baselines, bench_rows
+from cpembed.api.bench import Bench, open_bench
+from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
+from cpembed.api.run import RunResult, run
+from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.measure import turns
+from cpembed.measure.baselines import registry
+from cpembed.measure.baselines.base import NotCovered
+from cpembed.measure.baselines.contest import contest
+from cpembed.report.bench import report
+from cpembed.report.bench_plot import plot_svg
+from tests.unit.measure.baselines.fakes import FakeBaseline
+
+TARGET = "avx512_vnni"
+
+
+@pytest.fixture
+def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
+    """Registered as `fake`; the kernels of every layer count as native ones."""
+    fake = FakeBaseline()
+    monkeypatch.setitem(registry.BASELINES, "fake", lambda spec: fake)
+    monkeypatch.setattr(bench_module, "missing_for", lambda spec: ())
+
+    def portable(*arguments: Any, **options: Any) -> Any:
+        result = run(*arguments, **{**options, "backend": "generic"})
+        if isinstance(result, RunResult):
+            return replace(result, backend="x86.fake", missing=())
+        return result
+
+    monkeypatch.setattr(bench_rows, "run", portable)
+    monkeypatch.setattr(bench_baselines, "contest", partial(contest, rounds=2, round_ms=0.5))
+    monkeypatch.setattr(turns, "wait_for_idle_threads", lambda: True)
+    return fake
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[..., Bench]:
+    def call(layers: str = "41", **options: Any) -> Bench:
+        options = {"results": tmp_path, "baselines": ["fake"], **options}
+        return open_bench("deepbench", options.pop("target", TARGET), layers=layers, **options)
+
+    return call
+
+
+def complete(bench: Bench) -> Bench:
+    list(bench.run())
+    return bench
+
+
+def test_a_row_has_both_sides(baseline: FakeBaseline, opened: Callable[..., Bench]) -> None:
+    bench = complete(opened())
+    row = bench.finished()[0]
+    assert row.error is None
+    assert row.run is not None
+    found = row.run.baselines["fake"]
+    assert (found.missing, found.form, found.implementations) == (None, "right", ["fake:isa"])
+    assert found.max_error == 0
+    assert found.primitive_us == Latency(100.0, 100.0, 100.0)
+    assert found.ours_us is not None
+    assert found.primitive_ratio is not None
+    low, high = (100 / us for us in (found.ours_us.p90, found.ours_us.p10))
+    assert low <= found.primitive_ratio.median <= high
+    assert found.ours_with_packing_us is not None
+    # The layer as the library is told it.
+    subject = baseline.subjects[0]
+    assert (subject.operator, subject.settings["stride"]) == ("conv2d", (2, 8))
+    assert subject.settings["layout"] == "NCHW"
+    document = bench.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["baselines"] == {"fake": {"version": "1"}}
+    assert document["rows"][0]["run"]["baselines"]["fake"]["primitive_us"]["median"] == 100
+    text = printed(bench)
+    assert "Beside fake" in text
+    assert "fake:isa (right)" in text
+
+
+def printed(bench: Bench) -> str:
+    page = io.StringIO()
+    console = Console(file=page, width=300)
+    for part in report(bench):
+        console.print(part)
+    return page.getvalue()
+
+
+def test_the_baseline_is_part_of_what_rows_depend_on(
+    baseline: FakeBaseline, opened: Callable[..., Bench]
+) -> None:
+    assert complete(opened()).taken == 0
+    again = opened()
+    assert (again.taken, len(baseline.subjects)) == (1, 1)
+    assert complete(again).finished()[0].run is not None
+    assert len(baseline.subjects) == 1, "nothing was measured again"
+    baseline.version = "2"
+    assert opened().taken == 0
+    assert opened(baselines=()).taken == 0
+
+
+def test_what_a_baseline_cannot_do_is_said(
+    baseline: FakeBaseline, opened: Callable[..., Bench]
+) -> None:
+    baseline.forms = lambda subject, inputs: NotCovered("no such form")
+    bench = complete(opened())
+    run = bench.finished()[0].run
+    assert run is not None
+    assert run.baselines == {"fake": BaselineRow(missing="no such form")}
+    summary = bench.summary()["run"]["baselines"]["fake"]
+    assert summary["not_compared"] == [{"reason": "no such form", "layers": [41]}]
+    assert (summary["compared"], summary["call_ratio"]) == (0, None)
+    text = printed(bench)
+    assert "not compared: no such form" in text
+    assert "0 layers compared; 1 not compared" in text
+    assert "geometric mean" in text, "of our own rates"
+
+
+def test_portable_code_is_not_compared(
+    baseline: FakeBaseline, opened: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one layer cannot be expressed with the instruction."""
+    monkeypatch.setattr(bench_rows, "run", lambda *a, **o: run(*a, **{**o, "backend": "generic"}))
+    found = complete(opened()).finished()[0].run
+    assert found is not None
+    assert found.baselines["fake"].missing == "portable code ran in place of the instruction"
+    assert baseline.subjects == []
+
+
+@pytest.mark.parametrize(
+    "options, error, said",
+    [
+        ({"execute": False}, WorkloadError, "--no-run"),
+        ({"backend": "generic"}, WorkloadError, "not with portable code"),
+        ({"target": "vta_1x16x16"}, WorkloadError, "vta_1x16x16 is simulated"),
+        ({"baselines": ["nosuch"]}, WorkloadError, "'nosuch': use onednn"),
+    ],
+)
+@pytest.mark.usefixtures("baseline")
+def test_what_cannot_be_compared_is_refused(
+    opened: Callable[..., Bench], options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        opened(**options)
+
+
+def test_a_machine_without_the_instruction_is_refused(
+    baseline: FakeBaseline, opened: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "missing_for", lambda spec: ("this machine lacks it",))
+    with pytest.raises(BackendUnavailable, match="this machine lacks it"):
+        opened()
+
+
+# ----------------------------------------------------------------------------------- summary
+
+
+def row(primitive: float | None, call: float, *, noisy: bool = False) -> BaselineRow:
+    """A comparison with these ratios; packing halves them."""
+
+    def ratio(value: float) -> Latency:
+        return Latency(value, value / 2, value * 2)
+
+    return BaselineRow(
+        form="call",
+        implementations=["isa"],
+        primitive_ratio=None if primitive is None else ratio(primitive),
+        primitive_ratio_with_packing=None if primitive is None else ratio(primitive / 2),
+        call_ratio=ratio(call),
+        call_ratio_with_packing=ratio(call / 2),
+        noisy=noisy,
+    )
+
+
+ROWS = [
+    (0, {"one": row(0.5, 2.0), "two": row(None, 3.0)}),
+    (3, {"one": row(2.0, 8.0), "two": row(None, 1.0)}),
+    (4, {"one": row(99.0, 99.0, noisy=True), "two": BaselineRow(missing="why")}),
+]
+
+
+def test_the_summary_is_of_the_steady_rows() -> None:
+    found = summarise_baselines(ROWS)
+    one = found["one"]
+    assert (one["compared"], one["noisy"], one["not_compared"]) == (2, [4], [])
+    assert one["primitive_ratio"] == {
+        "geometric_mean": pytest.approx(1.0),
+        "worst": 0.5,
+        "worst_layer": 0,
+        "best": 2.0,
+        "best_layer": 3,
+        "ours_not_slower": 1,
+        "layers": 2,
+    }
+    assert one["primitive_ratio_with_packing"]["geometric_mean"] == pytest.approx(0.5)
+    assert one["call_ratio"]["geometric_mean"] == pytest.approx(4.0)
+    two = found["two"]
+    assert two["primitive_ratio"] is None
+    assert two["call_ratio"]["geometric_mean"] == pytest.approx(math.sqrt(3))
+    assert two["call_ratio"]["ours_not_slower"] == 2
+    assert two["not_compared"] == [{"reason": "why", "layers": [4]}]
+
+
+def test_the_drawing_has_a_part_a_baseline(
+    baseline: FakeBaseline, opened: Callable[..., Bench]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    finished = complete(opened()).finished()[0]
+    assert finished.run is not None
+    rows = [
+        msgspec.structs.replace(
+            finished, index=index, run=msgspec.structs.replace(finished.run, baselines=compared)
+        )
+        for index, compared in ROWS
+    ]
+    text = plot_svg(rows, "suite on target")
+    assert text == plot_svg(rows, "suite on target")
+    assert text.startswith("<?xml")
+    for words in ("suite on target: one", "suite on target: two"):
+        assert words in text
+    assert "one's primitive time / ours" in text
+    assert "two's call time / ours" in text
+    assert "packing counted" in text
