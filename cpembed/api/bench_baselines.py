@@ -32,8 +32,9 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Both sides, timed in turns (:mod:`cpembed.measure.baselines`), or why not (``missing``).
 
     ``form`` is the baseline's call and result, ``implementations`` what the library chose to run in
-    it. ``call_us``: that call; ``primitive_us``: the computation by the library's own account, and
-    ``reorder_us`` its moving of activations, a mean. ``ours_us``: our contraction on packed
+    it. ``call_us``: that call; ``primitive_us``: the computation by the library's own account;
+    ``reorder_us`` and ``weights_reorder_us`` its moving of activations and of weights that were
+    packed ahead, but not as it wants them, both means. ``ours_us``: our contraction on packed
     operands; ``ours_with_packing_us``: with packing and unpacking. The ratios are the baseline's
     time over ours in the same round, above 1 where ours is faster;
     ``primitive_ratio_with_packing`` adds ``reorder_us``. ``elsewhere_cores``: what other processes
@@ -48,6 +49,7 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     call_us: Latency | None = None
     primitive_us: Latency | None = None
     reorder_us: float | None = None
+    weights_reorder_us: float | None = None
     ours_us: Latency | None = None
     ours_with_packing_us: Latency | None = None
     call_ratio: Latency | None = None
@@ -78,6 +80,7 @@ def _compared(found: Comparison) -> BaselineRow:
         call_us=Latency.of(found.call),
         primitive_us=_latency(found.primitive),
         reorder_us=found.reorder_us,
+        weights_reorder_us=found.weights_us,
         ours_us=Latency.of(found.ours),
         ours_with_packing_us=Latency.of(found.ours_with_packing),
         call_ratio=Latency.of(found.call_ratio(packing=False)),

@@ -43,12 +43,14 @@ class NotCovered:
 class Primitives:
     """What one call did by a library's own account, in microseconds, averaged over calls.
 
-    ``us`` is the computation. ``reorder_us`` moves activations into another layout and is not part
-    of it. ``names`` are the implementations that the library chose, in the order of execution.
+    ``us`` is the computation. ``reorder_us`` moves activations into another layout, ``weights_us``
+    weights, which could have been done ahead; neither is part of ``us``. ``names`` are the
+    implementations that the library chose, in the order of execution.
     """
 
     us: float
     reorder_us: float
+    weights_us: float
     names: tuple[str, ...]
 
 

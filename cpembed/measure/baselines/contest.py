@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.backends.packing import packed_before
-from cpembed.measure.baselines.base import Arrays, Baseline, Contender, NotCovered, Subject
+from cpembed.measure.baselines.base import (
+    Arrays,
+    Baseline,
+    Contender,
+    NotCovered,
+    Primitives,
+    Subject,
+)
 from cpembed.measure.runner import Expected, Quantiles, Verification, wall_clock
 from cpembed.measure.turns import Side, Turns, time_in_turns
 
@@ -24,15 +32,16 @@ _TRIAL_ROUNDS = 3
 class Comparison:
     """A verified form of a baseline, and both sides' times in turns.
 
-    ``names`` are the implementations that the library chose, ``reorder_us`` its moving of
-    activations in a call (a mean), which its primitive time does not hold; None where the library
-    keeps no account of itself.
+    ``names`` are the implementations that the library chose, ``reorder_us`` and ``weights_us`` its
+    moving of activations and of weights in a call (means), which its primitive time does not hold;
+    None where the library keeps no account of itself.
     """
 
     form: str
     names: tuple[str, ...]
     verification: Verification
     reorder_us: float | None
+    weights_us: float | None
     turns: Turns
 
     @property
@@ -101,7 +110,12 @@ def contest(
         sides[_PRIMITIVE] = Side(account, baseline.pool)
     found = time_in_turns(sides, rounds=rounds, round_ms=round_ms)
     return Comparison(
-        chosen.form, account.names or (), judged[chosen.form], account.reorder_us, found
+        chosen.form,
+        account.names or (),
+        judged[chosen.form],
+        account.mean_us("reorder_us"),
+        account.mean_us("weights_us"),
+        found,
     )
 
 
@@ -113,20 +127,20 @@ class _Account:
         self._contender = contender
         first = contender.primitives(1)
         self.names = None if first is None else first.names
-        self._calls, self._reorders = 0, 0.0
+        self._blocks: list[tuple[int, Primitives]] = []
 
     def __call__(self, calls: int) -> float:
         found = self._contender.primitives(calls)
         if found is None:
             raise TypeError(f"{self._contender.form} keeps no account of its primitives")
-        self._calls += calls
-        self._reorders += found.reorder_us * calls
+        self._blocks.append((calls, found))
         return found.us
 
-    @property
-    def reorder_us(self) -> float | None:
+    def mean_us(self, what: Literal["reorder_us", "weights_us"]) -> float | None:
         """The mean over all calls so far."""
-        return self._reorders / self._calls if self._calls else None
+        calls = sum(calls for calls, _ in self._blocks)
+        spent = sum(calls * getattr(found, what) for calls, found in self._blocks)
+        return spent / calls if calls else None
 
 
 def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: float) -> Contender:

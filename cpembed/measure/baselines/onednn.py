@@ -99,10 +99,18 @@ class OneDnn:
         found = forms_of(self.torch, subject, inputs)
         if isinstance(found, NotCovered):
             return found
-        calls = [_Call(form, self._profile, self.limit) for form in found]
-        # PyTorch takes small products of bfloat16 to another library.
-        calls = [call for call in calls if call.is_onednn()]
-        return calls or NotCovered(f"torch does not run this {subject.operator} through oneDNN")
+        chosen: dict[str, _Call] = {}
+        for form in found:
+            call = _Call(form, self._profile, self.limit)
+            # PyTorch takes small products of bfloat16 to another library.
+            if not logged(form.call, self._profile):
+                continue
+            # What it packs ahead may be packed again in every call: the layout depends on more than
+            # packing is told. Of several ways to pack, one that fits is taken.
+            if form.words not in chosen or chosen[form.words].packs_weights():
+                chosen[form.words] = call
+        reason = f"torch does not run this {subject.operator} through oneDNN"
+        return list(chosen.values()) or NotCovered(reason)
 
     def _profile(self, on: bool) -> None:
         self.torch._C._verbose.mkldnn_set_verbose(int(on))
@@ -126,9 +134,8 @@ class _Call:
     def output(self) -> Any:
         return self._form.result(self._form.call())
 
-    def is_onednn(self) -> bool:
-        """Whether a call ends in oneDNN at all."""
-        return bool(logged(self._form.call, self._profile))
+    def packs_weights(self) -> bool:
+        return self.primitives(1).weights_us > 0
 
     def primitives(self, calls: int) -> Primitives:
         call = self._form.call

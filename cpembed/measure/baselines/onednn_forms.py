@@ -40,7 +40,8 @@ class Form:
 
 
 def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Form] | NotCovered:
-    """Every call that computes the workload."""
+    """Every call that computes the workload. Calls of the same words differ in how the weights are
+    packed: for images of this shape, or of any."""
     problem = problem_of(subject)
     if isinstance(problem, NotCovered):
         return NotCovered(f"oneDNN through torch: {problem.reason}")
@@ -67,9 +68,10 @@ def _integer_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays
     scales, zeros = _unscaled(torch, weights.shape[0])
     call = torch.ops.onednn.qconv_pointwise if len(problem.image) == 3 else None
     call = call or torch.ops.onednn.qconv2d_pointwise
-    packed = torch.ops.onednn.qconv_prepack(weights, scales, 1.0, 0, *geometry, list(image.shape))
 
-    def form(result: Any, name: str) -> Form:
+    def form(shape: list[int] | None, result: Any, name: str) -> Form:
+        packed = torch.ops.onednn.qconv_prepack(weights, scales, 1.0, 0, *geometry, shape)
+
         def run() -> Any:
             return call(
                 *(image, 1.0, 0),
@@ -86,7 +88,11 @@ def _integer_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays
             _sizes(problem),
         )
 
-    return [form(torch.float32, "float32"), form(torch.uint8, "uint8")]
+    return [
+        form(shape, *result)
+        for result in ((torch.float32, "float32"), (torch.uint8, "uint8"))
+        for shape in (list(image.shape), None)
+    ]
 
 
 def _bfloat_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays) -> list[Form]:
@@ -119,19 +125,22 @@ def _integer_product(torch: ModuleType, problem: Product, inputs: Arrays) -> lis
     right = torch.from_numpy(problem.right(inputs))
     columns = right.T.contiguous()
     scales, zeros = _unscaled(torch, problem.n)
-    packed = torch.ops.onednn.qlinear_prepack(columns, list(left.shape))
     linear = torch.ops.onednn.qlinear_pointwise
 
     def form(words: str, run: Callable[[], Any]) -> Form:
         return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
 
-    def quantized(result: Any) -> Callable[[], Any]:
+    def quantized(shape: list[int] | None, result: Any) -> Callable[[], Any]:
+        packed = torch.ops.onednn.qlinear_prepack(columns, shape)
         weights = (packed, scales, zeros, None)
         return lambda: linear(left, 1.0, 0, *weights, 1.0, 0, result, *_PLAIN)
 
     return [
-        form(f"{_name(linear)}, float32 result", quantized(torch.float32)),
-        form(f"{_name(linear)}, uint8 result", quantized(torch.uint8)),
+        *(
+            form(f"{_name(linear)}, {name} result", quantized(shape, result))
+            for result, name in ((torch.float32, "float32"), (torch.uint8, "uint8"))
+            for shape in (list(left.shape), None)
+        ),
         form("torch._int_mm, int32 result", lambda: torch._int_mm(left, right)),
         # The same matrix, its columns contiguous.
         form("torch._int_mm of columns, int32 result", lambda: torch._int_mm(left, columns.T)),

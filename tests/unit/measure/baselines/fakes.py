@@ -35,7 +35,7 @@ class FakeForm:
         if self.primitive_us is None:
             return None
         self.calls += calls
-        return Primitives(self.primitive_us, self.reorder_us, ("fake:isa",))
+        return Primitives(self.primitive_us, self.reorder_us, 0.0, ("fake:isa",))
 
 
 def right_form(subject: Subject, inputs: Arrays) -> Sequence[Contender] | NotCovered:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from cpembed.errors import BackendUnavailable, WorkloadError
@@ -13,6 +15,8 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.baselines import onednn
 from cpembed.measure.baselines.base import NotCovered, Subject
+from cpembed.measure.baselines.onednn_forms import Form
+from cpembed.measure.baselines.onednn_log import Executed
 from cpembed.measure.baselines.registry import open_baselines
 from cpembed.measure.runner import Expected
 from cpembed.workloads.suites import Layer
@@ -73,6 +77,36 @@ def test_every_form_is_right_and_runs_one_primitive(
         assert len(found.names) == 1, "nothing is moved: layouts and weights are its own"
         assert found.us > 0
         assert found.reorder_us == 0
+        assert found.weights_us == 0
+
+
+def test_weights_are_packed_as_the_primitive_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ways to pack, the one that needs no packing in the call; else any."""
+    ran: list[str] = []
+
+    def logged(call: Callable[[], object], profile: object) -> list[Executed]:
+        call()
+        moves = [Executed("reorder", "jit", "4x4", 1.0)] if ran[-1] != "fits" else []
+        return [*moves, Executed("matmul", "brg", "", 2.0)]
+
+    def call(made: str) -> Callable[[], None]:
+        return lambda: ran.append(made)
+
+    monkeypatch.setattr(onednn, "logged", logged)
+    forms = [
+        Form("one", call("fits not"), np.asarray, "4x4"),
+        Form("one", call("fits"), np.asarray, "4x4"),
+        Form("two", call("neither"), np.asarray, "4x4"),
+        Form("two", call("neither"), np.asarray, "4x4"),
+    ]
+    monkeypatch.setattr(onednn, "forms_of", lambda *asked: forms)
+    library = onednn.OneDnn(sys, None)
+    found = library.contenders(subject(PRODUCTS[0], INTEGER), {})
+    assert not isinstance(found, NotCovered)
+    for one in found:
+        one.run()
+    assert [one.form for one in found] == ["one", "two"]
+    assert ran[-2:] == ["fits", "neither"]
 
 
 def test_what_torch_does_not_offer_has_a_reason() -> None:
