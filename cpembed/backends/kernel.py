@@ -186,8 +186,14 @@ def schedules(
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    found = _back_end(spec).schedules(program, machine or calibration(), runtime.thread_count())
-    return found.ranked()
+    return schedule_space(program, spec, machine).ranked()
+
+
+def schedule_space(
+    program: DerivedProgram, spec: HardwareSpec, machine: Calibration | None = None
+) -> Schedules:
+    """What :func:`schedules` ranks, to estimate others too; raises alike."""
+    return _back_end(spec).schedules(program, machine or calibration(), runtime.thread_count())
 
 
 def _build_native(
