@@ -22,8 +22,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def nothing_tuned(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What a person tuned on this machine changes no test."""
-    monkeypatch.setenv("CPEMBED_TUNE_DIR", str(tmp_path_factory.getbasetemp() / "nothing_tuned"))
+    """What a person tuned or calibrated on this machine changes no test."""
+    nothing = tmp_path_factory.getbasetemp() / "nothing_tuned"
+    monkeypatch.setenv("CPEMBED_TUNE_DIR", str(nothing))
+    monkeypatch.setenv("CPEMBED_CALIBRATION_DIR", str(nothing))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ SUBCOMMANDS: dict[str, str] = {
     "run": "Generate the kernel, verify its numbers, time or simulate it.",
     "bench": "Run a whole suite, one row a layer.",
     "tune": "VTA: find the fastest embedding and schedule of a workload, and keep them.",
+    "calibrate": "Measure this machine for the model by which kernels are planned.",
     "vta": "Assemble, disassemble, check, run and time programs for VTA.",
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",

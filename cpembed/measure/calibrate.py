@@ -1,0 +1,196 @@
+"""Measuring the constants of this machine that the model of x86 kernels needs.
+
+The levels are those of AMOS section 5.3 and swATOP section 4.6: the instruction, the caches, the
+cores. Each constant has a microkernel of its own (:mod:`~cpembed.measure.laboratory`); all are
+timed in turns (:mod:`~cpembed.measure.probes`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from cpembed.backends.machine import cache_bytes, cpu_model
+from cpembed.backends.runtime import thread_count
+from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.features import lacking
+from cpembed.backends.x86.tiles import MAX_ROWS
+from cpembed.errors import BackendUnavailable
+from cpembed.measure.laboratory import (
+    CLOCK,
+    FEW_ROWS,
+    LEVELS,
+    TASK_STEPS,
+    Laboratory,
+)
+from cpembed.measure.load import Elsewhere
+from cpembed.measure.microkernels import TILE_TASK_LINES, VECTOR_TASK_LINES
+from cpembed.measure.probes import Series, time_in_rounds
+from cpembed.measure.turns import BUSY
+
+ROUNDS = 60
+TIMEOUT = 10.0
+"""Seconds for rounds, those of the first :data:`ROUNDS` included."""
+
+FEATURES: Mapping[str, tuple[str, ...]] = {
+    "tdpbusd": ("amx_tile", "amx_int8"),
+    "tdpbf16ps": ("amx_tile", "amx_bf16"),
+    "vpdpbusd": ("avx512f", "avx512_vnni"),
+}
+"""CPU features by product instruction."""
+
+_TILE_CYCLES = 16
+"""Of a full tile product (Intel's optimization manual, chapter Intel AMX)."""
+_CONTENDED = 1.5
+"""A tile product that takes more than so many times its cycles shares its unit with others. Less
+than that is the clock, which AMX lowers."""
+
+OnStep = Callable[[str, int, int], None]
+"""Called with ``build``, the kernels that are compiled and their number, then with ``measure``, the
+rounds that are done and the figures that need more."""
+
+
+def unreported(what: str, done: int, of: int) -> None:
+    """Nobody wants to know."""
+    del what, done, of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A calibration and how it went.
+
+    ``missing`` says, by product instruction, what the CPU lacks; ``notes`` what disturbed the
+    measurement; ``clock_ghz`` is the clock of plain integer code meanwhile.
+    """
+
+    calibration: Calibration
+    missing: Mapping[str, str]
+    notes: tuple[str, ...]
+    clock_ghz: float
+    rounds: int
+    seconds: float
+
+
+def measure_calibration(
+    rounds: int = ROUNDS, timeout: float = TIMEOUT, on_step: OnStep = unreported
+) -> Measured:
+    """Measure every constant whose instruction this CPU has.
+
+    Raises :class:`BackendUnavailable` where it has none and :class:`MeasurementError` where the
+    machine is too busy for a figure.
+    """
+    started = time.perf_counter()
+    missing = {
+        name: ", ".join(lacks) for name, needs in FEATURES.items() if (lacks := lacking(needs))
+    }
+    products = [name for name in FEATURES if name not in missing]
+    if not products:
+        reasons = "; ".join(f"{name}: {what}" for name, what in missing.items())
+        raise BackendUnavailable(f"this machine has no instruction to calibrate: {reasons}")
+    laboratory = Laboratory(products, cache_bytes(), thread_count())
+    probes = laboratory.probes(partial(on_step, "build"))
+    elsewhere = Elsewhere()
+    with elsewhere:
+        series = dict(time_in_rounds(probes, rounds, timeout, partial(on_step, "measure")))
+        alone = laboratory.alone([name for name, of in series.items() if not of.has_enough])
+        series.update(time_in_rounds(alone, rounds, timeout / 4, partial(on_step, "measure")))
+    calibration = assemble(series, has_tiles=laboratory.has_tiles)
+    clock = 1 / series[CLOCK].ns
+    notes = _notes(calibration, clock, elsewhere.cores, together=not alone)
+    done = max(len(of.long) for of in series.values())
+    return Measured(calibration, missing, notes, clock, done, time.perf_counter() - started)
+
+
+def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
+    """The constants from the probes."""
+
+    def by_product(field: str) -> dict[str, float]:
+        names = [
+            name for name, found in series.items() if _field(name) == field and found.has_enough
+        ]
+        return {_place(name): series[name].ns for name in names}
+
+    def by_level(field: str) -> list[float]:
+        names = [f"{field}:{level}" for level in LEVELS]
+        return [series[name].ns if name in series else 0.0 for name in names]
+
+    products = by_product("product_ns")
+    few_rows = by_product("product_row_ns")
+    stores = by_level("store_line_ns")
+    return Calibration(
+        cpu=cpu_model(),
+        threads=thread_count(),
+        cache_bytes=cache_bytes(),
+        product_ns=products,
+        product_row_ns={
+            name: row_ns(ns, few_rows[name]) if name in few_rows else 0.0
+            for name, ns in products.items()
+        },
+        latency_ns=by_product("latency_ns"),
+        tile_line_ns=_four(by_level("tile_line_ns")),
+        vector_line_ns=_four(by_level("vector_line_ns")),
+        store_line_ns=(stores[0], stores[1], stores[2]),
+        task_ns=task_ns(
+            *(series[f"task_ns:{steps}"].ns for steps in TASK_STEPS),
+            stores_ns=(TILE_TASK_LINES if has_tiles else VECTOR_TASK_LINES) * stores[0],
+        ),
+        launch_us=series["launch_us"].ns / 1e3,
+        call_us=series["call_us"].ns / 1e3,
+        copy_ns_per_line=series["copy_ns_per_line"].ns,
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        product_shared_ns=by_product("product_shared_ns") if thread_count() > 1 else products,
+        noisy=tuple(
+            name for name, found in series.items() if name != CLOCK and not found.is_steady
+        ),
+    )
+
+
+def row_ns(full: float, few: float) -> float:
+    """What a row less saves of a product, from times with all rows and with :data:`FEW_ROWS`."""
+    return max(0.0, full - few) / (MAX_ROWS - FEW_ROWS)
+
+
+def task_ns(few: float, many: float, *, stores_ns: float) -> float:
+    """The part of a task's time that neither its steps nor its stores explain, from tasks of
+    :data:`TASK_STEPS`; none where they overlap it all."""
+    step = (many - few) / (TASK_STEPS[1] - TASK_STEPS[0])
+    return max(0.0, few - TASK_STEPS[0] * step - stores_ns)
+
+
+def _notes(
+    found: Calibration, clock_ghz: float, elsewhere: float, *, together: bool
+) -> tuple[str, ...]:
+    """``elsewhere`` is the number of cores that others had, ``together`` whether the threads of
+    this process ran side by side."""
+    notes: list[str] = []
+    if elsewhere > BUSY:
+        notes.append(f"other processes had {elsewhere:.1f} cores meanwhile")
+    if not together:
+        notes.append(
+            f"the {found.threads} threads did not run at the same time: L3 and memory are those of "
+            "one thread, and launch_us may have waiting in it"
+        )
+    for name, ns in found.product_ns.items():
+        cycles = ns * clock_ghz
+        if name.startswith("tdp") and cycles > _CONTENDED * _TILE_CYCLES:
+            notes.append(
+                f"{name} took {cycles:.0f} cycles of {clock_ghz:.1f} GHz, and {_TILE_CYCLES} are "
+                "documented: something else uses the core's tile unit"
+            )
+    return tuple(notes)
+
+
+def _field(probe: str) -> str:
+    return probe.partition(":")[0]
+
+
+def _place(probe: str) -> str:
+    return probe.partition(":")[2]
+
+
+def _four(values: list[float]) -> tuple[float, float, float, float]:
+    first, second, third, fourth = values
+    return first, second, third, fourth
