@@ -263,14 +263,16 @@ def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
 def _usable(
     stored: Iterable[BenchRow], layers: Sequence[Layer], maker: RowMaker
 ) -> dict[int, BenchRow]:
-    """The last row of each layer, unless it is an error, which is worth another try, or tuning
-    knows something else since."""
+    """The last row of each layer, unless it is an error or a disturbed comparison, which are worth
+    another try, or tuning knows something else since."""
     wanted = {layer.index: layer for layer in layers}
     last = {row.index: row for row in stored if row.index in wanted}
     return {
         index: row
         for index, row in last.items()
-        if row.error is None and maker.is_current(wanted[index], row)
+        if row.error is None
+        and not row.has_noisy_comparison
+        and maker.is_current(wanted[index], row)
     }
 
 

@@ -38,8 +38,8 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     operands; ``ours_with_packing_us``: with packing and unpacking. The ratios are the baseline's
     time over ours in the same round, above 1 where ours is faster;
     ``primitive_ratio_with_packing`` adds ``reorder_us``. ``elsewhere_cores``: what other processes
-    had of the machine meanwhile. ``noisy``: too much, or a ratio varied by more than
-    :data:`~cpembed.measure.runner.NOISE`: then the ratios mean little.
+    had of the machine meanwhile. ``noisy``: too much, or a ratio varied too much
+    (:class:`~cpembed.measure.turns.Turns`): then the ratios mean little.
     """
 
     missing: str | None = None

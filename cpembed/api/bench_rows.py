@@ -25,7 +25,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.measure.baselines.base import Baseline, Subject
 from cpembed.measure.roofline import instruction_peak_gops
-from cpembed.tune.choice import best_kept
+from cpembed.tune.vta_kept import best_kept
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]
@@ -161,6 +161,11 @@ class BenchRow(msgspec.Struct, frozen=True):
         return self.error is not None and self.error.exit_code == InvariantError.exit_code
 
     @property
+    def has_noisy_comparison(self) -> bool:
+        """Whether the machine was too busy to compare the kernel with a baseline."""
+        return self.run is not None and any(row.noisy for row in self.run.baselines.values())
+
+    @property
     def failed_verification(self) -> bool:
         """Whether one of the package's own checks refused a result."""
         return self.error is not None and self.error.type == InvariantError.__name__
@@ -197,7 +202,7 @@ class RowMaker:
             kept = best_kept(workload, self.spec, tail_for(workload, None, None), constraints)
         if kept is None or run.tuned is None:
             return kept is None and run.tuned is None
-        return (kept.cycles, kept.trials) == (run.simulated_cycles, run.tuned.trials)
+        return (kept.trial.cycles, kept.trials) == (run.simulated_cycles, run.tuned.trials)
 
     def row(self, layer: Layer, report: Phase) -> BenchRow:
         """The layer's row; an exception of its searches or its kernel is part of it."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cpembed.measure.load import Elsewhere, wait_for_idle_threads
 from cpembed.measure.runner import Quantiles, Sampler, calls_in, quantiles
 
 ATTEMPTS = 3
 """Rounds that were disturbed are repeated; the steadiest of so many attempts counts."""
+
+UNSURE = 1.25
+"""The middle half of the rounds' ratios must lie within this factor, or their median means little.
+A few rounds in which the machine changed its pace do not matter."""
 
 BUSY = 0.2
 """Cores that others may have while we measure. Two threads that wait for each other, spinning, one
@@ -49,17 +55,22 @@ class Turns:
     @property
     def is_noisy(self) -> bool:
         """Whether the machine had other work, or a ratio varied too much to mean something."""
-        return self.elsewhere > BUSY or not self.rested or any(r.is_noisy for r in self._ratios)
+        return self.elsewhere > BUSY or not self.rested or self._spread > UNSURE
 
     @property
     def disturbance(self) -> tuple[bool, float]:
         """Less is better."""
-        return self.elsewhere > BUSY, max((r.spread for r in self._ratios), default=1.0)
+        return self.elsewhere > BUSY, self._spread
 
     @property
-    def _ratios(self) -> list[Quantiles]:
-        first, *others = self.samples
-        return [self.ratio(name, first) for name in others]
+    def _spread(self) -> float:
+        """Third quartile over first, of the ratio to the first kind of work that varied most."""
+        first, *others = self.samples.values()
+        spreads = [1.0]
+        for samples in others:
+            low, high = np.quantile(np.divide(samples, first), (0.25, 0.75))
+            spreads.append(float(high / low))
+        return max(spreads)
 
 
 def time_in_turns(

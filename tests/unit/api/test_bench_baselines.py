@@ -22,7 +22,7 @@ from cpembed.api.bench import Bench, open_bench
 from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
 from cpembed.api.run import RunResult, run
 from cpembed.errors import BackendUnavailable, WorkloadError
-from cpembed.measure import turns
+from cpembed.measure import load, turns
 from cpembed.measure.baselines import registry
 from cpembed.measure.baselines.base import NotCovered
 from cpembed.measure.baselines.contest import contest
@@ -48,7 +48,10 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
 
     monkeypatch.setattr(bench_rows, "run", portable)
     monkeypatch.setattr(bench_baselines, "contest", partial(contest, rounds=2, round_ms=0.5))
+    # Whatever else this machine does, nothing is disturbed.
     monkeypatch.setattr(turns, "wait_for_idle_threads", lambda: True)
+    monkeypatch.setattr(load, "_elsewhere", lambda: 0.0)
+    monkeypatch.setattr(turns, "UNSURE", math.inf)
     return fake
 
 
@@ -112,6 +115,18 @@ def test_the_baseline_is_part_of_what_rows_depend_on(
     baseline.version = "2"
     assert opened().taken == 0
     assert opened(baselines=()).taken == 0
+
+
+def test_a_disturbed_comparison_is_worth_another_try(
+    baseline: FakeBaseline, opened: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(turns, "wait_for_idle_threads", lambda: False)
+        row = complete(opened()).finished()[0]
+    assert row.run is not None
+    assert row.run.baselines["fake"].noisy
+    again = opened()
+    assert [layer.index for layer in again.pending] == [41]
 
 
 def test_what_a_baseline_cannot_do_is_said(

@@ -86,6 +86,13 @@ def test_a_busy_machine_is_noisy_however_steady(
     assert Turns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, elsewhere, rested).is_noisy is noisy
 
 
+def test_a_median_stands_a_few_odd_rounds() -> None:
+    steady, odd = [10.0] * 8, [40.0, 2.0, 30.0]
+    assert not Turns({"a": [10.0] * 11, "b": [*steady, *odd]}, 0.0, True).is_noisy
+    assert Turns({"a": [10.0] * 11, "b": [*steady[:5], *odd, *odd]}, 0.0, True).is_noisy
+    assert Turns({"a": [10.0] * 12, "b": [10.0, 13.0] * 6}, 0.0, True).is_noisy
+
+
 def one_side(b: Iterator[float]) -> dict[str, Side]:
     log = Log()
     return {"a": log.side("a", repeat(1e4)), "b": log.side("b", b)}
