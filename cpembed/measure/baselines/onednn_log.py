@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
@@ -95,7 +95,7 @@ def logged(work: Callable[[], object], profile: Callable[[bool], None]) -> list[
 
 
 @contextmanager
-def _standard_output_into(file: IO[str]) -> Iterator[None]:
+def _standard_output_into(file: IO[str]) -> Generator[None]:
     """Redirect file descriptor 1, which the library writes to behind Python's back."""
     libc = ctypes.CDLL(None)
     sys.stdout.flush()
