@@ -99,7 +99,7 @@ def measure_calibration(
         series.update(time_in_rounds(alone, rounds, timeout / 4, partial(on_step, "measure")))
     calibration = assemble(series, has_tiles=laboratory.has_tiles)
     clock = 1 / series[CLOCK].ns
-    notes = _notes(calibration, clock, elsewhere.cores, together=not alone)
+    notes = disturbances(calibration, clock, elsewhere.cores, together=not alone)
     done = max(len(of.long) for of in series.values())
     return Measured(calibration, missing, notes, clock, done, time.perf_counter() - started)
 
@@ -160,11 +160,11 @@ def task_ns(few: float, many: float, *, stores_ns: float) -> float:
     return max(0.0, few - TASK_STEPS[0] * step - stores_ns)
 
 
-def _notes(
+def disturbances(
     found: Calibration, clock_ghz: float, elsewhere: float, *, together: bool
 ) -> tuple[str, ...]:
-    """``elsewhere`` is the number of cores that others had, ``together`` whether the threads of
-    this process ran side by side."""
+    """What makes figures doubtful that are steady, in words. ``elsewhere`` is the number of cores
+    that others had, ``together`` whether the threads of this process ran side by side."""
     notes: list[str] = []
     if elsewhere > BUSY:
         notes.append(f"other processes had {elsewhere:.1f} cores meanwhile")

@@ -46,7 +46,7 @@ class Kernel:
         self._stamps = runtime.aligned((chunks, STAMPS), "int64")
         self._buffers = (
             runtime.shared(self._counts),
-            runtime.from_array(np.frombuffer(_configuration(rows), np.uint8)),
+            runtime.from_array(np.frombuffer(tile_configuration(rows), np.uint8)),
             data,
             runtime.empty(chunks * WORDS, "int32"),
             runtime.shared(self._stamps.reshape(-1)),
@@ -281,7 +281,7 @@ def _probe(
     return Probe(name, run, long // 16, long, units, before)
 
 
-def _configuration(rows: int) -> bytes:
+def tile_configuration(rows: int) -> bytes:
     """Accumulators 0 to 3 and tiles 4 and 5 of ``rows`` rows, the others full."""
     pair = (0, 0)
     return TileGrid(rows, 16, 64, 4, pair, pair, (pair, pair), 64, 64, 16).configuration()
