@@ -29,6 +29,7 @@ from cpembed.api.run import missing_for
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
 from cpembed.backends.kernel import BackendChoice
+from cpembed.backends.x86.calibration import load_calibration
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -291,6 +292,7 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         "seed": maker.seed,
         "timeout": maker.timeout,
         "tuned": _tuned(maker),
+        "calibration": _calibrated(maker),
         "baselines": {one.name: one.identity() for one in maker.baselines},
         "versions": versions(),
         "source": source_digest(),
@@ -304,6 +306,13 @@ def _tuned(maker: RowMaker) -> str | None:
     if maker.backend in (None, "generic") or not simulates(maker.spec):
         return None
     return "never" if maker.untuned else "any set" if maker.any_set else "this set"
+
+
+def _calibrated(maker: RowMaker) -> str | None:
+    """What schedules and the share of the peak depend on; None where rows do not."""
+    if maker.backend in (None, "generic") or simulates(maker.spec):
+        return None
+    return _digest(repr(load_calibration()).encode())
 
 
 def _digest(data: bytes) -> str:

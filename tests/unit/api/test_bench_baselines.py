@@ -21,6 +21,12 @@ from cpembed.api import bench_baselines, bench_rows
 from cpembed.api.bench import Bench, open_bench
 from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
 from cpembed.api.run import RunResult, run
+from cpembed.backends.runtime import thread_count
+from cpembed.backends.x86.calibration import (
+    DIRECTORY_VARIABLE,
+    default_calibration,
+    store_calibration,
+)
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.measure import load, turns
 from cpembed.measure.baselines import registry
@@ -115,6 +121,29 @@ def test_the_baseline_is_part_of_what_rows_depend_on(
     baseline.version = "2"
     assert opened().taken == 0
     assert opened(baselines=()).taken == 0
+
+
+def test_rows_depend_on_the_machines_calibration(
+    baseline: FakeBaseline,
+    opened: Callable[..., Bench],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "constants"))
+    run = complete(opened()).finished()[0].run
+    assert run is not None
+    assert run.peak_share is None
+    measured = replace(
+        default_calibration(thread_count()), product_shared_ns={"vpdpbusd": 0.25}, measured="now"
+    )
+    store_calibration(measured)
+    again = opened()
+    assert again.taken == 0
+    run = complete(again).finished()[0].run
+    assert run is not None
+    assert run.gops is not None
+    assert run.peak_share == pytest.approx(run.gops / (thread_count() * 128 / 0.25))
+    assert opened().taken == 1
 
 
 def test_a_disturbed_comparison_is_worth_another_try(
