@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cpembed.backends.nest import KernelOperand, Nest, TaskLoop
 from cpembed.errors import LoweringError
@@ -26,7 +27,7 @@ def can_block(nest: Nest, loop: TaskLoop) -> bool:
     """Whether a block of the loop advances every operand by a constant."""
     return all(
         term.is_affine
-        for operand in nest.operands
+        for operand in nest.accessed
         for term in operand.access.terms
         if term.iterator == loop.name
     )
@@ -47,8 +48,7 @@ def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
             raise LoweringError(f"a loop of extent {task.extent} cannot be blocked by {size}")
         steps.append(Loop(task.step, size, AxisKind.SPATIAL))
         split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step)])
-    first, second, output = (replace(o, access=o.access.substitute(split)) for o in nest.operands)
-    return replace(nest, tasks=tasks, inner=(*steps, *nest.inner), operands=(first, second, output))
+    return _substituted(nest, split, tasks=tasks, inner=(*steps, *nest.inner))
 
 
 def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
@@ -67,8 +67,7 @@ def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
         outside.append(TaskLoop(f"{name}_panel", task.extent, size, f"{task.origin} panel"))
         tasks[place] = replace(task, extent=size)
         split[name] = IndexExpr.of([IndexTerm(f"{name}_panel"), IndexTerm(name)])
-    first, second, output = (replace(o, access=o.access.substitute(split)) for o in nest.operands)
-    return replace(nest, tasks=(*outside, *tasks), operands=(first, second, output))
+    return _substituted(nest, split, tasks=(*outside, *tasks))
 
 
 def split_lanes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> Nest:
@@ -91,8 +90,7 @@ def split_lanes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> 
         ]
         digits[loop.name] = found
         inner += [Loop(digit.name, digit.extent, loop.kind) for digit in reversed(found)]
-    first, second, output = (_in_digits(operand, digits) for operand in nest.operands)
-    return replace(nest, inner=tuple(inner), operands=(first, second, output))
+    return nest.changed(lambda operand: _in_digits(operand, digits), inner=tuple(inner))
 
 
 def drop_unit_loops(nest: Nest) -> Nest:
@@ -103,12 +101,10 @@ def drop_unit_loops(nest: Nest) -> Nest:
         kept = [term for term in operand.access.terms if term.iterator not in unit]
         return replace(operand, access=IndexExpr.of(kept, operand.access.constant))
 
-    first, second, output = (without(operand) for operand in nest.operands)
-    return replace(
-        nest,
+    return nest.changed(
+        without,
         reductions=tuple(loop for loop in nest.reductions if loop.name not in unit),
         inner=tuple(loop for loop in nest.inner if loop.name not in unit),
-        operands=(first, second, output),
     )
 
 
@@ -119,10 +115,14 @@ def order_tasks(nest: Nest, outermost_first: Sequence[str]) -> Nest:
     return replace(nest, tasks=(*rest, *(named[name] for name in outermost_first)))
 
 
+def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **others: Any) -> Nest:
+    return nest.changed(lambda o: replace(o, access=o.access.substitute(split)), **others)
+
+
 def _weights(nest: Nest, loop: Loop, wanted: Sequence[int]) -> list[int]:
     """Where the digits of a loop begin: 1, each next weight, the extent."""
     found = {1, loop.extent, *(w for w in wanted if w < loop.extent)}
-    for operand in nest.operands:
+    for operand in nest.accessed:
         for term in operand.access.terms:
             if term.iterator != loop.name:
                 continue
@@ -148,7 +148,7 @@ def _is_seam(nest: Nest, loop: Loop, weights: Sequence[int], weight: int) -> boo
     return all(
         _distance(operand, loop.name, weight) * below
         == _distance(operand, loop.name, below) * weight
-        for operand in nest.operands
+        for operand in nest.accessed
     )
 
 

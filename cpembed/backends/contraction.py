@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from cpembed.backends.epilogue import BIAS, SCALE
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
 from cpembed.ir.computation import AxisKind
@@ -11,6 +13,11 @@ from cpembed.transform.program import Loop
 
 INIT, UPDATE, STORE = "init", "update", "store"
 """Names of the blocks that a back end tensorizes."""
+
+STAGE = "stage"
+"""Name of the local buffer between accumulators and an epilogue."""
+
+VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 
 
 def contraction_source(
@@ -21,16 +28,18 @@ def contraction_source(
     epilogue: Sequence[str] = (),
     unrolled: Collection[str] = (),
     vectorized: Collection[str] = (),
+    stages: bool = False,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
     ``prologue`` and ``epilogue`` are statements around each part (a tile configuration);
     ``unrolled`` names inner loops to unroll, ``vectorized`` those to vectorise where the
-    accumulators are set and stored.
+    accumulators are set and stored. ``stages``: with an epilogue of the nest, accumulators are
+    stored to a local buffer first, where nothing but a store can read them.
     """
     script = Script()
     script.line(HEADER)
-    parameters = ", ".join(buffer(o.parameter, o.elements, o.dtype) for o in nest.operands)
+    parameters = ", ".join(_parameters(nest))
     total = nest.task_count
     chunks = min(chunks, total)
     with script.nested(f"def main({parameters}):"):
@@ -44,10 +53,19 @@ def contraction_source(
             with script.nested(f"for task in T.serial({bounds}):", 'with T.sblock("task"):'):
                 _bind_task(script, nest)
                 _regions(script, nest)
-                _task_body(script, nest, unrolled, vectorized)
+                _task_body(script, nest, unrolled, vectorized, stages)
             for statement in epilogue:
                 script.line(statement)
     return script.text()
+
+
+def staged(nest: Nest) -> Nest:
+    """A nest with an epilogue as its accumulators are stored: to a local buffer."""
+    first, second, output = nest.operands
+    stage = replace(
+        output, dtype=nest.sums, elements=nest.accumulators, access=nest.accumulator_access
+    )
+    return replace(nest, operands=(first, second, stage))
 
 
 def element(operand: KernelOperand) -> str:
@@ -56,9 +74,8 @@ def element(operand: KernelOperand) -> str:
 
 def update_statement(nest: Nest) -> str:
     """The multiply-accumulate of one point."""
-    first, second, output = nest.operands
     accumulator = f"acc[{nest.accumulator_access}]"
-    factors = " * ".join(read(element(o), o.dtype, output.dtype) for o in (first, second))
+    factors = " * ".join(read(element(o), o.dtype, nest.sums) for o in nest.operands[:2])
     return f"{accumulator} = {accumulator} + {factors}"
 
 
@@ -88,10 +105,24 @@ def loop_headers(
     return headers
 
 
+def _parameters(nest: Nest) -> list[str]:
+    first, second, output = (buffer(o.parameter, o.elements, o.dtype) for o in nest.operands)
+    vectors: list[str] = []
+    if nest.epilogue is not None and nest.channels is not None:
+        for name in nest.epilogue.vectors:
+            dtype = nest.epilogue.vector_dtype(name, nest.sums)
+            vectors.append(buffer(VECTOR_PARAMETERS[name], nest.channels.elements, dtype))
+    return [first, second, *vectors, output]
+
+
 def _regions(script: Script, nest: Nest) -> None:
     """What a block around the whole nest reads and writes: every buffer."""
     regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
-    script.line(f"T.reads({regions[0]}, {regions[1]})")
+    read_regions = regions[:2]
+    if nest.epilogue is not None and nest.channels is not None:
+        size = nest.channels.elements
+        read_regions += [f"{VECTOR_PARAMETERS[name]}[0:{size}]" for name in nest.epilogue.vectors]
+    script.line(f"T.reads({', '.join(read_regions)})")
     script.line(f"T.writes({regions[2]})")
 
 
@@ -111,19 +142,42 @@ def _bind_task(script: Script, nest: Nest) -> None:
 
 
 def _task_body(
-    script: Script, nest: Nest, unrolled: Collection[str], vectorized: Collection[str]
+    script: Script,
+    nest: Nest,
+    unrolled: Collection[str],
+    vectorized: Collection[str],
+    stages: bool,
 ) -> None:
-    output = nest.operands[2]
     spatial = nest.spatial_inner
+    # Where a store goes through a buffer, the other blocks are an instruction's.
+    plain = () if stages else vectorized
     accumulator = f"acc[{nest.accumulator_access}]"
-    accumulator_type = storage_dtype(output.dtype)
-    script.line(
-        f'acc = T.sblock_alloc_buffer(({nest.accumulators},), "{accumulator_type}", scope="local")'
-    )
-    with script.nested(*loop_headers(spatial, unrolled, vectorized)):
-        write_block(script, INIT, spatial, f"{accumulator} = {zero(output.dtype)}")
+    _local(script, "acc", nest)
+    with script.nested(*loop_headers(spatial, unrolled, plain)):
+        write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
     update = (*nest.reductions, *nest.inner)
     with script.nested(*loop_headers(update, unrolled)):
         write_block(script, UPDATE, update, update_statement(nest))
-    with script.nested(*loop_headers(spatial, unrolled, vectorized)):
-        write_block(script, STORE, spatial, f"{element(output)} = {accumulator}")
+    if nest.epilogue is not None and stages:
+        _local(script, STAGE, nest)
+        staged_sum = f"{STAGE}[{nest.accumulator_access}]"
+        with script.nested(*loop_headers(spatial, unrolled, plain)):
+            write_block(script, STORE, spatial, f"{staged_sum} = {accumulator}")
+        with script.nested(*loop_headers(spatial, unrolled, vectorized)):
+            write_block(script, "result", spatial, _store_statement(nest, staged_sum))
+        return
+    with script.nested(*loop_headers(spatial, unrolled, plain)):
+        write_block(script, STORE, spatial, _store_statement(nest, accumulator))
+
+
+def _local(script: Script, name: str, nest: Nest) -> None:
+    dtype = storage_dtype(nest.sums)
+    script.line(f'{name} = T.sblock_alloc_buffer(({nest.accumulators},), "{dtype}", scope="local")')
+
+
+def _store_statement(nest: Nest, value: str) -> str:
+    output = element(nest.operands[2])
+    if nest.epilogue is None:
+        return f"{output} = {value}"
+    channel = "" if nest.channels is None else str(nest.channels.access)
+    return f"{output} = {nest.epilogue.expression(value, nest.sums, channel)}"

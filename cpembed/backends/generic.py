@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import contraction_source
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import kernel_nest
 from cpembed.transform.program import DerivedProgram
 
 
-def plan(program: DerivedProgram, threads: int) -> KernelPlan:
+def plan(program: DerivedProgram, threads: int, epilogue: Epilogue | None = None) -> KernelPlan:
     """A kernel without instructions of the target; raises :class:`LoweringError` for a workload
     that is not a product-sum."""
-    return KernelPlan("generic", contraction_source(kernel_nest(program), threads))
+    return KernelPlan("generic", contraction_source(kernel_nest(program, epilogue), threads))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
+from cpembed.backends.epilogue import Epilogue, channel_axes
+from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, features, vnni
 from cpembed.backends.x86.calibration import Calibration, calibration
@@ -19,7 +22,7 @@ from cpembed.backends.x86.register_blocks import Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
-from cpembed.transform.program import DerivedProgram
+from cpembed.transform.program import DerivedProgram, PackedOperand
 
 Array = NDArray[Any]
 
@@ -28,7 +31,7 @@ BackendChoice = Literal["auto", "native", "generic"]
 
 @dataclass(frozen=True)
 class _BackEnd:
-    plan: Callable[[DerivedProgram, int, Knobs | None], KernelPlan]
+    plan: Callable[[DerivedProgram, int, Knobs | None, Epilogue | None], KernelPlan]
     schedules: Callable[[DerivedProgram, Calibration, int], Schedules]
 
 
@@ -54,22 +57,31 @@ class CompiledKernel:
     """
 
     def __init__(
-        self, program: DerivedProgram, plan: KernelPlan, fallback: str | None = None
+        self,
+        program: DerivedProgram,
+        plan: KernelPlan,
+        fallback: str | None = None,
+        epilogue: Epilogue | None = None,
     ) -> None:
-        """``fallback``: why this is generic code though native code was wanted."""
+        """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
+        of the plan, where it has one."""
         computation = program.instruction.computation
         self.fallback = fallback
         self.program = program
         self.backend = plan.backend
         self._factors = tuple(program.role(operand.name) for operand in computation.inputs)
         self._output = program.role(computation.output.name)
+        self.epilogue = epilogue
+        if epilogue is not None:
+            self._output = replace(self._output, dtype=epilogue.dtype)
         self._contract = runtime.compile_plan(plan)
         self._movers: dict[str, runtime.Function] = {}
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Workload operands that :meth:`run` wants."""
-        return tuple(operand.name for operand in self._factors)
+        """What :meth:`run` wants: workload operands, and the vectors of the epilogue."""
+        vectors = () if self.epilogue is None else self.epilogue.vectors
+        return (*(operand.name for operand in self._factors), *vectors)
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
         """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
@@ -77,13 +89,29 @@ class CompiledKernel:
         return self.unpack(self.execute(packed))
 
     def pack(self, name: str, array: Array) -> Any:
-        """The packed buffer of an input."""
+        """The packed buffer of an input; a vector has an element for each channel, row-major over
+        the axes of :func:`~cpembed.backends.epilogue.channel_axes`."""
+        if self.epilogue is not None and name in self.epilogue.vectors:
+            return self._vector(self.epilogue, name, array)
         original = self.original(name, array)
         if self.is_packed_in_place(name):
             return original
         packed = self.empty(name)
         self.pack_into(name, original, packed)
         return packed
+
+    def _vector(self, epilogue: Epilogue, name: str, array: Array) -> Any:
+        """Padded as the channels are."""
+        workload = self.program.original or self.program.workload
+        extents = tuple(workload.extents[axis] for axis in channel_axes(workload))
+        dtype = numpy_dtype(epilogue.vector_dtype(name, workload.output.dtype))
+        if array.shape != extents or array.dtype != dtype:
+            raise WorkloadError(
+                f"{name} is {array.dtype} {array.shape}, the channels take {dtype} {extents}"
+            )
+        _, padded = channel_index(self.program)
+        margins = [(0, wide - size) for wide, size in zip(padded, extents, strict=True)]
+        return runtime.from_array(np.pad(array, margins))
 
     def pack_into(self, name: str, original: Any, packed: Any) -> None:
         """Pack one buffer into another; nothing happens where both layouts are the same memory."""
@@ -117,7 +145,7 @@ class CompiledKernel:
 
     def original(self, name: str, array: Array | None = None) -> Any:
         """A buffer in an operand's original layout, with an array's contents or zeroed."""
-        operand = self.program.operand(name)
+        operand = self._operand(name)
         if array is None:
             return runtime.empty(math.prod(operand.original_shape), operand.dtype)
         if array.shape != operand.original_shape or array.dtype != numpy_dtype(operand.dtype):
@@ -129,22 +157,28 @@ class CompiledKernel:
 
     def empty(self, name: str) -> Any:
         """A buffer for an operand's packed layout, zeroed."""
-        operand = self.program.operand(name)
+        operand = self._operand(name)
         return runtime.empty(operand.elements, operand.dtype)
 
     def is_packed_in_place(self, name: str) -> bool:
         """Whether the original memory is the packed one: packing moves nothing."""
+        if self.epilogue is not None and name in self.epilogue.vectors:
+            return True
         return self.program.operand(name).is_identity
 
     def assembly(self) -> str:
         """Machine code of the contraction."""
         return self._contract.assembly()
 
+    def _operand(self, name: str) -> PackedOperand:
+        """By name; the output is of the type that is stored."""
+        return self._output if name == self._output.name else self.program.operand(name)
+
     def _mover(self, name: str) -> runtime.Function:
         """The packing kernel of an input or the unpacking kernel of the output, compiled on first
         use: a search over schedules builds many contractions on the same packed operands."""
         if name not in self._movers:
-            operand = self.program.operand(name)
+            operand = self._operand(name)
             direction = Direction.UNPACK if operand is self._output else Direction.PACK
             source = packing_source(operand, runtime.thread_count(), direction)
             self._movers[name] = runtime.compile_plan(KernelPlan("packing", source))
@@ -157,24 +191,26 @@ def build(
     *,
     backend: BackendChoice = "auto",
     knobs: Knobs | None = None,
+    epilogue: Epilogue | None = None,
 ) -> CompiledKernel:
     """Compile a derived program.
 
     ``native`` uses the target's instruction or raises: :class:`BackendUnavailable` where there is
     no back end or the machine lacks the instruction, :class:`LoweringError` where the program
     cannot be expressed with it. ``generic`` is portable code; ``auto`` is native where that works,
-    else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule.
+    else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule;
+    ``epilogue`` is what is stored of the sums, by default the sums themselves.
     """
     reason: str | None = None
     if backend != "generic":
         try:
-            return _build_native(program, spec, knobs)
+            return _build_native(program, spec, knobs, epilogue)
         except (BackendUnavailable, LoweringError) as error:
             if backend == "native":
                 raise
             reason = str(error)
-    plan = generic.plan(program, runtime.thread_count())
-    return CompiledKernel(program, plan, fallback=reason)
+    plan = generic.plan(program, runtime.thread_count(), epilogue)
+    return CompiledKernel(program, plan, reason, epilogue)
 
 
 def schedules(
@@ -197,11 +233,15 @@ def schedule_space(
 
 
 def _build_native(
-    program: DerivedProgram, spec: HardwareSpec, knobs: Knobs | None
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    knobs: Knobs | None,
+    epilogue: Epilogue | None,
 ) -> CompiledKernel:
     back_end = _back_end(spec)
     features.require(spec)
-    return CompiledKernel(program, back_end.plan(program, runtime.thread_count(), knobs))
+    plan = back_end.plan(program, runtime.thread_count(), knobs, epilogue)
+    return CompiledKernel(program, plan, epilogue=epilogue)
 
 
 def _back_end(spec: HardwareSpec) -> _BackEnd:

@@ -11,9 +11,12 @@ dimensions: a row lane inside a compound dimension is only a stride.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+from cpembed.backends.epilogue import Epilogue, channel_axes
+from cpembed.embedding.flatten import member_digits
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
@@ -65,13 +68,34 @@ class KernelOperand:
 class Nest:
     """Loops of a contraction kernel and the accesses of its operands over them.
 
-    ``operands`` are the two factors in the instruction's order and the output.
+    ``operands`` are the two factors in the instruction's order and the output, which ``sums`` are
+    stored to; with an ``epilogue`` their types differ, and ``channels`` are the vectors that it
+    takes, by the index of an element.
     """
 
     tasks: tuple[TaskLoop, ...]
     reductions: tuple[Loop, ...]
     inner: tuple[Loop, ...]
     operands: tuple[KernelOperand, KernelOperand, KernelOperand]
+    epilogue: Epilogue | None = None
+    channels: KernelOperand | None = None
+    sums_dtype: str = ""
+
+    @property
+    def sums(self) -> str:
+        """Type of the accumulators."""
+        return self.sums_dtype or self.operands[2].dtype
+
+    @property
+    def accessed(self) -> tuple[KernelOperand, ...]:
+        """Everything that the loops index."""
+        return self.operands if self.channels is None else (*self.operands, self.channels)
+
+    def changed(self, change: Callable[[KernelOperand], KernelOperand], **others: Any) -> Nest:
+        """The nest with everything that the loops index changed, and other fields replaced."""
+        first, second, output = (change(operand) for operand in self.operands)
+        channels = None if self.channels is None else change(self.channels)
+        return replace(self, operands=(first, second, output), channels=channels, **others)
 
     @property
     def task_count(self) -> int:
@@ -127,8 +151,12 @@ def check_product_sum(workload: Computation) -> None:
     )
 
 
-def kernel_nest(program: DerivedProgram) -> Nest:
-    """The nest with nothing blocked: one point of the spatial loops is a task."""
+def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """The nest with nothing blocked: one point of the spatial loops is a task.
+
+    The output has the type that the epilogue stores. Raises :class:`LoweringError` where the
+    workload is no product-sum, or an epilogue's channels are not affine in the loops.
+    """
     check_product_sum(program.workload)
     for operand in program.operands:
         check_size(operand)
@@ -141,6 +169,9 @@ def kernel_nest(program: DerivedProgram) -> Nest:
     reductions = [loop for loop in program.loops if loop.kind is AxisKind.REDUCTION]
     first, second = (program.role(o.name) for o in program.instruction.computation.inputs)
     output = program.role(program.instruction.computation.output.name)
+    sums = output.dtype
+    if epilogue is not None:
+        output = replace(output, dtype=epilogue.dtype)
     return Nest(
         tasks=tuple(TaskLoop(names[s.name], s.extent, origin=s.name) for s in spatial),
         reductions=tuple(renamed(loop) for loop in reductions),
@@ -150,7 +181,36 @@ def kernel_nest(program: DerivedProgram) -> Nest:
             _kernel_operand("B", second, names),
             _kernel_operand("C", output, names),
         ),
+        epilogue=epilogue,
+        channels=_channels(program, names) if epilogue and epilogue.vectors else None,
+        sums_dtype=sums,
     )
+
+
+def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
+    """An output element's channel over loops and lanes, and the extents, padding included, of the
+    axes that make it, outermost first."""
+    original = program.original or program.workload
+    members = member_digits(original, program.embedding.flattened)
+    total = IndexExpr()
+    extents: list[int] = []
+    for axis in channel_axes(original):
+        coordinate = members.get(axis, IndexExpr.iterator(axis)).substitute(program.axis_map)
+        extents.append(coordinate.bounds(program.extents)[1] + 1)
+        total = IndexExpr.of([t.times(extents[-1]) for t in total.terms])
+        total = total + coordinate
+    return total, tuple(extents)
+
+
+def _channels(program: DerivedProgram, names: Mapping[str, str]) -> KernelOperand:
+    index, extents = channel_index(program)
+    if any(term.inner is not None for term in index.terms):
+        raise LoweringError(
+            "the channels of this embedding are digits of a fused axis: a bias or a scale needs "
+            "another embedding"
+        )
+    access = index.rename(lambda name: names[name])
+    return KernelOperand("Channel", "float32", math.prod(extents), access)
 
 
 def lane_name(lane: str) -> str:

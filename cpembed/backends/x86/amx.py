@@ -8,7 +8,8 @@ from typing import Any
 
 from cpembed.backends.blocking import split_lanes
 from cpembed.backends.contract import KernelPlan, Knobs
-from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source
+from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source, staged
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, kernel_nest
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.amx_intrinsics import (
@@ -46,22 +47,33 @@ OPTIONS = ("-disable-post-ra:bool=true",)
 dependencies. It does not know that a tile register has a configured shape, so it must not run."""
 
 
-def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> KernelPlan:
+def plan(
+    program: DerivedProgram,
+    threads: int,
+    knobs: Knobs | None = None,
+    epilogue: Epilogue | None = None,
+) -> KernelPlan:
     """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
     roles = lane_roles(program)
     product = _product(program)
-    lanes = _lanes_only(program, roles)
+    lanes = _lanes_only(program, roles, epilogue)
     model = _registers(lanes, roles, product)
     chosen = knobs or Schedules(lanes, model, calibration(), threads).best()
     nest = apply_knobs(lanes, model, chosen)
-    grid = tile_grid(nest, roles, _GROUPS.get(product, 4))
+    stored = nest if epilogue is None else staged(nest)
+    grid = tile_grid(stored, roles, _GROUPS.get(product, 4))
     source = contraction_source(
-        nest, threads, prologue=configuration_statements(grid), epilogue=release_statements()
+        nest,
+        threads,
+        prologue=configuration_statements(grid),
+        epilogue=release_statements(),
+        vectorized={digits(nest, roles.column)[-1].name},
+        stages=True,
     )
     intrinsics = {
         INIT: (init_intrinsic(nest, grid), 0),
         UPDATE: (update_intrinsic(nest, grid, product), len(nest.reductions)),
-        STORE: (store_intrinsic(nest, grid), 0),
+        STORE: (store_intrinsic(stored, grid, scope="" if epilogue is None else "local"), 0),
     }
 
     def schedule(work: Any) -> None:
@@ -119,7 +131,9 @@ def _product(program: DerivedProgram) -> str:
     return product
 
 
-def _lanes_only(program: DerivedProgram, roles: LaneRoles) -> Nest:
+def _lanes_only(
+    program: DerivedProgram, roles: LaneRoles, epilogue: Epilogue | None = None
+) -> Nest:
     """Lanes in digits, the depth cut where a 32-bit word of B ends."""
     group = _GROUPS.get(_product(program), 4)
-    return split_lanes(kernel_nest(program), {roles.depth: (group,)})
+    return split_lanes(kernel_nest(program, epilogue), {roles.depth: (group,)})

@@ -58,7 +58,7 @@ def init_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
     """Accumulator tiles to zero."""
     loops = nest.spatial_inner
     accumulator = f"acc[{nest.accumulator_access}]"
-    statement = f"{accumulator} = {zero(nest.operands[2].dtype)}"
+    statement = f"{accumulator} = {zero(nest.sums)}"
     tiles = range(grid.row_tiles * grid.column_tiles)
     return _intrinsic(
         nest, (), (), True, loops, statement, [call("tilezero", f"T.int8({t})") for t in tiles]
@@ -74,8 +74,8 @@ def update_intrinsic(nest: Nest, grid: TileGrid, product: str) -> IntrinsicSourc
     )
 
 
-def store_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
-    """Accumulator tiles to the packed output."""
+def store_intrinsic(nest: Nest, grid: TileGrid, *, scope: str = "") -> IntrinsicSource:
+    """Accumulator tiles to the output, which lies in ``scope``."""
     output = _inner_part(nest.operands[2], nest)
     stride = f"T.int64({grid.c_stride * 4})"
     statements = [
@@ -89,7 +89,7 @@ def store_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
         for column, offset in enumerate(offsets)
     ]
     statement = f"{element(output)} = acc[{nest.accumulator_access}]"
-    return _intrinsic(nest, (), (output,), False, nest.spatial_inner, statement, statements)
+    return _intrinsic(nest, (), (output,), False, nest.spatial_inner, statement, statements, scope)
 
 
 def register(source: IntrinsicSource) -> str:
@@ -154,9 +154,10 @@ def _intrinsic(
     loops: Sequence[Loop],
     statement: str,
     implementation: Sequence[str],
+    scope: str = "",
 ) -> IntrinsicSource:
     """``accumulates`` says whether the accumulators are written; read they are unless the block
-    only initialises them."""
+    only initialises them. ``scope`` is that of what is written beside them."""
     accumulator = f"acc[0:{nest.accumulators}]"
     read_regions = [f"{o.parameter}[0:{o.elements}]" for o in reads]
     if reads or not accumulates:
@@ -164,11 +165,11 @@ def _intrinsic(
     write_regions = [f"{o.parameter}[0:{o.elements}]" for o in writes]
     if accumulates:
         write_regions.insert(0, accumulator)
-    dtype = storage_dtype(nest.operands[2].dtype)
+    dtype = storage_dtype(nest.sums)
     parameters = [
         *(_parameter(operand) for operand in reads),
         f'acc: T.Buffer(({nest.accumulators},), "{dtype}", offset_factor=1, scope="local")',
-        *(_parameter(operand) for operand in writes),
+        *(_parameter(operand, scope) for operand in writes),
     ]
 
     def function(fill: bool) -> str:
@@ -189,6 +190,9 @@ def _intrinsic(
     return IntrinsicSource(function(fill=False), function(fill=True))
 
 
-def _parameter(operand: KernelOperand) -> str:
+def _parameter(operand: KernelOperand, scope: str = "") -> str:
     dtype = storage_dtype(operand.dtype)
-    return f'{operand.parameter}: T.Buffer(({operand.elements},), "{dtype}", offset_factor=1)'
+    where = f', scope="{scope}"' if scope else ""
+    return (
+        f'{operand.parameter}: T.Buffer(({operand.elements},), "{dtype}", offset_factor=1{where})'
+    )

@@ -7,6 +7,7 @@ from typing import Any
 from cpembed.backends.blocking import split_lanes
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import UPDATE, contraction_source
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, kernel_nest
 from cpembed.backends.script import HEADER
 from cpembed.backends.x86.calibration import Calibration, calibration
@@ -22,10 +23,15 @@ _REGISTERS = 24
 """Of the 32: blocks that want more ran no faster on Zen 4, and spilled in some layers."""
 
 
-def plan(program: DerivedProgram, threads: int, knobs: Knobs | None = None) -> KernelPlan:
+def plan(
+    program: DerivedProgram,
+    threads: int,
+    knobs: Knobs | None = None,
+    epilogue: Epilogue | None = None,
+) -> KernelPlan:
     """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it."""
     roles = lane_roles(program)
-    lanes = _lanes_only(program, roles)
+    lanes = _lanes_only(program, roles, epilogue)
     chosen = knobs or Schedules(lanes, REGISTERS, calibration(), threads).best()
     nest = apply_knobs(lanes, REGISTERS, chosen)
     steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
@@ -64,18 +70,20 @@ def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockSte
 REGISTERS = RegisterModel(_fits, _step, largest=_REGISTERS)
 
 
-def _lanes_only(program: DerivedProgram, roles: LaneRoles) -> Nest:
-    nest = split_lanes(kernel_nest(program))
+def _lanes_only(
+    program: DerivedProgram, roles: LaneRoles, epilogue: Epilogue | None = None
+) -> Nest:
+    nest = split_lanes(kernel_nest(program, epilogue))
     _check(nest, roles)
     return nest
 
 
 def _check(nest: Nest, roles: LaneRoles) -> None:
     first, second, output = nest.operands
-    if {first.dtype, second.dtype} != {"uint8", "int8"} or output.dtype != "int32":
+    if {first.dtype, second.dtype} != {"uint8", "int8"} or nest.sums != "int32":
         raise LoweringError(
             f"vpdpbusd multiplies uint8 by int8 into int32, not {first.dtype} by {second.dtype} "
-            f"into {output.dtype}"
+            f"into {nest.sums}"
         )
     if roles.row is not None or (
         lane_extent(nest, roles.column),

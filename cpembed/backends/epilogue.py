@@ -1,0 +1,140 @@
+"""What a kernel stores of its sums: bias, scale, activation and conversion, fused into the store.
+
+``(sum + bias) * scale``, then the activation, then rounding to the nearest even and saturation:
+the requantization of ONNX's QLinearConv and of oneDNN's post-ops, with zero points 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+
+SCALE, BIAS = "@scale", "@bias"
+"""Names under which a kernel takes its vectors beside the operands, whose names are identifiers."""
+
+RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What happens to the sums before they are stored as ``dtype``.
+
+    ``bias``: a vector of the sums' type, an element for each channel, is added; ``scale``: a
+    float32 vector, likewise, is multiplied in float32; ``relu``: negative values become 0. Without
+    a scale, integers stay integers on the way to an integer result.
+    """
+
+    dtype: str
+    scale: bool = False
+    bias: bool = False
+    relu: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in RESULT_TYPES:
+            raise WorkloadError(
+                f"a kernel stores {', '.join(RESULT_TYPES)}, not {self.dtype}: choose one of these"
+            )
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the vectors that the kernel takes, in its order of parameters."""
+        return (*([BIAS] if self.bias else []), *([SCALE] if self.scale else []))
+
+    def vector_dtype(self, name: str, sums: str) -> str:
+        return "float32" if name == SCALE else sums
+
+    def in_integers(self, sums: str) -> bool:
+        """Whether no float is involved."""
+        return is_integer(sums) and is_integer(self.dtype) and not self.scale
+
+    def expression(self, value: str, sums: str, channel: str) -> str:
+        """TVMScript of the result, from the sum ``value`` of type ``sums``."""
+        if self.bias:
+            value = f"({value} + Bias[{channel}])"
+        if self.in_integers(sums):
+            return self._integer(value, sums)
+        if sums != "float32":
+            value = f'T.cast({value}, "float32")'
+        if self.scale:
+            value = f"{value} * Scale[{channel}]"
+        if self.relu:
+            value = f"T.max({value}, T.float32(0))"
+        return self._converted(value)
+
+    def _integer(self, value: str, sums: str) -> str:
+        if self.relu:
+            value = f"T.max({value}, T.{sums}(0))"
+        if self.dtype == sums:
+            return value
+        low, high = dtype_info(self.dtype).integer_range
+        return f'T.cast(T.max(T.min({value}, T.{sums}({high})), T.{sums}({low})), "{self.dtype}")'
+
+    def _converted(self, value: str) -> str:
+        if self.dtype == "float32":
+            return value
+        if self.dtype == "bfloat16":
+            return f'T.cast({_bfloat16_bits(value)}, "uint16")'
+        low, high = saturated_range(self.dtype)
+        rounded = f"T.nearbyint({value})"
+        clipped = f"T.max(T.min({rounded}, T.float32({high})), T.float32({low}))"
+        return f'T.cast(T.cast({clipped}, "int32"), "{self.dtype}")'
+
+    def apply(
+        self, sums: NDArray[Any], vectors: dict[str, NDArray[Any]], channel: NDArray[np.int64]
+    ) -> NDArray[Any]:
+        """What a kernel stores, by numpy; ``channel`` holds each element's channel.
+
+        The kernel's operations in its order and precision, so that results are equal bit for bit.
+        """
+        value = sums
+        if self.bias:
+            value = value + vectors[BIAS][channel]
+        integers = self.in_integers(str(sums.dtype))
+        if not integers:
+            value = value.astype(np.float32)
+        if self.scale:
+            value = value * vectors[SCALE][channel]
+        if self.relu:
+            value = np.maximum(value, value.dtype.type(0))
+        if is_integer(self.dtype):
+            low, high = saturated_range(self.dtype)
+            if integers:
+                low, high = dtype_info(self.dtype).integer_range
+            else:
+                value = np.rint(value)
+            value = np.clip(value, low, high)
+        return value.astype(numpy_dtype(self.dtype))
+
+
+def saturated_range(dtype: str) -> tuple[float, float]:
+    """Smallest and largest float32 that an integer type holds."""
+    low, high = dtype_info(dtype).integer_range
+    largest = np.float32(high)
+    if largest > high:
+        largest = np.nextafter(largest, np.float32(0))
+    return float(low), float(largest)
+
+
+def _bfloat16_bits(value: str) -> str:
+    """The upper half of a float32, rounded to the nearest even; a NaN stays one."""
+    bits = f'T.reinterpret({value}, dtype="uint32")'
+    odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
+    rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
+    return f"T.if_then_else({value} != {value}, T.uint32(32704), {rounded})"
+
+
+def channel_axes(workload: Computation) -> tuple[str, ...]:
+    """Axes of the output whose elements have a bias and a scale of their own: those that the
+    second factor has too, the filters of a convolution, groups included, the columns of a GEMM."""
+    output, weights = (
+        {name for index in workload.access(operand.name).index for name in index.iterators}
+        for operand in (workload.output, workload.inputs[1])
+    )
+    return tuple(axis.name for axis in workload.axes if axis.name in output & weights)

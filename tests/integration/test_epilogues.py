@@ -1,0 +1,142 @@
+"""Bias, scale, activation and conversion fused into the store, bit for bit equal to numpy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cpembed.api.solve import solve
+from cpembed.backends.epilogue import BIAS, RESULT_TYPES, SCALE, Epilogue, channel_axes
+from cpembed.backends.kernel import BackendChoice, build
+from cpembed.backends.x86.features import missing_features
+from cpembed.errors import WorkloadError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.operators.conv2d import conv2d
+from cpembed.operators.depthwise import depthwise
+from cpembed.operators.gemm import gemm
+from cpembed.transform.program import DerivedProgram
+
+EPILOGUES = [
+    Epilogue(dtype, scale=scale, bias=bias, relu=relu)
+    for dtype, (scale, bias, relu) in itertools.product(
+        RESULT_TYPES, [(True, True, True), (True, False, False), (False, True, True)]
+    )
+]
+
+WORKLOADS: dict[str, Callable[[Any], Computation]] = {
+    "conv": lambda d: conv2d(n=1, c=5, h=9, w=7, k=37, r=3, s=3, pad=1, dtype=d),
+    "channels last": lambda d: conv2d(n=2, c=8, h=6, w=6, k=48, r=1, s=1, layout="NHWC", dtype=d),
+    "gemm": lambda d: gemm(m=19, n=33, k=70, dtype=d),
+}
+TARGETS = {
+    "avx512_vnni": ("uint8", "int8", "int32"),
+    "amx_int8": ("uint8", "int8", "int32"),
+    "amx_bf16": ("bfloat16", "bfloat16", "float32"),
+}
+
+
+def channels(workload: Computation) -> NDArray[np.int64]:
+    """Of each element of the output."""
+    index = workload.access(workload.output.name).index
+    places = np.indices(workload.output.shape)
+    total = np.zeros(workload.output.shape, np.int64)
+    for axis in channel_axes(workload):
+        dimension = next(d for d, found in enumerate(index) if found.single_iterator == axis)
+        total = total * workload.extents[axis] + places[dimension]
+    return total
+
+
+def vectors(workload: Computation, epilogue: Epilogue, seed: int) -> dict[str, NDArray[Any]]:
+    """With results across the range of a byte, some beyond it."""
+    rng = np.random.default_rng(seed)
+    count = tuple(workload.extents[axis] for axis in channel_axes(workload))
+    depth = workload.macs / math.prod(workload.output.shape)
+    found: dict[str, NDArray[Any]] = {}
+    if epilogue.bias:
+        dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
+        found[BIAS] = (rng.normal(size=count) * 2000).astype(dtype)
+    if epilogue.scale:
+        found[SCALE] = (rng.uniform(0.5, 1.5, count) / 60 / math.sqrt(depth)).astype(np.float32)
+    return found
+
+
+def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: BackendChoice) -> None:
+    workload = program.original or program.workload
+    inputs = random_inputs(workload, 7)
+    extra = vectors(workload, epilogue, 8)
+    kernel = build(program, load_hardware_spec(target), backend=backend, epilogue=epilogue)
+    found = kernel.run({**inputs, **extra})
+    flat = {name: vector.reshape(-1) for name, vector in extra.items()}
+    expected = epilogue.apply(reference(workload, inputs), flat, channels(workload))
+    assert found.dtype == np.dtype("uint16" if epilogue.dtype == "bfloat16" else epilogue.dtype)
+    if workload.output.dtype == "int32":
+        assert np.array_equal(found, expected.view(found.dtype)), epilogue
+    else:
+        # Sums in another order differ in their last bits, and so may what they round to.
+        values = found.view(numpy_dtype(epilogue.dtype)).astype(np.float64)
+        error = np.abs(values - expected.astype(np.float64))
+        step = 1.0 if "int" in epilogue.dtype else 2.0**-6 * np.abs(values) + 1e-2
+        assert (error <= step).all(), epilogue
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_native_kernels_store_what_numpy_computes(target: str, name: str) -> None:
+    spec = load_hardware_spec(target)
+    if missing := missing_features(spec):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    workload = WORKLOADS[name](TARGETS[target])
+    solved = solve(workload, spec, "in_place_padded", top=1)
+    for epilogue in EPILOGUES:
+        check(solved.embeddings[0].candidate.program, target, epilogue, "native")
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES[::2], ids=str)
+def test_portable_kernels_store_the_same(epilogue: Epilogue) -> None:
+    workload = depthwise(n=1, c=20, h=8, w=8, r=3, s=3, dtype="int8")
+    solved = solve(workload, "vta_1x16x16", "complete", top=1)
+    check(solved.embeddings[0].candidate.program, "vta_1x16x16", epilogue, "generic")
+
+
+def test_channels_of_a_grouped_convolution_are_two_axes() -> None:
+    workload = conv2d(n=1, c=8, h=5, w=5, k=12, r=3, s=3, groups=2, dtype="int8")
+    assert {axis: workload.extents[axis] for axis in channel_axes(workload)} == {"g": 2, "k": 6}
+    solved = solve(workload, "vta_1x16x16", "in_place_padded", top=1)
+    program = solved.embeddings[0].candidate.program
+    check(program, "vta_1x16x16", EPILOGUES[0], "generic")
+
+
+def test_a_vector_of_another_length_is_refused() -> None:
+    workload = WORKLOADS["gemm"](TARGETS["avx512_vnni"])
+    solved = solve(workload, "avx512_vnni", "in_place_padded", top=1)
+    epilogue = Epilogue("uint8", scale=True)
+    kernel = build(
+        solved.embeddings[0].candidate.program,
+        load_hardware_spec("avx512_vnni"),
+        backend="generic",
+        epilogue=epilogue,
+    )
+    inputs = random_inputs(workload, 1)
+    with pytest.raises(WorkloadError, match=r"@scale is float32 \(5,\), the channels take"):
+        kernel.run({**inputs, SCALE: np.ones(5, np.float32)})
+
+
+def test_other_result_types_are_refused() -> None:
+    with pytest.raises(WorkloadError, match="not int64: choose one of these"):
+        Epilogue("int64")
+
+
+def test_bfloat16_results_round_to_the_nearest_even() -> None:
+    sums = np.array([0x3F808000, 0x3F818000, 0x3F80C000, 0x7FC00001], np.uint32).view(np.float32)
+    found = Epilogue("bfloat16").apply(sums, {}, np.zeros(4, np.int64))
+    assert [hex(bits) for bits in found.view(np.uint16)[:3]] == ["0x3f80", "0x3f82", "0x3f81"]
+    assert np.isnan(found.astype(np.float32)[3])
