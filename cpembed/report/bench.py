@@ -30,6 +30,8 @@ _RAN: tuple[tuple[str, Justify], ...] = (
     ("unpacking us", "right"),
     ("GOPS", "right"),
 )
+_PEAK: tuple[str, Justify] = ("of peak", "right")
+"""Only where the machine is calibrated."""
 _SIMULATED: tuple[tuple[str, Justify], ...] = (
     ("verified", "left"),
     ("simulated cycles", "right"),
@@ -68,6 +70,8 @@ class _Layers:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns, ran = (_SIMULATED, _ran_simulated) if self.simulated else (_RAN, _ran)
+        if any(row.run is not None and row.run.peak_share is not None for row in self.rows):
+            columns = (*columns, _PEAK)
         if not self.ran:
             yield self._table(_SOLVED, _solved)
         elif options.max_width >= _WIDE:
@@ -136,7 +140,9 @@ def _ran(row: BenchRow) -> list[str]:
         _verified(row),
         *_latency(run),
         *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
-    ] + ([f"{run.gops:.1f}"] if run.gops is not None else [])
+        *([f"{run.gops:.1f}"] if run.gops is not None else []),
+        *([f"{run.peak_share:.1%}"] if run.peak_share is not None else []),
+    ]
 
 
 def _latency(run: RunRow) -> list[str]:

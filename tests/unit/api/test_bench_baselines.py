@@ -144,6 +144,9 @@ def test_rows_depend_on_the_machines_calibration(
     assert run.gops is not None
     assert run.peak_share == pytest.approx(run.gops / (thread_count() * 128 / 0.25))
     assert opened().taken == 1
+    text = printed(again)
+    assert "of peak" in text
+    assert f"{run.peak_share:.1%}" in text
 
 
 def test_a_disturbed_comparison_is_worth_another_try(
