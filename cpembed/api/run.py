@@ -15,10 +15,12 @@ A target that is simulated gives another result, of :mod:`cpembed.api.run_vta`:
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cpembed.api.choice import pick
+from cpembed.api.run_cpu import CpuChoice, build_first, model_choices, tuned_choice
 from cpembed.api.run_vta import Choice, OutputForm, VtaRunResult, VtaSimulation, simulates
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
@@ -31,7 +33,7 @@ from cpembed.api.solve import (
 from cpembed.backends.kernel import EXECUTED, BackendChoice, CompiledKernel, build
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.errors import (
     BackendUnavailable,
     InvariantError,
@@ -42,6 +44,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.runner import Measurement, Verification, compare, measure
+from cpembed.tune.cpu_choice import CONSIDERED
 
 GENERIC = "generic"
 
@@ -55,7 +58,8 @@ class RunResult:
 
     ``missing`` says what kept the target's instruction from being used, empty where it was used;
     ``backend`` is then ``generic``: portable code verified the program, and the times in
-    ``measurement`` are not those of the instruction. ``seed`` made the data.
+    ``measurement`` are not those of the instruction. ``seed`` made the data. ``choice`` is where
+    the candidate and its schedule come from, None for portable code.
     """
 
     solved: SolveResult
@@ -65,6 +69,7 @@ class RunResult:
     verification: Verification
     measurement: Measurement
     seed: int
+    choice: CpuChoice | None
     kernel: CompiledKernel = field(repr=False)
 
     @property
@@ -93,6 +98,7 @@ class RunResult:
         }
         if self.is_native:
             document |= {"latency_us": latency, "gops": times.gops}
+            document |= {} if self.choice is None else self.choice.to_json()
         else:
             document |= {"generic_latency_us": latency, "missing": list(self.missing)}
         return document
@@ -103,7 +109,7 @@ def run(
     target: str | HardwareSpec,
     *,
     constraints: str | ConstraintSet | None = None,
-    rank: int = 1,
+    rank: int | None = None,
     backend: BackendChoice = "auto",
     seed: int | None = 0,
     weights: Weights | None = None,
@@ -113,7 +119,7 @@ def run(
     shift: int | None = None,
     untuned: bool = False,
 ) -> RunResult | VtaRunResult | SolveResult:
-    """Solve, build the candidate of a rank, verify it on random data, measure it.
+    """Solve, build a candidate, verify it on random data, measure it.
 
     Returns the :class:`SolveResult` where the search found nothing, a :class:`VtaRunResult` where
     the target is simulated. ``seed`` None takes fresh data. ``auto`` uses the target's instruction
@@ -121,10 +127,12 @@ def run(
     instruction. ``output`` and ``shift`` are for simulated targets: what they store of the sums
     (:func:`~cpembed.api.run_vta.tail_for`).
 
-    ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`. What
-    :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is None, replaces
-    the candidate of rank 1 and its schedule; of other ranks, and with ``weights``, the schedule
-    only; with ``untuned`` nothing.
+    ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`. ``rank`` and
+    ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
+    those that :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is
+    None; where nothing is kept, or with ``untuned``, the best of the ranking, on a CPU the one
+    among the best :data:`~cpembed.tune.cpu_choice.CONSIDERED` that a model of it says is the
+    fastest. Of a place in the ranking, tuning gives the schedule only.
 
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
     :class:`WorkloadError` for a rank that does not exist or a form that the output does not have,
@@ -143,12 +151,15 @@ def run(
             "an output form or a shift is for targets that are simulated, "
             f"not for {spec.name} with the {backend} back end: leave it out"
         )
+    asked = _Asked(constraints, rank, weights, backend, untuned)
+    native = backend != GENERIC and not missing
+    by_model = native and simulation is None and asked.any_embedding
     data_seed = secrets.randbits(31) if seed is None else seed
     solved = solve(
         workload,
         spec,
         DEFAULT_CONSTRAINTS if constraints is None else constraints,
-        top=rank,
+        top=CONSIDERED if by_model else rank or 1,
         weights=weights,
         timeout=timeout,
         seed=seed or 0,
@@ -156,40 +167,15 @@ def run(
     )
     if not solved.count:
         return solved
-    candidate = pick(solved, rank)
     if simulation is not None:
-        chosen = Choice(candidate)
-        if not untuned:
-            chosen = simulation.tuned(
-                solved,
-                candidate,
-                any_set=constraints is None,
-                any_embedding=rank == 1 and weights is None,
-            )
         try:
-            return simulation.run(solved, chosen, data_seed, report)
+            return _simulated(simulation, solved, asked, data_seed, report)
         except LoweringError as error:
             if backend == "native":
                 raise
-            backend, missing = GENERIC, (str(error),)
+            native, missing = False, (str(error),)
     report("build", 0)
-    kernel, missing = _build(candidate, spec, backend, missing)
-    report("verify", 0)
-    inputs = random_inputs(workload, data_seed)
-    verification = compare(workload, inputs, kernel.run(inputs))
-    if not verification.verified:
-        raise InvariantError(
-            f"the {kernel.backend} kernel of embedding "
-            f"{candidate.candidate.embedding.identifier()} of {spec.name} in {workload.name} is "
-            f"wrong by up to {verification.max_error:g} on data of seed {data_seed}: "
-            "please report this command line"
-        )
-    report("measure", 0)
-    rounds = _GENERIC_ROUNDS if kernel.backend == GENERIC else _NATIVE_ROUNDS
-    measurement = measure(kernel, inputs, rounds=rounds)
-    return RunResult(
-        solved, candidate, kernel.backend, missing, verification, measurement, data_seed, kernel
-    )
+    return _measured(solved, _built(solved, asked, missing, native=native), data_seed, report)
 
 
 def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
@@ -207,19 +193,100 @@ def _silent(phase: str, count: int) -> None:
     """Progress that nobody watches."""
 
 
-def _build(
-    candidate: RankedCandidate,
-    spec: HardwareSpec,
-    backend: BackendChoice,
-    missing: tuple[str, ...],
-) -> tuple[CompiledKernel, tuple[str, ...]]:
+@dataclass(frozen=True)
+class _Asked:
+    """What of a call decides the candidate and its schedule."""
+
+    constraints: str | ConstraintSet | None
+    rank: int | None
+    weights: Weights | None
+    backend: BackendChoice
+    untuned: bool
+
+    @property
+    def any_embedding(self) -> bool:
+        """Whether no place in the ranking was asked for."""
+        return self.rank is None and self.weights is None
+
+
+@dataclass(frozen=True)
+class _Built:
+    candidate: RankedCandidate
+    kernel: CompiledKernel
+    missing: tuple[str, ...]
+    choice: CpuChoice | None = None
+
+
+def _simulated(
+    simulation: VtaSimulation, solved: SolveResult, asked: _Asked, seed: int, report: Progress
+) -> VtaRunResult:
+    candidate = pick(solved, asked.rank or 1)
+    chosen = Choice(candidate)
+    if not asked.untuned:
+        chosen = simulation.tuned(
+            solved,
+            candidate,
+            any_set=asked.constraints is None,
+            any_embedding=asked.any_embedding,
+        )
+    return simulation.run(solved, chosen, seed, report)
+
+
+def _built(solved: SolveResult, asked: _Asked, missing: tuple[str, ...], *, native: bool) -> _Built:
     """The kernel, and what is missing where it is not native."""
-    program = candidate.candidate.program
-    if backend == "native" or (backend == "auto" and not missing):
+    candidate = pick(solved, asked.rank or 1)
+    if native:
         try:
-            return build(program, spec, backend="native"), ()
-        except (BackendUnavailable, LoweringError) as error:
-            if backend == "native":
+            choices = _choices(solved, candidate, asked)
+            kernel, choice = build_first(choices, solved.target)
+            return _Built(choice.candidate, kernel, (), choice)
+        except LoweringError as error:
+            if asked.backend == "native":
                 raise
             missing = (str(error),)
-    return build(program, spec, backend="generic"), missing
+    kernel = build(candidate.candidate.program, solved.target, backend=GENERIC)
+    return _Built(candidate, kernel, missing)
+
+
+def _choices(solved: SolveResult, candidate: RankedCandidate, asked: _Asked) -> Sequence[CpuChoice]:
+    """What to build, the first that can be built."""
+    if not asked.untuned:
+        named = asked.constraints
+        of = load_constraint_set(named) if isinstance(named, str) else named
+        only = None if asked.any_embedding else candidate
+        weights = solved.constraints.weights
+        kept = tuned_choice(solved.workload, solved.target, of, weights, only)
+        if kept is not None:
+            return [kept]
+    return model_choices(solved.embeddings if asked.any_embedding else [candidate], solved.target)
+
+
+def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -> RunResult:
+    """Verify a kernel on random data of a seed, and time it.
+
+    Raises :class:`InvariantError` where its numbers are wrong.
+    """
+    kernel = built.kernel
+    report("verify", 0)
+    inputs = random_inputs(solved.workload, seed)
+    verification = compare(solved.workload, inputs, kernel.run(inputs))
+    if not verification.verified:
+        raise InvariantError(
+            f"the {kernel.backend} kernel of embedding "
+            f"{built.candidate.candidate.embedding.identifier()} of {solved.target.name} in "
+            f"{solved.workload.name} is wrong by up to {verification.max_error:g} on data of seed "
+            f"{seed}: please report this command line"
+        )
+    report("measure", 0)
+    rounds = _GENERIC_ROUNDS if kernel.backend == GENERIC else _NATIVE_ROUNDS
+    return RunResult(
+        solved,
+        built.candidate,
+        kernel.backend,
+        built.missing,
+        verification,
+        measure(kernel, inputs, rounds=rounds),
+        seed,
+        built.choice,
+        kernel,
+    )

@@ -29,7 +29,6 @@ from cpembed.backends.vta.simulator import require_int8, simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Tail, Truncated, requantized_for
 from cpembed.backends.vta.tiles import tile_nest
 from cpembed.backends.vta.timing import MemorySystem, Timing, time_program
-from cpembed.cost.overheads import overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import InvariantError, ProgramError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -38,7 +37,9 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.moves import MoveTimes, measure_moves
 from cpembed.measure.runner import Verification, compare_integers
-from cpembed.tune.choice import TunedChoice, tuned
+from cpembed.tune.kept import TunedChoice
+from cpembed.tune.vta_kept import tuned
+from cpembed.tune.vta_trials import VtaTrial
 
 SIMULATOR = "vta.simulator"
 """What executed the program, as results name it."""
@@ -84,7 +85,7 @@ class VtaRunResult:
 
     solved: SolveResult
     candidate: RankedCandidate
-    tuned: TunedChoice | None
+    tuned: TunedChoice[VtaTrial] | None
     lowered: LoweredVta
     program: VtaProgram
     timing: Timing
@@ -152,13 +153,7 @@ class VtaRunResult:
             "modules": {name: asdict(module) for name, module in self.timing.modules.items()},
             "memory": asdict(self.timing.memory),
             "schedule": _schedule_json(self.lowered),
-            "tuned": None
-            if self.tuned is None
-            else {
-                "constraints": self.tuned.constraints,
-                "tuned_under": self.tuned.tuned_under,
-                "trials": self.tuned.trials,
-            },
+            "tuned": None if self.tuned is None else self.tuned.to_json(),
             "instructions": len(self.program.instructions),
             "micro_ops": len(self.lowered.uops),
             "packing_us": self.moves.packing_us,
@@ -174,7 +169,7 @@ class Choice:
     """A candidate to execute, and where its schedule comes from if not by default."""
 
     candidate: RankedCandidate
-    tuned: TunedChoice | None = None
+    tuned: TunedChoice[VtaTrial] | None = None
 
 
 @dataclass(frozen=True)
@@ -225,9 +220,7 @@ class VtaSimulation:
         )
         if kept is None:
             return Choice(candidate)
-        cost, weights = overheads(kept.candidate.program), solved.constraints.weights
-        score = cost.score(weights.mac, weights.data)
-        return Choice(RankedCandidate(kept.rank, kept.candidate, cost, score), kept)
+        return Choice(kept.ranked(solved.constraints.weights), kept)
 
     def run(
         self, solved: SolveResult, choice: Choice, seed: int, progress: Progress
@@ -242,7 +235,7 @@ class VtaSimulation:
         with phases("lower"):
             derived = candidate.candidate.program
             if choice.tuned is not None:
-                schedule = choice.tuned.schedule
+                schedule = choice.tuned.trial.schedule
             else:
                 nest = tile_nest(derived, self.config)
                 schedule = default_schedule(nest, self.tail, self.memory)

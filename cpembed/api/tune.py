@@ -1,4 +1,4 @@
-"""Tune a workload: the embedding and the schedule of fewest simulated cycles; kept, resumable.
+"""Tune a workload: the fastest embedding and schedule; kept, resumable.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -13,188 +13,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from cpembed.api.run import missing_for
 from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
-from cpembed.api.solve import (
-    DEFAULT_CONSTRAINTS,
-    Progress,
-    SolveResult,
-    hardware_spec,
-    solve,
-    workload_json,
-)
+from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, hardware_spec, solve
+from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
+from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
+from cpembed.api.tuning import SEARCH_SHARE, Task
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.errors import BackendUnavailable, InvariantError, LoweringError
+from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.measure.results import ResultStore
-from cpembed.tune.choice import WIDEST
-from cpembed.tune.database import (
-    Stored,
-    Trial,
-    best_of,
-    default_directory,
-    key_of,
-    result_form,
-    store_of,
-    stored,
-)
-from cpembed.tune.space import Design, Machine, design_of, distinct
-from cpembed.tune.tuner import Tuner, measure
+from cpembed.tune.cpu_choice import CONSIDERED, Objective
+from cpembed.tune.cpu_measure import Workbench
+from cpembed.tune.cpu_trials import CpuTrial
+from cpembed.tune.database import Stored, Trial, default_directory, stored
+from cpembed.tune.kept import WIDEST
+from cpembed.tune.vta_trials import VtaTrial
 
 DEFAULT_TRIALS = 64
 
 CANDIDATES = 32
 """Embeddings that take part: the best of the ranking."""
 
-_SEARCH_SHARE = 0.5
-"""Of a time limit, what the searches for embeddings may take."""
-
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, the trial, and the best one so far."""
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """What is known after tuning: ``trials`` holds those of this call's proposals, ``best`` the
-    best of all that are kept under this key, ``untuned`` what runs without tuning.
-
-    ``measured`` trials are new; the others were kept from earlier calls. ``stopped``: the time
-    limit came before the number of trials. ``seconds`` is wall time, searches included.
-    """
-
-    workload: Computation
-    target: HardwareSpec
-    constraints: str
-    form: str
-    seed: int
-    candidates: int
-    trials: tuple[Trial, ...]
-    measured: int
-    kept: int
-    stopped: bool
-    best: Trial
-    untuned: Trial
-    seconds: float
-    clock_mhz: float
-    database: Path
-
-    @property
-    def speedup(self) -> float:
-        """Cycles untuned over cycles tuned."""
-        return _cycles(self.untuned) / _cycles(self.best)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``tune --json``."""
-        return {
-            "workload": workload_json(self.workload),
-            "target": self.target.name,
-            "constraints": self.constraints,
-            "form": self.form,
-            "seed": self.seed,
-            "candidates": self.candidates,
-            "trials": len(self.trials),
-            "measured": self.measured,
-            "kept": self.kept,
-            "stopped": self.stopped,
-            "untuned": self._trial_json(self.untuned),
-            "best": self._trial_json(self.best),
-            "speedup": self.speedup,
-            "seconds": self.seconds,
-            "database": str(self.database),
-        }
-
-    def _trial_json(self, trial: Trial) -> dict[str, Any]:
-        document = msgspec.to_builtins(trial)
-        del document["error"]
-        return {
-            **document,
-            "us": _cycles(trial) / self.clock_mhz,
-            "lower_bound_ratio": _cycles(trial) / trial.lower_bound,
-            "busiest_module_ratio": _cycles(trial) / trial.busiest_module,
-        }
-
-
-@dataclass
-class Tuning:
-    """Tuning that is ready to run: embeddings are found and proven, kept trials are loaded."""
-
-    workload: Computation
-    target: HardwareSpec
-    constraints: ConstraintSet
-    simulation: VtaSimulation
-    designs: Sequence[Design]
-    store: ResultStore[Trial]
-    trials: int
-    seed: int
-    started: float
-    deadline: float
-    done: list[Trial] = field(default_factory=list[Trial])
-    measured: int = 0
-    stopped: bool = False
-    _known: dict[str, Trial] = field(default_factory=dict[str, Trial])
-
-    def __post_init__(self) -> None:
-        self._known = {trial.key: trial for trial in self.store.load()}
-
-    @property
-    def best(self) -> Trial | None:
-        """The best of all that are kept under the key."""
-        return best_of(list(self._known.values()))
-
-    def run(self) -> Iterator[Trial]:
-        """The trials one by one; each is kept when it is yielded. What an earlier call measured is
-        taken, so that the same call continues where it was interrupted."""
-        simulation = self.simulation
-        machine = Machine(simulation.config, simulation.memory, simulation.tail)
-        tuner = Tuner(self.designs, machine, self.seed)
-        for proposal in tuner.proposals(self.trials):
-            if self.done and time.perf_counter() > self.deadline:
-                self.stopped = True
-                return
-            trial = self._known.get(proposal.key)
-            if trial is None:
-                trial = measure(proposal, machine)
-                self.store.append(trial)
-                self._known[proposal.key] = trial
-                self.measured += 1
-            tuner.tell(proposal, trial.cycles)
-            self.done.append(trial)
-            yield trial
-
-    def result(self) -> TuneResult:
-        """After :meth:`run`, whole or interrupted.
-
-        Raises :class:`LoweringError` where no schedule that was tried has a program.
-        """
-        best = self.best
-        if best is None or not self.done:
-            reason = self.done[0].error if self.done else "none was tried"
-            raise LoweringError(f"no schedule has a program: {reason}")
-        untuned = self.done[0] if self.done[0].cycles is not None else best
-        return TuneResult(
-            self.workload,
-            self.target,
-            self.constraints.name,
-            result_form(self.simulation.tail),
-            self.seed,
-            len(self.designs),
-            tuple(self.done),
-            self.measured,
-            len(self._known),
-            self.stopped,
-            best,
-            untuned,
-            time.perf_counter() - self.started,
-            self.simulation.clock_mhz,
-            self.store.path,
-        )
 
 
 def tune(
@@ -206,20 +52,27 @@ def tune(
     timeout: float | None = None,
     candidates: int = CANDIDATES,
     output: OutputForm | None = None,
+    objective: Objective | None = None,
     seed: int = 0,
     database: Path | None = None,
     progress: Progress | None = None,
     on_trial: OnTrial | None = None,
-) -> TuneResult | SolveResult:
-    """Measure ``trials`` schedules of the best embeddings in the timed simulator.
+) -> VtaTuneResult | CpuTuneResult | SolveResult:
+    """Measure ``trials`` schedules of the best embeddings: in the timed simulator of a VTA, or on
+    this machine.
 
     ``constraints`` None takes the widest set, ``complete``, and what runs without tuning;
     ``candidates`` of the best embeddings take part. ``timeout`` limits the whole call, in seconds,
-    ``output`` is the form of the result (:func:`~cpembed.api.run_vta.tail_for`), ``database`` the
-    folder that keeps the trials. Returns the :class:`SolveResult` where nothing can be embedded.
+    ``database`` is the folder that keeps the trials. ``output``, the form of the result
+    (:func:`~cpembed.api.run_vta.tail_for`), is for a VTA; ``objective`` for a CPU: what is to be
+    short (:data:`~cpembed.tune.cpu_choice.Objective`), by default the total. Returns the
+    :class:`SolveResult` where nothing can be embedded.
 
-    Raises :class:`BackendUnavailable` for a target that is no VTA, and what
-    :func:`~cpembed.api.solve.solve` and :meth:`~cpembed.api.run_vta.VtaSimulation.of` raise.
+    Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes,
+    :class:`WorkloadError` for an option of another target, :class:`LoweringError` where the
+    instruction can execute no embedding, :class:`InvariantError` where a kernel's numbers are
+    wrong, and what :func:`~cpembed.api.solve.solve` and
+    :meth:`~cpembed.api.run_vta.VtaSimulation.of` raise.
     """
     tuning = open_tuning(
         workload,
@@ -229,6 +82,7 @@ def tune(
         timeout=timeout,
         candidates=candidates,
         output=output,
+        objective=objective,
         seed=seed,
         database=database,
         progress=progress,
@@ -251,58 +105,70 @@ def open_tuning(
     timeout: float | None = None,
     candidates: int = CANDIDATES,
     output: OutputForm | None = None,
+    objective: Objective | None = None,
     seed: int = 0,
     database: Path | None = None,
     progress: Progress | None = None,
-) -> Tuning | SolveResult:
+) -> VtaTuning | CpuTuning | SolveResult:
     """What :func:`tune` does before its first trial."""
     started = time.perf_counter()
     spec = hardware_spec(target)
     require_tunable(spec)
-    simulation = VtaSimulation.of(spec, workload, output, None)
-    machine = Machine(simulation.config, simulation.memory, simulation.tail)
-    limit = None if timeout is None else timeout * _SEARCH_SHARE
-    # Without a set, what runs untuned comes first: tuning never does worse.
-    searches = [(DEFAULT_CONSTRAINTS, 1), (WIDEST, candidates)]
-    found = [
-        solve(workload, spec, name, top=top, timeout=limit, seed=seed, progress=progress)
-        for name, top in (searches if constraints is None else [(constraints, candidates)])
-    ]
-    designs = distinct(
-        design_of(ranked.candidate, ranked.rank, solved.constraints.name, machine)
-        for solved in found
-        for ranked in solved.embeddings
-    )
-    if not designs:
-        return found[-1]
-    chosen = found[-1].constraints
-    store = store_of(
-        database or default_directory(), key_of(workload, spec, simulation.tail, chosen)
-    )
-    store.open()
+    simulation = None
+    if simulates(spec):
+        simulation = VtaSimulation.of(spec, workload, output, None)
+    _check_options(spec, output, objective)
+    limit = None if timeout is None else timeout * SEARCH_SHARE
+
+    def searched(named: str | ConstraintSet, top: int) -> SolveResult:
+        return solve(workload, spec, named, top=top, timeout=limit, seed=seed, progress=progress)
+
+    # Without a set, what runs untuned takes part: tuning never does worse.
+    considered = 1 if simulation is not None else CONSIDERED
+    if constraints is None:
+        found = [
+            (searched(DEFAULT_CONSTRAINTS, considered), considered),
+            (searched(WIDEST, candidates), candidates),
+        ]
+    else:
+        found = [(searched(constraints, max(candidates, considered)), candidates)]
+    results = [solved for solved, _ in found]
+    if not any(solved.embeddings for solved in results):
+        return results[-1]
     deadline = float("inf") if timeout is None else started + timeout
-    return Tuning(
-        workload, spec, chosen, simulation, designs, store, trials, seed, started, deadline
-    )
+    task = Task(workload, spec, results[-1].constraints, trials, seed, started, deadline)
+    folder = database or default_directory()
+    if simulation is not None:
+        return VtaTuning(task, simulation, results, folder)
+    chosen: Objective = objective or "total"
+    field = Field.of(found, spec)
+    return CpuTuning(task, field, Workbench(workload, spec, chosen), chosen, folder)
 
 
 def require_tunable(spec: HardwareSpec) -> None:
-    """Raises :class:`BackendUnavailable` for a target whose cycles nothing here counts."""
-    if not simulates(spec):
-        raise BackendUnavailable(
-            f"{spec.name}: tuning counts cycles in VTA's simulator, and this target is no VTA; "
-            "name one, such as vta_1x16x16"
+    """Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes."""
+    if missing := missing_for(spec):
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: nothing to measure")
+
+
+def known(database: Path | None = None) -> list[Stored[Any]]:
+    """What the database holds, by name of the file. What is used of it is
+    :attr:`~cpembed.tune.database.Stored.is_current`."""
+    folder = database or default_directory()
+    found: list[Stored[Any]] = [*stored(folder, VtaTrial), *stored(folder, CpuTrial)]
+    return sorted(found, key=lambda file: file.path)
+
+
+def _check_options(
+    spec: HardwareSpec, output: OutputForm | None, objective: Objective | None
+) -> None:
+    if simulates(spec):
+        if objective is not None:
+            raise WorkloadError(
+                f"{spec.name} is simulated and counts the contraction's cycles: leave the "
+                "objective out"
+            )
+    elif output is not None:
+        raise WorkloadError(
+            f"an output form is for targets that are simulated, not for {spec.name}: leave it out"
         )
-
-
-def known(database: Path | None = None) -> list[Stored]:
-    """What the database holds, by name of the file. What is used of it is decided by
-    :func:`~cpembed.tune.database.is_current`."""
-    return list(stored(database or default_directory()))
-
-
-def _cycles(trial: Trial) -> int:
-    """Of a trial that has a program."""
-    if trial.cycles is None:
-        raise InvariantError(f"a schedule without a program was taken for the best: {trial.error}")
-    return trial.cycles

@@ -11,7 +11,7 @@ SUBCOMMANDS: dict[str, str] = {
     "explain": "Show one candidate in full, or why nothing fits.",
     "run": "Generate the kernel, verify its numbers, time or simulate it.",
     "bench": "Run a whole suite, one row a layer.",
-    "tune": "VTA: find the fastest embedding and schedule of a workload, and keep them.",
+    "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     "calibrate": "Measure this machine for the model by which kernels are planned.",
     "vta": "Assemble, disassemble, check, run and time programs for VTA.",
     "targets": "List the targets and whether this machine executes them.",

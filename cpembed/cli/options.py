@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
@@ -105,10 +106,24 @@ def json_option(function: F) -> F:
     return add(function)
 
 
-def untuned_option(function: F) -> F:
+def threads_option(function: F) -> F:
     add = click.option(
-        "--untuned", is_flag=True, help="VTA: do not use what `cpembed tune` has found."
+        "--threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Threads of the kernel.  [default: the cores of the process]",
     )
+    return add(function)
+
+
+def use_threads(threads: int | None) -> None:
+    """Make kernels run on so many threads; read when the compiler's run-time library is loaded."""
+    if threads is not None:
+        os.environ["TVM_NUM_THREADS"] = str(threads)
+
+
+def untuned_option(function: F) -> F:
+    add = click.option("--untuned", is_flag=True, help="Do not use what `cpembed tune` has found.")
     return add(function)
 
 

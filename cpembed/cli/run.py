@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -17,8 +16,9 @@ from cpembed.cli.options import (
     file_option,
     json_option,
     problem,
-    rank_option,
+    threads_option,
     untuned_option,
+    use_threads,
 )
 from cpembed.cli.outcome import UNAVAILABLE, print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
@@ -33,7 +33,13 @@ if TYPE_CHECKING:
 
 @click.command(cls=Subcommand)
 @embedding_options
-@rank_option
+@click.option(
+    "--rank",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="The candidate of this place in the ranking.  [default: what was tuned; else the fastest "
+    "by estimate of the best 8, on a VTA the best]",
+)
 @click.option(
     "--backend",
     type=click.Choice(["auto", "native", "generic"]),
@@ -48,12 +54,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Seed of the data and of the search.  [default: fresh data]",
 )
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of the kernel.  [default: the cores of the process]",
-)
+@threads_option
 @click.option(
     "--output",
     type=click.Choice(["requantized", "int32", "int8"]),
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     *,
-    rank: int,
+    rank: int | None,
     backend: BackendChoice,
     seed: int | None,
     threads: int | None,
@@ -100,9 +101,7 @@ def command(
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     """
-    if threads is not None:
-        # Read when the compiler's run-time library is loaded.
-        os.environ["TVM_NUM_THREADS"] = str(threads)
+    use_threads(threads)
     from cpembed.api import run as api
 
     workload, spec, constraints, weights = problem(asked)

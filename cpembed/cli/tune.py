@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import LARGEST_SEED, Asked, Subcommand, json_option, problem
+from cpembed.cli.options import (
+    LARGEST_SEED,
+    Asked,
+    Subcommand,
+    json_option,
+    problem,
+    threads_option,
+    use_threads,
+)
 from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
@@ -17,7 +25,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cpembed.api.run_vta import OutputForm
-    from cpembed.api.tune import Tuning
+    from cpembed.api.tune_cpu import CpuTuning
+    from cpembed.api.tune_vta import VtaTuning
+    from cpembed.tune.cpu_choice import Objective
     from cpembed.tune.database import Trial
 
 INTERRUPTED = 130
@@ -28,7 +38,7 @@ INTERRUPTED = 130
 @click.option(
     "--target",
     metavar="NAME|FILE",
-    help="Target: a VTA by its shipped name (see `cpembed targets`) or a TOML file.",
+    help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
 )
 @click.option(
     "--constraints",
@@ -60,9 +70,16 @@ INTERRUPTED = 130
 @click.option(
     "--output",
     type=click.Choice(["requantized", "int32", "int8"]),
-    help="What is stored of the sums, as for `run`; each is tuned by itself.  "
+    help="VTA: what is stored of the sums, as for `run`; each is tuned by itself.  "
     "[default: requantized; int8 where that is the output's type]",
 )
+@click.option(
+    "--objective",
+    type=click.Choice(["total", "kernel"]),
+    help="CPU: what is to be short: latency, packing and unpacking together, or latency alone.  "
+    "[default: total]",
+)
+@threads_option
 @click.option(
     "--seed",
     type=click.IntRange(0, LARGEST_SEED),
@@ -89,21 +106,25 @@ def command(
     candidates: int,
     timeout: float | None,
     output: OutputForm | None,
+    objective: Objective | None,
+    threads: int | None,
     seed: int,
     database: Path | None,
     show: bool,
     as_json: bool,
 ) -> int:
-    """Find the embedding and the schedule of fewest simulated cycles on a VTA, and keep them.
+    """Find the fastest embedding and schedule, and keep them: on a VTA by simulated cycles, on a
+    CPU by times that are measured here.
 
-    `run` and `bench` use what is kept for the same workload, target and form of the output, of any
-    constraint set unless they are told one. Ctrl-C keeps what was measured; the same command
-    resumes.
+    `run` and `bench` use what is kept for the same workload and machine, of any constraint set
+    unless they are told one. Ctrl-C keeps what was measured; the same command resumes.
 
     \b
     cpembed tune deepbench:0 --target vta_1x16x16 --trials 200
+    cpembed tune resnet50:3 --target amx_int8
     cpembed tune --show
     """
+    use_threads(threads)
     if show:
         return _show(words, target, database, as_json=as_json)
     if not words or target is None:
@@ -112,7 +133,8 @@ def command(
             f"Missing {missing}: only --show goes without", click.get_current_context()
         )
     from cpembed.api.solve import SolveResult
-    from cpembed.api.tune import WIDEST, open_tuning, require_tunable
+    from cpembed.api.tune import open_tuning, require_tunable
+    from cpembed.tune.kept import WIDEST
 
     workload, spec, chosen = _problem(words, target, constraints or WIDEST)
     require_tunable(spec)
@@ -125,6 +147,7 @@ def command(
             timeout=timeout,
             candidates=candidates,
             output=output,
+            objective=objective,
             seed=seed,
             database=database,
             progress=progress,
@@ -164,8 +187,8 @@ def _show(
     from cpembed.api.solve import hardware_spec
     from cpembed.api.tune import known
     from cpembed.report import tune as report
-    from cpembed.tune.choice import WIDEST
     from cpembed.tune.database import default_directory, workload_key
+    from cpembed.tune.kept import WIDEST
 
     found = known(database)
     if target is not None:
@@ -186,7 +209,7 @@ def _show(
     return 0
 
 
-def _run(tuning: Tuning) -> None:
+def _run(tuning: VtaTuning | CpuTuning) -> None:
     """Measure; on a terminal with a bar that shows the best so far."""
     if not sys.stderr.isatty():
         for _ in tuning.run():
@@ -202,17 +225,16 @@ def _run(tuning: Tuning) -> None:
         "{task.description}",
         console=Console(stderr=True),
         transient=True,
+        # A thread that draws would disturb the times.
+        auto_refresh=False,
     )
     with bar:
         _draw(bar, tuning, tuning.run())
 
 
-def _draw(bar: Progress, tuning: Tuning, trials: Iterable[Trial]) -> None:
-    task = bar.add_task("tuning", total=tuning.trials)
+def _draw(bar: Progress, tuning: VtaTuning | CpuTuning, trials: Iterable[Trial]) -> None:
+    from cpembed.report.tune import standing
+
+    task = bar.add_task("tuning", total=tuning.task.trials)
     for _ in trials:
-        best = tuning.best
-        words = "no program yet"
-        if best is not None and best.cycles is not None:
-            ratio = best.cycles / best.lower_bound
-            words = f"best {best.cycles:,} cycles, {ratio:.3f} of the lower bound"
-        bar.update(task, advance=1, description=words)
+        bar.update(task, advance=1, description=standing(tuning.best), refresh=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -16,17 +17,19 @@ from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.solve import problem_rows
 from cpembed.report.vta import simulated_rows
+from cpembed.tune.cpu_choice import Estimated, ModelChoice
+from cpembed.tune.kept import TunedChoice
 
 
 def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
-    tuned = result.tuned if isinstance(result, VtaRunResult) else None
+    tuned = _tuned(result)
     rows = _problem(result.solved, result.candidate, tuned.constraints if tuned else None)
     if isinstance(result, VtaRunResult):
         rows += [("verified", _verified(result)), *simulated_rows(result)]
         packing = f"{_packing(result.moves)}; measured on this machine"
         yield header([*rows, ("packing", packing), *_noise(noisy=result.moves.noisy)])
         return
-    rows += [("back end", result.backend), ("verified", _verified(result))]
+    rows += [("back end", result.backend), *_schedule(result), ("verified", _verified(result))]
     yield header([*rows, *_times(result)])
 
 
@@ -42,6 +45,40 @@ def _problem(
         ("", words.mapping(embedding)),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
+
+
+def _tuned(result: RunResult | VtaRunResult) -> TunedChoice[Any] | None:
+    if isinstance(result, VtaRunResult):
+        return result.tuned
+    return None if result.choice is None else result.choice.tuned
+
+
+def _schedule(result: RunResult) -> list[tuple[str, str]]:
+    """The schedule of a native kernel, and why this embedding."""
+    choice = result.choice
+    if choice is None:
+        return []
+    described = words.knobs(choice.knobs, result.candidate.candidate.embedding)
+    if choice.tuned is not None:
+        trials = words.plural(choice.tuned.trials, "trial")
+        return [("schedule", f"the best of {trials}: {described}")]
+    rows = [("schedule", f"untuned: {described}")]
+    if choice.model is not None and choice.estimate is not None:
+        rows.append(("chosen", _why(choice.model, choice.estimate)))
+    return rows
+
+
+def _why(model: ModelChoice, chosen: Estimated) -> str:
+    times = f"{words.duration(chosen.total_us)} by estimate, packing and unpacking included"
+    if model.considered == 1:
+        return times
+    among = f"{times}: the least of the best {model.considered}"
+    first = model.of_rank(1)
+    if first is None:
+        return f"{among} (rank 1: the instruction cannot execute it)"
+    if first is chosen:
+        return among
+    return f"{among} (rank 1: {words.duration(first.total_us)})"
 
 
 def _verified(result: RunResult | VtaRunResult) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from cpembed.backends.contract import Knobs
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import OperandMemory
 from cpembed.ir.computation import Computation
@@ -86,6 +87,26 @@ def mapping(embedding: Embedding, width: int | None = None) -> str:
         else:
             lines.append(part)
     return "\n".join(lines)
+
+
+def knobs(chosen: Knobs, embedding: Embedding) -> str:
+    """``k.o:2  q.o:2 in registers, W outermost, panels of p.o:8``: what a task computes, the factor
+    whose loops are outside the other's, what comes before anything else.
+
+    >>> chosen = Knobs({"k.o": 2, "q.o": 2}, False, {"p.o": 8})
+    >>> knobs(chosen, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))
+    'k.o:2  q.o:2 in registers, I outermost, panels of p.o:8'
+    """
+    first, second, *_ = embedding.operands.values()
+    blocks = "  ".join(f"{loop}:{size}" for loop, size in chosen.blocks.items())
+    panels = "  ".join(f"{loop}:{size}" for loop, size in chosen.panels.items())
+    return ", ".join(
+        (
+            f"{blocks or 'one tile'} in registers",
+            f"{second if chosen.columns_outermost else first} outermost",
+            *((f"panels of {panels}",) if panels else ()),
+        )
+    )
 
 
 def dtypes(computation: Computation) -> str:

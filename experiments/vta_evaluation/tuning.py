@@ -23,8 +23,8 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.strategy.candidate import Candidate
 from cpembed.transform.program import DerivedProgram
-from cpembed.tune.space import Machine, design_of
-from cpembed.tune.tuner import Tuner
+from cpembed.tune.vta_search import VtaSearch
+from cpembed.tune.vta_space import Machine, design_of
 
 SEED = 0
 HOPELESS = 2.0
@@ -80,19 +80,19 @@ class Tuned:
 
 
 def tune(candidate: Candidate, target: Target, trials: int) -> Tuned:
-    """A candidate under the tuner that ``cpembed tune`` uses."""
+    """A candidate under the search of ``cpembed tune``."""
     design = design_of(candidate, 1, "", target.machine)
-    tuner = Tuner([design], target.machine, SEED)
+    search = VtaSearch([design], target.machine, SEED)
     best: tuple[int, Schedule] | None = None
     simulated = 0
-    for proposal in tuner.proposals(trials):
+    for proposal in search.proposals(trials):
         try:
             cycles = _cycles(candidate.program, proposal.schedule, target)
         except LoweringError:
-            tuner.tell(proposal, None)
+            search.tell(proposal, None)
             continue
         simulated += 1
-        tuner.tell(proposal, cycles)
+        search.tell(proposal, cycles)
         if best is None or cycles < best[0]:
             best = cycles, proposal.schedule
     return _tuned(candidate.program, best, simulated, target)

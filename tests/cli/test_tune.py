@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api import tune as api
-from cpembed.tune.database import DIRECTORY_VARIABLE, Trial
-from cpembed.tune.space import Machine, Proposal
-from cpembed.tune.tuner import measure
+from cpembed.api import tune_vta as api
+from cpembed.tune.database import DIRECTORY_VARIABLE
+from cpembed.tune.vta_search import measure
+from cpembed.tune.vta_space import Machine, Proposal
+from cpembed.tune.vta_trials import VtaTrial
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, Map, assert_matches
 
@@ -107,7 +108,13 @@ def test_trials_of_another_version_are_shown_as_old(
 
 
 def test_other_targets_are_one_line(tune: Callable[..., Called]) -> None:
-    tune(*GEMM, "--target", "avx512_vnni").is_one_line_error(5, "avx512_vnni", "is no VTA")
+    tune(*GEMM, "--target", "gemm_16x16x16").is_one_line_error(5, "no back end executes")
+
+
+def test_a_machine_without_the_instruction_is_one_line(
+    tune: Callable[..., Called], bare_cpu: None
+) -> None:
+    tune(*GEMM, "--target", "avx512_vnni").is_one_line_error(5, "this machine lacks")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +144,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 ) -> None:
     count = 0
 
-    def breaks(proposal: Proposal, machine: Machine) -> Trial:
+    def breaks(proposal: Proposal, machine: Machine) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 3:

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api import tune as api
+from cpembed.api import tune_vta as api
 from cpembed.api.bench import open_bench
 from cpembed.api.run import run
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import workload
-from cpembed.api.tune import TuneResult, tune
+from cpembed.api.tune import tune
+from cpembed.api.tuning import TuneResult
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation
-from cpembed.tune.database import DIRECTORY_VARIABLE, Trial
-from cpembed.tune.space import Machine, Proposal
-from cpembed.tune.tuner import measure
+from cpembed.tune.database import DIRECTORY_VARIABLE
+from cpembed.tune.vta_search import measure
+from cpembed.tune.vta_space import Machine, Proposal
+from cpembed.tune.vta_trials import VtaTrial
 
 TARGET = "vta_1x16x16"
 
@@ -32,7 +34,9 @@ def tuned(folder: Path, trials: int = 12, constraints: str | None = None) -> Tun
     return result
 
 
-def ran(*, constraints: str | None = None, rank: int = 1, untuned: bool = False) -> VtaRunResult:
+def ran(
+    *, constraints: str | None = None, rank: int | None = None, untuned: bool = False
+) -> VtaRunResult:
     result = run(layer(), TARGET, constraints=constraints, rank=rank, seed=1, untuned=untuned)
     assert isinstance(result, VtaRunResult)
     assert result.verification.verified
@@ -62,7 +66,7 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(
     whole = tuned(tmp_path / "whole", 20)
     count = 0
 
-    def breaks(proposal: Proposal, machine: Machine) -> Trial:
+    def breaks(proposal: Proposal, machine: Machine) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 15:
@@ -136,7 +140,7 @@ def test_rows_of_a_suite_are_of_what_tuning_knows(
     assert bench(untuned=True) == (1, plain[1])
 
 
-def test_targets_that_nothing_simulates_are_refused_before_a_search(tmp_path: Path) -> None:
-    with pytest.raises(BackendUnavailable, match=r"avx512_vnni: .* this target is no VTA"):
-        tune(workload("gemm m=8 n=16 k=16", target="avx512_vnni"), "avx512_vnni")
+def test_targets_that_nothing_executes_are_refused_before_a_search(tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailable, match=r"gemm_16x16x16: no back end executes"):
+        tune(workload("gemm m=8 n=16 k=16", target="gemm_16x16x16"), "gemm_16x16x16")
     assert not list(tmp_path.iterdir())

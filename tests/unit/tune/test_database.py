@@ -11,12 +11,13 @@ from cpembed.api.solve import hardware_spec
 from cpembed.backends.vta.tail import Exact, Requantized
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import SpecError
-from cpembed.tune import database
-from cpembed.tune.choice import tuned
-from cpembed.tune.database import Trial, default_directory, is_current, key_of, store_of, stored
-from cpembed.tune.space import screened
-from cpembed.tune.tuner import measure
-from tests.unit.tune.tuning import LAYER, TARGET, designs, layer, machine
+from cpembed.tune import database, vta_trials
+from cpembed.tune.database import default_directory, store_of, stored
+from cpembed.tune.vta_kept import tuned
+from cpembed.tune.vta_search import measure
+from cpembed.tune.vta_space import screened
+from cpembed.tune.vta_trials import VtaTrial, key_of
+from tests.unit.tune.vta_tuning import LAYER, TARGET, designs, layer, machine
 
 SPEC = hardware_spec(TARGET)
 RELAXED, STRICT = load_constraint_set("relaxed"), load_constraint_set("strict")
@@ -26,13 +27,13 @@ def key(words: str = LAYER) -> dict[str, object]:
     return key_of(layer(words), SPEC, Requantized(9), RELAXED)
 
 
-def trials(count: int = 3) -> list[Trial]:
+def trials(count: int = 3) -> list[VtaTrial]:
     return [measure(proposal, machine()) for proposal in screened(designs(), machine(), count)]
 
 
-def keep(folder: Path, kept: list[Trial], constraints: str = "relaxed") -> Path:
+def keep(folder: Path, kept: list[VtaTrial], constraints: str = "relaxed") -> Path:
     chosen = load_constraint_set(constraints)
-    store = store_of(folder, key_of(layer(), SPEC, machine().tail, chosen))
+    store = store_of(folder, key_of(layer(), SPEC, machine().tail, chosen), VtaTrial)
     store.open()
     for trial in kept:
         store.append(trial)
@@ -58,9 +59,9 @@ def test_what_changes_cycles_changes_the_key(monkeypatch: pytest.MonkeyPatch) ->
         key_of(layer(), SPEC, Requantized(9, bias=(1,)), RELAXED),
         key_of(layer(), SPEC, Requantized(9), STRICT),
     ]
-    monkeypatch.setattr(database, "versions", lambda: {"cpembed": "99"})
+    monkeypatch.setattr(vta_trials, "versions", lambda: {"cpembed": "99"})
     others.append(key())
-    assert not is_current(base)
+    assert not VtaTrial.is_current(base)
     assert all(other != base for other in others)
     assert len({repr(other) for other in others}) == len(others)
 
@@ -71,10 +72,10 @@ def test_trials_survive_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"embedding": {"oper')
     keep(tmp_path, kept[2:])
-    (file,) = stored(tmp_path)
+    (file,) = stored(tmp_path, VtaTrial)
     assert file.trials == kept
     assert [trial.key for trial in file.trials] == [trial.key for trial in kept]
-    assert is_current(file.key)
+    assert file.is_current
 
 
 def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text("not ours\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "list.jsonl").write_text("[1]\n")
-    assert len(list(stored(tmp_path))) == 1
+    assert len(list(stored(tmp_path, VtaTrial))) == 1
 
 
 def test_the_fastest_is_taken_of_the_set_that_is_asked_for(tmp_path: Path) -> None:
@@ -93,11 +94,15 @@ def test_the_fastest_is_taken_of_the_set_that_is_asked_for(tmp_path: Path) -> No
     keep(tmp_path, [kept[-1]], "flattened")
     found = tuned(layer(), SPEC, tail, directory=tmp_path)
     assert found is not None
-    assert (found.cycles, found.schedule, found.trials) == (kept[0].cycles, kept[0].schedule, 2)
+    assert (found.trial.cycles, found.trial.schedule, found.trials) == (
+        kept[0].cycles,
+        kept[0].schedule,
+        2,
+    )
     assert found.candidate.embedding.identifier() == kept[0].identifier
     flat = tuned(layer(), SPEC, tail, load_constraint_set("flattened"), directory=tmp_path)
     assert flat is not None
-    assert (flat.cycles, flat.tuned_under) == (kept[-1].cycles, "flattened")
+    assert (flat.trial.cycles, flat.tuned_under) == (kept[-1].cycles, "flattened")
     assert tuned(layer(), SPEC, tail, STRICT, directory=tmp_path) is None
     assert tuned(layer(), SPEC, Exact(), directory=tmp_path) is None
 
@@ -108,7 +113,7 @@ def test_schedules_of_one_embedding_can_be_asked_for(tmp_path: Path) -> None:
     embedding = designs()[0].candidate.embedding
     there = [trial.cycles for trial in kept if trial.identifier == embedding.identifier()]
     found = tuned(layer(), SPEC, machine().tail, embedding=embedding, directory=tmp_path)
-    assert (None if found is None else found.cycles) == min(there, default=None)
+    assert (None if found is None else found.trial.cycles) == min(there, default=None)
     other = designs(LAYER, "strict", 1)[0].candidate.embedding
     other = replace(other, digits={**other.digits, "y": ()})
     assert tuned(layer(), SPEC, machine().tail, embedding=other, directory=tmp_path) is None

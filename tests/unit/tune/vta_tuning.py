@@ -7,7 +7,7 @@ from functools import cache
 from cpembed.api.run_vta import VtaSimulation
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.computation import Computation
-from cpembed.tune.space import Design, Machine, design_of
+from cpembed.tune.vta_space import Design, Machine, design_of
 
 TARGET = "vta_1x16x16"
 LAYER = "conv2d n=1 c=32 h=8 w=6 k=32 r=3 s=3 pad=1"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cpembed.backends.vta.planner import default_schedule
-from cpembed.tune.space import Proposal, canonical, screened
-from cpembed.tune.tuner import Tuner, measure
-from tests.unit.tune.tuning import designs, machine
+from cpembed.tune.vta_search import VtaSearch, measure
+from cpembed.tune.vta_space import Proposal, canonical, screened
+from tests.unit.tune.vta_tuning import designs, machine
 
 
 def bumpy(proposal: Proposal) -> int:
@@ -14,11 +14,11 @@ def bumpy(proposal: Proposal) -> int:
 
 
 def search(trials: int, seed: int = 0) -> list[tuple[int, Proposal]]:
-    tuner = Tuner(designs(), machine(), seed)
+    found_by = VtaSearch(designs(), machine(), seed)
     found: list[tuple[int, Proposal]] = []
-    for proposal in tuner.proposals(trials):
+    for proposal in found_by.proposals(trials):
         found.append((bumpy(proposal), proposal))
-        tuner.tell(proposal, found[-1][0])
+        found_by.tell(proposal, found[-1][0])
     return found
 
 

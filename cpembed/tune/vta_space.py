@@ -1,4 +1,4 @@
-"""What a tuner chooses from: embeddings with their schedules, and the neighbours of a schedule."""
+"""What a search on a VTA chooses from: embeddings with their schedules, and neighbours of these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpembed.backends.vta.timing import MemorySystem
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.strategy.candidate import Candidate
-from cpembed.tune.database import trial_key
+from cpembed.tune.vta_trials import trial_key
 
 FEWEST_SLOTS, MOST_SLOTS = 2, 8
 """Regions of an operand in SRAM at a time, with two threads: with one, loads wait for products,

@@ -10,8 +10,8 @@ from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.planner import schedules
 from cpembed.backends.vta.schedule import Schedule, check_schedule
 from cpembed.backends.vta.timing import time_program
-from cpembed.tune.space import canonical, distinct, estimated, neighbour, screened
-from tests.unit.tune.tuning import LOW_CHANNEL, SMALL, designs, machine
+from cpembed.tune.vta_space import canonical, distinct, estimated, neighbour, screened
+from tests.unit.tune.vta_tuning import LOW_CHANNEL, SMALL, designs, machine
 
 
 def some_schedules(count: int, seed: int) -> list[Schedule]:

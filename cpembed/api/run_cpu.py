@@ -1,0 +1,89 @@
+"""Which kernel runs on a CPU: what was tuned, else what the model chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cpembed.backends.contract import Knobs
+from cpembed.backends.kernel import CompiledKernel, build
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.tune.cpu_choice import Estimated, ModelChoice, choose
+from cpembed.tune.cpu_kept import tuned
+from cpembed.tune.cpu_trials import CpuTrial
+from cpembed.tune.kept import TunedChoice
+
+
+@dataclass(frozen=True)
+class CpuChoice:
+    """A candidate with its schedule, and where they come from: ``tuned``, or ``model``, which ranks
+    the candidates that it could choose among; ``estimate`` is the model's of this one."""
+
+    candidate: RankedCandidate
+    knobs: Knobs
+    tuned: TunedChoice[CpuTrial] | None = None
+    model: ModelChoice | None = None
+    estimate: Estimated | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A part of the document of ``run --json``."""
+        model = None
+        if self.model is not None and self.estimate is not None:
+            model = self.model.to_json(self.estimate)
+        return {
+            "schedule": asdict(self.knobs),
+            "tuned": None if self.tuned is None else self.tuned.to_json(),
+            "model": model,
+        }
+
+
+def tuned_choice(
+    workload: Computation,
+    spec: HardwareSpec,
+    constraints: ConstraintSet | None,
+    weights: Weights,
+    candidate: RankedCandidate | None = None,
+) -> CpuChoice | None:
+    """What tuning kept, under a constraint set or any, of a candidate or of all; None where nothing
+    is kept. ``weights`` give the score of the candidate that was tuned.
+
+    Raises :class:`SpecError` for a damaged file of the database.
+    """
+    embedding = None if candidate is None else candidate.candidate.embedding
+    kept = tuned(workload, spec, constraints, embedding=embedding)
+    if kept is None:
+        return None
+    return CpuChoice(candidate or kept.ranked(weights), kept.trial.knobs, kept)
+
+
+def model_choices(candidates: Sequence[RankedCandidate], spec: HardwareSpec) -> list[CpuChoice]:
+    """Candidates with their fastest schedules by the model, the one to run first.
+
+    Raises :class:`LoweringError` where the instruction can execute none of them.
+    """
+    model = choose(candidates, spec)
+    if not model.estimates:
+        raise LoweringError(model.refused[0])
+    return [CpuChoice(item.ranked, item.knobs, None, model, item) for item in model.estimates]
+
+
+def build_first(
+    choices: Sequence[CpuChoice], spec: HardwareSpec
+) -> tuple[CompiledKernel, CpuChoice]:
+    """The kernel of the first choice that has one.
+
+    Raises :class:`LoweringError` where none has, and :class:`BackendUnavailable`.
+    """
+    failed: list[LoweringError] = []
+    for choice in choices:
+        program = choice.candidate.candidate.program
+        try:
+            return build(program, spec, backend="native", knobs=choice.knobs), choice
+        except LoweringError as error:
+            failed.append(error)
+    raise failed[0]

@@ -1,0 +1,142 @@
+"""Which embedding runs on a CPU: the one that an analytical model says is done first.
+
+Overheads rank embeddings without knowing a machine. The model does, so it chooses among the best by
+overheads: the time of the fastest schedule, and that of moving data into the layouts and out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cpembed.backends.contract import Knobs
+from cpembed.backends.kernel import schedule_space
+from cpembed.backends.packing import packed_before
+from cpembed.backends.runtime import thread_count
+from cpembed.backends.traffic import LINE_BYTES
+from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.estimate import Estimate
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import size_bytes
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+CONSIDERED = 8
+"""The best embeddings by their overheads, among which the model chooses."""
+
+EQUAL = 1.02
+"""Estimates that differ by less say nothing of which is faster."""
+
+Objective = Literal["total", "kernel"]
+"""What is to be short: the contraction with the packing and unpacking around it (weights are packed
+ahead), or the contraction alone."""
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """An embedding with its fastest schedule by the model; ``moves_us`` is what packing what is not
+    packed ahead, and unpacking, take by the model, in microseconds."""
+
+    ranked: RankedCandidate
+    knobs: Knobs
+    kernel: Estimate
+    moves_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.kernel.us + self.moves_us
+
+    def us(self, objective: Objective) -> float:
+        return self.total_us if objective == "total" else self.kernel.us
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Embeddings as the model ranks them, the fastest first; ``refused`` says why the instruction
+    cannot execute the others."""
+
+    estimates: tuple[Estimated, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def considered(self) -> int:
+        """Embeddings looked at."""
+        return len(self.estimates) + len(self.refused)
+
+    def of_rank(self, rank: int) -> Estimated | None:
+        """The embedding of a place in the ranking by overheads; None where it was refused."""
+        return next((item for item in self.estimates if item.ranked.rank == rank), None)
+
+    def to_json(self, chosen: Estimated) -> dict[str, Any]:
+        """Why ``chosen`` runs, in the document of ``run --json``."""
+        return {
+            "considered": self.considered,
+            "refused": len(self.refused),
+            "estimated_us": chosen.kernel.us,
+            "estimated_moves_us": chosen.moves_us,
+        }
+
+
+def choose(
+    candidates: Sequence[RankedCandidate],
+    spec: HardwareSpec,
+    machine: Calibration | None = None,
+    *,
+    objective: Objective = "total",
+) -> ModelChoice:
+    """Rank candidates by the model; first the one of least overhead among those that it takes for
+    equally fast (:data:`EQUAL`).
+
+    Raises :class:`BackendUnavailable` for a target that no back end executes.
+    """
+    found: list[Estimated] = []
+    refused: list[str] = []
+    for ranked in candidates:
+        try:
+            found.append(estimated(ranked, spec, machine))
+        except LoweringError as error:
+            refused.append(str(error))
+    found.sort(key=lambda item: item.us(objective))
+    if found:
+        least = found[0].us(objective)
+        equal = [item for item in found if item.us(objective) <= EQUAL * least]
+        first = min(equal, key=lambda item: item.ranked.rank)
+        found = [first, *(item for item in found if item is not first)]
+    return ModelChoice(tuple(found), tuple(refused))
+
+
+def estimated(
+    ranked: RankedCandidate, spec: HardwareSpec, machine: Calibration | None = None
+) -> Estimated:
+    """Raises :class:`LoweringError` where the instruction cannot execute the program."""
+    program = ranked.candidate.program
+    kernel, knobs = schedule_space(program, spec, machine).ranked()[0]
+    return Estimated(ranked, knobs, kernel, moves_us(program, machine or calibration()))
+
+
+def moves_us(program: DerivedProgram, machine: Calibration) -> float:
+    """Microseconds of packing what is not packed ahead and of unpacking, by the model.
+
+    Each move is a parallel kernel that copies the larger of the two layouts; layouts that are the
+    same memory cost nothing.
+    """
+    threads = thread_count()
+    return sum(
+        machine.launch_us + _lines(operand) * machine.copy_ns_per_line / 1e3 / threads
+        for operand in moved(program)
+    )
+
+
+def moved(program: DerivedProgram) -> list[PackedOperand]:
+    """Operands that are packed or unpacked whenever the kernel runs."""
+    ahead = packed_before(program.workload)
+    return [o for o in program.operands if o.name not in ahead and not o.is_identity]
+
+
+def _lines(operand: PackedOperand) -> int:
+    """Cache lines of the larger one of the two layouts."""
+    elements = max(math.prod(operand.original_shape), operand.elements)
+    return -(-elements * size_bytes(operand.dtype) // LINE_BYTES)
