@@ -303,7 +303,7 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
 
 def _tuned(maker: RowMaker) -> str | None:
     """What tuning contributes to the rows; None where they do not depend on it."""
-    if maker.backend in (None, "generic") or not simulates(maker.spec):
+    if maker.backend in (None, "generic"):
         return None
     return "never" if maker.untuned else "any set" if maker.any_set else "this set"
 

@@ -8,12 +8,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
 from cpembed.api.bench_baselines import BaselineRow, Latency, baseline_row
 from cpembed.api.run import RunResult, run
-from cpembed.api.run_vta import SIMULATOR, VtaRunResult, tail_for
+from cpembed.api.run_vta import SIMULATOR, VtaRunResult, simulates, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, solve
 from cpembed.backends.kernel import BackendChoice
 from cpembed.backends.vta.tail import Requantized
@@ -25,7 +26,10 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.measure.baselines.base import Baseline, Subject
 from cpembed.measure.roofline import instruction_peak_gops
-from cpembed.tune.vta_kept import best_kept
+from cpembed.tune import cpu_kept, vta_kept
+from cpembed.tune.cpu_trials import CpuTrial
+from cpembed.tune.kept import Kept, TunedChoice
+from cpembed.tune.vta_trials import VtaTrial
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]
@@ -92,6 +96,19 @@ class TunedRow(msgspec.Struct, frozen=True):
     trials: int
 
 
+class ChosenRow(msgspec.Struct, frozen=True):
+    """The embedding that the model of the machine chose among ``considered`` of the best, with its
+    place in their ranking and the model's times of the contraction, and of packing and
+    unpacking."""
+
+    embedding: str
+    mapping: str
+    rank: int
+    considered: int
+    estimated_us: float
+    estimated_moves_us: float
+
+
 class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
 
@@ -99,8 +116,9 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ran in its place (``missing`` says why), whose time is ``generic_latency_us``. ``noisy``: other
     work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
     ``peak_share`` is ``gops`` over the instruction's rate on operands in registers, None where that
-    is not known; ``baselines`` has the comparisons that were asked for, by name. From ``output``
-    on: of simulated targets only, which have no measured latency.
+    is not known; ``baselines`` has the comparisons that were asked for, by name. ``chosen`` and
+    ``tuned`` say which embedding ran and why. From ``output`` on: of simulated targets only, which
+    have no measured latency.
     """
 
     backend: str
@@ -117,6 +135,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     noisy: bool
     peak_share: float | None = None
     baselines: dict[str, BaselineRow] = {}
+    chosen: ChosenRow | None = None
+    tuned: TunedRow | None = None
     output: str | None = None
     shift: int | None = None
     simulated_cycles: int | None = None
@@ -127,7 +147,6 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     lower_bound_cycles: int | None = None
     lower_bound_ratio: float | None = None
     busiest_module_ratio: float | None = None
-    tuned: TunedRow | None = None
 
 
 class ErrorRow(msgspec.Struct, frozen=True):
@@ -193,16 +212,21 @@ class RowMaker:
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
         """Whether a stored row is of what tuning knows now."""
         run = row.run
-        if run is None or run.backend != SIMULATOR:
+        if run is None or self.backend in (None, "generic"):
             return True
-        kept = None
-        if not self.untuned:
-            workload = layer.workload(default_dtypes(self.spec), self.layout)
-            constraints = None if self.any_set else self.constraints
-            kept = best_kept(workload, self.spec, tail_for(workload, None, None), constraints)
+        kept = None if self.untuned else self._kept(layer)
         if kept is None or run.tuned is None:
             return kept is None and run.tuned is None
-        return (kept.trial.cycles, kept.trials) == (run.simulated_cycles, run.tuned.trials)
+        known = kept.trial.identifier, kept.trials
+        return known == (run.tuned.embedding, run.tuned.trials)
+
+    def _kept(self, layer: Layer) -> Kept[VtaTrial] | Kept[CpuTrial] | None:
+        workload = layer.workload(default_dtypes(self.spec), self.layout)
+        constraints = None if self.any_set else self.constraints
+        if simulates(self.spec):
+            tail = tail_for(workload, None, None)
+            return vta_kept.best_kept(workload, self.spec, tail, constraints)
+        return cpu_kept.best_kept(workload, self.spec, constraints)
 
     def row(self, layer: Layer, report: Phase) -> BenchRow:
         """The layer's row; an exception of its searches or its kernel is part of it."""
@@ -373,6 +397,23 @@ def _run_row(result: RunResult) -> RunRow:
         missing=list(result.missing),
         noisy=times.noisy,
         peak_share=times.gops / peak if native and peak is not None else None,
+        chosen=_chosen_row(result),
+        tuned=None if result.choice is None else _tuned_row(result.choice.tuned),
+    )
+
+
+def _chosen_row(result: RunResult) -> ChosenRow | None:
+    choice = result.choice
+    if choice is None or choice.model is None or choice.estimate is None:
+        return None
+    embedding = result.candidate.candidate.embedding
+    return ChosenRow(
+        embedding.identifier(),
+        _mapping(embedding),
+        result.candidate.rank,
+        choice.model.considered,
+        choice.estimate.kernel.us,
+        choice.estimate.moves_us,
     )
 
 
@@ -401,20 +442,20 @@ def _simulated_row(result: VtaRunResult) -> RunRow:
         lower_bound_cycles=result.bounds.gemm_or_dma,
         lower_bound_ratio=result.lower_bound_ratio,
         busiest_module_ratio=result.busiest_module_ratio,
-        tuned=_tuned_row(result),
+        tuned=_tuned_row(result.tuned),
     )
 
 
-def _tuned_row(result: VtaRunResult) -> TunedRow | None:
-    if result.tuned is None:
+def _tuned_row(tuned: TunedChoice[Any] | None) -> TunedRow | None:
+    if tuned is None:
         return None
-    embedding = result.candidate.candidate.embedding
+    embedding = tuned.candidate.embedding
     return TunedRow(
         embedding.identifier(),
         _mapping(embedding),
-        result.tuned.constraints,
-        result.tuned.rank,
-        result.tuned.trials,
+        tuned.constraints,
+        tuned.rank,
+        tuned.trials,
     )
 
 
