@@ -33,7 +33,7 @@ _REDRAW = 0.1
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
+    default=8.0,
     metavar="S",
     show_default=True,
     help="Seconds of measuring after which what has not settled is taken as it is, and said.",

@@ -32,7 +32,7 @@ from cpembed.measure.probes import Series, time_in_rounds
 from cpembed.measure.turns import BUSY
 
 ROUNDS = 60
-TIMEOUT = 10.0
+TIMEOUT = 8.0
 """Seconds for rounds, those of the first :data:`ROUNDS` included."""
 
 FEATURES: Mapping[str, tuple[str, ...]] = {
