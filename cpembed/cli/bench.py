@@ -114,7 +114,9 @@ def command(
     results: Path | None,
     as_json: bool,
 ) -> int:
-    """Run SUITE (deepbench): search, verify and time each layer.
+    """Run SUITE: search, verify and time each layer.
+
+    SUITE is deepbench, resnet50, unit16, unit_conv3d, amos or gemm.
 
     A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
 
