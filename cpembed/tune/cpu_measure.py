@@ -266,7 +266,7 @@ class _Rounds:
             float(np.quantile(self._minimised(runner), FAST)) for runner in (number, champion)
         )
         latency = quantiles(self.turns.samples[f"kernel {number}"])
-        noisy = self.turns.is_noisy
+        noisy = self.turns.is_noisy or latency.is_noisy
         return Timed(latency, self._moves(number), ours / theirs, noisy, rejected)
 
     def _minimised(self, number: int) -> NDArray[np.float64]:

@@ -56,7 +56,12 @@ class CpuDesign:
     @cached_property
     def loops(self) -> tuple[tuple[TaskLoop, ...], tuple[TaskLoop, ...]]:
         """What can be blocked: loops over rows, and over columns."""
-        return row_loops(self.space.nest), column_loops(self.space.nest)
+        nest = self.space.nest
+        rows, columns = (
+            tuple(loop for loop in loops if loop.extent > 1)
+            for loops in (row_loops(nest), column_loops(nest))
+        )
+        return rows, columns
 
 
 @dataclass(frozen=True)
@@ -176,14 +181,13 @@ def canonical(design: CpuDesign, knobs: Knobs) -> Knobs:
         for name in extents
         if blocks.get(name, 1) <= (size := knobs.panels.get(name, extents[name])) < extents[name]
     }
-    many = all(any(loop.extent > 1 for loop in loops) for loops in design.loops)
-    return Knobs(blocks, knobs.columns_outermost or not many, panels)
+    return Knobs(blocks, knobs.columns_outermost or not (rows and columns), panels)
 
 
 def _changed(design: CpuDesign, knobs: Knobs, change: str, random: Random) -> Knobs:
     if change == "order":
         return replace(knobs, columns_outermost=not knobs.columns_outermost)
-    loops = [loop for loops in design.loops for loop in loops if loop.extent > 1]
+    loops = [loop for loops in design.loops for loop in loops]
     if not loops or (change == "panel" and not design.has_panels):
         return knobs
     loop = random.choice(loops)
@@ -204,5 +208,6 @@ def _other_panels(knobs: Knobs, loop: TaskLoop, random: Random) -> dict[str, int
         wanted = loop.extent // random.choice((2, 4, 8))
     else:
         wanted = random.choice((size // 2, size * 2, loop.extent))
-    wanted = max(block, wanted - wanted % block)
-    return others if wanted >= loop.extent else {**others, loop.origin: wanted}
+    if wanted >= loop.extent:
+        return others
+    return {**others, loop.origin: max(block, wanted - wanted % block)}

@@ -1,0 +1,80 @@
+"""The embedding that runs: the model's, with the moves around the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends.x86.calibration import Calibration
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.tune import cpu_choice
+from cpembed.tune.cpu_choice import EQUAL, choose, moves_us
+from tests.unit.tune.cpu_tuning import GEMM, LAYER, TARGET, candidates, machine
+
+SPEC = hardware_spec(TARGET)
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+
+
+def test_the_least_total_time_is_first_and_rank_decides_among_equals() -> None:
+    found = choose(candidates(LAYER), SPEC, machine())
+    assert (found.considered, found.refused) == (8, ())
+    first, *others = found.estimates
+    least = min(item.total_us for item in found.estimates)
+    equal = [i.ranked.rank for i in found.estimates if i.total_us <= EQUAL * least]
+    assert first.ranked.rank == min(equal)
+    assert [i.total_us for i in others] == sorted(i.total_us for i in others)
+
+
+def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
+    """16 rows waste nothing of 96 and 1 row is in place: which is better is a matter of copies."""
+    ranked = candidates(GEMM, "complete", 48)
+    free = replace(machine(), copy_ns_per_line=0.0, launch_us=0.0)
+    dear = replace(machine(), copy_ns_per_line=1e6)
+
+    def moved(figures: Calibration) -> float:
+        return choose(ranked, SPEC, figures).estimates[0].moves_us
+
+    assert any(item.moves_us > 0 for item in choose(ranked, SPEC, dear).estimates)
+    assert moved(dear) == 0
+    assert moved(free) == 0
+    slowest = choose(ranked, SPEC, dear, objective="kernel").estimates
+    assert slowest[0].kernel.us <= EQUAL * min(item.kernel.us for item in slowest)
+
+
+def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
+    """The input is padded to 16 x 16 points of 64 bytes; the output has 14 x 14 of 64 words."""
+    program = candidates(LAYER)[0].candidate.program
+    figures = replace(machine(), copy_ns_per_line=10.0, launch_us=1.0)
+    assert program.operand("I").elements == 16 * 16 * 64
+    assert program.operand("O").elements == 14 * 14 * 64
+    lines = 16 * 16 + 14 * 14 * 4
+    assert moves_us(program, figures) == pytest.approx(2 * 1.0 + lines * 10.0 / 1e3 / 2)
+
+
+def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked = candidates(LAYER)
+    space = cpu_choice.schedule_space
+    wrong = ranked[0].candidate.program
+
+    def refusing(program: object, *arguments: object) -> object:
+        if program is wrong:
+            raise LoweringError("rows at no constant distance")
+        return space(program, *arguments)  # pyright: ignore
+
+    monkeypatch.setattr(cpu_choice, "schedule_space", refusing)
+    found = choose(ranked, SPEC, machine())
+    assert (found.considered, found.refused) == (8, ("rows at no constant distance",))
+    assert found.of_rank(1) is None
+    assert found.of_rank(2) is not None
+
+
+def test_a_target_without_a_back_end_is_an_error() -> None:
+    solved = solve(workload("gemm m=16 n=16 k=16", target="gemm_16x16x16"), "gemm_16x16x16", top=1)
+    with pytest.raises(BackendUnavailable, match="gemm_16x16x16"):
+        choose(solved.embeddings, solved.target, machine())
