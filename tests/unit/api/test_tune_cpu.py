@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,8 @@ def tuning(
     return CpuTuning(task, field, measurer, objective, folder), measurer
 
 
-def tuned(folder: Path, trials: int = 24, **how: object) -> tuple[CpuTuneResult, FakeMeasurer]:
-    searched, measurer = tuning(folder, trials, **how)  # pyright: ignore
+def tuned(folder: Path, trials: int = 24, **how: Any) -> tuple[CpuTuneResult, FakeMeasurer]:
+    searched, measurer = tuning(folder, trials, **how)
     list(searched.run())
     return searched.result(), measurer
 
@@ -181,7 +182,7 @@ def test_later_trials_are_compared_with_the_last_final_ones(tmp_path: Path) -> N
 
 
 def test_what_runs_untuned_may_change(tmp_path: Path) -> None:
-    """A calibration changes the model's choice: ratios are still those to the file's first trial."""
+    """A calibration changes the model's choice: ratios are still over the file's first trial."""
     first, _ = tuned(tmp_path, 8)
     result, measurer = tuned(tmp_path, 8, untuned=9)
     assert result.untuned.key != first.untuned.key
@@ -281,7 +282,7 @@ def test_options_of_other_targets_are_refused_before_a_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cpembed.api.tune.missing_for", lambda spec: ())
-    with pytest.raises(WorkloadError, match="output form .* not for amx_int8"):
+    with pytest.raises(WorkloadError, match=r"output form .* not for amx_int8"):
         tune(layer(), TARGET, output="int32", database=tmp_path)
-    with pytest.raises(WorkloadError, match="vta_1x16x16 is simulated .* objective out"):
+    with pytest.raises(WorkloadError, match=r"vta_1x16x16 is simulated .* objective out"):
         tune(layer(), "vta_1x16x16", objective="kernel", database=tmp_path)

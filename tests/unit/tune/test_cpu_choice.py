@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,10 +63,10 @@ def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.Mon
     space = cpu_choice.schedule_space
     wrong = ranked[0].candidate.program
 
-    def refusing(program: object, *arguments: object) -> object:
+    def refusing(program: Any, *arguments: Any) -> Any:
         if program is wrong:
             raise LoweringError("rows at no constant distance")
-        return space(program, *arguments)  # pyright: ignore
+        return space(program, *arguments)
 
     monkeypatch.setattr(cpu_choice, "schedule_space", refusing)
     found = choose(ranked, SPEC, machine())

@@ -7,7 +7,6 @@ from cpembed.tune.cpu_search import FIRST, CpuSearch
 from cpembed.tune.cpu_space import CpuProposal
 from tests.unit.tune.cpu_tuning import LAYER, designs
 
-
 LARGE = "gemm m=2048 n=2048 k=1024"
 
 
