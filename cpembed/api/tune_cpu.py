@@ -15,7 +15,7 @@ from cpembed.backends.x86.calibration import Calibration
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
-from cpembed.tune.cpu_measure import Failed, Moves, Timed
+from cpembed.tune.cpu_contest import Failed, Moves, Timed
 from cpembed.tune.cpu_search import CpuSearch
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
 from cpembed.tune.cpu_trials import CpuTrial, key_of
@@ -136,9 +136,11 @@ class CpuTuning(Tuning[CpuTrial, CpuProposal]):
             self._champion = trial.ratio, proposal
 
     def _finish(self) -> None:
-        """Time the best, and what runs untuned, once more, unless nothing new was measured."""
+        """Time the best, and what runs untuned, once more, unless that was done undisturbed and
+        nothing was measured since."""
         last = max((trial.final for trial in self._kept), default=0)
-        if last and self._kept[-1].final == last:
+        again = [trial for trial in self._kept if trial.final == last]
+        if last and self._kept[-1].final and not any(trial.noisy for trial in again):
             return
         measured = [t for t in self.done if t.ratio is not None and not t.rejected]
         if not measured:

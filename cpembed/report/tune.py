@@ -159,7 +159,8 @@ def _cpu_rows(result: CpuTuneResult) -> list[_Row]:
         ("schedule", words.knobs(best.knobs, Embedding.from_json(best.embedding))),
     ]
     if best.noisy:
-        rows.append(("noisy", "other work on the machine disturbed the times, or they varied"))
+        disturbed = "other work on the machine disturbed the times, or they varied"
+        rows.append(("noisy", f"{disturbed}; the same command times the best once more"))
     return rows
 
 

@@ -1,19 +1,18 @@
 """Measuring kernels on a machine that others use too.
 
-Every kernel is verified, then timed beside the best one so far, in many short rounds by turns. What
-counts is the ratio of the fast rounds (:data:`FAST`) of both: a machine that is slower for a while
-is so for both, and what disturbs a kernel only ever slows it down.
+Every kernel is verified, then timed beside the best one so far. A minute in which that one is
+slower than it was is not trusted: what was timed then is timed again, a few times, a little later.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from statistics import median
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.backends.contract import Knobs
@@ -22,63 +21,34 @@ from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.runner import Expected, Quantiles, Sampler, quantiles, wall_clock
-from cpembed.measure.turns import Side, Turns, time_in_turns
+from cpembed.measure.runner import Expected, Sampler, wall_clock
 from cpembed.strategy.candidate import Candidate
 from cpembed.tune.cpu_choice import Objective, moved
+from cpembed.tune.cpu_contest import (
+    FIRST_ROUNDS,
+    Contest,
+    Failed,
+    Moves,
+    Rounds,
+    Runner,
+    Timed,
+)
 from cpembed.tune.cpu_space import CpuProposal
 
-ROUND_MS = 0.5
-"""Of a kernel's turn. Schedulers give others whole milliseconds: the shorter a turn, the more of
-them pass undisturbed."""
-
-FIRST_ROUNDS, ROUNDS, FINAL_ROUNDS = 6, 40, 80
-"""Before a kernel may be rejected, of one that is not, and at the end of a search; the last two for
-kernels that a turn holds."""
-
-_LIMIT_S = 2.0
-"""Slower kernels get fewer rounds, but no fewer than the first."""
-
-FAST = 0.1
-"""Quantile of the rounds that is compared."""
+ROUNDS, FINAL_ROUNDS = 40, 80
+"""Of a kernel that is not rejected, and at the end of a search; of kernels that a turn holds."""
 
 SLOWER = 1.15
 """A kernel is rejected whose fastest round took longer than the champion's typical one by this."""
 
+DISTURBED = 1.25
+"""Rounds are not trusted in which kernels took longer than in their best ones by this."""
+
+PAUSES = (0.2, 1.0)
+"""Seconds before untrusted rounds are repeated, so many times."""
+
 _KEPT = 4
 """Embeddings whose packed data are kept."""
-
-_POOL = "tvm"
-
-
-@dataclass(frozen=True)
-class Moves:
-    """Microseconds of packing what is not packed ahead, and of unpacking: medians."""
-
-    packing_us: float
-    unpacking_us: float
-
-    @property
-    def us(self) -> float:
-        return self.packing_us + self.unpacking_us
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A kernel's times; ``ratio`` is what is minimised over the champion's, 1 where it is alone."""
-
-    latency_us: Quantiles
-    moves: Moves
-    ratio: float
-    noisy: bool
-    rejected: bool = False
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Why a schedule has no kernel."""
-
-    reason: str
 
 
 class Workbench:
@@ -94,10 +64,12 @@ class Workbench:
         self.known: dict[str, Moves] = {}
         self._workload = workload
         self._spec = spec
-        self._objective = objective
+        self._objective: Objective = objective
         self._seed = seed
         self._data: OrderedDict[str, _Data] = OrderedDict()
         self._kernels: dict[str, tuple[_Data, Callable[[], Any]]] = {}
+        self._paces: dict[str, float] = {}
+        """Microseconds of kernels in their best rounds."""
 
     def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
         """Time a schedule beside the champion, which was measured before.
@@ -105,41 +77,70 @@ class Workbench:
         Raises :class:`InvariantError` where the kernel's numbers are wrong.
         """
         others = [] if champion is None else [champion]
+        self._forget({item.key for item in others})
         try:
             runners = [self._runner(item) for item in (*others, proposal)]
         except LoweringError as error:
             return Failed(str(error))
-        contest = _Contest(runners, self._known(runners), self._objective)
-        first = contest.run(FIRST_ROUNDS, attempts=1)
-        if champion is not None and first.fastest(1) > SLOWER * first.typical(0):
-            return first.timed(1, 0, rejected=True)
-        found = contest.run(first.affordable(ROUNDS), attempts=1)
-        self._forget({item.key for item in (*others, proposal)})
-        timed = found.timed(len(runners) - 1, 0)
-        self.known.setdefault(runners[-1].data.identifier, timed.moves)
+        contest = Contest(runners, self._known(runners), self._objective)
+        first = contest.run(FIRST_ROUNDS)
+        slower = champion is not None and first.fastest(1) > SLOWER * first.typical(0)
+        if slower and self._disturbance(first, 1) <= DISTURBED:
+            return first.timed(1, rejected=True)
+        found, noisy = self._trusted(contest, first.affordable(ROUNDS), len(others))
+        timed = found.timed(len(others), noisy=noisy)
+        self.known.setdefault(runners[-1].identifier, timed.moves)
         return timed
 
     def final(self, proposals: Sequence[CpuProposal]) -> list[Timed]:
         """Time schedules that were measured before beside each other; ratios are over the first."""
+        self._forget({item.key for item in proposals})
         runners = [self._runner(item) for item in proposals]
-        contest = _Contest(runners, {}, self._objective)
-        first = contest.run(FIRST_ROUNDS, attempts=1)
-        found = contest.run(first.affordable(FINAL_ROUNDS), attempts=3)
-        return [found.timed(number, 0) for number in range(len(runners))]
+        contest = Contest(runners, {}, self._objective)
+        rounds = contest.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
+        found, noisy = self._trusted(contest, rounds, len(runners))
+        return [found.timed(number, noisy=noisy) for number in range(len(runners))]
 
-    def _known(self, runners: Sequence[_Runner]) -> dict[str, Moves]:
+    def _trusted(self, contest: Contest, rounds: int, before: int) -> tuple[Rounds, bool]:
+        """The least disturbed of a few attempts, and whether it was disturbed; the first ``before``
+        runners were timed before."""
+        best = contest.run(rounds)
+        least = self._disturbance(best, before)
+        for pause in PAUSES:
+            if least <= DISTURBED:
+                break
+            time.sleep(pause)
+            again = contest.run(rounds)
+            if (disturbance := self._disturbance(again, before)) < least:
+                best, least = again, disturbance
+        return best, least > DISTURBED
+
+    def _disturbance(self, rounds: Rounds, before: int) -> float:
+        """How much longer kernels took than in their best rounds so far: the median of those that
+        were timed before, 1 where none was."""
+        ratios: list[float] = []
+        for number, runner in enumerate(rounds.contest.runners):
+            pace = rounds.pace(number)
+            best = min(pace, self._paces.get(runner.key, pace))
+            self._paces[runner.key] = best
+            if number < before:
+                ratios.append(pace / best)
+        return median(ratios) if ratios else 1.0
+
+    def _known(self, runners: Sequence[Runner]) -> dict[str, Moves]:
         """Moves that need not be timed: all are where embeddings differ and moves count."""
-        names = {runner.data.identifier for runner in runners}
+        names = {runner.identifier for runner in runners}
         if self._objective == "total" and len(names) > 1:
             return {}
         return {name: self.known[name] for name in names if name in self.known}
 
-    def _runner(self, proposal: CpuProposal) -> _Runner:
-        if proposal.key not in self._kernels:
+    def _runner(self, proposal: CpuProposal) -> Runner:
+        key = proposal.key
+        if key not in self._kernels:
             data, kernel = self._built(proposal.design.candidate, proposal.knobs)
-            self._kernels[proposal.key] = data, kernel.bound(data.packed, data.output)
-        data, call = self._kernels[proposal.key]
-        return _Runner(data, wall_clock(call))
+            self._kernels[key] = data, kernel.bound(data.packed, data.output)
+        data, call = self._kernels[key]
+        return Runner(key, data.identifier, wall_clock(call), data.packing, data.unpacking)
 
     def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_Data, CompiledKernel]:
         kernel = build(candidate.program, self._spec, backend="native", knobs=knobs)
@@ -162,7 +163,7 @@ class Workbench:
             )
 
     def _forget(self, needed: set[str]) -> None:
-        """All kernels but those that were just timed, and the data that were not used lately."""
+        """All kernels but the needed ones, and the data that were not used lately."""
         self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
         used = {data.identifier for data, _ in self._kernels.values()}
         for identifier in list(self._data):
@@ -212,81 +213,3 @@ class _Data:
 
     def _unpack(self) -> None:
         self.mover.unpack_into(self.output, self._result)
-
-
-@dataclass(frozen=True)
-class _Runner:
-    data: _Data
-    kernel: Sampler
-
-
-@dataclass(frozen=True)
-class _Contest:
-    """Runners by turns; the moves of ``known`` embeddings are not timed."""
-
-    runners: Sequence[_Runner]
-    known: Mapping[str, Moves]
-    objective: Objective
-
-    def run(self, rounds: int, attempts: int) -> _Rounds:
-        sides = {f"kernel {n}": Side(r.kernel, _POOL) for n, r in enumerate(self.runners)}
-        for runner in self.runners:
-            name = runner.data.identifier
-            moves = {"packing": runner.data.packing, "unpacking": runner.data.unpacking}
-            sides |= {
-                f"{part} {name}": Side(sample, _POOL)
-                for part, sample in moves.items()
-                if sample is not None and name not in self.known
-            }
-        turns = time_in_turns(sides, rounds=rounds, round_ms=ROUND_MS, attempts=attempts)
-        return _Rounds(self, turns)
-
-
-@dataclass(frozen=True)
-class _Rounds:
-    """What the runners of a contest took, by their numbers."""
-
-    contest: _Contest
-    turns: Turns
-
-    def affordable(self, rounds: int) -> int:
-        """So many rounds, or fewer where they are slow."""
-        # Each turn begins with at least one call that is not timed.
-        each = [2 * max(np.median(taken), ROUND_MS * 1e3) for taken in self.turns.samples.values()]
-        return max(FIRST_ROUNDS, min(rounds, int(_LIMIT_S * 1e6 / float(sum(each)))))
-
-    def fastest(self, number: int) -> float:
-        return float(self._minimised(number).min())
-
-    def typical(self, number: int) -> float:
-        return float(np.median(self._minimised(number)))
-
-    def timed(self, number: int, champion: int, *, rejected: bool = False) -> Timed:
-        ours, theirs = (
-            float(np.quantile(self._minimised(runner), FAST)) for runner in (number, champion)
-        )
-        latency = quantiles(self.turns.samples[f"kernel {number}"])
-        noisy = self.turns.is_noisy or latency.is_noisy
-        return Timed(latency, self._moves(number), ours / theirs, noisy, rejected)
-
-    def _minimised(self, number: int) -> NDArray[np.float64]:
-        """Round by round; known moves are the same in each."""
-        kernel = np.array(self.turns.samples[f"kernel {number}"])
-        if self.contest.objective == "kernel":
-            return kernel
-        name = self.contest.runners[number].data.identifier
-        if name in self.contest.known:
-            return kernel + self.contest.known[name].us
-        for part in ("packing", "unpacking"):
-            kernel = kernel + np.array(self.turns.samples.get(f"{part} {name}", [0.0]))
-        return kernel
-
-    def _moves(self, number: int) -> Moves:
-        name = self.contest.runners[number].data.identifier
-        if name in self.contest.known:
-            return self.contest.known[name]
-        packing, unpacking = (
-            float(np.median(self.turns.samples.get(f"{part} {name}", [0.0])))
-            for part in ("packing", "unpacking")
-        )
-        return Moves(packing, unpacking)

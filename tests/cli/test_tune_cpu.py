@@ -10,7 +10,8 @@ import pytest
 from cpembed.api import tune as api
 from cpembed.backends.x86.features import missing_features
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.tune.cpu_measure import Failed, Timed, Workbench
+from cpembed.tune.cpu_contest import Failed, Timed
+from cpembed.tune.cpu_measure import Workbench
 from cpembed.tune.cpu_space import CpuProposal
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
@@ -74,8 +75,9 @@ def test_a_document_and_what_is_kept(tune: Callable[..., Called], cpembed: Calle
     assert (document["trials"], document["measured"], document["objective"]) == (3, 3, "total")
     assert document["best"]["final"] == document["untuned"]["final"] == 1
     assert document["speedup"] == document["untuned"]["ratio"] / document["best"]["ratio"] >= 1
-    again = tune(*call).json
-    assert (again["measured"], again["best"]) == (0, document["best"])
+    # A disturbed decision is repeated, nothing else.
+    document = tune(*call).json
+    assert (document["measured"], document["kept"]) == (0, 3)
 
     (file,) = tune("--show", "--json").json["files"]
     assert (file["current"], file["trials"]) == (True, 3)

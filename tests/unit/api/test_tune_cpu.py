@@ -3,7 +3,8 @@ and used by what runs layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from cpembed.errors import LoweringError, WorkloadError
 from cpembed.measure.runner import Quantiles
 from cpembed.tune import cpu_trials
 from cpembed.tune.cpu_choice import Objective
+from cpembed.tune.cpu_contest import Moves, Timed
 from cpembed.tune.cpu_kept import best_kept
-from cpembed.tune.cpu_measure import Moves, Timed
 from cpembed.tune.cpu_space import CpuProposal
 from cpembed.tune.cpu_trials import CpuTrial, key_of
 from cpembed.tune.database import stored
@@ -286,3 +287,20 @@ def test_options_of_other_targets_are_refused_before_a_search(
         tune(layer(), TARGET, output="int32", database=tmp_path)
     with pytest.raises(WorkloadError, match=r"vta_1x16x16 is simulated .* objective out"):
         tune(layer(), "vta_1x16x16", objective="kernel", database=tmp_path)
+
+
+def test_a_disturbed_decision_is_repeated(tmp_path: Path) -> None:
+    searched, measurer = tuning(tmp_path, 8)
+    final = measurer.final
+
+    def disturbed(proposals: Sequence[CpuProposal]) -> list[Timed]:
+        return [replace(timed, noisy=True) for timed in final(proposals)]
+
+    measurer.final = disturbed
+    list(searched.run())
+    assert searched.result().best.noisy
+    result, measurer = tuned(tmp_path, 8)
+    assert (result.measured, len(measurer.finals)) == (0, 1)
+    assert (result.best.noisy, result.best.final) == (False, 2)
+    _, measurer = tuned(tmp_path, 8)
+    assert measurer.finals == []

@@ -13,7 +13,7 @@ from cpembed.cost.ranking import RankedCandidate
 from cpembed.ir.computation import Computation
 from cpembed.measure.runner import Quantiles
 from cpembed.tune.cpu_choice import choose
-from cpembed.tune.cpu_measure import Failed, Moves, Timed
+from cpembed.tune.cpu_contest import Failed, Moves, Timed
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
 
 TARGET = "amx_int8"

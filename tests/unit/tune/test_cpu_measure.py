@@ -13,9 +13,10 @@ from cpembed.backends import kernel
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.measure.runner import Verification
 from cpembed.measure.turns import Side, Turns
-from cpembed.tune import cpu_measure
+from cpembed.tune import cpu_contest, cpu_measure
 from cpembed.tune.cpu_choice import Objective
-from cpembed.tune.cpu_measure import FIRST_ROUNDS, ROUNDS, Failed, Timed, Workbench
+from cpembed.tune.cpu_contest import FIRST_ROUNDS, Failed, Timed
+from cpembed.tune.cpu_measure import PAUSES, ROUNDS, Workbench
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal
 from tests.unit.tune.cpu_tuning import TARGET, designs, layer
 
@@ -50,7 +51,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds], list[tuple[int,
             samples = {name: rounds_of(name, rounds) for name in sides}
             return Turns(samples, elsewhere=0.0, rested=True)
 
-        monkeypatch.setattr(cpu_measure, "time_in_turns", turns)
+        monkeypatch.setattr(cpu_contest, "time_in_turns", turns)
         return asked
 
     return use
@@ -114,6 +115,34 @@ def test_disturbed_rounds_do_not_decide(timed: Callable[[Rounds], list[Any]]) ->
     assert found.ratio == pytest.approx(0.8)
     assert found.latency_us.median == 40.0
     assert found.noisy
+
+
+def test_a_minute_in_which_the_champion_is_slower_does_not_decide(
+    timed: Callable[[Rounds], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is three times slower for a while, and the other kernel suffers more."""
+    slow = {"kernel 0": 30.0, "kernel 1": 60.0}
+    champion, other, _ = proposals()
+    pauses: list[float] = []
+    monkeypatch.setattr(cpu_measure.time, "sleep", pauses.append)
+    workbench = bench("kernel")
+    timed(steady({"kernel 0": 10.0}))
+    workbench.measure(champion, None)
+
+    def recovering(name: str, rounds: int) -> list[float]:
+        times = {"kernel 0": 10.0, "kernel 1": 9.0} if len(pauses) == 1 else slow
+        return [times[name]] * rounds
+
+    asked = timed(recovering)
+    found = workbench.measure(other, champion)
+    assert isinstance(found, Timed)
+    assert (found.ratio, found.rejected, found.noisy) == (pytest.approx(0.9), False, False)
+    assert [rounds for rounds, _ in asked] == [FIRST_ROUNDS, ROUNDS, ROUNDS]
+    timed(steady(slow))
+    pauses.clear()
+    found = workbench.measure(other, champion)
+    assert isinstance(found, Timed)
+    assert (found.rejected, found.noisy, tuple(pauses)) == (False, True, PAUSES)
 
 
 def test_slow_kernels_get_fewer_rounds(timed: Callable[[Rounds], list[Any]]) -> None:
