@@ -142,7 +142,7 @@ class CpuTuning(Tuning[CpuTrial, CpuProposal]):
         again = [trial for trial in self._kept if trial.final == last]
         if last and self._kept[-1].final and not any(trial.noisy for trial in again):
             return
-        measured = [t for t in self.done if t.ratio is not None and not t.rejected]
+        measured = [trial for trial in self.done if trial.is_measured]
         if not measured:
             return
         first, best = measured[0], sorted(measured, key=lambda trial: trial.ratio or 0)
@@ -193,6 +193,7 @@ def _trial(
         design.identifier,
         design.rank,
         design.constraints,
+        error,
         proposal.knobs,
         proposal.kernel.us,
         design.moves_us,
@@ -202,6 +203,5 @@ def _trial(
         ratio,
         timed is not None and timed.noisy,
         timed is not None and timed.rejected,
-        error,
         final,
     )

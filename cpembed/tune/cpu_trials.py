@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from cpembed.backends.contract import Knobs
 from cpembed.backends.machine import cpu_model
@@ -22,8 +22,7 @@ _BACKENDS = Path(__file__).resolve().parents[1] / "backends"
 
 
 class CpuTrial(Trial, frozen=True):
-    """A schedule of an embedding and its times in microseconds, None where it has no kernel
-    (``error`` says why).
+    """A schedule of an embedding and its times in microseconds, None where it has no kernel.
 
     ``estimate_us`` and ``estimated_moves_us`` are the model's, of the contraction and of packing
     and unpacking. ``latency_us`` is the contraction alone; ``packing_us``, of what is not packed
@@ -44,7 +43,6 @@ class CpuTrial(Trial, frozen=True):
     ratio: float | None
     noisy: bool
     rejected: bool
-    error: str | None
     final: int = 0
 
     @property
@@ -54,6 +52,14 @@ class CpuTrial(Trial, frozen=True):
     @property
     def cost(self) -> float | None:
         return self.ratio
+
+    @property
+    def decision(self) -> int:
+        return self.final
+
+    @property
+    def is_measured(self) -> bool:
+        return self.ratio is not None and not self.rejected
 
     @property
     def moves_us(self) -> float:
@@ -69,14 +75,6 @@ class CpuTrial(Trial, frozen=True):
         if self.latency_us is None or objective == "kernel":
             return None if self.latency_us is None else self.latency_us.median
         return self.total_us
-
-    @classmethod
-    def best_of(cls, trials: Sequence[Self]) -> Self | None:
-        """Of the last ones that were timed again, and those measured since."""
-        last = max((trial.final for trial in trials), default=0)
-        since = next((n for n, trial in enumerate(trials) if trial.final == last), 0)
-        measured = [t for t in trials[since:] if t.ratio is not None and not t.rejected]
-        return min(measured, key=lambda trial: trial.ratio or 0, default=None)
 
     @classmethod
     def describes(cls, key: Mapping[str, Any]) -> bool:

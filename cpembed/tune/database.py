@@ -32,13 +32,15 @@ one workload and machine."""
 class Trial(msgspec.Struct, frozen=True):
     """A schedule of an embedding as it was measured.
 
-    ``rank`` is the embedding's place in the ranking of the set ``constraints``.
+    ``rank`` is the embedding's place in the ranking of the set ``constraints``; ``error`` says why
+    a schedule has no program.
     """
 
     embedding: dict[str, Any]
     identifier: str
     rank: int
     constraints: str
+    error: str | None
 
     @property
     def key(self) -> str:
@@ -50,10 +52,23 @@ class Trial(msgspec.Struct, frozen=True):
         """What tuning minimises, in the unit of the file; None where it was not measured."""
         raise NotImplementedError
 
+    @property
+    def decision(self) -> int:
+        """The number of the decision that the trial is part of: once there is one, only it and what
+        was measured since count; 0 for none."""
+        return 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it can be the best."""
+        return self.cost is not None
+
     @classmethod
     def best_of(cls, trials: Sequence[Self]) -> Self | None:
         """The fastest of a file's trials, which are in the order of the file."""
-        measured = [trial for trial in trials if trial.cost is not None]
+        last = max((trial.decision for trial in trials), default=0)
+        since = next((n for n, trial in enumerate(trials) if trial.decision == last), 0)
+        measured = [trial for trial in trials[since:] if trial.is_measured]
         return min(measured, key=lambda trial: trial.cost or 0, default=None)
 
     @classmethod

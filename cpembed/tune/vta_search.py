@@ -60,10 +60,10 @@ def measure(proposal: Proposal, machine: Machine) -> VtaTrial:
         design.identifier,
         design.rank,
         design.constraints,
+        error,
         proposal.schedule,
         proposal.estimate,
         cycles,
-        error,
         design.bounds.gemm_or_dma,
         design.bounds.busiest_module,
     )

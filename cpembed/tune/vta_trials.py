@@ -20,8 +20,7 @@ _MODEL = Path(__file__).resolve().parents[1] / "backends" / "vta"
 
 
 class VtaTrial(Trial, frozen=True):
-    """A schedule of an embedding and its simulated cycles, None where it has no program
-    (``error`` says why).
+    """A schedule of an embedding and its simulated cycles, None where it has no program.
 
     ``lower_bound`` is the larger of the embedding's GEMM and DMA cycles, ``busiest_module`` the
     cycles that its busiest module needs.
@@ -30,7 +29,6 @@ class VtaTrial(Trial, frozen=True):
     schedule: Schedule
     estimate: float
     cycles: int | None
-    error: str | None
     lower_bound: int
     busiest_module: int
 
