@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.api.solve import default_dtypes, hardware_spec, solve
+from cpembed.bulk import without_collection
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec
@@ -57,6 +58,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+@without_collection()
 def enumerate_share(
     target: str, index: int, constraints: str, share: tuple[int, int] | None
 ) -> tuple[int, float, float]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cpembed.bulk import without_collection
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.cost.search import find_best
 from cpembed.embedding.checks import check_embedding
@@ -160,6 +161,7 @@ def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:
     return tuple(spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands)
 
 
+@without_collection()
 def solve(
     workload: Computation,
     target: str | HardwareSpec,

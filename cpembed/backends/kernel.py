@@ -128,6 +128,19 @@ class CompiledKernel:
         """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
         return self._contract.bound(*(packed[name] for name in self.input_names), output)
 
+    def bound_moves(
+        self, originals: Mapping[str, Any], packed: Mapping[str, Any]
+    ) -> list[Callable[[], Any]]:
+        """:meth:`pack_into`, or for the output :meth:`unpack_into`, of each operand in
+        ``originals``, to be timed; none for operands whose layouts are the same memory."""
+        calls: list[Callable[[], Any]] = []
+        for name, original in originals.items():
+            if not self.is_packed_in_place(name):
+                buffers = original, packed[name]
+                source, target = buffers[::-1] if name == self._output.name else buffers
+                calls.append(self._mover(name).bound(source, target))
+        return calls
+
     def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
         shape = self._output.original_shape

@@ -168,20 +168,20 @@ def _execution(
     names = kernel.input_names
     packed = {name: kernel.pack(name, inputs[name]) for name in names}
     output = kernel.execute(packed)
+    contraction = kernel.bound(packed, output)
     if not packing:
-        return lambda: kernel.execute(packed, output)
+        return contraction
     ahead = packed_before(workload)
-    fresh = {
-        name: kernel.original(name, inputs[name])
-        for name in names
-        if name not in ahead and not kernel.is_packed_in_place(name)
-    }
-    result = kernel.original(workload.output.name)
+    fresh = {name: kernel.original(name, inputs[name]) for name in names if name not in ahead}
+    result = {workload.output.name: kernel.original(workload.output.name)}
+    calls = [
+        *kernel.bound_moves(fresh, packed),
+        contraction,
+        *kernel.bound_moves(result, {workload.output.name: output}),
+    ]
 
     def everything() -> None:
-        for name, original in fresh.items():
-            kernel.pack_into(name, original, packed[name])
-        kernel.execute(packed, output)
-        kernel.unpack_into(output, result)
+        for call in calls:
+            call()
 
     return everything
