@@ -87,7 +87,8 @@ def time_in_turns(
     """
     calls: dict[str, int] = {}
     for name, side in sides.items():
-        wait_for_idle_threads()
+        if _has_several_pools(sides):
+            wait_for_idle_threads()
         calls[name] = calls_in(side.sample, round_ms)
     best = _attempt(sides, calls, rounds)
     for _ in range(attempts - 1):
@@ -98,10 +99,15 @@ def time_in_turns(
     return best
 
 
+def _has_several_pools(sides: Mapping[str, Side]) -> bool:
+    return len({side.pool for side in sides.values()}) > 1
+
+
 def _attempt(sides: Mapping[str, Side], calls: Mapping[str, int], rounds: int) -> Turns:
     samples: dict[str, list[float]] = {name: [] for name in sides}
     elsewhere, rested = Elsewhere(), True
-    pool: str | None = None
+    # Threads of the only pool take nothing from another.
+    pool = None if _has_several_pools(sides) else next(iter(sides.values())).pool
     for turn in range(rounds):
         order = list(sides.items())
         for name, side in order if turn % 2 == 0 else reversed(order):

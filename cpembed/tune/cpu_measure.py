@@ -20,6 +20,7 @@ from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.runner import Expected, Sampler, wall_clock
 from cpembed.strategy.candidate import Candidate
@@ -47,8 +48,8 @@ DISTURBED = 1.25
 PAUSES = (0.2, 1.0)
 """Seconds before untrusted rounds are repeated, so many times."""
 
-_KEPT = 4
-"""Embeddings whose packed data are kept."""
+_ROOM = 2**28
+"""Bytes for packed data of embeddings that were measured, the last ones first."""
 
 
 class Workbench:
@@ -166,8 +167,10 @@ class Workbench:
         """All kernels but the needed ones, and the data that were not used lately."""
         self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
         used = {data.identifier for data, _ in self._kernels.values()}
-        for identifier in list(self._data):
-            if len(self._data) > _KEPT and identifier not in used:
+        held = 0
+        for identifier, data in reversed(list(self._data.items())):
+            held += data.bytes
+            if held > _ROOM and identifier not in used:
                 del self._data[identifier]
 
     @cached_property
@@ -198,6 +201,12 @@ class _Data:
             name: mover.original(name, inputs[name]) for name in mover.input_names if name in moving
         }
         self._result = mover.original(output) if output in moving else None
+
+    @property
+    def bytes(self) -> int:
+        """Of the packed operands."""
+        operands = self.mover.program.operands
+        return sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
 
     @property
     def packing(self) -> Sampler | None:

@@ -241,3 +241,25 @@ def test_kernels_are_timed_here() -> None:
     assert 0 < found.latency_us.p10 <= found.latency_us.median <= found.latency_us.p90
     assert found.moves.packing_us > 0
     assert found.ratio > 0
+
+
+def test_packed_data_are_kept_while_there_is_room(
+    timed: Callable[[Rounds], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed(steady({"kernel": 10.0}))
+    made: list[str] = []
+    data = cpu_measure._Data
+
+    def recording(identifier: str, *arguments: Any) -> Any:
+        made.append(identifier)
+        return data(identifier, *arguments)
+
+    monkeypatch.setattr(cpu_measure, "_Data", recording)
+    champion, _, other = proposals()
+    for room, count in ((2**28, 2), (0, 4)):
+        monkeypatch.setattr(cpu_measure, "_ROOM", room)
+        workbench = bench()
+        made.clear()
+        for item in (champion, other, champion, other):
+            workbench.measure(item, None)
+        assert len(made) == count
