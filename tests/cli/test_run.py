@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cpembed.api import run_cpu
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.tune.cpu_choice import ModelChoice
 from tests.cli.calling import Caller
 from tests.cli.schema import QUANTILES, RUN, assert_matches
 
@@ -154,3 +156,29 @@ def test_a_measurement_of_floats_says_how_far_it_is_off(cpembed: Caller) -> None
     assert document["verified"] is True
     assert 0 < document["tolerance"] < 1e-3
     assert "within rounding" in cpembed(*call).out
+
+
+@needs_vnni
+def test_the_model_chooses_unless_a_rank_is_asked_for(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = ("conv2d", "n=1", "c=4", "h=6", "w=6", "k=16", "r=3", "s=3")
+    target = ("--target", "avx512_vnni", "--json")
+    solved = cpembed("solve", *layer, *target).json["embeddings"]
+    choose = run_cpu.choose
+
+    def reversed_choice(*arguments: Any, **named: Any) -> ModelChoice:
+        found = choose(*arguments, **named)
+        return replace(found, estimates=tuple(reversed(found.estimates)))
+
+    monkeypatch.setattr(run_cpu, "choose", reversed_choice)
+    document = cpembed("run", *layer, *target).json
+    assert document["model"]["considered"] == document["rank"] == len(solved) == 3
+    assert document["embedding"] == solved[2]["id"]
+    assert document["verified"] is True
+    for rank in (1, 2):
+        asked = cpembed("run", *layer, *target, "--rank", str(rank)).json
+        assert (asked["rank"], asked["embedding"]) == (rank, solved[rank - 1]["id"])
+        assert asked["model"]["considered"] == 1
+    text = cpembed("run", *layer, *target[:2]).out
+    assert "by estimate, packing and unpacking included: the least of the best 3 (rank 1: " in text

@@ -100,9 +100,11 @@ def test_a_document_and_what_is_kept(tune: Callable[..., Called], cpembed: Calle
 
 @needs_vnni
 def test_a_report_says_untuned_tuned_and_what_the_model_expected(
-    tune: Callable[..., Called],
+    tune: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    called = tune(*GEMM, *VNNI, "--trials", "2", "--candidates", "2", "--objective", "kernel")
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    few = ("--trials", "2", "--candidates", "2", "--threads", "1")
+    called = tune(*GEMM, *VNNI, *few, "--objective", "kernel")
     assert (called.code, called.err) == (0, "")
     lines = called.out.splitlines()
     labels = [line.split()[0] for line in lines if line[:1].strip()]
@@ -110,6 +112,8 @@ def test_a_report_says_untuned_tuned_and_what_the_model_expected(
     assert [label for label in labels[4:] if label != "noisy"] == expected
     assert "latency alone" in called.out
     assert "kernel" in tune("--show").out.splitlines()[2]
+    (file,) = tune("--show", "--json").json["files"]
+    assert (file["key"]["threads"], file["key"]["objective"]) == (1, "kernel")
 
 
 @needs_vnni
