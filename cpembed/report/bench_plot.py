@@ -1,6 +1,9 @@
 """A drawing of a suite's comparison with its baselines."""
 # pyright: basic
 
+# What it imports is an extra, which a type checker need not find.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import io

@@ -6,6 +6,9 @@ first used in the process ("CPU Dispatcher Control" in oneDNN's developer guide)
 """
 # pyright: basic
 
+# What it imports is an extra, which a type checker need not find.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import os
