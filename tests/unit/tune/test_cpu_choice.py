@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends.contract import Knobs
 from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.estimate import Estimate
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.tune import cpu_choice
-from cpembed.tune.cpu_choice import EQUAL, choose, moves_us
+from cpembed.tune.cpu_choice import EQUAL, Estimated, choose, moves_us
 from tests.unit.tune.cpu_tuning import GEMM, LAYER, TARGET, candidates, machine
 
 SPEC = hardware_spec(TARGET)
@@ -22,14 +24,26 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
 
 
-def test_the_least_total_time_is_first_and_rank_decides_among_equals() -> None:
-    found = choose(candidates(LAYER), SPEC, machine())
-    assert (found.considered, found.refused) == (8, ())
-    first, *others = found.estimates
-    least = min(item.total_us for item in found.estimates)
-    equal = [i.ranked.rank for i in found.estimates if i.total_us <= EQUAL * least]
-    assert first.ranked.rank == min(equal)
-    assert [i.total_us for i in others] == sorted(i.total_us for i in others)
+@pytest.mark.parametrize(
+    "times, order",
+    [
+        ((30.0, 20.0, 25.0), [2, 3, 1]),
+        ((20.3, 20.0, 25.0), [1, 2, 3]),
+        ((21.0, 20.2, 20.0), [2, 3, 1]),
+    ],
+)
+def test_the_least_total_time_is_first_and_rank_decides_among_equals(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], order: list[int]
+) -> None:
+    def given(ranked: Any, *arguments: Any) -> Estimated:
+        kernel = Estimate(times[ranked.rank - 1] - 7.0, 0.0, 0.0, 0.0, 0.0)
+        return Estimated(ranked, Knobs(), kernel, 7.0)
+
+    assert EQUAL == 1.02
+    monkeypatch.setattr(cpu_choice, "estimated", given)
+    found = choose(candidates(LAYER)[:3], SPEC, machine())
+    assert [item.ranked.rank for item in found.estimates] == order
+    assert (found.considered, found.refused) == (3, ())
 
 
 def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
@@ -44,8 +58,16 @@ def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
     assert any(item.moves_us > 0 for item in choose(ranked, SPEC, dear).estimates)
     assert moved(dear) == 0
     assert moved(free) == 0
-    slowest = choose(ranked, SPEC, dear, objective="kernel").estimates
-    assert slowest[0].kernel.us <= EQUAL * min(item.kernel.us for item in slowest)
+    # Full use of the instruction with copies, half of it without.
+    copied = next(r for r in ranked if not r.overheads.in_place)
+    wasteful = next(r for r in ranked if r.overheads.utilisation == 0.5 and r.overheads.in_place)
+    for figures, objective, expected in (
+        (free, "total", copied),
+        (dear, "kernel", copied),
+        (dear, "total", wasteful),
+    ):
+        found = choose([copied, wasteful], SPEC, figures, objective=objective)
+        assert found.estimates[0].ranked is expected
 
 
 def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
