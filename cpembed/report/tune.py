@@ -167,8 +167,9 @@ def _cpu_rows(result: CpuTuneResult) -> list[_Row]:
 def _times(trial: CpuTrial) -> str:
     if trial.latency_us is None:
         return f"no kernel: {trial.error}"
-    latency, moves = words.duration(trial.latency_us.median), words.duration(trial.moves_us)
-    return f"{latency}, packing and unpacking {moves}"
+    times = trial.latency_us
+    latency = f"{words.duration(times.median)} (p10 {words.duration(times.p10)})"
+    return f"{latency}, packing and unpacking {words.duration(trial.moves_us)}"
 
 
 def _where(trial: CpuTrial) -> str:
