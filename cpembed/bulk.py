@@ -12,8 +12,8 @@ def without_collection() -> Generator[None]:
     """Leave out Python's search for cycles inside; also a decorator of functions.
 
     Embeddings, layouts and lemmas are values without cycles, of which a complete enumeration makes
-    millions that live to its end. Searching them again and again for garbage took two fifths of
-    its time and found none; what reference counting frees is freed all the same.
+    millions that live to its end. Searching them again and again for garbage took up to two fifths
+    of its time; what reference counting frees is freed all the same.
     """
     was_enabled = gc.isenabled()
     gc.disable()

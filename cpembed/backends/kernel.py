@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, features, vnni
 from cpembed.backends.x86.calibration import Calibration, calibration
-from cpembed.backends.x86.estimate import Estimate
 from cpembed.backends.x86.register_blocks import Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -128,18 +127,24 @@ class CompiledKernel:
         """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
         return self._contract.bound(*(packed[name] for name in self.input_names), output)
 
-    def bound_moves(
-        self, originals: Mapping[str, Any], packed: Mapping[str, Any]
+    def bound_packing(
+        self, inputs: Mapping[str, Array], packed: Mapping[str, Any], ahead: Collection[str]
     ) -> list[Callable[[], Any]]:
-        """:meth:`pack_into`, or for the output :meth:`unpack_into`, of each operand in
-        ``originals``, to be timed; none for operands whose layouts are the same memory."""
-        calls: list[Callable[[], Any]] = []
-        for name, original in originals.items():
-            if not self.is_packed_in_place(name):
-                buffers = original, packed[name]
-                source, target = buffers[::-1] if name == self._output.name else buffers
-                calls.append(self._mover(name).bound(source, target))
-        return calls
+        """Calls to be timed that pack each input, but those in ``ahead``, whose layouts are not the
+        same memory."""
+        return [
+            self._mover(name).bound(self.original(name, inputs[name]), packed[name])
+            for name in self.input_names
+            if name not in ahead and not self.is_packed_in_place(name)
+        ]
+
+    def bound_unpacking(self, packed: Any) -> list[Callable[[], Any]]:
+        """The call to be timed that unpacks the output; none where its layouts are the same
+        memory."""
+        name = self._output.name
+        if self.is_packed_in_place(name):
+            return []
+        return [self._mover(name).bound(packed, self.original(name))]
 
     def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
@@ -226,22 +231,15 @@ def build(
     return CompiledKernel(program, plan, reason, epilogue)
 
 
-def schedules(
+def schedule_space(
     program: DerivedProgram, spec: HardwareSpec, machine: Calibration | None = None
-) -> list[tuple[Estimate, Knobs]]:
-    """Settings of :func:`build`'s ``knobs`` worth timing with their estimated times, the default
-    first.
+) -> Schedules:
+    """Settings of :func:`build`'s ``knobs`` with their estimated times; the best ranked one is the
+    default.
 
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    return schedule_space(program, spec, machine).ranked()
-
-
-def schedule_space(
-    program: DerivedProgram, spec: HardwareSpec, machine: Calibration | None = None
-) -> Schedules:
-    """What :func:`schedules` ranks, to estimate others too; raises alike."""
     return _back_end(spec).schedules(program, machine or calibration(), runtime.thread_count())
 
 

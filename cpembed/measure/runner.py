@@ -184,33 +184,18 @@ def measure(
     output = kernel.execute(packed)
     latency = time_work(kernel.bound(packed, output), rounds, round_ms)
 
-    timed = [latency]
-    packing = 0.0
-    for name in names:
-        if name not in ahead and not kernel.is_packed_in_place(name):
-            original = kernel.original(name, inputs[name])
-            target = packed[name]
-            timed.append(_time_packing(kernel, name, original, target, rounds, round_ms))
-            packing += timed[-1].median
-    unpacking = 0.0
-    if not kernel.is_packed_in_place(workload.output.name):
-        result = kernel.original(workload.output.name)
-        timed.append(time_work(lambda: kernel.unpack_into(output, result), rounds, round_ms))
-        unpacking = timed[-1].median
+    packing, unpacking = (
+        [time_work(call, rounds, round_ms) for call in calls]
+        for calls in (kernel.bound_packing(inputs, packed, ahead), kernel.bound_unpacking(output))
+    )
     return Measurement(
         latency_us=latency,
-        packing_us=packing,
-        unpacking_us=unpacking,
+        packing_us=sum(times.median for times in packing),
+        unpacking_us=sum(times.median for times in unpacking),
         gops=2 * workload.macs / (latency.median * 1e3),
         packed_ahead=ahead,
-        noisy=any(times.is_noisy for times in timed),
+        noisy=any(times.is_noisy for times in (latency, *packing, *unpacking)),
     )
-
-
-def _time_packing(
-    kernel: CompiledKernel, name: str, original: Any, target: Any, rounds: int, round_ms: float
-) -> Quantiles:
-    return time_work(lambda: kernel.pack_into(name, original, target), rounds, round_ms)
 
 
 def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantiles:
@@ -223,6 +208,16 @@ def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantile
         again = _attempt(sample, rounds, round_ms)
         steadiest = min(steadiest, again, key=lambda times: times.spread)
     return steadiest
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """All calls, one after the other, as one."""
+
+    def everything() -> None:
+        for call in calls:
+            call()
+
+    return everything
 
 
 def wall_clock(work: Callable[[], Any]) -> Sampler:

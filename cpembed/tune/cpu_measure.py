@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import CompiledKernel, build
+from cpembed.backends.packing import packed_before
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.runner import Expected, Sampler, wall_clock
+from cpembed.measure.runner import Expected, Sampler, in_turn, wall_clock
 from cpembed.strategy.candidate import Candidate
-from cpembed.tune.cpu_choice import Objective, moved
+from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.cpu_contest import (
     FIRST_ROUNDS,
     Contest,
@@ -196,11 +197,9 @@ class _Data:
         self.packed = {name: mover.pack(name, inputs[name]) for name in mover.input_names}
         output = mover.program.workload.output.name
         self.output = mover.empty(output)
-        moving = {operand.name for operand in moved(mover.program)}
-        self._fresh = {
-            name: mover.original(name, inputs[name]) for name in mover.input_names if name in moving
-        }
-        self._result = mover.original(output) if output in moving else None
+        ahead = packed_before(mover.program.workload)
+        self._packing = mover.bound_packing(inputs, self.packed, ahead)
+        self._unpacking = mover.bound_unpacking(self.output)
 
     @property
     def bytes(self) -> int:
@@ -210,15 +209,8 @@ class _Data:
 
     @property
     def packing(self) -> Sampler | None:
-        return wall_clock(self._pack) if self._fresh else None
+        return wall_clock(in_turn(self._packing)) if self._packing else None
 
     @property
     def unpacking(self) -> Sampler | None:
-        return None if self._result is None else wall_clock(self._unpack)
-
-    def _pack(self) -> None:
-        for name, original in self._fresh.items():
-            self.mover.pack_into(name, original, self.packed[name])
-
-    def _unpack(self) -> None:
-        self.mover.unpack_into(self.output, self._result)
+        return wall_clock(in_turn(self._unpacking)) if self._unpacking else None

@@ -52,9 +52,11 @@ def estimate(nest: Nest, step: BlockStep, machine: Calibration, threads: int) ->
     products = steps * step.products_ns
     loads = steps * step.loads_ns
     stores = tasks * step.stored_lines * machine.store_line_ns[0]
-    levels = [size for size in machine.cache_bytes if size]
     share = tasks / reuse.tasks
-    for level, size in enumerate(levels):
+    for level, size in enumerate(machine.cache_bytes):
+        if not size:
+            # Unknown: taken to be no smaller than the next one outside.
+            continue
         first, second, output = (lines * share for lines in reuse.traffic(size))
         further = step.line_ns[level + 1] - step.line_ns[level]
         loads += (first + second) * max(0.0, further)

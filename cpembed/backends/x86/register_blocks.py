@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cpembed.backends.blocking import block, cut_panels, drop_unit_loops, order_tasks
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import Nest, TaskLoop
-from cpembed.backends.traffic import USED_SHARE, touched_lines
+from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, touched_lines
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep, Estimate, estimate
 from cpembed.backends.x86.roles import column_loops, row_loops
@@ -89,7 +89,7 @@ class Schedules:
     def _with_panels(self, knobs: Knobs) -> Iterator[Knobs]:
         """Panels of the loops of either factor, where all data are more than the second-level
         cache holds."""
-        room = self.machine.cache_bytes[1] * USED_SHARE / 64
+        room = self.machine.cache_bytes[1] * USED_SHARE / LINE_BYTES
         inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
         everything = inner | {task.name: task.extent for task in self.nest.tasks}
         if sum(touched_lines(o, everything) for o in self.nest.operands) <= room:

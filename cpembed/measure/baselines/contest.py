@@ -16,7 +16,7 @@ from cpembed.measure.baselines.base import (
     Primitives,
     Subject,
 )
-from cpembed.measure.runner import Expected, Quantiles, Verification, wall_clock
+from cpembed.measure.runner import Expected, Quantiles, Verification, in_turn, wall_clock
 from cpembed.measure.turns import Side, Turns, time_in_turns
 
 OUR_POOL = "tvm"
@@ -171,17 +171,10 @@ def _execution(
     contraction = kernel.bound(packed, output)
     if not packing:
         return contraction
-    ahead = packed_before(workload)
-    fresh = {name: kernel.original(name, inputs[name]) for name in names if name not in ahead}
-    result = {workload.output.name: kernel.original(workload.output.name)}
-    calls = [
-        *kernel.bound_moves(fresh, packed),
-        contraction,
-        *kernel.bound_moves(result, {workload.output.name: output}),
-    ]
-
-    def everything() -> None:
-        for call in calls:
-            call()
-
-    return everything
+    return in_turn(
+        [
+            *kernel.bound_packing(inputs, packed, packed_before(workload)),
+            contraction,
+            *kernel.bound_unpacking(output),
+        ]
+    )

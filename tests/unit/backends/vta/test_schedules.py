@@ -12,7 +12,7 @@ import pytest
 from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.emit import Addresses, emit
-from cpembed.backends.vta.estimate import bounds
+from cpembed.backends.vta.estimate import bounds, region_tiles, store_cycles
 from cpembed.backends.vta.isa import Gemm, Load, Memory, Store
 from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.planner import (
@@ -126,13 +126,16 @@ LAYERS = [
 @pytest.mark.parametrize("words", LAYERS)
 def test_default_schedules_are_near_the_bound_that_no_schedule_beats(words: str) -> None:
     """The timed simulator's cycles are 7 % above the bound at most, apart from products with zero
-    padding, which few schedules can skip."""
+    padding, which few schedules can skip, and the last STORE, which nothing overlaps."""
     nest = nest_of(words)
-    taken = cycles(nest, default_schedule(nest, TAIL, MEMORY))
+    schedule = default_schedule(nest, TAIL, MEMORY)
+    taken = cycles(nest, schedule)
     bound = bounds(nest, TAIL, MEMORY)
     padding = np.prod(list(nest.extents.values())) - bound.gemm
     assert bound.busiest_module <= taken
-    assert taken <= 1.08 * max(bound.compute + padding, bound.read, bound.write)
+    sizes = {name: np.array([size]) for name, size in schedule.tiles.items()}
+    last_store = int(store_cycles(region_tiles(nest.acc, sizes), nest.config, MEMORY)[0])
+    assert taken <= 1.07 * max(bound.compute + padding, bound.read, bound.write) + last_store
 
 
 @pytest.mark.parametrize("words", LAYERS)
