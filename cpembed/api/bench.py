@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from cpembed.api.bench_rows import BenchRow, RowMaker
+from cpembed.api.bench_maker import RowMaker
+from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
 from cpembed.api.run import missing_for
 from cpembed.api.run_vta import simulates

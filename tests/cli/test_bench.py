@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from cpembed.api import bench as api
-from cpembed.api import bench_rows
-from cpembed.api.bench_rows import RowMaker
+from cpembed.api import bench_maker
+from cpembed.api.bench_maker import RowMaker
 from cpembed.backends.kernel import CompiledKernel
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, Map, assert_matches
@@ -232,14 +232,14 @@ def test_a_wrong_kernel_is_loud_and_exits_1(
 def test_a_bug_in_one_layer_shows_its_place_and_the_others_are_done(
     bench: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = bench_rows.solve
+    make = bench_maker.solve
 
     def solve(workload: Any, *arguments: Any, **options: Any) -> Any:
         if workload.extents["c"] == 128:
             raise ZeroDivisionError("oops")
         return make(workload, *arguments, **options)
 
-    monkeypatch.setattr(bench_rows, "solve", solve)
+    monkeypatch.setattr(bench_maker, "solve", solve)
     called = bench("--layers", "12,48", "--no-run")
     assert called.code == 1
     assert "ZeroDivisionError: oops" in called.err

@@ -12,9 +12,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cpembed.api import bench_rows, run_vta
+from cpembed.api import bench_maker, run_vta
 from cpembed.api.bench import Bench, open_bench, select_layers
-from cpembed.api.bench_rows import BenchRow, Latency, RowMaker, RunRow
+from cpembed.api.bench_baselines import Latency
+from cpembed.api.bench_maker import RowMaker
+from cpembed.api.bench_rows import BenchRow, RunRow
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.backends.x86.features import missing_features
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -251,14 +253,14 @@ def test_a_wrong_kernel_is_a_failed_row_and_the_suite_goes_on(
 def test_an_exception_is_reported_in_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    make = bench_rows.solve
+    make = bench_maker.solve
 
     def solve(workload: Any, *arguments: Any, **options: Any) -> Any:
         if workload.extents["c"] == 128:
             raise error
         return make(workload, *arguments, **options)
 
-    monkeypatch.setattr(bench_rows, "solve", solve)
+    monkeypatch.setattr(bench_maker, "solve", solve)
     bench = complete(solving(tmp_path, layers="12,48"))
     failed = [row for row in bench.finished() if row.error is not None]
     assert [row.index for row in failed] == [12]

@@ -186,7 +186,7 @@ def test_solver_and_brute_force_agree(block: int) -> None:
 @pytest.mark.parametrize("block", range(20, 120))
 def test_solver_and_brute_force_agree_at_length(block: int) -> None:
     """5,000 random problems, of which at least 3,500 are compared; kinds that must occur are in
-    ``test_brute_force_kinds.py``."""
+    ``test_brute_force_kinds.py``, ``_fused`` and ``_exchanged``."""
     found = [compare(seed) for seed in range(block * 50, block * 50 + 50)]
     compared = [count for count in found if count is not None]
     print(len(compared), sum(map(bool, compared)))

@@ -1,0 +1,165 @@
+"""Makes the rows of a benchmark: searches a layer, runs its kernel, keeps what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from cpembed.api.bench_baselines import BaselineRow, baseline_row
+from cpembed.api.bench_results import error_row, run_row, simulated_row, solved_row
+from cpembed.api.bench_rows import (
+    BenchRow,
+    ErrorRow,
+    RunRow,
+    SolvedRow,
+)
+from cpembed.api.run import RunResult, run
+from cpembed.api.run_vta import VtaRunResult, simulates, tail_for
+from cpembed.api.solve import SolveResult, default_dtypes, solve
+from cpembed.backends.kernel import BackendChoice
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.measure.baselines.base import Baseline, Subject
+from cpembed.tune import cpu_kept, vta_kept
+from cpembed.tune.cpu_trials import CpuTrial
+from cpembed.tune.kept import Kept
+from cpembed.tune.vta_trials import VtaTrial
+from cpembed.workloads.suites import Layer
+
+Phase = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """How every layer of a suite is treated; ``backend`` None: solve, do not run.
+
+    ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
+    ``untuned``: none of it. ``baselines`` run beside each kernel that uses the instruction.
+    """
+
+    spec: HardwareSpec
+    strict: ConstraintSet
+    constraints: ConstraintSet
+    backend: BackendChoice | None
+    layout: str
+    seed: int
+    timeout: float | None
+    any_set: bool = False
+    untuned: bool = False
+    baselines: tuple[Baseline, ...] = ()
+
+    def is_current(self, layer: Layer, row: BenchRow) -> bool:
+        """Whether a stored row is of what tuning knows now."""
+        run = row.run
+        if run is None or self.backend in (None, "generic"):
+            return True
+        kept = None if self.untuned else self._kept(layer)
+        if kept is None or run.tuned is None:
+            return kept is None and run.tuned is None
+        known = kept.trial.identifier, kept.trials
+        return known == (run.tuned.embedding, run.tuned.trials)
+
+    def _kept(self, layer: Layer) -> Kept[VtaTrial] | Kept[CpuTrial] | None:
+        workload = layer.workload(default_dtypes(self.spec), self.layout)
+        constraints = None if self.any_set else self.constraints
+        if simulates(self.spec):
+            tail = tail_for(workload, None, None)
+            return vta_kept.best_kept(workload, self.spec, tail, constraints)
+        return cpu_kept.best_kept(workload, self.spec, constraints)
+
+    def row(self, layer: Layer, report: Phase) -> BenchRow:
+        """The layer's row; an exception of its searches or its kernel is part of it."""
+        started = time.perf_counter()
+        draft = _Draft()
+        try:
+            workload = layer.workload(default_dtypes(self.spec), self.layout)
+            draft.macs = workload.macs
+            self._fill(draft, layer, workload, report)
+        except Exception as error:
+            draft.error = error_row(error)
+        return BenchRow(
+            layer.index,
+            layer.label,
+            layer.application,
+            layer.count,
+            draft.macs,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            time.perf_counter() - started,
+            draft.strict,
+            draft.best,
+            draft.run,
+            draft.error,
+        )
+
+    def solve(self, workload: Computation, chosen: ConstraintSet, report: Phase) -> SolveResult:
+        return solve(
+            workload,
+            self.spec,
+            chosen,
+            top=1,
+            timeout=self.timeout,
+            seed=self.seed,
+            progress=report,
+        )
+
+    def _fill(self, draft: _Draft, layer: Layer, workload: Computation, report: Phase) -> None:
+        draft.strict = solved_row(self.solve(workload, self.strict, report))
+        if self.backend is None:
+            again = self.constraints == self.strict
+            draft.best = (
+                draft.strict
+                if again
+                else solved_row(self.solve(workload, self.constraints, report))
+            )
+            return
+        try:
+            result = run(
+                workload,
+                self.spec,
+                constraints=None if self.any_set else self.constraints,
+                backend=self.backend,
+                seed=self.seed,
+                timeout=self.timeout,
+                progress=report,
+                untuned=self.untuned,
+            )
+        except Exception:
+            # What was found is worth a row although it did not run.
+            draft.best = solved_row(self.solve(workload, self.constraints, report))
+            raise
+        if isinstance(result, SolveResult):
+            draft.best = solved_row(result)
+            return
+        draft.best = solved_row(result.solved)
+        if isinstance(result, VtaRunResult):
+            draft.run = simulated_row(result)
+            return
+        draft.run = run_row(result)
+        if self.baselines:
+            compared = self._beside(result, layer, report)
+            draft.run = msgspec.structs.replace(draft.run, baselines=compared)
+
+    def _beside(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
+        """The kernel and each baseline, timed in turns."""
+        subject = Subject.of(layer, result.solved.workload, self.layout)
+        found: dict[str, BaselineRow] = {}
+        for baseline in self.baselines:
+            report(f"beside {baseline.name}", 0)
+            found[baseline.name] = baseline_row(result, baseline, subject)
+        return found
+
+
+@dataclass
+class _Draft:
+    """What is known of a row so far."""
+
+    macs: int = 0
+    strict: SolvedRow | None = None
+    best: SolvedRow | None = None
+    run: RunRow | None = None
+    error: ErrorRow | None = None

@@ -1,0 +1,177 @@
+"""From the results of searches and runs to what a benchmark's row keeps of them."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from typing import Any
+
+from cpembed.api.bench_baselines import Latency
+from cpembed.api.bench_rows import (
+    ChosenRow,
+    DigitRow,
+    EmbeddingRow,
+    ErrorRow,
+    Reason,
+    RunRow,
+    Seconds,
+    SolvedRow,
+    TunedRow,
+)
+from cpembed.api.run import RunResult
+from cpembed.api.run_vta import SIMULATOR, VtaRunResult
+from cpembed.api.solve import SolveResult
+from cpembed.backends.vta.tail import Requantized
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.errors import CpembedError, InvariantError
+from cpembed.measure.roofline import instruction_peak_gops
+from cpembed.tune.kept import TunedChoice
+
+
+def solved_row(result: SolveResult) -> SolvedRow:
+    seconds = Seconds(result.seconds.model, result.seconds.solve, result.total_seconds)
+    return SolvedRow(
+        result.constraints.name,
+        result.status.value,
+        result.complete,
+        result.count,
+        result.families,
+        seconds,
+        _embedding_row(result.embeddings[0]) if result.embeddings else None,
+        _reason(result),
+    )
+
+
+def _reason(result: SolveResult) -> Reason | None:
+    if result.conflict is not None:
+        conflict = result.conflict
+        return Reason(list(conflict.axes), list(conflict.constraints), conflict.words[0])
+    if result.embeddings:
+        return None
+    if result.not_derivable:
+        return Reason([], [], f"no program: {result.not_derivable[0]}")
+    if result.count:
+        return Reason([], [], "no program: the embeddings found are not axis maps")
+    return Reason([], [], "the search was stopped before it found anything")
+
+
+def _embedding_row(ranked: RankedCandidate) -> EmbeddingRow:
+    embedding, cost = ranked.candidate.embedding, ranked.overheads
+    return EmbeddingRow(
+        embedding.identifier(),
+        _mapping(embedding),
+        {
+            axis: [DigitRow(d.axis, d.count, d.stride) for d in digits]
+            for axis, digits in embedding.digits.items()
+        },
+        cost.utilisation,
+        cost.mac_overhead,
+        cost.data_overhead,
+        cost.calls,
+        list(cost.in_place),
+    )
+
+
+def _mapping(embedding: Embedding) -> str:
+    return " ".join(
+        f"{axis}←{','.join(map(_digit, digits))}"
+        for axis, digits in embedding.digits.items()
+        if digits
+    )
+
+
+def _digit(digit: Digit) -> str:
+    return f"{digit.axis}:{digit.count}" + (f"*{digit.stride}" if digit.stride > 1 else "")
+
+
+def run_row(result: RunResult) -> RunRow:
+    times, check = result.measurement, result.verification
+    latency = Latency.of(times.latency_us)
+    everything = latency.median + times.packing_us + times.unpacking_us
+    native = result.is_native
+    peak = instruction_peak_gops(result.solved.target)
+    return RunRow(
+        backend=result.backend,
+        verified=check.verified,
+        max_error=check.max_error if math.isfinite(check.max_error) else None,
+        latency_us=latency if native else None,
+        generic_latency_us=None if native else latency,
+        packing_us=times.packing_us,
+        unpacking_us=times.unpacking_us,
+        packed_ahead=list(times.packed_ahead),
+        gops=times.gops if native else None,
+        gops_with_packing=2 * result.solved.workload.macs / (everything * 1e3) if native else None,
+        missing=list(result.missing),
+        noisy=times.noisy,
+        peak_share=times.gops / peak if native and peak is not None else None,
+        chosen=_chosen_row(result),
+        tuned=None if result.choice is None else _tuned_row(result.choice.tuned),
+    )
+
+
+def _chosen_row(result: RunResult) -> ChosenRow | None:
+    choice = result.choice
+    if choice is None or choice.model is None or choice.estimate is None:
+        return None
+    embedding = result.candidate.candidate.embedding
+    return ChosenRow(
+        embedding.identifier(),
+        _mapping(embedding),
+        result.candidate.rank,
+        choice.model.considered,
+        choice.estimate.kernel.us,
+        choice.estimate.moves_us,
+    )
+
+
+def simulated_row(result: VtaRunResult) -> RunRow:
+    tail, moves = result.lowered.tail, result.moves
+    return RunRow(
+        backend=SIMULATOR,
+        verified=result.verification.verified,
+        max_error=result.verification.max_error,
+        latency_us=None,
+        generic_latency_us=None,
+        packing_us=moves.packing_us,
+        unpacking_us=moves.unpacking_us,
+        packed_ahead=list(moves.packed_ahead),
+        gops=None,
+        gops_with_packing=None,
+        missing=[],
+        noisy=moves.noisy,
+        output=result.form,
+        shift=tail.shift if isinstance(tail, Requantized) else None,
+        simulated_cycles=result.timing.cycles,
+        clock_mhz=result.clock_mhz,
+        simulated_us=result.microseconds,
+        simulated_gops=result.gops,
+        gemm_utilisation=result.timing.gemm_utilisation,
+        lower_bound_cycles=result.bounds.gemm_or_dma,
+        lower_bound_ratio=result.lower_bound_ratio,
+        busiest_module_ratio=result.busiest_module_ratio,
+        tuned=_tuned_row(result.tuned),
+    )
+
+
+def _tuned_row(tuned: TunedChoice[Any] | None) -> TunedRow | None:
+    if tuned is None:
+        return None
+    embedding = tuned.candidate.embedding
+    return TunedRow(
+        embedding.identifier(),
+        _mapping(embedding),
+        tuned.constraints,
+        tuned.rank,
+        tuned.trials,
+    )
+
+
+def error_row(error: Exception) -> ErrorRow:
+    expected = isinstance(error, CpembedError)
+    return ErrorRow(
+        type(error).__name__,
+        " ".join(str(error).split()),
+        error.exit_code if expected else InvariantError.exit_code,
+        None if expected else "".join(traceback.format_exception(error)),
+    )
