@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 from cpembed.api.solve import solve
-from cpembed.workloads.suites import layer, suite
+from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.moves import Execution
 from experiments.vta_evaluation.plot import bars
-from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+from experiments.vta_evaluation.rows import DEEPBENCH, Experiment, Row, geometric_mean
 from experiments.vta_evaluation.tuning import Target, tune, tune_reference
 
 TARGET = "vta_1x16x16"
@@ -101,14 +101,7 @@ def plot(rows: list[Row], folder: Path) -> bool:
     return bars([row["key"] for row in rows], values, folder / "results.svg", title=title)
 
 
-EXPERIMENT = Experiment(
-    Path(__file__).resolve().parent,
-    str(__doc__).split("\n\n", maxsplit=1)[0],
-    tuple(str(item.index) for item in suite("deepbench")),
-    compute,
-    markdown,
-    plot,
-)
+EXPERIMENT = Experiment.of_script(__file__, __doc__, DEEPBENCH, compute, markdown, plot)
 
 if __name__ == "__main__":
     sys.exit(EXPERIMENT.main())

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.api.solve import solve
-from cpembed.workloads.suites import layer, suite
+from cpembed.workloads.suites import layer
 from experiments.figure6.run import PAPER, TARGET
 from experiments.vta_evaluation.comparison import KINDS, Times, times
 from experiments.vta_evaluation.moves import Execution
 from experiments.vta_evaluation.plot import bars
-from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+from experiments.vta_evaluation.rows import DEEPBENCH, Experiment, Row, geometric_mean
 from experiments.vta_evaluation.tuning import Target, tune, tune_reference
 
 
@@ -114,14 +114,7 @@ def plot(rows: list[Row], folder: Path) -> bool:
     return bars([row["key"] for row in rows], series, folder / "results.svg", title=title)
 
 
-EXPERIMENT = Experiment(
-    Path(__file__).resolve().parent,
-    str(__doc__).split("\n\n", maxsplit=1)[0],
-    tuple(str(item.index) for item in suite("deepbench")),
-    compute,
-    markdown,
-    plot,
-)
+EXPERIMENT = Experiment.of_script(__file__, __doc__, DEEPBENCH, compute, markdown, plot)
 
 if __name__ == "__main__":
     sys.exit(EXPERIMENT.main())

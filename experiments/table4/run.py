@@ -66,14 +66,7 @@ def plot(rows: list[Row], folder: Path) -> bool:
     return plot_table(rows, paper, folder)
 
 
-EXPERIMENT = Experiment(
-    Path(__file__).resolve().parent,
-    str(__doc__).split("\n\n", maxsplit=1)[0],
-    tuple(CASES),
-    compute,
-    markdown,
-    plot,
-)
+EXPERIMENT = Experiment.of_script(__file__, __doc__, tuple(CASES), compute, markdown, plot)
 
 if __name__ == "__main__":
     sys.exit(EXPERIMENT.main())

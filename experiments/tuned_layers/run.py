@@ -13,14 +13,16 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from cpembed.api.run import run
 from cpembed.api.run_vta import VtaRunResult
-from cpembed.api.tune import TuneResult, tune
+from cpembed.api.tune import tune
+from cpembed.api.tune_vta import VtaTuneResult
 from cpembed.tune.database import DIRECTORY_VARIABLE
-from cpembed.workloads.suites import layer, suite
+from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
-from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+from experiments.vta_evaluation.rows import DEEPBENCH, Experiment, Row, geometric_mean
 
 TARGET = "vta_1x16x16"
 REQUIRED, WORST = 1.2, 1.5
@@ -29,10 +31,12 @@ REQUIRED, WORST = 1.2, 1.5
 def compute(key: str, trials: int) -> Row:
     """Tune a layer as ``cpembed tune`` does, then execute what it found as ``cpembed run`` does."""
     workload = layer("deepbench", int(key)).workload()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[DIRECTORY_VARIABLE] = folder
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, {DIRECTORY_VARIABLE: folder}),
+    ):
         tuned = tune(workload, TARGET, trials=trials)
-        assert isinstance(tuned, TuneResult)
+        assert isinstance(tuned, VtaTuneResult)
         ran = run(workload, TARGET)
     assert isinstance(ran, VtaRunResult)
     document = ran.to_json()
@@ -102,14 +106,7 @@ def plot(rows: list[Row], folder: Path) -> bool:
     return bars([row["key"] for row in rows], values, folder / "results.svg", title=title)
 
 
-EXPERIMENT = Experiment(
-    Path(__file__).resolve().parent,
-    str(__doc__).split("\n\n", maxsplit=1)[0],
-    tuple(str(item.index) for item in suite("deepbench")),
-    compute,
-    markdown,
-    plot,
-)
+EXPERIMENT = Experiment.of_script(__file__, __doc__, DEEPBENCH, compute, markdown, plot)
 
 if __name__ == "__main__":
     sys.exit(EXPERIMENT.main())

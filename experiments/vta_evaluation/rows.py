@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.workloads.suites import suite
 
 Row = dict[str, Any]
+
+DEEPBENCH = tuple(str(item.index) for item in suite("deepbench"))
+"""A row for each layer."""
 
 TRIALS = 16
 """Timed simulations of each mapping, the reference's and ours alike."""
@@ -31,6 +35,19 @@ class Experiment:
     compute: Callable[[str, int], Row]
     markdown: Callable[[list[Row]], list[str]]
     plot: Callable[[list[Row], Path], bool]
+
+    @staticmethod
+    def of_script(
+        script: str,
+        text: str | None,
+        keys: tuple[str, ...],
+        compute: Callable[[str, int], Row],
+        markdown: Callable[[list[Row]], list[str]],
+        plot: Callable[[list[Row], Path], bool],
+    ) -> Experiment:
+        """By the file and the docstring of its script."""
+        description = str(text).split("\n\n", maxsplit=1)[0]
+        return Experiment(Path(script).resolve().parent, description, keys, compute, markdown, plot)
 
     def main(self) -> int:
         """The command line of the experiment."""

@@ -1,4 +1,4 @@
-"""The documents of ``--json``, as ``docs/interface.md`` promises them.
+"""The documents of ``--json``, as ``docs/usage.md`` describes them.
 
 A schema is a type, a tuple of alternatives, a list with the schema of its items, a dict with the
 schema of each required field, or a :class:`Map`. Fields may be added to a document, not removed.
@@ -126,3 +126,19 @@ SIMULATED = {
     "seconds": Map(NUMBER),
 }
 """What is simulated and what is measured have names of their own: there is no ``latency_us``."""
+
+TUNED = {
+    "workload": {"expression": str, "axes": Map(int)},
+    "target": str,
+    "constraints": str,
+    "seed": int,
+    "candidates": int,
+    "trials": int,
+    "measured": int,
+    "kept": int,
+    "stopped": bool,
+    "speedup": NUMBER,
+    "seconds": NUMBER,
+    "database": str,
+}
+"""What ``tune`` says of simulated and of timed targets alike."""

@@ -13,7 +13,7 @@ from cpembed.tune.vta_search import measure
 from cpembed.tune.vta_space import Machine, Proposal
 from cpembed.tune.vta_trials import VtaTrial
 from tests.cli.calling import Called, Caller
-from tests.cli.schema import NUMBER, Map, assert_matches
+from tests.cli.schema import NUMBER, TUNED, Map, assert_matches
 
 VTA = ("--target", "vta_1x16x16")
 GEMM = ("gemm", "m=16", "n=32", "k=48")
@@ -35,23 +35,7 @@ TRIAL = {
     "busiest_module": int,
 }
 MEASURED = {**TRIAL, "us": NUMBER, "lower_bound_ratio": NUMBER, "busiest_module_ratio": NUMBER}
-DOCUMENT = {
-    "workload": {"expression": str, "axes": Map(int)},
-    "target": str,
-    "constraints": str,
-    "form": str,
-    "seed": int,
-    "candidates": int,
-    "trials": int,
-    "measured": int,
-    "kept": int,
-    "stopped": bool,
-    "untuned": MEASURED,
-    "best": MEASURED,
-    "speedup": NUMBER,
-    "seconds": NUMBER,
-    "database": str,
-}
+DOCUMENT = {**TUNED, "form": str, "untuned": MEASURED, "best": MEASURED}
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cpembed.tune.cpu_measure import Workbench
 from cpembed.tune.cpu_space import CpuProposal
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
-from tests.cli.schema import NUMBER, QUANTILES, Map, assert_matches
+from tests.cli.schema import NUMBER, QUANTILES, TUNED, Map, assert_matches
 
 GEMM = ("gemm", "m=32", "n=32", "k=64")
 VNNI = ("--target", "avx512_vnni")
@@ -39,23 +39,13 @@ TRIAL = {
     "rejected": bool,
     "final": int,
 }
+_MEASURED = {**TRIAL, "total_us": NUMBER}
 DOCUMENT = {
-    "workload": {"expression": str, "axes": Map(int)},
-    "target": str,
-    "constraints": str,
+    **TUNED,
     "objective": str,
     "not_expressed": int,
-    "seed": int,
-    "candidates": int,
-    "trials": int,
-    "measured": int,
-    "kept": int,
-    "stopped": bool,
-    "untuned": {**TRIAL, "total_us": NUMBER},
-    "best": {**TRIAL, "total_us": NUMBER},
-    "speedup": NUMBER,
-    "seconds": NUMBER,
-    "database": str,
+    "untuned": _MEASURED,
+    "best": _MEASURED,
 }
 
 

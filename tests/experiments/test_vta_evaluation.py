@@ -35,6 +35,15 @@ def test_a_layer_is_computed_stored_and_not_computed_again(
     assert load(tmp_path)[key] == row
 
 
+def test_a_layer_is_tuned_executed_and_put_beside_its_bounds(tmp_path: Path) -> None:
+    script("tuned_layers").EXPERIMENT.run(["103"], 2, tmp_path)
+    row = load(tmp_path)["103"]
+    assert row["verified"]
+    assert row["bound"] <= row["busiest"] <= row["tuned"] <= row["untuned"]
+    text = (tmp_path / "results.md").read_text()
+    assert f"| 103 `{row['layer']}` | {row['untuned']:,} | {row['tuned']:,} |" in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name, key", [("table3", "13"), ("table4", "13"), ("table5", "1")])
 def test_a_row_of_a_table(name: str, key: str, tmp_path: Path) -> None:
