@@ -10,6 +10,7 @@ from enum import Enum
 from cpembed.backends.script import HEADER, Script, buffer, grid, zero
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
+from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
 
 _INNER_ELEMENTS = 64
@@ -59,14 +60,18 @@ class _Move:
 
     @property
     def original_element(self) -> str:
-        parts: list[str] = []
+        """Digits that are neighbours in the original, of one packed dimension, are one term: what
+        moves is then seen to be contiguous."""
+        total = IndexExpr()
         step = 1
         for index, size in reversed(
             list(zip(self.source, self.operand.original_shape, strict=True))
         ):
-            parts.append(f"({index}) * {step}")
+            total = (
+                IndexExpr.of([t.times(step) for t in index.terms], index.constant * step) + total
+            )
             step *= size
-        return f"Original[{' + '.join(reversed(parts)) or '0'}]"
+        return f"Original[{simplify(total, self.extents)}]"
 
     def bounds(self) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
         """What keeps a move inside the original shape: conditions on the row, ranges of single
@@ -79,10 +84,11 @@ class _Move:
             low, high = index.bounds(extents)
             if low >= 0 and high < size:
                 continue
-            name = self._only_unit_iterator(index)
+            name, divisor = self._leading_digit(index)
             if name in self.order and name not in ranges:
-                first = max(0, -index.constant)
-                ranges[name] = (first, max(first, min(extents[name], size - index.constant)))
+                first = max(0, -index.constant) * divisor
+                end = min(extents[name], (size - index.constant) * divisor)
+                ranges[name] = (first, max(first, end))
                 continue
             conditions = (
                 of_row if set(index.iterators) <= set(self.names[: self.rows]) else (of_element)
@@ -92,9 +98,13 @@ class _Move:
         return of_row, ranges, of_element
 
     @staticmethod
-    def _only_unit_iterator(index: IndexExpr) -> str | None:
-        """The iterator of ``iterator + constant``."""
-        return IndexExpr(index.terms).single_iterator
+    def _leading_digit(index: IndexExpr) -> tuple[str | None, int]:
+        """The iterator and divisor of ``iterator // divisor + constant``."""
+        if len(index.terms) == 1:
+            (term,) = index.terms
+            if term.inner is None and term.coefficient == 1 and term.modulus is None:
+                return term.iterator, term.divisor
+        return None, 1
 
 
 def packing_source(operand: PackedOperand, chunks: int, direction: Direction) -> str:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.cost.footprint import FUSED, Dimension, State, Tile
+from cpembed.cost.footprint import Dimension, Fused, State, Tile, dimensions_of
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.digit_model import AxisMaps
 from cpembed.embedding.embedding import Embedding
@@ -53,8 +53,11 @@ class _Port:
     def elements(self) -> int:
         return math.prod(self.operand.shape)
 
-    def walks(self, axis: str) -> bool:
-        return any(axis in d.index.iterators for d in self.dimensions)
+    def has_own(self, fused: Fused) -> bool:
+        """Whether a fused axis is counted as a dimension of its own."""
+        member = fused.members[0]
+        walked = any(member in d.index.iterators for d in self.dimensions)
+        return walked and not any(fused.members in d.joined for d in self.dimensions)
 
 
 @dataclass
@@ -108,7 +111,8 @@ class SpaceBounds:
         self.weights = weights
         self.macs, self.macs_per_call = problem.workload.macs, problem.instruction.macs
         self._extents = problem.workload.extents
-        self._ports = _ports(problem)
+        groups = dict.fromkeys(g for m in components for f in m for g in f.flattened.values())
+        self._ports = _ports(problem, groups)
         # Ports of one tensor share what they use in place: only the smallest counts for sure.
         tensors: dict[str, list[int]] = {}
         for n, port in enumerate(self._ports):
@@ -155,12 +159,11 @@ class SpaceBounds:
         owned = [axis for axis, owner in self._owner.items() if owner == component]
         for number, found in enumerate(maps):
             states, fused = _states(found, self._extents)
-            calls = math.prod(tile.calls(extent) for tile, extent in fused.values()) * math.prod(
+            calls = math.prod(group.tile.calls(group.extent) for group in fused) * math.prod(
                 self._axis_calls(axis, states.get(axis)) for axis in owned
             )
             elements = tuple(
-                self._factor(component, n, states, fused, found.flattened)
-                for n in range(len(self._ports))
+                self._factor(component, n, states, fused) for n in range(len(self._ports))
             )
             place = tuple(self._state_number(joint, component, states) for joint in self._joint)
             key = (calls, elements, place)
@@ -176,24 +179,20 @@ class SpaceBounds:
     def _axis_calls(self, axis: str, state: State) -> int:
         if isinstance(state, Tile):
             return state.calls(self._extents[axis])
-        return 1 if state == FUSED else self._extents[axis]
+        return 1 if isinstance(state, Fused) else self._extents[axis]
 
     def _factor(
         self,
         component: int,
         port: int,
         states: Mapping[str, State],
-        fused: Mapping[str, tuple[Tile, int]],
-        groups: Mapping[str, tuple[str, ...]],
+        fused: Sequence[Fused],
     ) -> int:
         """What a map contributes to the elements of an operand's layout."""
-        size = 1
-        for name, (tile, extent) in fused.items():
-            if self._ports[port].walks(groups[name][0]):
-                size *= tile.padded(extent)
+        size = math.prod(group.padded for group in fused if self._ports[port].has_own(group))
         for dimension in self._own[component][port]:
             axes = self._axes_in(dimension, component)
-            key = (id(dimension), tuple(states.get(axis) for axis in axes))
+            key = (id(dimension), dimension.told(states, axes))
             if key not in self._sizes:
                 self._sizes[key] = dimension.elements(states)
             size *= self._sizes[key]
@@ -204,7 +203,7 @@ class SpaceBounds:
         known = joint.states.get(component)
         if known is None:
             return 0
-        key = tuple(states.get(axis) for axis in self._axes_in(joint.dimension, component))
+        key = joint.dimension.told(states, self._axes_in(joint.dimension, component))
         return known.setdefault(key, len(known))
 
     def lower(self, chosen: Sequence[int]) -> Lower:
@@ -283,18 +282,16 @@ def _suffix_products(values: Sequence[Any]) -> list[Any]:
     return products
 
 
-def _ports(problem: EmbeddingProblem) -> list[_Port]:
+def _ports(problem: EmbeddingProblem, groups: Collection[tuple[str, ...]]) -> list[_Port]:
     """The workload's operands with their dimensions, in the instruction's order."""
+    workload, instruction = problem.workload, problem.instruction
+    lanes = {axis.name: axis.minimum for axis in instruction.axes}
     ports: list[_Port] = []
-    for ours in problem.instruction.computation.operands:
-        operand = problem.workload.operand(problem.roles[ours.name])
-        access = problem.workload.access(operand.name)
-        memory = problem.instruction.memory[ours.name]
-        dimensions = tuple(
-            Dimension(index, extent, memory, problem.workload.extents)
-            for index, extent in zip(access.index, operand.shape, strict=True)
-        )
-        ports.append(_Port(operand, dimensions))
+    for ours in instruction.computation.operands:
+        operand = workload.operand(problem.roles[ours.name])
+        access, memory = workload.access(operand.name), instruction.memory[ours.name]
+        found = dimensions_of(access, operand, memory, workload.extents, lanes, groups)
+        ports.append(_Port(operand, found))
     return ports
 
 
@@ -309,17 +306,18 @@ def _axes_of(found: AxisMaps | Embedding) -> set[str]:
 
 def _states(
     found: AxisMaps | Embedding, extents: Mapping[str, int]
-) -> tuple[dict[str, State], dict[str, tuple[Tile, int]]]:
-    """States of the workload axes under a map, and its fused axes with their extents."""
+) -> tuple[dict[str, State], list[Fused]]:
+    """States of the workload axes under a map, and its fused axes."""
     states: dict[str, State] = {}
-    fused: dict[str, tuple[Tile, int]] = {}
+    fused: list[Fused] = []
     for lane, digits in found.digits.items():
         for digit in digits:
             tile = Tile(lane, digit.count, digit.stride, len(digits) == 1)
             members = found.flattened.get(digit.axis)
             if members is None:
                 states[digit.axis] = tile
-            else:
-                fused[digit.axis] = (tile, math.prod(extents[member] for member in members))
-                states |= dict.fromkeys(members, FUSED)
+                continue
+            group = Fused(members, math.prod(extents[member] for member in members), tile)
+            fused.append(group)
+            states |= dict.fromkeys(members, group)
     return states, fused

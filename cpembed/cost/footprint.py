@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.computation import Operand
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.joining import joined_dimensions, joined_index
 
 
 @dataclass(frozen=True)
@@ -42,38 +47,78 @@ class Tile:
         return self.blocks(extent) * self.block
 
 
-FUSED = "fused"
-"""State of an axis that is a member of a fused one."""
+@dataclass(frozen=True)
+class Fused:
+    """A fused axis of ``extent`` points, ``members`` outermost first, that a tile walks."""
 
-State = Tile | str | None
-"""A workload axis under an embedding: walked by a digit, fused, or neither."""
+    members: tuple[str, ...]
+    extent: int
+    tile: Tile
+
+    @property
+    def padded(self) -> int:
+        return self.tile.padded(self.extent)
+
+
+_OWN = Fused((), 1, Tile("", 1, 1, alone=True))
+"""State of a member whose fused axis has dimensions of its own."""
+
+State = Tile | Fused | None
+"""A workload axis under an embedding: walked by a digit, a member of a fused axis, or neither."""
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A dimension of an operand: its index over workload axes, and its extent."""
+    """A dimension of an operand: its index over workload axes, and its extent.
+
+    ``joined`` are the dimensions that it makes with its neighbours for fused axes which the operand
+    has as they are (:mod:`cpembed.ir.joining`), by their members.
+    """
 
     index: IndexExpr
     extent: int
     memory: OperandMemory
+    element_bytes: int
     axes: Mapping[str, int]
     """Extents of the workload's axes."""
+    lanes: Mapping[str, int]
+    """Smallest extents of the instruction's axes."""
+    joined: Mapping[tuple[str, ...], Dimension] = field(default_factory=dict[Any, Any])
 
     def elements(self, states: Mapping[str, State]) -> int:
         """A lower bound of what the dimension contributes to the size of the layout.
 
-        A fused axis has a dimension of its own: here only the other axes count.
+        A fused axis has a dimension of its own, which is not counted here, unless it is ``joined``.
         """
         if not self.index.is_affine:
             return 1
-        rest = [t for t in self.index.terms if states.get(t.iterator) != FUSED]
-        if len(rest) == len(self.index.terms):
+        fused = {a: s for a in self.index.iterators if isinstance(s := states.get(a), Fused)}
+        if not fused:
             return self._sized(self.index, self.extent, states)
+        factor = 1
+        for group in fused.values():
+            if group.members in self.joined:
+                if len(fused) == 1:
+                    joined = self.joined[group.members]
+                    return joined.elements({**states, fused_name(group.members): group.tile})
+                factor *= group.padded
+        rest = [t for t in self.index.terms if t.iterator not in fused]
         if not rest:
-            return 1
+            return factor
         span, step = _span(steps for t in rest for steps in self._steps(t, states))
         terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
-        return self._sized(IndexExpr.of(terms), span + 1, states)
+        return factor * self._sized(IndexExpr.of(terms), span + 1, states)
+
+    def told(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
+        """What the states of some of its axes are to the dimension: fused axes that have dimensions
+        of their own are all the same."""
+        found = [states.get(axis) for axis in axes]
+        return tuple(
+            [
+                _OWN if isinstance(state, Fused) and state.members not in self.joined else state
+                for state in found
+            ]
+        )
 
     def _sized(self, index: IndexExpr, extent: int, states: Mapping[str, State]) -> int:
         if len(index.terms) == 1 and index.terms[0].coefficient == 1:
@@ -101,8 +146,10 @@ class Dimension:
         return tile.padded(self.axes[axis]) if isinstance(tile, Tile) else self.axes[axis]
 
     def _treatments(self, step: int, tile: Tile) -> list[str]:
-        free = self.memory.stride_rule(tile.lane) is StrideRule.ANY
-        return ["digit", "axis", *(["in_place"] if tile.alone and (free or step == 1) else [])]
+        in_place = self.memory.stride_rule(tile.lane) is StrideRule.ANY or (
+            step == 1 and self.memory.reads_contiguously(tile.lane, self.element_bytes, self.lanes)
+        )
+        return ["digit", "axis", *(["in_place"] if tile.alone and in_place else [])]
 
     def _treated(
         self,
@@ -142,6 +189,36 @@ class Dimension:
             (step, tile.stride),
             (step * tile.stride, tile.count),
         ]
+
+
+def dimensions_of(
+    access: Access, operand: Operand, memory: OperandMemory,
+    axes: Mapping[str, int], lanes: Mapping[str, int],
+    groups: Iterable[tuple[str, ...]],
+) -> tuple[Dimension, ...]:  # fmt: skip
+    """The dimensions of an operand; ``groups`` are the members of axes that may be fused."""
+    place = memory, size_bytes(operand.dtype)
+    found = [
+        Dimension(index, extent, *place, axes, lanes)
+        for index, extent in zip(access.index, operand.shape, strict=True)
+    ]
+    for members in groups:
+        window = joined_dimensions(access.index, operand.shape, axes, members)
+        if window is None:
+            continue
+        inner = math.prod(operand.shape[window.start + 1 : window.stop])
+        name = fused_name(members)
+        first = found[window.start]
+        index = joined_index(first.index, members[0], inner, name)
+        extents = {**axes, name: math.prod(axes[member] for member in members)}
+        whole = Dimension(index, first.extent * inner, *place, extents, lanes)
+        found[window.start] = replace(first, joined={**first.joined, members: whole})
+    return tuple(found)
+
+
+def fused_name(members: Sequence[str]) -> str:
+    """A name for a fused axis that no axis has."""
+    return " ".join(members)
 
 
 def _span(steps: Iterable[tuple[int, int]]) -> tuple[int, int]:

@@ -99,6 +99,20 @@ class OperandMemory:
         """Size of each tile dimension at the given extents of the instruction axes."""
         return tuple(dimension.size(extents[dimension.axis]) for dimension in self.tile)
 
+    def reads_contiguously(self, axis: str, element_bytes: int, extents: Mapping[str, int]) -> bool:
+        """Whether an axis can walk neighbouring elements wherever they begin: it is the last of an
+        unaligned tile, and the other axes take any stride or, by ``extents``, one step."""
+        last = self.tile[-1]
+        return (
+            (last.axis, last.divisor, last.modulus) == (axis, 1, None)
+            and self.alignment_bytes <= element_bytes
+            and all(
+                self.stride_rule(other) is StrideRule.ANY or extents[other] == 1
+                for other in self.axes
+                if other != axis
+            )
+        )
+
 
 @dataclass(frozen=True)
 class Instruction:

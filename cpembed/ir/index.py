@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 
@@ -86,12 +85,16 @@ class IndexExpr:
 
     @staticmethod
     def of(terms: Iterable[IndexTerm], constant: int = 0) -> IndexExpr:
+        # This runs for every step of every layout: few objects, and lists before generators.
+        given = tuple(terms)
+        if len(given) == 1:
+            (term,) = given
+            return IndexExpr(given if term.coefficient and term.modulus != 1 else (), constant)
         merged: dict[tuple[str, int, int | None, IndexExpr | None], IndexTerm] = {}
-        for term in terms:
+        for term in given:
             key = (term.iterator, term.divisor, term.modulus, term.inner)
             like = merged.get(key)
             merged[key] = term if like is None else like.times(1, term.coefficient)
-        # As a list first: this runs for every step of every layout, and generators are slow.
         kept = [term for term in merged.values() if term.coefficient and term.modulus != 1]
         return IndexExpr(tuple(kept), constant)
 
@@ -103,9 +106,14 @@ class IndexExpr:
     def is_affine(self) -> bool:
         return all(term.is_affine for term in self.terms)
 
-    @cached_property
+    @property
     def iterators(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for term in self.terms for name in term.iterators))
+        # Kept by hand: a cached_property takes a lock, and layouts ask very many expressions.
+        known: tuple[str, ...] | None = self.__dict__.get("_iterators")
+        if known is None:
+            names = [name for term in self.terms for name in term.iterators]
+            known = self.__dict__["_iterators"] = tuple(dict.fromkeys(names))
+        return known
 
     @property
     def single_iterator(self) -> str | None:
@@ -140,14 +148,18 @@ class IndexExpr:
 
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
         """Replace iterators by expressions, inside digits too."""
-        if not any(name in replacements for term in self.terms for name in term.iterators):
-            return self
         terms: list[IndexTerm] = []
         constant = self.constant
+        changed = False
         for term in self.terms:
-            if not any(name in replacements for name in term.iterators):
+            if term.inner is None:
+                known = term.iterator in replacements
+            else:
+                known = any(name in replacements for name in term.iterators)
+            if not known:
                 terms.append(term)
                 continue
+            changed = True
             if term.inner is not None:
                 terms.append(replace(term, inner=term.inner.substitute(replacements)))
                 continue
@@ -162,7 +174,7 @@ class IndexExpr:
             scale = term.coefficient
             terms += inner.terms if scale == 1 else [t.times(scale) for t in inner.terms]
             constant += term.coefficient * inner.constant
-        return IndexExpr.of(terms, constant)
+        return IndexExpr.of(terms, constant) if changed else self
 
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
         return IndexExpr.of(

@@ -9,14 +9,16 @@ channels-last operand yields a channels-last layout.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
-from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.transform.layout import OperandLayout, digits_on
+from cpembed.transform.layout import OperandLayout
 from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
@@ -107,21 +109,40 @@ def _iteration(
     A digit of count c and stride s covers blocks of c*s; the loop ``axis.o`` walks blocks and,
     where s > 1, ``axis.p`` the s interleaved phases.
     """
-    loops: list[Loop] = []
-    axis_map: dict[str, IndexExpr] = {}
-    for kind in (AxisKind.SPATIAL, AxisKind.REDUCTION):
-        for axis in workload.axes:
-            if axis.kind is not kind:
-                continue
-            digits = digits_on(embedding, axis.name)
-            if len(digits) > 1:
-                raise TransformError(f"axis {axis.name} feeds several digits: not derivable yet")
-            count, stride = (digits[0].count, digits[0].stride) if digits else (1, 1)
-            block = count * stride
-            loops.append(Loop(f"{axis.name}.o", -(-axis.extent // block), kind))
-            terms = [IndexTerm(f"{axis.name}.o", block)]
-            if stride > 1:
-                loops.append(Loop(f"{axis.name}.p", stride, kind))
-                terms.append(IndexTerm(f"{axis.name}.p"))
-            axis_map[axis.name] = IndexExpr.of([*terms, *embedding.offset(axis.name).terms])
-    return tuple(loops), {axis.name: axis_map[axis.name] for axis in workload.axes}
+    mapped: dict[str, list[Lane]] = {}
+    for lane, digits in embedding.digits.items():
+        weight = 1
+        for digit in digits:
+            outermost = weight * digit.count == embedding.extents[lane]
+            mapped.setdefault(digit.axis, []).append((lane, weight, digit, outermost))
+            weight *= digit.count
+    walked = {axis: _walked(axis, tuple(mapped.get(axis.name, ()))) for axis in workload.axes}
+    loops = [
+        loop
+        for kind in (AxisKind.SPATIAL, AxisKind.REDUCTION)
+        for axis, (found, _) in walked.items()
+        if axis.kind is kind
+        for loop in found
+    ]
+    return tuple(loops), {axis.name: index for axis, (_, index) in walked.items()}
+
+
+Lane = tuple[str, int, Digit, bool]
+"""An instruction axis, the weight of one of its digits, the digit, and whether it is its last."""
+
+
+@lru_cache(1 << 12)
+def _walked(axis: Axis, lanes: tuple[Lane, ...]) -> tuple[tuple[Loop, ...], IndexExpr]:
+    """The outer loops of an axis, and its coordinate; enumerations ask for the same ones often."""
+    if len(lanes) > 1:
+        raise TransformError(f"axis {axis.name} feeds several digits: not derivable yet")
+    count, stride = (lanes[0][2].count, lanes[0][2].stride) if lanes else (1, 1)
+    block = count * stride
+    loops = [Loop(f"{axis.name}.o", -(-axis.extent // block), axis.kind)]
+    terms = [IndexTerm(f"{axis.name}.o", block)]
+    if stride > 1:
+        loops.append(Loop(f"{axis.name}.p", stride, axis.kind))
+        terms.append(IndexTerm(f"{axis.name}.p"))
+    for lane, weight, digit, outermost in lanes:
+        terms.append(IndexTerm(lane, digit.stride, weight, None if outermost else digit.count))
+    return tuple(loops), IndexExpr.of(terms)

@@ -139,6 +139,32 @@ def _split_digit(term: IndexTerm, factor: int, outer: str, inner: str) -> list[I
     return [replace(term, iterator="", inner=whole)]
 
 
+def shifted(index: IndexExpr, name: str, amount: int) -> IndexExpr:
+    """Replace iterator ``name`` by ``name + amount``.
+
+    >>> e = IndexExpr.of([IndexTerm("x", 1, 3)])
+    >>> [str(shifted(e, "x", amount)) for amount in (-6, -5)]
+    ['x//3 - 2', '(x - 5)//3']
+    """
+    if not amount or name not in index.iterators:
+        return index
+    terms: list[IndexTerm] = []
+    constant = index.constant
+    for term in index.terms:
+        if name not in term.iterators:
+            terms.append(term)
+        elif term.inner is not None:
+            terms.append(replace(term, inner=shifted(term.inner, name, amount)))
+        elif amount % (term.divisor * (term.modulus or 1)) == 0:
+            # Whole turns of the digit: it does not change, or counts on.
+            terms.append(term)
+            constant += 0 if term.modulus else term.coefficient * (amount // term.divisor)
+        else:
+            inner = IndexExpr((IndexTerm(name),), amount)
+            terms.append(replace(term, iterator="", inner=inner))
+    return IndexExpr.of(terms, constant)
+
+
 def substitute_digit(
     index: IndexExpr, name: str, fused: str, weight: int, extent: int, *, outermost: bool
 ) -> IndexExpr:

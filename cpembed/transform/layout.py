@@ -22,6 +22,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.joining import joined_dimensions, joined_index
 from cpembed.transform.program import PackedDimension, PackedOperand
 from cpembed.transform.rewrites import Flatten, Fuse, Pad, Part, Reorder, Rewrite, Split, unroll
 from cpembed.transform.unrolling import (
@@ -91,6 +92,9 @@ class OperandLayout:
     _contiguous: list[str] = field(default_factory=list[str])
     """Dimensions that a lane walks in place and must find innermost."""
 
+    _lane_of: dict[str, str] = field(default_factory=dict[str, str])
+    _original_names: tuple[str, ...] = ()
+    """Names of the dimensions before any rewrite."""
     _indices: dict[str, IndexExpr] = field(default_factory=dict[str, IndexExpr])
     """Dimension name -> its index over workload axes, as long as it has not been split."""
 
@@ -98,6 +102,9 @@ class OperandLayout:
         self.layout = original_layout(self.workload, self.access, self.axis_map)
         names = [dimension.name for dimension in self.layout.dimensions]
         self._indices = dict(zip(names, self.access.index, strict=True))
+        self._original_names = tuple(names)
+        digits = self.embedding.digits
+        self._lane_of = {d.axis: lane for lane in reversed(self.lanes) for d in digits[lane]}
 
     def derive(self) -> PackedOperand:
         """Apply the rewrites; ``applied`` lists them afterwards."""
@@ -151,6 +158,8 @@ class OperandLayout:
         for name, members in self.embedding.flattened.items():
             if not any(members[0] in index.iterators for index in self._indices.values()):
                 continue
+            if self._joins(name, members):
+                continue
             parts = [self._own_dimension(member) for member in members]
             names = [d.name for d in self.layout.dimensions]
             start = min(names.index(part) for part in parts)
@@ -165,6 +174,32 @@ class OperandLayout:
             for part in parts:
                 del self._indices[part]
             self._indices[name] = IndexExpr.iterator(name)
+
+    def _joins(self, name: str, members: tuple[str, ...]) -> bool:
+        """Make one dimension of those that hold a fused axis as a window which the memory side
+        reads in place; False where it does not, or another fused axis takes a share of them."""
+        found = joined_dimensions(
+            self.access.index, self.workload.operand(self.layout.name).shape,
+            self.workload.extents, members,
+        )  # fmt: skip
+        if found is None:
+            return False
+        window = self.access.index[found.start]
+        fused = {m for group in self.embedding.flattened.values() for m in group}
+        if fused & set(window.iterators) != {members[0]}:
+            return False
+        old = [self._original_names[n] for n in found]
+        sizes = tuple([self.layout.dimensions[self._position(n)].extent for n in old])
+        index = joined_index(window, members[0], math.prod(sizes[1:]), name)
+        if "in_place" not in self._treatments(name, index):
+            return False
+        joined = self._fresh("+".join(old))
+        at, axis = self._position(old[0]), self.axis_map[name]
+        self._apply(Flatten(self.layout.name, at, sizes, joined, labels=tuple(old), index=axis))
+        for part in old:
+            del self._indices[part]
+        self._indices[joined] = index
+        return True
 
     def _own_dimension(self, member: str) -> str:
         """The dimension that is just this axis, of its extent; taken out of a sum where need be."""
@@ -215,10 +250,7 @@ class OperandLayout:
 
     def _lane(self, axis: str) -> str | None:
         """The lane that a workload axis feeds, if any."""
-        for lane in self.lanes:
-            if any(digit.axis == axis for digit in self.embedding.digits[lane]):
-                return lane
-        return None
+        return self._lane_of.get(axis)
 
     def _treatments(self, axis: str, index: IndexExpr) -> tuple[Treatment, ...]:
         lane = self._lane(axis)
@@ -226,22 +258,12 @@ class OperandLayout:
         digits = self.embedding.digits[lane]
         free = self.memory.stride_rule(lane) is StrideRule.ANY
         step = index.coefficient(axis) * digits[0].stride
-        if len(digits) == 1 and ((free and step > 0) or (step == 1 and self._innermost(lane))):
+        contiguous = step == 1 and self.memory.reads_contiguously(
+            lane, size_bytes(self.layout.dtype), self.extents
+        )
+        if len(digits) == 1 and ((free and step > 0) or contiguous):
             return ("in_place", "digit", "axis")
         return ("digit", "axis")
-
-    def _innermost(self, lane: str) -> bool:
-        """Whether a dense lane is the tile's last dimension, unaligned, all others being free."""
-        last = self.memory.tile[-1]
-        others = {tile.axis for tile in self.memory.tile if tile.axis != lane}
-        return (
-            (last.axis, last.divisor, last.modulus) == (lane, 1, None)
-            and self.memory.alignment_bytes <= size_bytes(self.layout.dtype)
-            and all(
-                self.memory.stride_rule(axis) is StrideRule.ANY or self.extents[axis] == 1
-                for axis in others
-            )
-        )
 
     def _apply_unrolling(self, name: str, found: Unrolling) -> None:
         position = self._position(name)

@@ -19,6 +19,7 @@ from cpembed.errors import TransformError
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.index_algebra import (
     divide,
+    shifted,
     simplify,
     substitute_digit,
     substitute_split,
@@ -181,9 +182,7 @@ class Pad(Rewrite):
             raise TransformError(f"pad: {old.name} has extent {old.extent}, not {self.extent}")
         dimensions[self.dimension] = replace(old, extent=self.before + old.extent + self.after)
         access[self.dimension] += self.before
-        source = tuple(
-            index + -self.before * index.coefficient(old.name) for index in layout.source
-        )
+        source = tuple(shifted(index, old.name, -self.before) for index in layout.source)
         return replace(layout, dimensions=tuple(dimensions), access=tuple(access), source=source)
 
     def forward(self, data: Array) -> Array:
@@ -332,8 +331,8 @@ class Fuse(Rewrite):
 class Flatten(Fuse):
     """``[I, J] -> [I*J]`` for a fused axis: one index, over the whole group (section 5).
 
-    ``index`` is the fused axis over the program's iterators: the members' own coordinates are its
-    digits and do not occur in the program.
+    ``index`` is the fused axis over the program's iterators, added to what other axes share of the
+    dimensions: the members' own coordinates are its digits and do not occur in the program.
     """
 
     name: ClassVar[str] = "flatten"
@@ -341,8 +340,8 @@ class Flatten(Fuse):
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
         fused = super().apply(layout, extents)
-        access = _spliced(fused.access, self.dimension, 1, (self.index,))
-        return replace(fused, access=access)
+        index = fused.access[self.dimension] + self.index
+        return replace(fused, access=_spliced(fused.access, self.dimension, 1, (index,)))
 
 
 def _spliced(items: tuple[Any, ...], at: int, count: int, new: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -132,12 +132,6 @@ def stride_in_place(problem: EmbeddingProblem, operand: str, name: str | None) -
     memory = problem.instruction.memory[operand]
     if memory.stride_rule(name) is StrideRule.ANY:
         return None
-    last = memory.tile[-1]
     dtype = problem.instruction.computation.operand(operand).dtype
-    contiguous = last.axis == name and last.divisor == 1 and last.modulus is None
-    others = {t.axis for t in memory.tile if t.axis != name}
-    free = all(
-        memory.stride_rule(axis) is StrideRule.ANY or problem.instruction.axis(axis).maximum == 1
-        for axis in others
-    )
-    return 1 if contiguous and free and memory.alignment_bytes <= size_bytes(dtype) else 0
+    extents = problem.instruction.extents
+    return int(memory.reads_contiguously(name, size_bytes(dtype), extents))
