@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from cpembed.api.run import RunResult
+from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.baselines.base import Baseline, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
@@ -31,19 +33,21 @@ class Latency(msgspec.Struct, frozen=True):
 class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Both sides, timed in turns (:mod:`cpembed.measure.baselines`), or why not (``missing``).
 
-    ``form`` is the baseline's call and result, ``implementations`` what the library chose to run in
-    it. ``call_us``: that call; ``primitive_us``: the computation by the library's own account;
-    ``reorder_us`` and ``weights_reorder_us`` its moving of activations and of weights that were
-    packed ahead, but not as it wants them, both means. ``ours_us``: our contraction on packed
-    operands; ``ours_with_packing_us``: with packing and unpacking. The ratios are the baseline's
-    time over ours in the same round, above 1 where ours is faster;
-    ``primitive_ratio_with_packing`` adds ``reorder_us``. ``elsewhere_cores``: what other processes
-    had of the machine meanwhile. ``noisy``: too much, or a ratio varied too much
-    (:class:`~cpembed.measure.turns.Turns`): then the ratios mean little.
+    ``form`` is the baseline's call and result, ``stored`` the type of the results that both sides
+    store, ``implementations`` what the library chose to run in it. ``call_us``: that call;
+    ``primitive_us``: the computation by the library's own account; ``reorder_us`` and
+    ``weights_reorder_us`` its moving of activations and of weights that were packed ahead, but not
+    as it wants them, both means. ``ours_us``: our contraction on packed operands;
+    ``ours_with_packing_us``: with packing and unpacking. The ratios are the baseline's time over
+    ours in the same round, above 1 where ours is faster; ``primitive_ratio_with_packing`` adds
+    ``reorder_us``. ``elsewhere_cores``: what other processes had of the machine meanwhile.
+    ``noisy``: too much, or a ratio varied too much (:class:`~cpembed.measure.turns.Turns`): then
+    the ratios mean little.
     """
 
     missing: str | None = None
     form: str | None = None
+    stored: str | None = None
     implementations: list[str] = []
     max_error: float | None = None
     call_us: Latency | None = None
@@ -65,7 +69,15 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
     if not result.is_native:
         return BaselineRow(missing="portable code ran in place of the instruction")
     inputs = random_inputs(subject.workload, result.seed)
-    found = contest(result.kernel, baseline, subject, inputs)
+
+    def storing(dtype: str) -> CompiledKernel:
+        if dtype == subject.workload.output.dtype:
+            return result.kernel
+        knobs = None if result.choice is None else result.choice.knobs
+        program, spec = result.candidate.candidate.program, result.solved.target
+        return build(program, spec, backend="native", knobs=knobs, epilogue=Epilogue(dtype))
+
+    found = contest(storing, baseline, subject, inputs)
     if isinstance(found, NotCovered):
         return BaselineRow(missing=found.reason)
     return _compared(found)
@@ -75,6 +87,7 @@ def _compared(found: Comparison) -> BaselineRow:
     error = found.verification.max_error
     return BaselineRow(
         form=found.form,
+        stored=found.stored,
         implementations=list(found.names),
         max_error=error if math.isfinite(error) else None,
         call_us=Latency.of(found.call),

@@ -122,6 +122,7 @@ def _chosen_row(result: RunResult) -> ChosenRow | None:
         choice.model.considered,
         choice.estimate.kernel.us,
         choice.estimate.moves_us,
+        result.candidate.constraints,
     )
 
 

@@ -71,8 +71,8 @@ class TunedRow(msgspec.Struct, frozen=True):
 
 class ChosenRow(msgspec.Struct, frozen=True):
     """The embedding that the model of the machine chose among ``considered`` of the best, with its
-    place in their ranking and the model's times of the contraction, and of packing and
-    unpacking."""
+    place in the ranking of ``constraints`` and the model's times of the contraction, and of packing
+    and unpacking."""
 
     embedding: str
     mapping: str
@@ -80,6 +80,7 @@ class ChosenRow(msgspec.Struct, frozen=True):
     considered: int
     estimated_us: float
     estimated_moves_us: float
+    constraints: str = ""
 
 
 class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):

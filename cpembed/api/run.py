@@ -20,7 +20,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cpembed.api.choice import pick
-from cpembed.api.run_cpu import CpuChoice, build_first, model_choices, tuned_choice
+from cpembed.api.run_cpu import (
+    CpuChoice,
+    Search,
+    build_first,
+    fused_candidates,
+    model_choices,
+    tuned_choice,
+)
 from cpembed.api.run_vta import Choice, OutputForm, VtaRunResult, VtaSimulation, simulates
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
@@ -132,7 +139,8 @@ def run(
     those that :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is
     None; where nothing is kept, or with ``untuned``, the best of the ranking, on a CPU the one
     among the best :data:`~cpembed.tune.cpu_choice.CONSIDERED` that a model of it says is the
-    fastest. Of a place in the ranking, tuning gives the schedule only.
+    fastest; where ``constraints`` is None and these waste much of the instruction, also among
+    embeddings on fused axes. Of a place in the ranking, tuning gives the schedule only.
 
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
     :class:`WorkloadError` for a rank that does not exist or a form that the output does not have,
@@ -174,8 +182,17 @@ def run(
             if backend == "native":
                 raise
             native, missing = False, (str(error),)
+
+    def fused(named: str, top: int, scored: Weights) -> SolveResult:
+        return solve(
+            workload, spec, named, top=top, weights=scored, timeout=timeout, seed=seed or 0,
+            progress=progress,
+        )  # fmt: skip
+
     report("build", 0)
-    return _measured(solved, _built(solved, asked, missing, native=native), data_seed, report)
+    others = fused if by_model and constraints is None else None
+    built = _built(solved, asked, missing, native=native, others=others)
+    return _measured(solved, built, data_seed, report)
 
 
 def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
@@ -232,12 +249,20 @@ def _simulated(
     return simulation.run(solved, chosen, seed, report)
 
 
-def _built(solved: SolveResult, asked: _Asked, missing: tuple[str, ...], *, native: bool) -> _Built:
-    """The kernel, and what is missing where it is not native."""
+def _built(
+    solved: SolveResult,
+    asked: _Asked,
+    missing: tuple[str, ...],
+    *,
+    native: bool,
+    others: Search | None,
+) -> _Built:
+    """The kernel, and what is missing where it is not native; ``others`` searches for more to
+    choose from."""
     candidate = pick(solved, asked.rank or 1)
     if native:
         try:
-            choices = _choices(solved, candidate, asked)
+            choices = _choices(solved, candidate, asked, others)
             kernel, choice = build_first(choices, solved.target)
             return _Built(choice.candidate, kernel, (), choice)
         except LoweringError as error:
@@ -248,7 +273,9 @@ def _built(solved: SolveResult, asked: _Asked, missing: tuple[str, ...], *, nati
     return _Built(candidate, kernel, missing)
 
 
-def _choices(solved: SolveResult, candidate: RankedCandidate, asked: _Asked) -> Sequence[CpuChoice]:
+def _choices(
+    solved: SolveResult, candidate: RankedCandidate, asked: _Asked, others: Search | None
+) -> Sequence[CpuChoice]:
     """What to build, the first that can be built."""
     if not asked.untuned:
         named = asked.constraints
@@ -258,7 +285,10 @@ def _choices(solved: SolveResult, candidate: RankedCandidate, asked: _Asked) -> 
         kept = tuned_choice(solved.workload, solved.target, of, weights, only)
         if kept is not None:
             return [kept]
-    return model_choices(solved.embeddings if asked.any_embedding else [candidate], solved.target)
+    found = solved.embeddings if asked.any_embedding else (candidate,)
+    if others is not None:
+        found = (*found, *fused_candidates(found, solved.target, others))
+    return model_choices(found, solved.target)
 
 
 def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -> RunResult:

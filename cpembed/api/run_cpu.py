@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cpembed.api.solve import SolveResult
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.cost.ranking import RankedCandidate
@@ -13,10 +14,23 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.tune.cpu_choice import Estimated, ModelChoice, choose
+from cpembed.tune.cpu_choice import (
+    CONSIDERED,
+    WELL_USED,
+    Estimated,
+    ModelChoice,
+    choose,
+    machine_weights,
+)
 from cpembed.tune.cpu_kept import tuned
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.kept import TunedChoice
+
+FUSED = "flattened"
+"""The constraint set of embeddings on fused axes."""
+
+Search = Callable[[str, int, Weights], SolveResult]
+"""From a constraint set, how many of the best, and weights, to what is found."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,22 @@ def tuned_choice(
     if kept is None:
         return None
     return CpuChoice(candidate or kept.ranked(weights), kept.trial.knobs, kept)
+
+
+def fused_candidates(
+    found: Sequence[RankedCandidate], spec: HardwareSpec, search: Search
+) -> tuple[RankedCandidate, ...]:
+    """Where the best candidates waste much of the instruction, those of fused axes: the channels
+    and a window's row together fill what neither fills alone. Ranked by the times that overheads
+    take on this machine; none where nothing can be executed or the search fails.
+    """
+    if not found or found[0].overheads.utilisation >= WELL_USED:
+        return ()
+    modelled = choose(found[:1], spec)
+    if not modelled.estimates:
+        return ()
+    solved = search(FUSED, CONSIDERED, machine_weights(modelled.estimates[0]))
+    return solved.embeddings
 
 
 def model_choices(candidates: Sequence[RankedCandidate], spec: HardwareSpec) -> list[CpuChoice]:

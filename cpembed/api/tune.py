@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.api.run import missing_for
+from cpembed.api.run_cpu import fused_candidates
 from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, hardware_spec, solve
 from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
 from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
 from cpembed.api.tuning import SEARCH_SHARE, Task
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -120,8 +121,13 @@ def open_tuning(
     _check_options(spec, output, objective)
     limit = None if timeout is None else timeout * SEARCH_SHARE
 
-    def searched(named: str | ConstraintSet, top: int) -> SolveResult:
-        return solve(workload, spec, named, top=top, timeout=limit, seed=seed, progress=progress)
+    def searched(
+        named: str | ConstraintSet, top: int, weights: Weights | None = None
+    ) -> SolveResult:
+        return solve(
+            workload, spec, named, top=top, weights=weights, timeout=limit, seed=seed,
+            progress=progress,
+        )  # fmt: skip
 
     # Without a set, what runs untuned takes part: tuning never does worse.
     considered = 1 if simulation is not None else CONSIDERED
@@ -141,7 +147,9 @@ def open_tuning(
     if simulation is not None:
         return VtaTuning(task, simulation, results, folder)
     chosen: Objective = objective or "total"
-    field = Field.of(found, spec)
+    first = found[0][0].embeddings[:considered]
+    fused = fused_candidates(first, spec, searched) if constraints is None else ()
+    field = Field.of(found, spec, fused=fused)
     return CpuTuning(task, field, Workbench(workload, spec, chosen), chosen, folder)
 
 

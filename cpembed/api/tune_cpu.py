@@ -12,6 +12,7 @@ from cpembed.api.solve import SolveResult
 from cpembed.api.tuning import Task, TuneResult, Tuning
 from cpembed.backends.contract import Knobs
 from cpembed.backends.x86.calibration import Calibration
+from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
@@ -52,22 +53,23 @@ class Field:
         found: Sequence[tuple[SolveResult, int]],
         spec: HardwareSpec,
         machine: Calibration | None = None,
+        fused: Sequence[RankedCandidate] = (),
     ) -> Field:
-        """``found`` holds embeddings and how many of each search take part, beside the one that
-        the model chooses among the best of the first search.
+        """``found`` holds embeddings and how many of each search take part, beside ``fused`` and
+        the one that the model chooses among these and the best of the first search.
 
         Raises :class:`LoweringError` where the instruction executes none of them.
         """
-        first = found[0][0]
-        chosen = choose(first.embeddings[:CONSIDERED], spec, machine).estimates[:1]
-        entries = [(item.ranked, first.constraints.name) for item in chosen]
+        first = found[0][0].embeddings[:CONSIDERED]
+        chosen = choose([*first, *fused], spec, machine).estimates[:1]
+        entries = [item.ranked for item in chosen]
         for solved, count in found:
-            entries += [(ranked, solved.constraints.name) for ranked in solved.embeddings[:count]]
+            entries += solved.embeddings[:count]
         designs: list[CpuDesign] = []
         refused: dict[str, str] = {}
-        for ranked, constraints in entries:
+        for ranked in [*entries, *fused]:
             try:
-                designs.append(design_of(ranked, constraints, spec, machine))
+                designs.append(design_of(ranked, spec, machine))
             except LoweringError as error:
                 refused[ranked.candidate.embedding.identifier()] = str(error)
         if not designs:

@@ -21,12 +21,14 @@ from cpembed.transform.derive import LayoutCache
 
 @dataclass(frozen=True)
 class RankedCandidate:
-    """A candidate with its place (1 is best), its overheads and its score (lower is better)."""
+    """A candidate with its place (1 is best) in the ranking of the constraint set ``constraints``,
+    its overheads and its score (lower is better)."""
 
     rank: int
     candidate: Candidate
     overheads: Overheads
     score: float
+    constraints: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ def rank(
     top: int | None = None,
     report: Callable[[int], None] = lambda count: None,
     layouts: LayoutCache | None = None,
+    constraints: str = "",
 ) -> Ranking:
     """The ``top`` best of the embeddings, all of them where it is None.
 
@@ -57,7 +60,7 @@ def rank(
     then the embedding's canonical form, so that the order is the same on every machine. The digits
     bound all of it from below: embeddings are taken in the order of their bounds, and the first
     that cannot be among the best ``top`` ends the search. ``layouts`` keeps what was derived for
-    another ranking of the same problem.
+    another ranking of the same problem; ``constraints`` is the name of the set.
     """
     if top == 0:
         return Ranking((), 0, ())
@@ -86,7 +89,7 @@ def rank(
         if top is not None:
             del best[top:]
     ranked = (
-        RankedCandidate(n, candidate, cost, key.cost.score)
+        RankedCandidate(n, candidate, cost, key.cost.score, constraints)
         for n, (key, candidate, cost) in enumerate(best, 1)
     )
     return Ranking(tuple(ranked), derived, tuple(refused))

@@ -88,6 +88,7 @@ class Ranker:
             self.top,
             lambda count: self.progress("derive", count),
             self.layouts,
+            self.constraints.name,
         )
         proven, best = found.complete, ranking.candidates
         if ceiling is not None and best and len(best) == self.top:

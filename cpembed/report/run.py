@@ -23,7 +23,7 @@ from cpembed.tune.kept import TunedChoice
 
 def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
     tuned = _tuned(result)
-    rows = _problem(result.solved, result.candidate, tuned.constraints if tuned else None)
+    rows = _problem(result.solved, result.candidate, tuned=tuned is not None)
     if isinstance(result, VtaRunResult):
         rows += [("verified", _verified(result)), *simulated_rows(result)]
         packing = f"{_packing(result.moves)}; measured on this machine"
@@ -34,11 +34,13 @@ def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
 
 
 def _problem(
-    solved: SolveResult, candidate: RankedCandidate, ranked_in: str | None
+    solved: SolveResult, candidate: RankedCandidate, *, tuned: bool
 ) -> list[tuple[str, str]]:
-    """``ranked_in`` is the constraint set whose ranking a tuned candidate is of."""
     embedding = candidate.candidate.embedding
-    rank = f"rank {candidate.rank}" + (f" of {ranked_in}, tuned" if ranked_in else "")
+    rank = f"rank {candidate.rank}"
+    if tuned or candidate.constraints != solved.constraints.name:
+        rank += f" of {candidate.constraints}"
+    rank += ", tuned" if tuned else ""
     return [
         *problem_rows(solved.workload, solved.target, solved.constraints.name),
         ("embedding", f"{rank}, {embedding.identifier()}"),
@@ -64,16 +66,17 @@ def _schedule(result: RunResult) -> list[tuple[str, str]]:
         return [("schedule", f"the best of {trials}: {described}")]
     rows = [("schedule", f"untuned: {described}")]
     if choice.model is not None and choice.estimate is not None:
-        rows.append(("chosen", _why(choice.model, choice.estimate)))
+        best = choice.model.of(result.solved.embeddings[0])
+        rows.append(("chosen", _why(choice.model, choice.estimate, best)))
     return rows
 
 
-def _why(model: ModelChoice, chosen: Estimated) -> str:
+def _why(model: ModelChoice, chosen: Estimated, first: Estimated | None) -> str:
+    """``first`` is the estimate of the candidate with the least overheads."""
     times = f"{words.duration(chosen.total_us)} by estimate, packing and unpacking included"
     if model.considered == 1:
         return times
     among = f"{times}: the least of the best {model.considered}"
-    first = model.of_rank(1)
     if first is None:
         return f"{among} (rank 1: the instruction cannot execute it)"
     if first is chosen:

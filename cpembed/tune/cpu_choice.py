@@ -19,6 +19,7 @@ from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration, calibration
 from cpembed.backends.x86.estimate import Estimate
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
@@ -26,6 +27,9 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 
 CONSIDERED = 8
 """The best embeddings by their overheads, among which the model chooses."""
+
+WELL_USED = 0.9
+"""Utilisation from which no other embedding is looked for: it could save a tenth at most."""
 
 EQUAL = 1.02
 """Estimates that differ by less say nothing of which is faster."""
@@ -66,15 +70,16 @@ class ModelChoice:
         """Embeddings looked at."""
         return len(self.estimates) + len(self.refused)
 
-    def of_rank(self, rank: int) -> Estimated | None:
-        """The embedding of a place in the ranking by overheads; None where it was refused."""
-        return next((item for item in self.estimates if item.ranked.rank == rank), None)
+    def of(self, ranked: RankedCandidate) -> Estimated | None:
+        """The estimate of a candidate; None where it was refused."""
+        return next((item for item in self.estimates if item.ranked is ranked), None)
 
     def to_json(self, chosen: Estimated) -> dict[str, Any]:
         """Why ``chosen`` runs, in the document of ``run --json``."""
         return {
             "considered": self.considered,
             "refused": len(self.refused),
+            "constraints": chosen.ranked.constraints,
             "estimated_us": chosen.kernel.us,
             "estimated_moves_us": chosen.moves_us,
         }
@@ -87,7 +92,7 @@ def choose(
     *,
     objective: Objective = "total",
 ) -> ModelChoice:
-    """Rank candidates by the model; first the one of least overhead among those that it takes for
+    """Rank candidates by the model; first the one that is given first among those that it takes for
     equally fast (:data:`EQUAL`).
 
     Raises :class:`BackendUnavailable` for a target that no back end executes.
@@ -99,13 +104,24 @@ def choose(
             found.append(estimated(ranked, spec, machine))
         except LoweringError as error:
             refused.append(str(error))
-    found.sort(key=lambda item: item.us(objective))
     if found:
-        least = found[0].us(objective)
-        equal = [item for item in found if item.us(objective) <= EQUAL * least]
-        first = min(equal, key=lambda item: item.ranked.rank)
-        found = [first, *(item for item in found if item is not first)]
+        least = min(item.us(objective) for item in found)
+        first = next(item for item in found if item.us(objective) <= EQUAL * least)
+        rest = [item for item in found if item is not first]
+        found = [first, *sorted(rest, key=lambda item: item.us(objective))]
     return ModelChoice(tuple(found), tuple(refused))
+
+
+def machine_weights(fastest: Estimated, machine: Calibration | None = None) -> Weights:
+    """Weights under which a score is the time that the overheads take: what an element costs to
+    copy, in units of what a multiply-accumulate of this kernel costs."""
+    figures, program = machine or calibration(), fastest.ranked.candidate.program
+    calls = fastest.ranked.overheads.calls * program.instruction.macs
+    per_mac = fastest.kernel.products_us * 1e3 / calls
+    element = size_bytes(program.operands[0].dtype) / LINE_BYTES
+    # Both are shared by the threads.
+    copied = figures.copy_ns_per_line * element / thread_count()
+    return Weights(1.0, copied / per_mac if per_mac else 1.0)
 
 
 def estimated(

@@ -80,13 +80,13 @@ class CpuProposal:
 
 
 def design_of(
-    ranked: RankedCandidate, constraints: str, spec: HardwareSpec, machine: Calibration | None
+    ranked: RankedCandidate, spec: HardwareSpec, machine: Calibration | None
 ) -> CpuDesign:
     """Raises :class:`LoweringError` where the instruction cannot execute a program."""
     program = ranked.candidate.program
     space = schedule_space(program, spec, machine)
     moves = moves_us(program, machine or calibration())
-    return CpuDesign(ranked.candidate, ranked.rank, constraints, space, moves)
+    return CpuDesign(ranked.candidate, ranked.rank, ranked.constraints, space, moves)
 
 
 def proposal(

@@ -56,7 +56,7 @@ class TunedChoice(Generic[T]):
         """The candidate with its overheads, scored by ``weights``."""
         cost = overheads(self.candidate.program)
         score = cost.score(weights.mac, weights.data)
-        return RankedCandidate(self.rank, self.candidate, cost, score)
+        return RankedCandidate(self.rank, self.candidate, cost, score, self.constraints)
 
     def to_json(self) -> dict[str, Any]:
         """Where a tuned candidate comes from, in the document of ``run --json``."""

@@ -37,6 +37,11 @@ CASES = {
     ),
     "im2col": operand((9,), {"q": 5, "s": 3}, (expr(("q", 2), ("s", 1), constant=-1),)),
     "digits": operand((4, 6), {"f": 24}, (expr(("f", 1, 6, None)), expr(("f", 1, 1, 6)))),
+    "joined": operand(
+        (3, 5, 4),
+        {"h": 4, "f": 32},
+        (expr(("h", 1)), expr(("f", 1, 4, None), constant=-1), expr(("f", 1, 1, 4))),
+    ),
     "wide-rows": operand((3, 70), {"h": 3, "w": 128}, (expr(("h", 1)), expr(("w", 1)))),
     "one-element": operand((1,), {"z": 1}, (expr(("z", 1)),)),
     "scalar-per-lane": operand((2,), {"o": 2, "z": 4}, (expr(("o", 1), ("z", 0)),)),
@@ -85,3 +90,11 @@ def test_unpacking_restores_every_element_and_drops_the_padding(name: str) -> No
     for at, index in elements(layout):
         packed[at] = data[index]
     assert np.array_equal(move(layout, Direction.UNPACK, packed, count), data.reshape(-1))
+
+
+def test_a_joined_row_is_one_contiguous_copy() -> None:
+    """Its digits make one index again, and its margins are the loop's range."""
+    text = packing_source(CASES["joined"], 1, Direction.PACK)
+    assert "for d1 in T.serial(4, 24):" in text
+    assert "Original[" in text
+    assert "%" not in text.split("Original[")[-1].split("]")[0]

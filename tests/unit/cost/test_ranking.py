@@ -132,6 +132,7 @@ WORKLOADS = [
     "conv2d n=1 c=3 h=9 w=9 k=20 r=5 s=5 dilation=2",
     "conv2d n=1 c=6 h=8 w=8 k=12 r=1 s=1 stride=3",
     "conv2d n=1 c=8 h=7 w=7 k=8 r=3 s=3 layout=NHWC",
+    "conv2d n=1 c=3 h=9 w=8 k=16 r=2 s=3 pad=1 stride=2 layout=NHWC",
     "depthwise n=1 c=24 h=9 w=9 r=3 s=3",
     "conv1d n=2 c=9 w=21 k=17 s=4 stride=3",
     "gemm m=20 n=24 k=50",

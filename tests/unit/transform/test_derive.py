@@ -193,6 +193,44 @@ def test_amx_rows_are_fed_in_place_from_a_strided_padded_image() -> None:
         check(ranked.candidate.program, ranked.rank)
 
 
+WINDOWS = [
+    (conv2d(n=2, c=3, h=6, w=9, k=4, r=3, s=3, pad=1, stride=2, layout="NHWC"), "amx_int8"),
+    (conv2d(n=1, c=5, h=4, w=6, k=4, r=2, s=3, layout="NHWC"), "amx_int8"),
+    (conv2d(n=1, c=3, h=5, w=6, k=4, r=2, s=2, pad=1, layout="NHWC"), "avx512_vnni"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WINDOWS)))
+def test_a_fused_window_of_a_channels_last_image_is_read_in_place(number: int) -> None:
+    """Columns and channels are one dimension: nothing is unrolled, no element is there twice."""
+    workload, target = WINDOWS[number]
+    instruction = load_hardware_spec(target).instruction
+    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
+    workload = workload.with_dtypes(dict(zip("IWO", dtypes, strict=True)))
+    found = find_embeddings(workload, instruction, load_constraint_set("flattened"))
+    windows = [
+        e
+        for e in found.embeddings
+        if tuple(e.flattened.values()) == (("s", "c"),)
+        and len(e.digits["z"]) == 1
+        and [d.axis for d in e.digits.get("x", ())] in ([], ["q"])
+    ]
+    random.Random(number).shuffle(windows)
+    assert windows
+    inputs = random_inputs(workload, number)
+    expected = interpret(workload, inputs)
+    for embedding in windows[:8]:
+        program = derive(workload, instruction, embedding)
+        image = program.operand("I")
+        assert [d.name for d in image.dimensions if "s" in d.name.split("+")] == ["q+s+c"]
+        assert image.dimensions[-1].name == "q+s+c"
+        assert not any(isinstance(rewrite, StencilUnroll) for rewrite in program.rewrites)
+        proof = prove(program)
+        assert proof.holds, (embedding, proof.failed)
+        np.testing.assert_array_equal(execute(program, inputs), expected)
+        check_data_path(program, image, inputs["I"])
+
+
 def packed(name: str, program: DerivedProgram) -> list[str]:
     return [dimension.name for dimension in program.operand(name).dimensions]
 

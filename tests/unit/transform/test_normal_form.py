@@ -35,7 +35,7 @@ def test_a_form_has_the_value_of_the_composition() -> None:
     formed = 0
     for _ in range(2_000):
         extents = {name: rng.choice(SIZES) for name in "uv"}
-        names = {name: 99 for name in "xyz"}
+        names = dict.fromkeys("xyz", 99)
         bodies = {name: random_index(rng, extents, 2) for name in names}
         index = random_index(rng, names, 3)
         form = normal_form(index, bodies)
@@ -54,7 +54,7 @@ def test_a_form_has_the_value_of_the_composition() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inner", "outer", "found"),
+    "inner, outer, found",
     [
         ((1, None), (4, 8), (4, 8)),
         ((4, 8), (2, None), (8, 4)),

@@ -41,11 +41,10 @@ def designs(words: str = LAYER) -> list[CpuDesign]:
     spec = hardware_spec(TARGET)
     first = candidates(words)
     untuned = choose(first, spec, machine()).estimates[0].ranked
-    found = [design_of(untuned, "in_place_padded", spec, machine())]
+    found = [design_of(untuned, spec, machine())]
     for constraints, top in (("in_place_padded", 8), ("complete", 16)):
         found += [
-            design_of(ranked, constraints, spec, machine())
-            for ranked in candidates(words, constraints, top)
+            design_of(ranked, spec, machine()) for ranked in candidates(words, constraints, top)
         ]
     return distinct(found)
 

@@ -32,7 +32,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         ((21.0, 20.2, 20.0), [2, 3, 1]),
     ],
 )
-def test_the_least_total_time_is_first_and_rank_decides_among_equals(
+def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
     monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], order: list[int]
 ) -> None:
     def given(ranked: Any, *arguments: Any) -> Estimated:
@@ -93,8 +93,8 @@ def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu_choice, "schedule_space", refusing)
     found = choose(ranked, SPEC, machine())
     assert (found.considered, found.refused) == (8, ("rows at no constant distance",))
-    assert found.of_rank(1) is None
-    assert found.of_rank(2) is not None
+    assert found.of(ranked[0]) is None
+    assert found.of(ranked[1]) is not None
 
 
 def test_a_target_without_a_back_end_is_an_error() -> None:

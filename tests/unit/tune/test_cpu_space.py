@@ -104,7 +104,7 @@ def test_embeddings_of_one_kernel_are_one_design() -> None:
     """Of axes that are fused with one of a single step, and digits of other names, the kernels and
     what is copied are the same: so are all estimates."""
     spec = hardware_spec(TARGET)
-    every = [design_of(r, "complete", spec, machine()) for r in candidates(LAYER, "complete", 16)]
+    every = [design_of(r, spec, machine()) for r in candidates(LAYER, "complete", 16)]
     found = distinct(every)
     assert distinct([*found, *every]) == found
     assert 1 < len(found) < len(every)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from cpembed.backends import runtime
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import CompiledKernel, build
+from cpembed.errors import InvariantError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure import turns
@@ -41,10 +43,16 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
             right = reference(workload, inputs)
             for form in forms:
                 form.result = form.result + right
+                if form.form == "bytes":
+                    form.result = form.result.clip(0, 255).astype(np.uint8)
             return forms
 
+        def kernel_of(stored: str) -> CompiledKernel:
+            epilogue = None if stored == "int32" else Epilogue(stored)
+            return build(kernel.program, VNNI, backend="generic", epilogue=epilogue)
+
         baseline = FakeBaseline(contenders)
-        return contest(kernel, baseline, subject, inputs, rounds=2, round_ms=0.5)
+        return contest(kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5)
 
     return call
 
@@ -76,6 +84,27 @@ def test_the_fastest_right_form_by_its_own_account(
     whole = found.turns.samples["ours with packing"]
     assert packing.median == pytest.approx(np.median([207 / us for us in whole]))
     assert found.call_ratio(packing=False).median > 0
+
+
+def test_ours_stores_what_the_baseline_stores(
+    fought: Callable[..., Comparison | NotCovered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = fought(FakeForm("sums", EXACT, primitive_us=100.0))
+    assert isinstance(sums, Comparison)
+    assert sums.stored == "int32"
+
+    def forms() -> list[FakeForm]:
+        return [
+            FakeForm("sums", EXACT, primitive_us=300.0),
+            FakeForm("bytes", EXACT, primitive_us=200.0),
+        ]
+
+    found = fought(*forms())
+    assert isinstance(found, Comparison)
+    assert (found.form, found.stored) == ("bytes", "uint8")
+    monkeypatch.setattr(Epilogue, "expression", lambda *_: "T.uint8(3)")
+    with pytest.raises(InvariantError, match="stores uint8 is wrong by up to"):
+        fought(*forms())
 
 
 def test_a_library_without_an_account_is_timed_by_the_clock(

@@ -1,0 +1,54 @@
+"""Fused axes that an operand has as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.joining import joined_dimensions, joined_index
+
+EXTENTS = {"p": 4, "q": 5, "r": 2, "s": 3, "c": 6, "d": 2}
+
+
+def index(constant: int = 0, **coefficients: int) -> IndexExpr:
+    return IndexExpr.of([IndexTerm(name, c) for name, c in coefficients.items()], constant)
+
+
+IMAGE = (index(p=2, r=1), index(-1, q=2, s=1), index(c=1))
+SHAPE = (9, 11, 6)
+
+
+@pytest.mark.parametrize(
+    "indices, shape, members, found",
+    [
+        (IMAGE, SHAPE, ("s", "c"), range(1, 3)),
+        (IMAGE, SHAPE, ("c", "s"), None),
+        (IMAGE, SHAPE, ("r", "s"), None),
+        (IMAGE, SHAPE, ("r", "c"), None),
+        (IMAGE, SHAPE, ("s", "d"), None),
+        (IMAGE, (9, 11, 7), ("s", "c"), None),
+        ((*IMAGE[:2], index(c=1, d=6)), (9, 11, 12), ("s", "c"), None),
+        ((*IMAGE[:2], index(c=1), index(d=1)), (9, 11, 6, 2), ("s", "c", "d"), range(1, 4)),
+        ((index(q=2, s=2), index(c=1)), (15, 6), ("s", "c"), None),
+        ((index(s=1), index(c=1)), (3, 6), ("s", "c"), None),
+        ((index(q=1, s=1), index(c=1), index(s=1)), (7, 6, 3), ("s", "c"), None),
+        ((index(c=1), index(q=1, s=1)), (6, 7), ("s", "c"), None),
+    ],
+)
+def test_a_window_over_whole_neighbours_is_joined(
+    indices: tuple[IndexExpr, ...],
+    shape: tuple[int, ...],
+    members: tuple[str, ...],
+    found: range | None,
+) -> None:
+    assert joined_dimensions(indices, shape, EXTENTS, members) == found
+
+
+def test_the_joined_index_is_the_place_in_the_joined_dimensions() -> None:
+    window, channel = IMAGE[1:]
+    joined = joined_index(window, "s", EXTENTS["c"], "s c")
+    grid = dict(zip("qsc", np.indices([EXTENTS[a] for a in "qsc"]), strict=True))
+    fused = grid["s"] * EXTENTS["c"] + grid["c"]
+    place = window.evaluate(grid) * EXTENTS["c"] + channel.evaluate(grid)
+    np.testing.assert_array_equal(joined.evaluate({**grid, "s c": fused}), place)
