@@ -77,7 +77,7 @@ def simplify(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
                     if high.modulus is None or low.modulus is None
                     else low.modulus * high.modulus
                 )
-                term = IndexTerm(low.iterator, low.coefficient, low.divisor, modulus)
+                term = replace(low, modulus=modulus)
                 terms.append(_simplify_term(term, extents))
                 joined = True
                 break
@@ -97,7 +97,7 @@ def _next_digit(low: IndexTerm, terms: list[IndexTerm]) -> IndexTerm | None:
         return None
     for term in terms:
         if (
-            term.iterator == low.iterator
+            (term.iterator, term.inner) == (low.iterator, low.inner)
             and term.divisor == low.divisor * low.modulus
             and term.coefficient == low.coefficient * low.modulus
         ):
