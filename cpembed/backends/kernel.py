@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.epilogue import Epilogue, channel_axes
+from cpembed.backends.move_time import threads_worth
 from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, features, vnni
@@ -198,7 +199,8 @@ class CompiledKernel:
         if name not in self._movers:
             operand = self._operand(name)
             direction = Direction.UNPACK if operand is self._output else Direction.PACK
-            source = packing_source(operand, runtime.thread_count(), direction)
+            threads = threads_worth(operand, calibration(), runtime.thread_count())
+            source = packing_source(operand, threads, direction)
             self._movers[name] = runtime.compile_plan(KernelPlan("packing", source))
         return self._movers[name]
 

@@ -6,13 +6,13 @@ overheads: the time of the fastest schedule, and that of moving data into the la
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import schedule_space
+from cpembed.backends.move_time import move_us
 from cpembed.backends.packing import packed_before
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.traffic import LINE_BYTES
@@ -136,23 +136,12 @@ def estimated(
 def moves_us(program: DerivedProgram, machine: Calibration) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model.
 
-    Each move is a parallel kernel that copies the larger of the two layouts; layouts that are the
-    same memory cost nothing.
+    Layouts that are the same memory cost nothing.
     """
-    threads = thread_count()
-    return sum(
-        machine.launch_us + _lines(operand) * machine.copy_ns_per_line / 1e3 / threads
-        for operand in moved(program)
-    )
+    return sum(move_us(operand, machine, thread_count()) for operand in moved(program))
 
 
 def moved(program: DerivedProgram) -> list[PackedOperand]:
     """Operands that are packed or unpacked whenever the kernel runs."""
     ahead = packed_before(program.workload)
     return [o for o in program.operands if o.name not in ahead and not o.is_identity]
-
-
-def _lines(operand: PackedOperand) -> int:
-    """Cache lines of the larger one of the two layouts."""
-    elements = max(math.prod(operand.original_shape), operand.elements)
-    return -(-elements * size_bytes(operand.dtype) // LINE_BYTES)

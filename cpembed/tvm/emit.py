@@ -11,8 +11,10 @@ import tvm
 from tvm import relax
 
 from cpembed.backends import runtime
+from cpembed.backends.move_time import threads_worth
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.vta.lower import LoweredVta
+from cpembed.backends.x86.calibration import calibration
 from cpembed.transform.program import PackedOperand
 from cpembed.tvm.execution import EXECUTE, saved
 
@@ -61,6 +63,7 @@ def _flat(elements: int, dtype: str) -> relax.TensorType:
 
 
 def _function(operand: PackedOperand, direction: Direction) -> Any:
-    text = packing_source(operand, runtime.thread_count(), direction)
+    threads = threads_worth(operand, calibration(), runtime.thread_count())
+    text = packing_source(operand, threads, direction)
     function = tvm.script.from_source(text).without_attr("global_symbol")
     return function.with_attrs({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})

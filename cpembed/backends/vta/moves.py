@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
+from cpembed.backends.move_time import threads_worth
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.vta.lower import LoweredVta
 from cpembed.backends.vta.program import VtaProgram
+from cpembed.backends.x86.calibration import calibration
 from cpembed.errors import WorkloadError
 from cpembed.transform.program import PackedOperand
 
@@ -74,7 +76,8 @@ class Moves:
         self, operand: PackedOperand, direction: Direction, source: Array, target: Array
     ) -> Move:
         if operand.name not in self._kernels:
-            text = packing_source(operand, runtime.thread_count(), direction)
+            threads = threads_worth(operand, calibration(), runtime.thread_count())
+            text = packing_source(operand, threads, direction)
             self._kernels[operand.name] = runtime.compile_plan(KernelPlan("packing", text))
         kernel = self._kernels[operand.name]
         buffers = runtime.shared(source.reshape(-1)), runtime.shared(target.reshape(-1))

@@ -7,7 +7,7 @@ import pytest
 
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.packing import Direction, packing_source
+from cpembed.backends.packing import Direction, effort, packing_source
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import PackedDimension, PackedOperand
@@ -49,6 +49,17 @@ CASES = {
     "bfloat16": operand((5, 7), {"a": 7, "b": 8}, (expr(("b", 1)), expr(("a", 1))), "bfloat16"),
 }
 
+for _dtype in ("uint8", "int32", "bfloat16"):
+    for _channels, _width in ((20, 21), (16, 70), (12, 5), (33, 7), (64, 129)):
+        # Channels first to channels last, with margins: (c, h, w) -> (h, w, c).
+        CASES[f"transposed-{_dtype}-{_channels}-{_width}"] = operand(
+            (_channels, 2, _width),
+            {"h": 4, "w": _width + 4, "z": _channels + 3},
+            (expr(("z", 1)), expr(("h", 1), constant=-1), expr(("w", 1), constant=-2)),
+            _dtype,
+        )
+TRANSPOSED = [name for name in CASES if name.startswith("transposed")]
+
 
 def move(layout: PackedOperand, direction: Direction, data: np.ndarray, size: int) -> np.ndarray:
     kernel = runtime.compile_plan(KernelPlan("packing", packing_source(layout, 2, direction)))
@@ -81,7 +92,13 @@ def test_packing_follows_the_source_map_and_zeroes_the_rest(name: str) -> None:
     assert np.array_equal(packed, runtime.bits(expected).reshape(-1))
 
 
-@pytest.mark.parametrize("name", ["transpose", "channels-padded", "digits", "floats", "wide-rows"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("transpose", "channels-padded", "digits", "floats", "wide-rows"),
+        *(name for name in TRANSPOSED if "bfloat16" not in name),
+    ],
+)
 def test_unpacking_restores_every_element_and_drops_the_padding(name: str) -> None:
     layout = CASES[name]
     count = int(np.prod(layout.original_shape))
@@ -98,3 +115,18 @@ def test_a_joined_row_is_one_contiguous_copy() -> None:
     assert "for d1 in T.serial(4, 24):" in text
     assert "Original[" in text
     assert "%" not in text.split("Original[")[-1].split("]")[0]
+
+
+def test_what_is_contiguous_takes_the_least_effort() -> None:
+    rows, columns, digits = (effort(CASES[name]) for name in ("joined", "transpose", "digits"))
+    assert rows == effort(CASES["halo"]) == effort(CASES["wide-rows"]) == digits == 1.0
+    assert rows < columns
+    cut = operand((4, 6), {"a": 5, "f": 6}, (expr(("f", 1, 2, None)), expr(("a", 1))))
+    assert columns < effort(cut)
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+@pytest.mark.parametrize("direction", Direction)
+def test_transpositions_go_through_registers(name: str, direction: Direction) -> None:
+    assert "T.Shuffle" in packing_source(CASES[name], 1, direction)
+    assert 1.0 < effort(CASES[name]) < effort(CASES["transpose"])

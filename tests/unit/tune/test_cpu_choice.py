@@ -9,6 +9,7 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
+from cpembed.backends.packing import effort
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import Estimate
 from cpembed.errors import BackendUnavailable, LoweringError
@@ -73,11 +74,15 @@ def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
 def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
     """The input is padded to 16 x 16 points of 64 bytes; the output has 14 x 14 of 64 words."""
     program = candidates(LAYER)[0].candidate.program
-    figures = replace(machine(), copy_ns_per_line=10.0, launch_us=1.0)
-    assert program.operand("I").elements == 16 * 16 * 64
-    assert program.operand("O").elements == 14 * 14 * 64
-    lines = 16 * 16 + 14 * 14 * 4
-    assert moves_us(program, figures) == pytest.approx(2 * 1.0 + lines * 10.0 / 1e3 / 2)
+    image, result = program.operand("I"), program.operand("O")
+    assert image.elements == 16 * 16 * 64
+    assert result.elements == 14 * 14 * 64
+    lines = 16 * 16 * effort(image), 14 * 14 * 4 * effort(result)
+    figures = replace(machine(), copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
+    assert moves_us(program, figures) == pytest.approx(2 * 0.5 + sum(lines) / 1e3)
+    # Much to copy is shared out.
+    figures = replace(machine(), copy_ns_per_line=1e3, launch_us=1.0)
+    assert moves_us(program, figures) == pytest.approx(2 * 1.0 + sum(lines) / 2)
 
 
 def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

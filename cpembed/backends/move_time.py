@@ -1,0 +1,37 @@
+"""How long packing and unpacking take by the model, and how many threads they are worth."""
+
+from __future__ import annotations
+
+import math
+
+from cpembed.backends.packing import effort
+from cpembed.backends.traffic import LINE_BYTES
+from cpembed.backends.x86.calibration import Calibration
+from cpembed.ir.dtypes import size_bytes
+from cpembed.transform.program import PackedOperand
+
+_WORTH = 4.0
+"""Launches of a parallel kernel that each thread's share must be worth: beside the launch, the
+contraction finds data in the other core's cache."""
+
+
+def threads_worth(operand: PackedOperand, machine: Calibration, threads: int) -> int:
+    """Over how many threads a move is shared out."""
+    share = _WORTH * machine.launch_us
+    if threads == 1 or share <= 0:
+        return threads
+    return max(1, min(threads, int(_alone_us(operand, machine) / share)))
+
+
+def move_us(operand: PackedOperand, machine: Calibration, threads: int) -> float:
+    """Microseconds of one move."""
+    used = threads_worth(operand, machine, threads)
+    call = machine.call_us if used == 1 else machine.launch_us
+    return call + _alone_us(operand, machine) / used
+
+
+def _alone_us(operand: PackedOperand, machine: Calibration) -> float:
+    """Of one thread, which walks the larger of the two layouts."""
+    elements = max(math.prod(operand.original_shape), operand.elements)
+    lines = -(-elements * size_bytes(operand.dtype) // LINE_BYTES)
+    return lines * effort(operand) * machine.copy_ns_per_line / 1e3
