@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from cpembed.api.choice import pick
 from cpembed.api.run_cpu import (
@@ -37,6 +37,7 @@ from cpembed.api.solve import (
     solve,
     workload_json,
 )
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import EXECUTED, BackendChoice, CompiledKernel, build
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
@@ -49,8 +50,9 @@ from cpembed.errors import (
 )
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.runner import Measurement, Verification, compare, measure
+from cpembed.measure.runner import Expected, Measurement, Verification, measure
 from cpembed.tune.cpu_choice import CONSIDERED
 
 GENERIC = "generic"
@@ -80,6 +82,12 @@ class RunResult:
     kernel: CompiledKernel = field(repr=False)
 
     @property
+    def stored(self) -> str:
+        """Type of the results."""
+        epilogue = self.kernel.epilogue
+        return self.solved.workload.output.dtype if epilogue is None else epilogue.dtype
+
+    @property
     def is_native(self) -> bool:
         return self.backend != GENERIC
 
@@ -102,6 +110,8 @@ class RunResult:
             "unpacking_us": times.unpacking_us,
             "packed_ahead": list(times.packed_ahead),
             "noisy": times.noisy,
+            "stored": self.stored,
+            "relu": self.kernel.epilogue is not None and self.kernel.epilogue.relu,
         }
         if self.is_native:
             document |= {"latency_us": latency, "gops": times.gops}
@@ -122,8 +132,9 @@ def run(
     weights: Weights | None = None,
     timeout: float | None = None,
     progress: Progress | None = None,
-    output: OutputForm | None = None,
+    output: str | None = None,
     shift: int | None = None,
+    relu: bool = False,
     untuned: bool = False,
 ) -> RunResult | VtaRunResult | SolveResult:
     """Solve, build a candidate, verify it on random data, measure it.
@@ -131,8 +142,13 @@ def run(
     Returns the :class:`SolveResult` where the search found nothing, a :class:`VtaRunResult` where
     the target is simulated. ``seed`` None takes fresh data. ``auto`` uses the target's instruction
     where this machine can execute or simulate it, else portable code; ``native`` insists on the
-    instruction. ``output`` and ``shift`` are for simulated targets: what they store of the sums
-    (:func:`~cpembed.api.run_vta.tail_for`).
+    instruction.
+
+    ``output`` is what is stored of the sums: of a simulated target one of
+    :data:`~cpembed.api.run_vta.OutputForm`, which may have a ``shift``
+    (:func:`~cpembed.api.run_vta.tail_for`); of others one of
+    :data:`~cpembed.backends.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
+    negative sums as 0.
 
     ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`. ``rank`` and
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
@@ -152,14 +168,17 @@ def run(
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
     simulation = None
+    epilogue = None
     if simulates(spec) and backend != GENERIC:
-        simulation = VtaSimulation.of(spec, workload, output, shift)
-    elif output is not None or shift is not None:
+        simulation = VtaSimulation.of(spec, workload, _output_form(spec, output, relu=relu), shift)
+    elif shift is not None:
         raise WorkloadError(
-            "an output form or a shift is for targets that are simulated, "
+            "a shift is for targets that are simulated, "
             f"not for {spec.name} with the {backend} back end: leave it out"
         )
-    asked = _Asked(constraints, rank, weights, backend, untuned)
+    elif output is not None or relu:
+        epilogue = Epilogue(output or workload.output.dtype, relu=relu)
+    asked = _Asked(constraints, rank, weights, backend, untuned, epilogue)
     native = backend != GENERIC and not missing
     by_model = native and simulation is None and asked.any_embedding
     data_seed = secrets.randbits(31) if seed is None else seed
@@ -206,6 +225,20 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
     return (f"this machine lacks {' and '.join(features)}",) if features else ()
 
 
+def _output_form(spec: HardwareSpec, output: str | None, *, relu: bool) -> OutputForm | None:
+    """What a simulated target stores, checked."""
+    forms: tuple[OutputForm, ...] = get_args(OutputForm)
+    known: dict[str, OutputForm] = {form: form for form in forms}
+    form = None if output is None else known.get(output)
+    if relu or (form is None and output is not None):
+        asked = "relu" if relu else output
+        raise WorkloadError(
+            f"{spec.name} is simulated and stores {', '.join(forms)}, not {asked}: "
+            "name one of these, or a target that a CPU executes"
+        )
+    return form
+
+
 def _silent(phase: str, count: int) -> None:
     """Progress that nobody watches."""
 
@@ -219,6 +252,7 @@ class _Asked:
     weights: Weights | None
     backend: BackendChoice
     untuned: bool
+    epilogue: Epilogue | None = None
 
     @property
     def any_embedding(self) -> bool:
@@ -263,13 +297,14 @@ def _built(
     if native:
         try:
             choices = _choices(solved, candidate, asked, others)
-            kernel, choice = build_first(choices, solved.target)
+            kernel, choice = build_first(choices, solved.target, asked.epilogue)
             return _Built(choice.candidate, kernel, (), choice)
         except LoweringError as error:
             if asked.backend == "native":
                 raise
             missing = (str(error),)
-    kernel = build(candidate.candidate.program, solved.target, backend=GENERIC)
+    program = candidate.candidate.program
+    kernel = build(program, solved.target, backend=GENERIC, epilogue=asked.epilogue)
     return _Built(candidate, kernel, missing)
 
 
@@ -299,7 +334,12 @@ def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -
     kernel = built.kernel
     report("verify", 0)
     inputs = random_inputs(solved.workload, seed)
-    verification = compare(solved.workload, inputs, kernel.run(inputs))
+    expected, found = Expected(solved.workload, inputs), kernel.run(inputs)
+    epilogue = kernel.epilogue
+    if epilogue is None:
+        verification = expected.judge(found)
+    else:
+        verification = expected.judge_stored(found.view(numpy_dtype(epilogue.dtype)), epilogue)
     if not verification.verified:
         raise InvariantError(
             f"the {kernel.backend} kernel of embedding "

@@ -8,6 +8,7 @@ from typing import Any
 
 from cpembed.api.solve import SolveResult
 from cpembed.backends.contract import Knobs
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
@@ -26,7 +27,7 @@ from cpembed.tune.cpu_kept import tuned
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.kept import TunedChoice
 
-FUSED = "flattened"
+FUSED = "fused"
 """The constraint set of embeddings on fused axes."""
 
 Search = Callable[[str, int, Weights], SolveResult]
@@ -103,7 +104,7 @@ def model_choices(candidates: Sequence[RankedCandidate], spec: HardwareSpec) -> 
 
 
 def build_first(
-    choices: Sequence[CpuChoice], spec: HardwareSpec
+    choices: Sequence[CpuChoice], spec: HardwareSpec, epilogue: Epilogue | None = None
 ) -> tuple[CompiledKernel, CpuChoice]:
     """The kernel of the first choice that has one.
 
@@ -113,7 +114,8 @@ def build_first(
     for choice in choices:
         program = choice.candidate.candidate.program
         try:
-            return build(program, spec, backend="native", knobs=choice.knobs), choice
+            kernel = build(program, spec, backend="native", knobs=choice.knobs, epilogue=epilogue)
+            return kernel, choice
         except LoweringError as error:
             failed.append(error)
     raise failed[0]

@@ -26,7 +26,7 @@ from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
     from cpembed.api.run import RunResult
-    from cpembed.api.run_vta import OutputForm, VtaRunResult
+    from cpembed.api.run_vta import VtaRunResult
     from cpembed.backends.kernel import BackendChoice
     from cpembed.hw.instruction import HardwareSpec
 
@@ -57,10 +57,12 @@ if TYPE_CHECKING:
 @threads_option
 @click.option(
     "--output",
-    type=click.Choice(["requantized", "int32", "int8"]),
-    help="VTA: what is stored of the sums: shifted and clipped to int8, all their bits, or the low "
-    "eight bits.  [default: requantized; int8 where that is the output's type]",
+    type=click.Choice(["requantized", "int32", "int8", "uint8", "float32", "bfloat16"]),
+    help="What is stored of the sums: this type, integers saturated.  [default: the sums]  VTA: "
+    "requantized is shifted and clipped to int8, int32 all bits, int8 the low eight.  [default: "
+    "requantized; int8 where that is the output's type]",
 )
+@click.option("--relu", is_flag=True, help="Negative sums are stored as 0 (not on a VTA).")
 @click.option(
     "--shift",
     type=click.IntRange(0, 31),
@@ -83,8 +85,9 @@ def command(
     backend: BackendChoice,
     seed: int | None,
     threads: int | None,
-    output: OutputForm | None,
+    output: str | None,
     shift: int | None,
+    relu: bool,
     untuned: bool,
     trace: Path | None,
     save: Path | None,
@@ -119,6 +122,7 @@ def command(
             progress=progress,
             output=output,
             shift=shift,
+            relu=relu,
             untuned=untuned,
         )
     if as_json:

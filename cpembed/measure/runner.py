@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.backends.packing import packed_before
 from cpembed.errors import WorkloadError
@@ -134,13 +135,25 @@ class Expected:
             return compare_integers(expected.astype(found.dtype), found)
         return self._judge_floats(found, _UNIT_ROUNDOFF[str(found.dtype)])
 
+    def judge_stored(self, found: NDArray[Any], epilogue: Epilogue) -> Verification:
+        """Judge what an epilogue without vectors stored: of integers bit for bit, of floats within
+        the rounding of the sums and one to the stored type."""
+        self._check_shape(found)
+        if is_integer(self._workload.output.dtype):
+            channel = np.zeros((), np.int64)
+            return compare_integers(epilogue.apply(self._result, {}, channel), found)
+        floor = 0.0 if epilogue.relu else -np.inf
+        return self._judge_floats(found, _UNIT_ROUNDOFF[str(found.dtype)], floor)
+
     def _check_shape(self, found: NDArray[Any]) -> None:
         shape = self._result.shape
         if found.shape != shape:
             raise WorkloadError(f"the output is {found.shape}, the workload has {shape}")
 
-    def _judge_floats(self, found: NDArray[Any], conversion: float) -> Verification:
-        expected = self._result.astype(np.float64)
+    def _judge_floats(
+        self, found: NDArray[Any], conversion: float, floor: float = -np.inf
+    ) -> Verification:
+        expected = np.maximum(self._result.astype(np.float64), floor)
         difference = np.abs(found.astype(np.float64) - expected)
         additions = _additions(self._workload)
         tolerance = additions * _UNIT_ROUNDOFF[self._workload.output.dtype]

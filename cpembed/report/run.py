@@ -29,7 +29,8 @@ def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
         packing = f"{_packing(result.moves)}; measured on this machine"
         yield header([*rows, ("packing", packing), *_noise(noisy=result.moves.noisy)])
         return
-    rows += [("back end", result.backend), *_schedule(result), ("verified", _verified(result))]
+    rows += [("back end", result.backend), *_schedule(result), *_stored(result)]
+    rows += [("verified", _verified(result))]
     yield header([*rows, *_times(result)])
 
 
@@ -82,6 +83,15 @@ def _why(model: ModelChoice, chosen: Estimated, first: Estimated | None) -> str:
     if first is chosen:
         return among
     return f"{among} (rank 1: {words.duration(first.total_us)})"
+
+
+def _stored(result: RunResult) -> list[tuple[str, str]]:
+    """What is stored, where that is not the sums as they are."""
+    epilogue = result.kernel.epilogue
+    if epilogue is None:
+        return []
+    relu = ", negative sums as 0" if epilogue.relu else ""
+    return [("stored", f"{epilogue.dtype}{relu}")]
 
 
 def _verified(result: RunResult | VtaRunResult) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.move_time import move_us
-from cpembed.backends.packing import packed_before
+from cpembed.backends.packing import SCATTERED, packed_before
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration, calibration
@@ -28,8 +28,9 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 CONSIDERED = 8
 """The best embeddings by their overheads, among which the model chooses."""
 
-WELL_USED = 0.9
-"""Utilisation from which no other embedding is looked for: it could save a tenth at most."""
+WELL_USED = 0.85
+"""Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
+28, 56 columns fill, are enough."""
 
 EQUAL = 1.02
 """Estimates that differ by less say nothing of which is faster."""
@@ -114,14 +115,15 @@ def choose(
 
 def machine_weights(fastest: Estimated, machine: Calibration | None = None) -> Weights:
     """Weights under which a score is the time that the overheads take: what an element costs to
-    copy, in units of what a multiply-accumulate of this kernel costs."""
+    move, in units of what a multiply-accumulate of this kernel costs. Elements that are there twice
+    are those of windows, whose neighbours go elsewhere."""
     figures, program = machine or calibration(), fastest.ranked.candidate.program
     calls = fastest.ranked.overheads.calls * program.instruction.macs
     per_mac = fastest.kernel.products_us * 1e3 / calls
     element = size_bytes(program.operands[0].dtype) / LINE_BYTES
     # Both are shared by the threads.
-    copied = figures.copy_ns_per_line * element / thread_count()
-    return Weights(1.0, copied / per_mac if per_mac else 1.0)
+    moved_ns = figures.copy_ns_per_line * element * SCATTERED / thread_count()
+    return Weights(1.0, moved_ns / per_mac if per_mac else 1.0)
 
 
 def estimated(

@@ -9,6 +9,7 @@ import pytest
 
 from cpembed.api import run as api
 from cpembed.api import run_cpu
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
@@ -106,14 +107,42 @@ def test_a_program_that_the_back_end_cannot_express_is_said(
 
 def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     random_inputs = api.random_inputs
-    compare = api.compare
+    expected = api.Expected
 
-    def other_data(workload: Any, inputs: Any, found: Any) -> Any:
-        return compare(workload, random_inputs(workload, 99), found)
+    def other_data(workload: Any, inputs: Any) -> Any:
+        return expected(workload, random_inputs(workload, 99))
 
-    monkeypatch.setattr(api, "compare", other_data)
+    monkeypatch.setattr(api, "Expected", other_data)
     called = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--json", "--seed", "3")
     called.is_one_line_error(1, "generic kernel", "seed 3", "report")
+
+
+@pytest.mark.parametrize("how", [(), ("--relu",)])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "bfloat16", None])
+def test_results_are_stored_as_asked(
+    cpembed: Caller, dtype: str | None, how: tuple[str, ...]
+) -> None:
+    """By portable code, which every machine runs; native code is compared in the integration
+    tests."""
+    asked = (*how, *(() if dtype is None else ("--output", dtype)))
+    target = ("--target", "avx512_vnni", "--backend", "generic")
+    called = cpembed("run", *GEMM, *target, "--seed", "3", "--json", *asked)
+    assert (called.code, called.json["verified"], called.json["max_error"]) == (0, True, 0)
+    assert called.json["stored"] == (dtype or "int32")
+    assert called.json["relu"] == bool(how)
+    if asked:
+        words = f"{dtype or 'int32'}{', negative sums as 0' if how else ''}"
+        assert words in cpembed("run", *GEMM, *target, *asked).out
+
+
+def test_a_stored_result_that_is_wrong_is_none(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Epilogue, "expression", lambda *_: "T.uint8(3)")
+    called = cpembed(
+        "run", *GEMM, "--target", "avx512_vnni", "--backend", "generic", "--output", "uint8"
+    )
+    called.is_one_line_error(1, "generic kernel", "report")
 
 
 def test_data_are_fresh_unless_a_seed_is_given(
@@ -173,8 +202,10 @@ def test_the_model_chooses_unless_a_rank_is_asked_for(
 
     monkeypatch.setattr(run_cpu, "choose", reversed_choice)
     document = cpembed("run", *layer, *target).json
-    assert document["model"]["considered"] == document["rank"] == len(solved) == 3
-    assert document["embedding"] == solved[2]["id"]
+    assert document["model"]["considered"] == len(solved) == 3
+    assert document["rank"] > 1
+    assert document["embedding"] == solved[document["rank"] - 1]["id"]
+    assert document["model"]["constraints"] == "in_place_padded"
     assert document["verified"] is True
     for rank in (1, 2):
         asked = cpembed("run", *layer, *target, "--rank", str(rank)).json

@@ -156,7 +156,10 @@ def test_a_saved_program_says_what_its_tensors_are(
     [
         (("--output", "int32", "--shift", "3"), "output int32 has no shift"),
         (("--shift", "32"), "32"),
-        (("--backend", "generic", "--output", "int8"), "with the generic back end: leave it out"),
+        (("--output", "uint8"), "stores requantized, int32, int8, not uint8: name one"),
+        (("--relu",), "is simulated and stores requantized, int32, int8, not relu"),
+        (("--backend", "generic", "--output", "requantized"), "not requantized: choose one"),
+        (("--backend", "generic", "--shift", "3"), "with the generic back end: leave it out"),
         (("--backend", "generic", "--trace", "t.json"), "--trace: vta_1x16x16 with the generic"),
         (("--rank", "99"), "no candidate of rank 99"),
     ],

@@ -1,0 +1,64 @@
+"""Which embeddings a CPU's model chooses among."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpembed.api.run_cpu import FUSED, fused_candidates, model_choices
+from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
+from cpembed.backends.packing import SCATTERED
+from cpembed.backends.x86 import calibration
+from cpembed.embedding.constraint_set import Weights
+from cpembed.tune.cpu_choice import CONSIDERED, choose, machine_weights
+from tests.unit.tune.cpu_tuning import TARGET, machine
+
+SPEC = hardware_spec(TARGET)
+STEM = "conv2d n=1 c=3 h=32 w=32 k=64 r=7 s=7 stride=2 pad=3 layout=NHWC"
+
+
+@pytest.fixture(autouse=True)
+def usual_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    monkeypatch.setattr(calibration, "load_calibration", lambda *_: None)
+    calibration.calibration.cache_clear()
+
+
+def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -> None:
+    layer = workload(STEM, target=TARGET)
+    asked: list[str] = []
+
+    def search(named: str, top: int, weights: Weights) -> SolveResult:
+        asked.append(named)
+        return solve(layer, SPEC, named, top=top, weights=weights)
+
+    plain = solve(layer, SPEC, top=CONSIDERED).embeddings
+    fused = fused_candidates(plain, SPEC, search)
+    assert asked == [FUSED]
+    assert {ranked.constraints for ranked in fused} == {FUSED}
+    chosen, *_ = model_choices([*plain, *fused], SPEC)
+    assert chosen.candidate.constraints == FUSED
+    assert chosen.to_json()["model"]["constraints"] == FUSED
+    assert ("s", "c") in chosen.candidate.candidate.embedding.flattened.values()
+    assert chosen.candidate.overheads.utilisation == 3 * plain[0].overheads.utilisation
+
+
+@pytest.mark.parametrize("layer", ["gemm m=64 n=64 k=64", "gemm m=14 n=64 k=64"])
+def test_where_the_instruction_is_well_used_nothing_is_searched(layer: str) -> None:
+    def never(*arguments: Any) -> SolveResult:
+        raise AssertionError
+
+    found = solve(workload(layer, target=TARGET), SPEC, top=CONSIDERED).embeddings
+    assert fused_candidates(found, SPEC, never) == ()
+    assert fused_candidates((), SPEC, never) == ()
+
+
+def test_weights_of_a_machine_are_times() -> None:
+    """What an element costs to copy, in units of a multiply-accumulate's."""
+    found = solve(workload("gemm m=64 n=64 k=64", target=TARGET), SPEC, top=1).embeddings
+    modelled = choose(found, SPEC, machine()).estimates[0]
+    weights = machine_weights(modelled, machine())
+    per_mac = modelled.kernel.products_us * 1e3 / (64 * 64 * 64)
+    assert weights.mac == 1.0
+    assert weights.data == pytest.approx(machine().copy_ns_per_line / 64 / 2 * SCATTERED / per_mac)
