@@ -204,14 +204,19 @@ def _plan(operand: PackedOperand) -> _Move:
     original's last one where that is not far: then a transposition stays within a row."""
     names = tuple(f"d{number}" for number in range(len(operand.dimensions)))
     renamed = {d.name: name for d, name in zip(operand.dimensions, names, strict=True)}
-    source = tuple(index.rename(lambda name: renamed[name]) for index in operand.source)
+    extents = dict(zip(names, operand.shape, strict=True))
+    source = tuple(
+        simplify(index.rename(lambda name: renamed[name]), extents) for index in operand.source
+    )
     rows = len(names)
     while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
         rows -= 1
     rows = min(rows, len(names) - 1)
     order = list(names[rows:])
-    near = source[-1].terms[0].iterator if source and len(source[-1].terms) == 1 else None
-    if near in names[:-1] and source[-1].coefficient(near) == 1:
+    last = source[-1].terms if source else ()
+    steps = [t.iterator for t in last if t.is_affine and t.coefficient == 1]
+    near = steps[0] if len(steps) == 1 else None
+    if near in names[:-1]:
         place = min(rows, names.index(near))
         if math.prod(operand.shape[place:]) <= _ROW_ELEMENTS and place > 0:
             rows = place

@@ -17,7 +17,7 @@ FIRST = 5
 """Families of embeddings whose best schedules come before others: estimates compare schedules of
 one embedding better than embeddings."""
 
-_HOPELESS = 2.0
+HOPELESS = 2.0
 """Families whose estimate is above this multiple of the least are not among the first."""
 
 
@@ -39,7 +39,7 @@ class CpuSearch(Search[CpuProposal]):
             yield untuned
         by_design = [self._ranked(design) for design in self._designs]
         best = self._best_of_families(found[0] for found in by_design)
-        hopeless = _HOPELESS * best[0].estimate
+        hopeless = HOPELESS * best[0].estimate
         yield from (found for found in best[:FIRST] if found.estimate <= hopeless)
         every = sorted((item for found in by_design for item in found), key=_estimate)
         yield from every[:SCREENED]
