@@ -153,6 +153,8 @@ def _range(move: _Move, ranges: Mapping[str, tuple[int, int]], name: str) -> tup
 
 def effort(operand: PackedOperand) -> float:
     """How long an element takes to move, in units of one that is copied beside its neighbours."""
+    if not operand.dimensions:
+        return 1.0
     move = _plan(operand)
     last = move.names[-1]
     along = [t for t in move.original_index.terms if last in t.iterators]
