@@ -18,6 +18,7 @@ from experiments.vta_evaluation.comparison import (
     LEGEND,
     Times,
     compare,
+    operator_alone,
     plot_table,
     table,
 )
@@ -57,7 +58,7 @@ def paper(row: Row) -> Times:
 
 def markdown(rows: list[Row]) -> list[str]:
     title = "# Table 3: low-channel and dilated convolutions, best combined"
-    return [title, "", *LEGEND, "", *table(rows, paper)]
+    return [title, "", *LEGEND, "", *table(rows, paper), "", operator_alone(rows)]
 
 
 def plot(rows: list[Row], folder: Path) -> bool:
