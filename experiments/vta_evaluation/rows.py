@@ -114,7 +114,9 @@ def _origins(rows: list[Row], total: int) -> list[str]:
         short = sorted({str(row["git_commit"])[:9] for row in group})
         seconds = sum(row["seconds"] for row in group)
         document = {**latest, "git_commit": ", ".join(short)}
-        lines += ["", *provenance_lines(document, f"{len(group)} rows in {seconds:.0f} s")]
+        trials = " or ".join(map(str, sorted({row["trials"] for row in group})))
+        about = f"{len(group)} rows in {seconds:.0f} s, {trials} timed simulations of a mapping"
+        lines += ["", *provenance_lines(document, about)]
     return lines
 
 

@@ -15,7 +15,9 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints import AllDifferent
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
+from cpembed.hw.instruction import Instruction
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret, interpret_all
 from cpembed.ir.reference import random_inputs
@@ -39,6 +41,13 @@ def check(program: DerivedProgram, seed: int) -> None:
     for operand in program.operands:
         if operand.name in inputs:
             check_data_path(program, operand, inputs[operand.name])
+
+
+def typed(workload: Computation, target: str) -> tuple[Computation, Instruction]:
+    """A convolution with the element types of a target, and its instruction."""
+    instruction = load_hardware_spec(target).instruction
+    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
+    return workload.with_dtypes(dict(zip("IWO", dtypes, strict=True))), instruction
 
 
 def original_layout(program: DerivedProgram, operand: PackedOperand) -> PackedOperand:
@@ -101,10 +110,7 @@ CUT = [
 @pytest.mark.parametrize("number", range(len(CUT)))
 def test_images_cut_along_several_axes_compute_their_workload(number: int) -> None:
     """Independent sub-images on two axes at a time: a sample is judged, proven and run."""
-    workload, target = CUT[number]
-    instruction = load_hardware_spec(target).instruction
-    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
-    workload = workload.with_dtypes(dict(zip("IWO", dtypes, strict=True)))
+    workload, instruction = typed(*CUT[number])
     constraints = load_constraint_set("relaxed")
     found = find_embeddings(workload, instruction, constraints)
     assert found.problem is not None
@@ -127,10 +133,7 @@ FLAT = [
 @pytest.mark.parametrize("number", range(len(FLAT)))
 def test_fused_axes_compute_their_workload(number: int) -> None:
     """Programs over fused axes, a sample of them, are proven and run on the original operands."""
-    workload, target = FLAT[number]
-    instruction = load_hardware_spec(target).instruction
-    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
-    workload = workload.with_dtypes(dict(zip("IWO", dtypes, strict=True)))
+    workload, instruction = typed(*FLAT[number])
     constraints = load_constraint_set("flattened")
     found = find_embeddings(workload, instruction, constraints)
     assert found.problem is not None
@@ -203,10 +206,7 @@ WINDOWS = [
 @pytest.mark.parametrize("number", range(len(WINDOWS)))
 def test_a_fused_window_of_a_channels_last_image_is_read_in_place(number: int) -> None:
     """Columns and channels are one dimension: nothing is unrolled, no element is there twice."""
-    workload, target = WINDOWS[number]
-    instruction = load_hardware_spec(target).instruction
-    dtypes = [instruction.dtypes[name][0] for name in "ABC"]
-    workload = workload.with_dtypes(dict(zip("IWO", dtypes, strict=True)))
+    workload, instruction = typed(*WINDOWS[number])
     found = find_embeddings(workload, instruction, load_constraint_set("flattened"))
     windows = [
         e
