@@ -15,6 +15,7 @@ from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.baselines.base import Baseline, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
+from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Quantiles
 
 
@@ -61,6 +62,7 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     primitive_ratio: Latency | None = None
     primitive_ratio_with_packing: Latency | None = None
     elsewhere_cores: float | None = None
+    slow_rounds: int = 0
     noisy: bool = False
 
 
@@ -77,7 +79,9 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
         program, spec = result.candidate.candidate.program, result.solved.target
         return build(program, spec, backend="native", knobs=knobs, epilogue=Epilogue(dtype))
 
-    found = contest(storing, baseline, subject, inputs)
+    pace = Pace.of(result.solved.target)
+    usual = None if pace is None else pace.wait
+    found = contest(storing, baseline, subject, inputs, usual=usual)
     if isinstance(found, NotCovered):
         return BaselineRow(missing=found.reason)
     return _compared(found)
@@ -101,6 +105,7 @@ def _compared(found: Comparison) -> BaselineRow:
         primitive_ratio=_latency(found.primitive_ratio(packing=False)),
         primitive_ratio_with_packing=_latency(found.primitive_ratio(packing=True)),
         elsewhere_cores=found.turns.elsewhere,
+        slow_rounds=found.turns.slow,
         noisy=found.turns.is_noisy,
     )
 

@@ -54,6 +54,7 @@ class CalibrateResult:
             },
             "gb_per_s": {
                 "tile_load": _bandwidths(found.tile_line_ns),
+                "split_tile_load": bandwidth(found.split_line_ns),
                 "vector_load": _bandwidths(found.vector_line_ns),
                 "store": _bandwidths(found.store_line_ns),
                 "copy": bandwidth(found.copy_ns_per_line),

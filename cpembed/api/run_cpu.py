@@ -15,6 +15,7 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import (
     CONSIDERED,
     WELL_USED,
@@ -23,6 +24,7 @@ from cpembed.tune.cpu_choice import (
     choose,
     machine_weights,
 )
+from cpembed.tune.cpu_in_place import beside_in_place
 from cpembed.tune.cpu_kept import tuned
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.kept import TunedChoice
@@ -93,11 +95,12 @@ def fused_candidates(
 
 
 def model_choices(candidates: Sequence[RankedCandidate], spec: HardwareSpec) -> list[CpuChoice]:
-    """Candidates with their fastest schedules by the model, the one to run first.
+    """Candidates, and the same on operands in place, with their fastest schedules by the model,
+    the one to run first.
 
     Raises :class:`LoweringError` where the instruction can execute none of them.
     """
-    model = choose(candidates, spec)
+    model = choose(beside_in_place(candidates, spec), spec)
     if not model.estimates:
         raise LoweringError(model.refused[0])
     return [CpuChoice(item.ranked, item.knobs, None, model, item) for item in model.estimates]
@@ -108,11 +111,14 @@ def build_first(
 ) -> tuple[CompiledKernel, CpuChoice]:
     """The kernel of the first choice that has one.
 
-    Raises :class:`LoweringError` where none has, and :class:`BackendUnavailable`.
+    Raises :class:`LoweringError` where none has, :class:`BackendUnavailable`, and
+    :class:`InvariantError` for a program in place that cannot be proven.
     """
     failed: list[LoweringError] = []
     for choice in choices:
         program = choice.candidate.candidate.program
+        if program.in_place:
+            require(program)
         try:
             kernel = build(program, spec, backend="native", knobs=choice.knobs, epilogue=epilogue)
             return kernel, choice

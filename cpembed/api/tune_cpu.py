@@ -15,8 +15,10 @@ from cpembed.backends.x86.calibration import Calibration
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
 from cpembed.tune.cpu_contest import Failed, Moves, Timed
+from cpembed.tune.cpu_in_place import beside_in_place
 from cpembed.tune.cpu_search import CpuSearch
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
 from cpembed.tune.cpu_trials import CpuTrial, key_of
@@ -60,22 +62,26 @@ class Field:
 
         Raises :class:`LoweringError` where the instruction executes none of them.
         """
-        first = found[0][0].embeddings[:CONSIDERED]
-        chosen = choose([*first, *fused], spec, machine).estimates[:1]
+        first = beside_in_place([*found[0][0].embeddings[:CONSIDERED], *fused], spec)
+        chosen = choose(first, spec, machine).estimates[:1]
         entries = [item.ranked for item in chosen]
         for solved, count in found:
-            entries += solved.embeddings[:count]
+            entries += beside_in_place(solved.embeddings[:count], spec)
         designs: list[CpuDesign] = []
         refused: dict[str, str] = {}
-        for ranked in [*entries, *fused]:
+        for ranked in [*entries, *beside_in_place(fused, spec)]:
             try:
                 designs.append(design_of(ranked, spec, machine))
             except LoweringError as error:
-                refused[ranked.candidate.embedding.identifier()] = str(error)
+                refused[ranked.candidate.identifier] = str(error)
         if not designs:
             raise LoweringError(next(iter(refused.values())))
         untuned = chosen[0].knobs if chosen else designs[0].ranked[0][1]
-        return cls(tuple(distinct(designs)), untuned, tuple(refused.values()))
+        taking_part = distinct(designs)
+        for design in taking_part:
+            if design.candidate.program.in_place:
+                require(design.candidate.program)
+        return cls(tuple(taking_part), untuned, tuple(refused.values()))
 
 
 @dataclass(frozen=True)
@@ -206,4 +212,5 @@ def _trial(
         timed is not None and timed.noisy,
         timed is not None and timed.rejected,
         final,
+        design.candidate.program.in_place,
     )

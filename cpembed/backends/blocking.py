@@ -34,9 +34,11 @@ def can_block(nest: Nest, loop: TaskLoop) -> bool:
 
 
 def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
-    """Give each task ``blocks[loop]`` points of a task loop; their steps become inner loops,
-    outside the lanes and in the order of ``blocks``."""
-    tasks = tuple(replace(t, block=blocks.get(t.name, t.block)) for t in nest.tasks)
+    """Give each task ``blocks[loop]`` steps of a task loop; they become inner loops, outside the
+    lanes and in the order of ``blocks``."""
+    tasks = tuple(
+        replace(t, block=blocks[t.name] * t.unit) if t.name in blocks else t for t in nest.tasks
+    )
     by_name = {task.name: task for task in tasks}
     steps: list[Loop] = []
     split: dict[str, IndexExpr] = {}
@@ -44,15 +46,15 @@ def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
         task = by_name[name]
         if size == 1:
             continue
-        if size > task.extent or not can_block(nest, task):
-            raise LoweringError(f"a loop of extent {task.extent} cannot be blocked by {size}")
+        if size > task.steps or not can_block(nest, task):
+            raise LoweringError(f"a loop of {task.steps} steps cannot be blocked by {size}")
         steps.append(Loop(task.step, size, AxisKind.SPATIAL))
-        split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step)])
+        split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step, task.unit)])
     return _substituted(nest, split, tasks=tasks, inner=(*steps, *nest.inner))
 
 
 def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
-    """Cut task loops into panels of ``panels[loop]`` points: a loop over panels, outermost, and
+    """Cut task loops into panels of ``panels[loop]`` steps: a loop over panels, outermost, and
     one over the points of a panel, at the loop's place and with its name."""
     outside: list[TaskLoop] = []
     tasks = list(nest.tasks)
@@ -60,12 +62,13 @@ def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
     for name, size in panels.items():
         place = next(number for number, task in enumerate(tasks) if task.name == name)
         task = tasks[place]
-        if size >= task.extent:
+        points = size * task.unit
+        if points >= task.extent:
             continue
         if size < 1 or not can_block(nest, task):
-            raise LoweringError(f"a loop of extent {task.extent} has no panels of {size}")
-        outside.append(TaskLoop(f"{name}_panel", task.extent, size, f"{task.origin} panel"))
-        tasks[place] = replace(task, extent=size)
+            raise LoweringError(f"a loop of {task.steps} steps has no panels of {size}")
+        outside.append(TaskLoop(f"{name}_panel", task.extent, points, f"{task.origin} panel"))
+        tasks[place] = replace(task, extent=points)
         split[name] = IndexExpr.of([IndexTerm(f"{name}_panel"), IndexTerm(name)])
     return _substituted(nest, split, tasks=(*outside, *tasks))
 

@@ -21,7 +21,7 @@ from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
+from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -32,13 +32,25 @@ class TaskLoop:
     program.
 
     Where the block does not divide the extent the last block is moved back to end at the extent:
-    it computes some points twice, with the same result, and needs no code of its own.
+    it computes some points twice, with the same result, and needs no code of its own. Of a loop
+    over overlapping tiles (:class:`~cpembed.transform.program.Overlap`) the points are those of the
+    axis, ``unit`` of which make a tile.
     """
 
     name: str
     extent: int
     block: int = 1
     origin: str = ""
+    unit: int = 1
+
+    @property
+    def steps(self) -> int:
+        """What a block can hold at most: tiles, or points that are none."""
+        return self.extent // self.unit
+
+    def blocks_of(self, steps: int) -> int:
+        """How many blocks of so many steps there are."""
+        return -(-self.extent // (steps * self.unit))
 
     @property
     def count(self) -> int:
@@ -172,14 +184,30 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
     sums = output.dtype
     if epilogue is not None:
         output = replace(output, dtype=epilogue.dtype)
+    overlaps = {o.loop: o for o in program.overlaps if o.kind is AxisKind.SPATIAL}
+
+    def task(loop: Loop) -> TaskLoop:
+        if loop.name not in overlaps:
+            return TaskLoop(names[loop.name], loop.extent, origin=loop.name)
+        found = overlaps[loop.name]
+        return TaskLoop(names[loop.name], found.extent, found.block, loop.name, found.block)
+
+    def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
+        access = flat_access(operand)
+        for overlap in overlaps.values():
+            access = _in_points(access, overlap)
+        return KernelOperand(
+            parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
+        )
+
     return Nest(
-        tasks=tuple(TaskLoop(names[s.name], s.extent, origin=s.name) for s in spatial),
+        tasks=tuple(task(loop) for loop in spatial),
         reductions=tuple(renamed(loop) for loop in reductions),
         inner=tuple(renamed(loop) for loop in program.lanes),
         operands=(
-            _kernel_operand("A", first, names),
-            _kernel_operand("B", second, names),
-            _kernel_operand("C", output, names),
+            flat("A", first),
+            flat("B", second),
+            flat("C", output),
         ),
         epilogue=epilogue,
         channels=_channels(program, names) if epilogue and epilogue.vectors else None,
@@ -213,6 +241,23 @@ def _channels(program: DerivedProgram, names: Mapping[str, str]) -> KernelOperan
     return KernelOperand("Channel", "float32", math.prod(extents), access)
 
 
+def _in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr:
+    """An access whose tiles overlap, over the point at which a tile begins instead of its number.
+
+    The last tile begins where it has to; so may every other tile, of a block that ends at the
+    extent.
+    """
+    loop, start = overlap.loop, overlap.start()
+    if loop not in access.iterators:
+        return access
+    step, rest = divmod(access.coefficient(loop), overlap.block)
+    turned = [term.times(-step) for term in start.terms]
+    fixed = IndexExpr.of([*access.terms, *turned], access.constant)
+    if rest or loop in fixed.iterators:
+        raise LoweringError(f"the tiles of {overlap.axis} overlap and lie at no constant distance")
+    return fixed + IndexExpr.of([IndexTerm(loop, step)])
+
+
 def lane_name(lane: str) -> str:
     """Identifier of an instruction axis inside a kernel."""
     return f"lane_{lane}"
@@ -222,9 +267,7 @@ def flat_access(operand: PackedOperand) -> IndexExpr:
     """The packed access as one index into the flat buffer."""
     total = IndexExpr()
     for index, stride in zip(operand.access, operand.strides, strict=True):
-        scaled = [
-            IndexTerm(t.iterator, t.coefficient * stride, t.divisor, t.modulus) for t in index.terms
-        ]
+        scaled = [term.times(stride) for term in index.terms]
         total = total + IndexExpr.of(scaled, index.constant * stride)
     return total
 
@@ -234,10 +277,3 @@ def _identifiers(program: DerivedProgram) -> dict[str, str]:
     names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
     names.update({lane.name: lane_name(lane.name) for lane in program.lanes})
     return names
-
-
-def _kernel_operand(
-    parameter: str, operand: PackedOperand, names: Mapping[str, str]
-) -> KernelOperand:
-    access = flat_access(operand).rename(lambda name: names[name])
-    return KernelOperand(parameter, operand.dtype, operand.elements, access)

@@ -18,6 +18,8 @@ from cpembed.backends.script import storage_dtype
 from cpembed.errors import LoweringError
 
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
+_SPINS = 3000
+"""Looks at an empty queue before a thread of the pool sleeps: about a millisecond."""
 _ALIGNMENT = 64
 """Bytes: kernels are compiled for buffers that start at a multiple."""
 
@@ -34,10 +36,12 @@ def thread_count() -> int:
 def tvm() -> ModuleType:
     """TVM, imported on first use with its thread pool set to the cores of the process.
 
-    Its default is often one thread; binding threads to cores hurts where machines are shared.
+    Its default is often one thread; binding threads to cores hurts where machines are shared, and
+    so do threads that spin for a tenth of a second after each kernel.
     """
     os.environ.setdefault(_THREADS_VARIABLE, str(thread_count()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(_SPINS))
     import tvm as module
     import tvm.script  # makes tvm.script.from_source available
 

@@ -141,6 +141,7 @@ def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
         call_us=series["call_us"].ns / 1e3,
         copy_ns_per_line=series["copy_ns_per_line"].ns,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        split_line_ns=series["split_line_ns"].ns if "split_line_ns" in series else 0.0,
         product_shared_ns=by_product("product_shared_ns") if thread_count() > 1 else products,
         noisy=tuple(
             name for name, found in series.items() if name != CLOCK and not found.is_steady

@@ -31,9 +31,9 @@ _HEAT_NS = 300_000
 sample that is to have the clock that kernels have."""
 _TOGETHER = 0.9
 """Of the time that the longest of the parallel parts takes: so much of it all must run."""
-_VECTORS = 12
+VECTOR_ACCUMULATORS = 12
 """Accumulators of vector products: more than hide a latency of five cycles at two a cycle."""
-_FOUR = ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7))
+BLOCK_PRODUCTS = ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7))
 """Products of a block of 2 x 2 accumulators, as kernels order them."""
 
 
@@ -122,16 +122,16 @@ class Laboratory:
 
     def _products(self) -> Iterator[_Maker]:
         for name in self._tile_products:
-            body = microkernels.tile_products(name, _FOUR)
-            chain = microkernels.tile_products(name, [_FOUR[0]] * len(_FOUR))
-            probe = partial(self._product, tiles=True, ns=7.0, units=len(_FOUR))
+            body = microkernels.tile_products(name, BLOCK_PRODUCTS)
+            chain = microkernels.tile_products(name, [BLOCK_PRODUCTS[0]] * len(BLOCK_PRODUCTS))
+            probe = partial(self._product, tiles=True, ns=7.0, units=len(BLOCK_PRODUCTS))
             yield partial(probe, f"product_row_ns:{name}", body, rows=FEW_ROWS)
             yield partial(probe, f"latency_ns:{name}", chain)
             yield from self._product_pair(name, partial(probe, body=body))
         for name in self._vector_products:
-            body = microkernels.vector_products(_VECTORS, _VECTORS)
-            chain = microkernels.vector_products(1, _VECTORS)
-            probe = partial(self._product, tiles=False, units=_VECTORS)
+            body = microkernels.vector_products(VECTOR_ACCUMULATORS, VECTOR_ACCUMULATORS)
+            chain = microkernels.vector_products(1, VECTOR_ACCUMULATORS)
+            probe = partial(self._product, tiles=False, units=VECTOR_ACCUMULATORS)
             yield partial(probe, f"latency_ns:{name}", chain, ns=2.0)
             yield from self._product_pair(name, partial(probe, body=body, ns=0.2))
 
@@ -153,11 +153,13 @@ class Laboratory:
         rows: int = MAX_ROWS,
     ) -> list[Probe]:
         run = self._kernel(body, chunks, tiles=tiles, rows=rows).run
-        return [_probe(name, run, units * ns, units=units, before=self._heat(tiles))]
+        return [_probe(name, run, units * ns, units=units, before=self._heat(tiles=tiles))]
 
     def _near_lines(self) -> Iterator[_Maker]:
         for field, body, tiles in self._line_bodies():
             yield partial(self._near_probes, field, body, tiles)
+        if self.has_tiles:
+            yield self._split
         yield self._copy
 
     def _near_probes(self, field: str, body: Lines, tiles: bool) -> list[Probe]:
@@ -168,10 +170,16 @@ class Laboratory:
                 partial(kernel.run, setting=size // BLOCK - 1),
                 ns * BLOCK_LINES,
                 units=BLOCK_LINES,
-                before=self._heat(tiles),
+                before=self._heat(tiles=tiles),
             )
             for level, size, ns in zip(LEVELS, self._near, (0.25, 1.0), strict=False)
         ]
+
+    def _split(self) -> list[Probe]:
+        kernel = self._kernel(microkernels.split_tile_loads(self._region), tiles=True)
+        run = partial(kernel.run, setting=self._near[0] // BLOCK - 1)
+        before = self._heat(tiles=True)
+        return [_probe("split_line_ns", run, BLOCK_LINES, units=BLOCK_LINES, before=before)]
 
     def _copy(self) -> list[Probe]:
         kernel = self._kernel(microkernels.copies(self._region))
@@ -186,7 +194,7 @@ class Laboratory:
         yield partial(self._task_probes, body, ns)
 
     def _task_probes(self, body: Lines, step_ns: float) -> list[Probe]:
-        kernel, heat = self._kernel(body, tiles=self.has_tiles), self._heat(self.has_tiles)
+        kernel, heat = self._kernel(body, tiles=self.has_tiles), self._heat(tiles=self.has_tiles)
         return [
             _probe(
                 f"task_ns:{steps}",
@@ -244,23 +252,22 @@ class Laboratory:
         return Kernel(self._functions[plan.source], chunks, data, rows)
 
     def _bytes(self, count: int) -> object:
-        """Data whose bits vary; the same for all kernels that want as many."""
+        """The same for all kernels that want as many."""
         if count not in self._memory:
-            some = np.random.default_rng(0).integers(0, 120, 2**16, np.uint8)
-            self._memory[count] = runtime.from_array(np.resize(some, count))
+            self._memory[count] = microkernels.varied_bytes(count)
         return self._memory[count]
 
-    def _heat(self, tiles: bool) -> Callable[[], bool]:
+    def _heat(self, *, tiles: bool) -> Callable[[], bool]:
         return self._tile_heat if tiles else self._vector_heat
 
     @cached_property
     def _tile_heat(self) -> Callable[[], bool]:
-        body = microkernels.tile_products(self._tile_products[0], _FOUR)
+        body = microkernels.tile_products(self._tile_products[0], BLOCK_PRODUCTS)
         return partial(self._kernel(body, tiles=True).run, int(_HEAT_NS / 28))
 
     @cached_property
     def _vector_heat(self) -> Callable[[], bool]:
-        body = microkernels.vector_products(_VECTORS, _VECTORS)
+        body = microkernels.vector_products(VECTOR_ACCUMULATORS, VECTOR_ACCUMULATORS)
         return partial(self._kernel(body).run, int(_HEAT_NS / 2.5))
 
 

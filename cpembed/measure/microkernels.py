@@ -13,7 +13,11 @@ of blocks, a power of two, less one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+
+from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.script import HEADER, Script
 from cpembed.backends.x86.amx import ATTRIBUTES, OPTIONS
@@ -66,6 +70,12 @@ def plan(body: Sequence[str], region: int, chunks: int = 1, *, tiles: bool = Fal
     return KernelPlan("x86.calibration", script.text(), None, *options)
 
 
+def varied_bytes(count: int) -> Any:
+    """A buffer of data whose bits vary."""
+    some = np.random.default_rng(0).integers(0, 120, 2**16, np.uint8)
+    return runtime.from_array(np.resize(some, count))
+
+
 def nothing() -> Lines:
     """What is left of a call whose parts have no work."""
     return [f"out[part * {WORDS}] = part"]
@@ -106,8 +116,22 @@ def vector_products(accumulators: int, products: int) -> Lines:
 
 def tile_loads(region: int) -> Lines:
     """A walk that loads eight tiles a step."""
+    return _tile_loads(region, [tile * TILE for tile in range(TILES)])
+
+
+def split_tile_loads(region: int) -> Lines:
+    """The same with every row in two lines; the last tile begins before a line, not after one, to
+    stay inside the region."""
+    shift = LINE // 4
+    return _tile_loads(
+        region,
+        [tile * TILE + (shift if tile < TILES - 1 else shift - LINE) for tile in range(TILES)],
+    )
+
+
+def _tile_loads(region: int, offsets: Sequence[int]) -> Lines:
     block = _block(region)
-    loads = [_load_tile(tile, f"{block} + {tile * TILE}") for tile in range(TILES)]
+    loads = [_load_tile(tile, f"{block} + {at}") for tile, at in enumerate(offsets)]
     return _loop("step", "counts[0]", loads)
 
 

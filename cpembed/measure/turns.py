@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,13 @@ of them without a core, take a slice of the scheduler (milliseconds) in each cal
 steadily: such times are wrong without being noisy."""
 
 
+PATIENCE = 2
+"""So many times the rounds that are wanted are tried."""
+
+OUR_POOL = "tvm"
+"""The threads of our kernels."""
+
+
 @dataclass(frozen=True)
 class Side:
     """One kind of work; ``pool`` names the threads it runs on."""
@@ -36,12 +43,15 @@ class Turns:
     """What each kind of work took, round by round, in microseconds a call.
 
     ``elsewhere``: cores that other processes had meanwhile. ``rested``: whether each pool of
-    threads slept before another one's turn.
+    threads slept before another one's turn. ``slow``: rounds that are left out because the CPU's
+    product instruction was slow in them; ``paced``: whether that leaves enough, else they are in.
     """
 
     samples: Mapping[str, Sequence[float]]
     elsewhere: float
     rested: bool
+    slow: int = 0
+    paced: bool = True
 
     def times(self, name: str) -> Quantiles:
         return quantiles(self.samples[name])
@@ -55,12 +65,13 @@ class Turns:
     @property
     def is_noisy(self) -> bool:
         """Whether the machine had other work, or a ratio varied too much to mean something."""
-        return self.elsewhere > BUSY or not self.rested or self._spread > UNSURE
+        disturbed = self.elsewhere > BUSY or not self.rested or not self.paced
+        return disturbed or self._spread > UNSURE
 
     @property
-    def disturbance(self) -> tuple[bool, float]:
+    def disturbance(self) -> tuple[bool, bool, float]:
         """Less is better."""
-        return self.elsewhere > BUSY, self._spread
+        return not self.paced, self.elsewhere > BUSY, self._spread
 
     @property
     def _spread(self) -> float:
@@ -79,22 +90,26 @@ def time_in_turns(
     rounds: int = 11,
     round_ms: float = 10.0,
     attempts: int = ATTEMPTS,
+    usual: Callable[[], bool] | None = None,
 ) -> Turns:
     """Time each kind of work ``rounds`` times for about ``round_ms``, interleaved.
 
     Every other round goes through them backwards. Between kinds of work of different pools the
     process pauses until no thread spins, and each turn begins with calls that are not timed.
+    ``usual`` waits before every turn, on our own threads, until the machine is as fast as it is at
+    best (:meth:`~cpembed.measure.pace.Pace.wait`): rounds in which it never is are repeated, up to
+    :data:`PATIENCE` times as many.
     """
     calls: dict[str, int] = {}
     for name, side in sides.items():
         if _has_several_pools(sides):
             wait_for_idle_threads()
         calls[name] = calls_in(side.sample, round_ms)
-    best = _attempt(sides, calls, rounds)
+    best = _attempt(sides, calls, rounds, usual)
     for _ in range(attempts - 1):
         if not best.is_noisy:
             break
-        again = _attempt(sides, calls, rounds)
+        again = _attempt(sides, calls, rounds, usual)
         best = min(best, again, key=lambda found: found.disturbance)
     return best
 
@@ -103,19 +118,39 @@ def _has_several_pools(sides: Mapping[str, Side]) -> bool:
     return len({side.pool for side in sides.values()}) > 1
 
 
-def _attempt(sides: Mapping[str, Side], calls: Mapping[str, int], rounds: int) -> Turns:
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+def _attempt(
+    sides: Mapping[str, Side],
+    calls: Mapping[str, int],
+    rounds: int,
+    usual: Callable[[], bool] | None,
+) -> Turns:
+    kept: list[dict[str, float]] = []
+    slow: list[dict[str, float]] = []
     elsewhere, rested = Elsewhere(), True
     # Threads of the only pool take nothing from another.
     pool = None if _has_several_pools(sides) else next(iter(sides.values())).pool
-    for turn in range(rounds):
+    for turn in range(rounds * PATIENCE):
+        if len(kept) == rounds:
+            break
+        took: dict[str, float] = {}
+        right = True
         order = list(sides.items())
         for name, side in order if turn % 2 == 0 else reversed(order):
             if side.pool != pool:
                 rested &= wait_for_idle_threads()
                 pool = side.pool
+            if usual is not None:
+                if pool != OUR_POOL:
+                    rested &= wait_for_idle_threads()
+                right &= usual()
+                if pool != OUR_POOL:
+                    rested &= wait_for_idle_threads()
             # A tenth of a turn wakes the pool's threads and fills the caches again.
             side.sample(1 + calls[name] // 10)
             with elsewhere:
-                samples[name].append(side.sample(calls[name]))
-    return Turns(samples, elsewhere.cores, rested)
+                took[name] = side.sample(calls[name])
+        (kept if right else slow).append(took)
+    paced = 2 * len(kept) >= rounds
+    rows = kept if paced else kept + slow
+    samples = {name: [took[name] for took in rows] for name in sides}
+    return Turns(samples, elsewhere.cores, rested, len(slow), paced)

@@ -28,6 +28,7 @@ def report(result: CalibrateResult) -> Iterator[RenderableType]:
         [("64 bytes", "left"), *((level, "right") for level in _LEVELS)],
         [
             _line_row("tile load", found.tile_line_ns),
+            _line_row("  in two lines", (found.split_line_ns,)),
             _line_row("vector load", found.vector_line_ns),
             _line_row("store", found.store_line_ns),
             _line_row("copy", (0.0, found.copy_ns_per_line)),

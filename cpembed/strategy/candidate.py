@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cpembed.embedding.embedding import Embedding
@@ -18,12 +19,22 @@ class Candidate:
     embedding: Embedding
     program: DerivedProgram
 
+    @property
+    def identifier(self) -> str:
+        """Of the embedding, and of the operands that the program keeps in place."""
+        kept = "".join(f"+{name}" for name in self.program.in_place)
+        return f"{self.embedding.identifier()}{kept}"
+
 
 def derive_candidate(
     workload: Computation,
     instruction: Instruction,
     embedding: Embedding,
     cache: LayoutCache | None = None,
+    in_place: Collection[str] = (),
 ) -> Candidate:
-    """The candidate of an embedding; raises TransformError where no rewrite can serve it."""
-    return Candidate(embedding, derive(workload, instruction, embedding, cache))
+    """The candidate of an embedding; raises TransformError where no rewrite can serve it.
+
+    ``in_place`` names operands that keep their layouts (:func:`~cpembed.transform.derive.derive`).
+    """
+    return Candidate(embedding, derive(workload, instruction, embedding, cache, in_place))

@@ -9,6 +9,7 @@ channels-last operand yields a channels-last layout.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from cpembed.embedding.commute import problem_of
@@ -19,7 +20,7 @@ from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.layout import OperandLayout
-from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
+from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
 LayoutCache = dict[
@@ -34,14 +35,20 @@ def derive(
     instruction: Instruction,
     embedding: Embedding,
     cache: LayoutCache | None = None,
+    in_place: Collection[str] = (),
 ) -> DerivedProgram:
     """The program that executes the instruction over all translations of the embedded box.
 
     ``cache`` keeps layouts between embeddings of one workload and instruction; many share them.
+    Operands that ``in_place`` names are left in their layouts but for a margin of zeros where the
+    workload reads outside of them; axes that would be padded overlap instead where that is possible
+    (:class:`~cpembed.transform.program.Overlap`). Without it the layouts are those of least
+    footprint.
 
-    Raises :class:`TransformError` where the operands need a rewrite that is not available.
+    Raises :class:`TransformError` where the operands need a rewrite that is not available, or the
+    instruction cannot take an operand in place.
     """
-    layouts: LayoutCache = {} if cache is None else cache
+    layouts: LayoutCache = {} if cache is None or in_place else cache
     if any(embedding.origin.values()):
         raise TransformError(
             "the embedding is a translation of the one at the origin: derive that one instead"
@@ -51,7 +58,8 @@ def derive(
         workload, instruction = problem.workload, problem.instruction
     original = workload
     workload = flatten(workload, embedding.flattened)
-    loops, axis_map = _iteration(workload, embedding)
+    overlaps = overlapping(workload, embedding, in_place) if in_place else {}
+    loops, axis_map = _iteration(workload, embedding, overlaps)
     lanes = tuple(
         Loop(axis.name, embedding.extents[axis.name], instruction.loop_axis(axis.name).kind)
         for axis in instruction.axes
@@ -76,8 +84,10 @@ def derive(
                 embedding,
                 axis_map,
                 extents,
+                overlaps,
             )
-            layouts[key] = (layout.derive(), layout.applied)
+            packed = layout.in_place() if role in in_place else layout.derive()
+            layouts[key] = (packed, layout.applied)
         packed, applied = layouts[key]
         operands.append(packed)
         rewrites += applied
@@ -92,7 +102,38 @@ def derive(
         dict(embedding.operands),
         tuple(rewrites),
         original if embedding.flattened else None,
+        tuple(overlaps.values()),
+        tuple(in_place),
     )
+
+
+def overlapping(
+    workload: Computation, embedding: Embedding, in_place: Collection[str]
+) -> dict[str, Overlap]:
+    """Axes whose last block moves back to end where the axis ends, instead of being padded.
+
+    A spatial axis may, where only operands in place have it: their elements are read, or written
+    with the same result, twice. A reduction axis may where another operand has it too: that one
+    holds zeros for what would be added twice.
+    """
+    found: dict[str, Overlap] = {}
+    for digits in embedding.digits.values():
+        for digit in digits:
+            axis = next(a for a in workload.axes if a.name == digit.axis)
+            count = -(-axis.extent // digit.count)
+            packed = any(
+                axis.name in index.iterators
+                for operand in workload.operands
+                if operand.name not in in_place
+                for index in workload.access(operand.name).index
+            )
+            fits = packed == (axis.kind is AxisKind.REDUCTION)
+            if digit.stride == 1 and count > 1 and axis.extent % digit.count and fits:
+                loop = f"{axis.name}.o"
+                found[axis.name] = Overlap(
+                    axis.name, loop, digit.count, count, axis.extent, axis.kind
+                )
+    return found
 
 
 def _has_single_accesses(workload: Computation, instruction: Instruction) -> bool:
@@ -102,7 +143,7 @@ def _has_single_accesses(workload: Computation, instruction: Instruction) -> boo
 
 
 def _iteration(
-    workload: Computation, embedding: Embedding
+    workload: Computation, embedding: Embedding, overlaps: Mapping[str, Overlap]
 ) -> tuple[tuple[Loop, ...], dict[str, IndexExpr]]:
     """Outer loops over the translations, and each workload axis over loops and lanes.
 
@@ -124,7 +165,11 @@ def _iteration(
         if axis.kind is kind
         for loop in found
     ]
-    return tuple(loops), {axis.name: index for axis, (_, index) in walked.items()}
+    coordinates = {axis.name: index for axis, (_, index) in walked.items()}
+    for name, overlap in overlaps.items():
+        position = [t for t in coordinates[name].terms if t.iterator != overlap.loop]
+        coordinates[name] = IndexExpr.of([*overlap.start().terms, *position])
+    return tuple(loops), coordinates
 
 
 Lane = tuple[str, int, Digit, bool]

@@ -18,13 +18,23 @@ from dataclasses import dataclass, field, replace
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import OperandMemory, StrideRule
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.joining import joined_dimensions, joined_index
-from cpembed.transform.program import PackedDimension, PackedOperand
-from cpembed.transform.rewrites import Flatten, Fuse, Pad, Part, Reorder, Rewrite, Split, unroll
+from cpembed.transform.program import Overlap, PackedDimension, PackedOperand
+from cpembed.transform.rewrites import (
+    Flatten,
+    Fuse,
+    Overlapped,
+    Pad,
+    Part,
+    Reorder,
+    Rewrite,
+    Split,
+    unroll,
+)
 from cpembed.transform.unrolling import (
     IndexAxis,
     Treatment,
@@ -81,6 +91,7 @@ class OperandLayout:
     embedding: Embedding
     axis_map: Mapping[str, IndexExpr]
     extents: Mapping[str, int]
+    overlaps: Mapping[str, Overlap] = field(default_factory=dict[str, Overlap])
     applied: list[Rewrite] = field(default_factory=list[Rewrite])
     layout: PackedOperand = field(init=False)
     _direct: dict[str, str] = field(default_factory=dict[str, str])
@@ -127,6 +138,49 @@ class OperandLayout:
             self._fuse(lane, digits[lane])
         self._tile(gathered)
         return self.layout
+
+    def in_place(self) -> PackedOperand:
+        """The original layout, fused axes joined, with zeros around it where it is read outside.
+
+        Raises :class:`TransformError` where the memory side cannot take its lanes from there.
+        """
+        self._check_moves()
+        self._flatten()
+        if any(type(done) is not Flatten for done in self.applied) and not self.layout.is_identity:
+            raise TransformError(f"{self.layout.name} does not hold the fused axes as they are")
+        padded = {
+            axis: self.overlaps[axis].extent if axis in self.overlaps else self._reach(index)
+            for axis, index in self.axis_map.items()
+        }
+        for k, dimension in enumerate(self.layout.dimensions):
+            low, high = self._indices[dimension.name].bounds(padded)
+            before, after = max(0, -low), max(0, high + 1 - dimension.extent)
+            if before or after:
+                name = self.layout.name
+                self._apply(Pad(name, k, before, after, dimension.extent, dimension.name))
+        for lane in self.lanes:
+            if self.extents[lane] > 1 and not self._walks(lane):
+                raise TransformError(
+                    f"{self.layout.name} lies in another order than the instruction takes {lane}"
+                )
+        return self.layout
+
+    def _reach(self, index: IndexExpr) -> int:
+        return index.bounds(self.extents)[1] + 1
+
+    def _walks(self, lane: str) -> bool:
+        """Whether the memory side takes a lane from where it lies."""
+        if any(
+            lane in t.iterators and t.inner for index in self.layout.access for t in index.terms
+        ):
+            return False
+        step = self.layout.lane_stride(lane)
+        if step is None or step <= 0:
+            return False
+        if self.memory.stride_rule(lane) is StrideRule.ANY:
+            return True
+        size = size_bytes(self.layout.dtype)
+        return step == 1 and self.memory.reads_contiguously(lane, size, self.extents)
 
     def _check_moves(self) -> None:
         """Every digit of the operand's lanes moves along the operand."""
@@ -215,6 +269,8 @@ class OperandLayout:
         own = f"{name}.{member}"
         parts = [Part(own, extent, index.coefficient(member), IndexExpr())]
         others = [term for term in index.terms if term.iterator != member]
+        if any(term.iterator in self.overlaps for term in others):
+            raise self._shared_blocks()
         low = 0
         if others:
             shared, step, low = normalised(access, self.extents)
@@ -236,6 +292,8 @@ class OperandLayout:
         for name, index in list(self._indices.items()):
             if name in self._direct or not any(map(self._lane, index.iterators)):
                 continue
+            if set(self.overlaps) & set(index.iterators):
+                raise self._shared_blocks()
             axes = tuple([self._index_axis(term, index) for term in index.terms])
             walked = dict.fromkeys(n for axis in axes for n in axis.coordinate.iterators)
             extents = tuple([(n, self.extents[n]) for n in walked])
@@ -301,8 +359,13 @@ class OperandLayout:
             "no rewrite makes one dimension of both"
         )
 
+    def _shared_blocks(self) -> TransformError:
+        return TransformError(f"{self.layout.name} is walked by an overlapping axis and by others")
+
     def _pad(self) -> None:
         for k, dimension in enumerate(self.layout.dimensions):
+            if self._direct.get(dimension.name) in self.overlaps:
+                continue
             low, high = self.layout.access[k].bounds(self.extents)
             before = max(0, -low)
             block = self._block(dimension.name)
@@ -339,6 +402,13 @@ class OperandLayout:
     def _split_digit(self, name: str, digit: Digit, lane: str) -> str:
         operand, dimension, inner = self.layout.name, self._position(name), f"{name}.i"
         block = digit.count * digit.stride
+        if digit.axis in self.overlaps:
+            overlap = self.overlaps[digit.axis]
+            zeros = overlap.kind is AxisKind.REDUCTION
+            self._apply(
+                Overlapped(operand, dimension, overlap, f"{name}.o", inner, lane, zeros=zeros)
+            )
+            return inner
         if digit.stride == 1:
             self._apply(Split(operand, dimension, block, f"{name}.o", inner, lane))
             return inner

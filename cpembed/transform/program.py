@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.index import IndexExpr
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.index_algebra import simplify
 
 if TYPE_CHECKING:
     from cpembed.transform.rewrites import Rewrite
@@ -30,6 +31,46 @@ class Loop:
     name: str
     extent: int
     kind: AxisKind
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A workload axis in blocks of which the last one ends at the axis's extent.
+
+    It begins before the one ahead of it ends, and nothing is padded: the points that both have are
+    executed twice. Where that would add to a sum twice, a factor holds zeros there.
+    """
+
+    axis: str
+    loop: str
+    """The iterator over the blocks."""
+    block: int
+    count: int
+    extent: int
+    kind: AxisKind
+
+    @property
+    def back(self) -> int:
+        """Points that the last two blocks share."""
+        return self.block * self.count - self.extent
+
+    def start(self, loop: str | None = None) -> IndexExpr:
+        """First point of a block, over the iterator of the blocks."""
+        name = loop or self.loop
+        last = IndexTerm("", -self.back, self.count, None, IndexExpr((IndexTerm(name),), 1))
+        return IndexExpr.of([IndexTerm(name, self.block), last])
+
+    def repeated(self, loop: str, position: IndexExpr) -> IndexExpr:
+        """1 where the block before has this position of a block too, else 0.
+
+        In the last block that is for ``position < back``. The sum below reaches twice the block
+        just then.
+        """
+        turned = [term.times(-1) for term in position.terms]
+        last = IndexTerm("", self.block, self.count, None, IndexExpr((IndexTerm(loop),), 1))
+        low = self.block - 1 + self.back - position.constant
+        inner = IndexExpr.of([*turned, last], low)
+        return IndexExpr((IndexTerm("", 1, 2 * self.block, None, inner),))
 
 
 @dataclass(frozen=True)
@@ -78,16 +119,19 @@ class PackedOperand:
         """Whether packing moves nothing: the packed bytes are the original bytes."""
         if self.elements != math.prod(self.original_shape):
             return False
-        flat: dict[str, int] = {}
+        total = IndexExpr()
         step = 1
         for index, size in reversed(list(zip(self.source, self.original_shape, strict=True))):
-            if index.constant or not index.is_affine:
+            if index.constant:
                 return False
-            for term in index.terms:
-                flat[term.iterator] = flat.get(term.iterator, 0) + term.coefficient * step
+            total = IndexExpr.of([t.times(step) for t in index.terms]) + total
             step *= size
-        return all(
-            dimension.extent == 1 or flat.get(dimension.name, 0) == stride
+        if not total.is_affine:
+            # Digits of a fused dimension, which may be neighbours in memory too.
+            sizes = {d.name: d.extent for d in self.dimensions}
+            total = simplify(total, sizes)
+        return total.is_affine and all(
+            dimension.extent == 1 or total.coefficient(dimension.name) == stride
             for dimension, stride in zip(self.dimensions, self.strides, strict=True)
         )
 
@@ -127,6 +171,9 @@ class DerivedProgram:
     rewrites: tuple[Rewrite, ...] = ()
     original: Computation | None = None
     """The workload before flattening, where that differs from ``workload``."""
+    overlaps: tuple[Overlap, ...] = ()
+    in_place: tuple[str, ...] = ()
+    """Operands that keep the layout they come in, whatever the least footprint would be."""
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -136,7 +183,11 @@ class DerivedProgram:
     @property
     def padded_extents(self) -> dict[str, int]:
         """Each workload axis's extent after padding."""
-        return {axis: e.bounds(self.extents)[1] + 1 for axis, e in self.axis_map.items()}
+        whole = {overlap.axis: overlap.extent for overlap in self.overlaps}
+        return {
+            axis: whole.get(axis) or e.bounds(self.extents)[1] + 1
+            for axis, e in self.axis_map.items()
+        }
 
     @property
     def calls(self) -> int:

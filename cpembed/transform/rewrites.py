@@ -24,7 +24,7 @@ from cpembed.transform.index_algebra import (
     substitute_digit,
     substitute_split,
 )
-from cpembed.transform.program import PackedDimension, PackedOperand
+from cpembed.transform.program import Overlap, PackedDimension, PackedOperand
 
 Array = NDArray[Any]
 
@@ -242,6 +242,71 @@ class Split(Rewrite):
 
     def describe(self) -> dict[str, Any]:
         return {"axes": [self.outer.split(".")[0]], "factor": self.factor}
+
+
+@dataclass(frozen=True)
+class Overlapped(Rewrite):
+    """``[S, I] -> [S, ceil(I/t), t]``: blocks of ``t`` of which the last one ends with the
+    dimension. ``zeros``: what the block before has too is zero there."""
+
+    name: ClassVar[str] = "overlap"
+    dimension: int
+    overlap: Overlap
+    outer: str
+    inner: str
+    lane: str | None = None
+    zeros: bool = False
+
+    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
+        old, overlap = layout.dimensions[self.dimension], self.overlap
+        if old.extent != overlap.extent:
+            raise TransformError(f"overlap: {old.name} has extent {old.extent}")
+        turned = [term.times(-1) for term in overlap.start().terms]
+        access = layout.access[self.dimension]
+        rest = IndexExpr.of([*access.terms, *turned], access.constant)
+        if rest.bounds(extents) != (0, overlap.block - 1):
+            raise TransformError(f"overlap: {old.name} is not walked in blocks of {overlap.block}")
+        new = (
+            PackedDimension(self.outer, overlap.count, old.lane),
+            PackedDimension(self.inner, overlap.block, self.lane or old.lane),
+        )
+        element = overlap.start(self.outer) + IndexExpr.iterator(self.inner)
+        if self.zeros:
+            again = overlap.repeated(self.outer, IndexExpr.iterator(self.inner))
+            # Beyond the dimension, where all is zero.
+            element = element + IndexExpr.of([t.times(overlap.extent) for t in again.terms])
+        blocks = IndexExpr.iterator(overlap.loop)
+        return replace(
+            layout,
+            dimensions=_spliced(layout.dimensions, self.dimension, 1, new),
+            access=_spliced(layout.access, self.dimension, 1, (blocks, rest)),
+            source=tuple(index.substitute({old.name: element}) for index in layout.source),
+        )
+
+    def _elements(self) -> NDArray[np.int64]:
+        """The old element of each of the new ones."""
+        starts = np.arange(self.overlap.count) * self.overlap.block
+        starts[-1] -= self.overlap.back
+        return starts[:, None] + np.arange(self.overlap.block)
+
+    def forward(self, data: Array) -> Array:
+        taken = np.take(data, self._elements(), axis=self.dimension)
+        if self.zeros:
+            place = (slice(None),) * self.dimension
+            taken[(*place, -1, slice(0, self.overlap.back))] = 0
+        return taken
+
+    def inverse(self, data: Array) -> Array:
+        start = self.dimension
+        elements = self._elements().ravel()
+        # The last block's own part: what it shares is in the one before.
+        keep = np.flatnonzero(np.r_[True, np.maximum.accumulate(elements)[:-1] < elements[1:]])
+        flat = data.reshape(*data.shape[:start], elements.size, *data.shape[start + 2 :])
+        return np.take(flat, keep, axis=start)
+
+    def describe(self) -> dict[str, Any]:
+        overlap = self.overlap
+        return {"axes": [overlap.axis], "factor": overlap.block, "shared": overlap.back}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -94,7 +94,5 @@ def normalised(index: IndexExpr, extents: Mapping[str, int]) -> tuple[IndexExpr,
     terms = IndexExpr.of(index.terms)
     low, _ = terms.bounds(extents)
     step = math.gcd(*(term.coefficient for term in terms.terms)) or 1
-    scaled = [
-        IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus) for t in terms.terms
-    ]
+    scaled = [replace(term, coefficient=term.coefficient // step) for term in terms.terms]
     return IndexExpr.of(scaled, -(low // step)), step, low

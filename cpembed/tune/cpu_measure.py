@@ -146,7 +146,7 @@ class Workbench:
 
     def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_Data, CompiledKernel]:
         kernel = build(candidate.program, self._spec, backend="native", knobs=knobs)
-        identifier = candidate.embedding.identifier()
+        identifier = candidate.identifier
         if identifier not in self._data:
             self._data[identifier] = _Data(identifier, kernel, self._inputs)
         self._data.move_to_end(identifier)

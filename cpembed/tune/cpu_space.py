@@ -41,7 +41,7 @@ class CpuDesign:
 
     @property
     def identifier(self) -> str:
-        return self.candidate.embedding.identifier()
+        return self.candidate.identifier
 
     @cached_property
     def ranked(self) -> list[tuple[Estimate, Knobs]]:
@@ -58,7 +58,7 @@ class CpuDesign:
         """What can be blocked: loops over rows, and over columns."""
         nest = self.space.nest
         rows, columns = (
-            tuple(loop for loop in loops if loop.extent > 1)
+            tuple(loop for loop in loops if loop.steps > 1)
             for loops in (row_loops(nest), column_loops(nest))
         )
         return rows, columns
@@ -126,7 +126,7 @@ def _form(design: CpuDesign) -> object:
         for operand in nest.operands
     ]
     return (
-        tuple(task.extent for task in tasks),
+        tuple((task.extent, task.unit) for task in tasks),
         tuple(loop.extent for loop in nest.reductions),
         nest.inner,
         tuple(accesses),
@@ -161,7 +161,7 @@ def transferred(knobs: Knobs, source: CpuDesign, target: CpuDesign) -> Knobs:
 
     def of_target(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
         found = ((names[name], size) for name, size in sizes if name in names)
-        return {loop.origin: min(size, loop.extent) for loop, size in found}
+        return {loop.origin: min(size, loop.steps) for loop, size in found}
 
     return Knobs(
         of_target(knobs.blocks.items()),
@@ -174,7 +174,7 @@ def canonical(design: CpuDesign, knobs: Knobs) -> Knobs:
     """The same kernel by one name: blocks of one point, and panels of a whole loop, are none; with
     loops of one kind only there is no order."""
     rows, columns = design.loops
-    extents = {loop.origin: loop.extent for loop in (*rows, *columns)}
+    extents = {loop.origin: loop.steps for loop in (*rows, *columns)}
     blocks = {name: knobs.blocks[name] for name in extents if knobs.blocks.get(name, 1) > 1}
     panels = {
         name: size
@@ -193,7 +193,7 @@ def _changed(design: CpuDesign, knobs: Knobs, change: str, random: Random) -> Kn
     loop = random.choice(loops)
     if change == "block":
         size = knobs.blocks.get(loop.origin, 1) + random.choice((-1, 1))
-        size = max(1, min(loop.extent, size))
+        size = max(1, min(loop.steps, size))
         return replace(knobs, blocks={**knobs.blocks, loop.origin: size})
     return replace(knobs, panels=_other_panels(knobs, loop, random))
 
@@ -205,9 +205,9 @@ def _other_panels(knobs: Knobs, loop: TaskLoop, random: Random) -> dict[str, int
     others = {name: size for name, size in knobs.panels.items() if name != loop.origin}
     size = knobs.panels.get(loop.origin)
     if size is None:
-        wanted = loop.extent // random.choice((2, 4, 8))
+        wanted = loop.steps // random.choice((2, 4, 8))
     else:
-        wanted = random.choice((size // 2, size * 2, loop.extent))
-    if wanted >= loop.extent:
+        wanted = random.choice((size // 2, size * 2, loop.steps))
+    if wanted >= loop.steps:
         return others
     return {**others, loop.origin: max(block, wanted - wanted % block)}

@@ -31,7 +31,7 @@ class CpuTrial(Trial, frozen=True):
     beside which the trial was timed in turns. ``noisy``: the machine had other work, or the times
     varied. ``rejected``: clearly slower in the first rounds, and not timed any further. ``final``:
     the number of the search of this file after which the trial was timed again, beside the best
-    others; 0 for the first times.
+    others; 0 for the first times. ``in_place`` are the operands that the program keeps as they are.
     """
 
     knobs: Knobs
@@ -44,6 +44,11 @@ class CpuTrial(Trial, frozen=True):
     noisy: bool
     rejected: bool
     final: int = 0
+    in_place: tuple[str, ...] = ()
+
+    @property
+    def operands_in_place(self) -> tuple[str, ...]:
+        return self.in_place
 
     @property
     def key(self) -> str:

@@ -32,8 +32,8 @@ one workload and machine."""
 class Trial(msgspec.Struct, frozen=True):
     """A schedule of an embedding as it was measured.
 
-    ``rank`` is the embedding's place in the ranking of the set ``constraints``; ``error`` says why
-    a schedule has no program.
+    ``identifier`` is the candidate's; ``rank`` is the embedding's place in the ranking of the set
+    ``constraints``; ``error`` says why a schedule has no program.
     """
 
     embedding: dict[str, Any]
@@ -46,6 +46,11 @@ class Trial(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """What no two proposals of a file share."""
         raise NotImplementedError
+
+    @property
+    def operands_in_place(self) -> tuple[str, ...]:
+        """Which operands the candidate's program keeps in the layouts they come in."""
+        return ()
 
     @property
     def cost(self) -> float | None:

@@ -91,7 +91,9 @@ def proven(workload: Computation, spec: HardwareSpec, kept: Kept[T]) -> TunedCho
     trial = kept.trial
     try:
         embedding = Embedding.from_json(trial.embedding)
-        candidate = derive_candidate(workload, spec.instruction, embedding)
+        candidate = derive_candidate(
+            workload, spec.instruction, embedding, in_place=trial.operands_in_place
+        )
         require(candidate.program)
     except (CpembedError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = "not proven" if isinstance(error, InvariantError) else f"{error}"

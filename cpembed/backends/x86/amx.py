@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from cpembed.backends.blocking import split_lanes
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source, staged
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.nest import KernelOperand, Nest, kernel_nest
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.amx_intrinsics import (
     configuration_statements,
@@ -101,28 +102,37 @@ def _registers(lanes: Nest, roles: LaneRoles, product: str) -> RegisterModel:
 def _step(
     roles: LaneRoles, product: str, nest: Nest, machine: Calibration, rows: int, columns: int
 ) -> BlockStep:
-    """A tile row that does not begin at a cache line lies in two."""
+    """A tile row that does not begin at a cache line lies in two, which are loaded one after the
+    other."""
     first = nest.operands[0]
     tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
     depth = math.prod(loop.extent for loop in digits(nest, roles.depth))
     group = _GROUPS.get(product, 4)
-    moves = [term.coefficient * 4 // group for term in first.access.terms]
-    inside = {loop.name for loop in digits(nest, roles.depth)}
-    aligned = all(
-        move % LINE_BYTES == 0
-        for move, term in zip(moves, first.access.terms, strict=True)
-        if term.iterator not in inside
-    )
+    split = _split_share(first, {loop.name for loop in digits(nest, roles.depth)}, group)
+    line_ns = machine.tile_line_ns[0]
+    row_ns = line_ns + split * max(0.0, machine.split_line_ns - line_ns)
     timed = _TIMED.get(product, "tdpbusd")
     missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
     per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
-    lines = rows * tile_rows * (1 if aligned else 2) + columns * (depth // group)
     return BlockStep(
         products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
-        loads_ns=lines * machine.tile_line_ns[0],
+        loads_ns=rows * tile_rows * row_ns + columns * (depth // group) * line_ns,
         line_ns=machine.tile_line_ns,
         stored_lines=rows * columns * tile_rows,
     )
+
+
+def _split_share(factor: KernelOperand, inside: Set[str], group: int) -> float:
+    """Of the rows of a factor's tiles, those in two lines: rows begin at all multiples, in a line,
+    of what divides every distance between them; ``inside`` are the loops along a row."""
+    size = 4 // group
+    moves = [
+        abs(term.coefficient) * size
+        for term in factor.access.terms
+        if not inside & set(term.iterators)
+    ]
+    step = math.gcd(LINE_BYTES, *moves)
+    return 1 - step / LINE_BYTES
 
 
 def _product(program: DerivedProgram) -> str:

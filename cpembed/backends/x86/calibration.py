@@ -71,6 +71,8 @@ class Calibration:
     """Copying 64 bytes to another place, one thread, both in L2."""
     measured: str
     """Date (ISO 8601); empty where nothing was measured and the figures are published ones."""
+    split_line_ns: float = 0.0
+    """A row of a tile load that lies in two cache lines, both in L1; 0 where that is unknown."""
     product_shared_ns: Mapping[str, float] = field(default_factory=dict[str, float])
     """``product_ns`` of each thread while all threads multiply; a product whose threads never ran
     at the same time is absent."""
@@ -111,9 +113,9 @@ def default_calibration(threads: int = 1) -> Calibration:
     (uops.info, Alder Lake P); 33 ns to L3 (Chips and Cheese, "A Peek at Sapphire Rapids", 2023);
     memory as a core's share of 307.2 GB/s (Xeon Platinum 8480+, 56 cores, eight channels of
     DDR5-4800). Rounded from what ``cpembed calibrate`` found on such a core, for want of anything
-    published: what rows save, stores beyond L1, copies, tasks and calls, and that a tile product
-    does not delay one that adds to the same accumulator (the manual's 52 cycles are from a factor
-    to the result).
+    published: what rows save, rows in two lines, stores beyond L1, copies, tasks and calls, and
+    that a tile product does not delay one that adds to the same accumulator (the manual's 52
+    cycles are from a factor to the result).
     """
     cycle = 1 / _CLOCK_GHZ
     lines = (cycle / 2, 64 / 48 * cycle, 33 / 16, 64 / (307.2 / 56))
@@ -132,6 +134,7 @@ def default_calibration(threads: int = 1) -> Calibration:
         call_us=0.4,
         copy_ns_per_line=2.0,
         measured="",
+        split_line_ns=3 * cycle,
     )
 
 

@@ -102,7 +102,7 @@ class Schedules:
                 each = max(1, touched_lines(operand, extents))
                 size = knobs.blocks.get(loop.origin, 1)
                 points = size * max(1, int(room * share / each) // size)
-                if size <= points < loop.extent and (loop.origin, points) not in found:
+                if size <= points < loop.steps and (loop.origin, points) not in found:
                     found.add((loop.origin, points))
                     yield Knobs(knobs.blocks, knobs.columns_outermost, {loop.origin: points})
 
@@ -147,6 +147,6 @@ def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tup
         yield 1, (), 1
         return
     *outer, loop = loops
-    for size in range(1, min(loop.extent, largest) + 1):
+    for size in range(1, min(loop.steps, largest) + 1):
         for points, blocks, count in _choices(outer, largest // size):
-            yield points * size, (*blocks, size), count * -(-loop.extent // size)
+            yield points * size, (*blocks, size), count * loop.blocks_of(size)

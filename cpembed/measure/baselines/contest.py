@@ -19,10 +19,7 @@ from cpembed.measure.baselines.base import (
     Subject,
 )
 from cpembed.measure.runner import Expected, Quantiles, Verification, in_turn, wall_clock
-from cpembed.measure.turns import Side, Turns, time_in_turns
-
-OUR_POOL = "tvm"
-"""The threads of our kernels."""
+from cpembed.measure.turns import OUR_POOL, Side, Turns, time_in_turns
 
 _OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
 
@@ -88,12 +85,14 @@ def contest(
     *,
     rounds: int = 11,
     round_ms: float = 10.0,
+    usual: Callable[[], bool] | None = None,
 ) -> Comparison | NotCovered:
     """Compare our kernel with the fastest of a baseline's forms that are right.
 
     ``kernel_of`` gives ours by the type of the results that it stores: that of the baseline's form,
     since bytes take a quarter of the memory of sums. :class:`NotCovered` where the baseline has no
-    form of the workload, or only wrong ones.
+    form of the workload, or only wrong ones. ``usual`` as in
+    :func:`~cpembed.measure.turns.time_in_turns`.
 
     Raises :class:`InvariantError` where our kernel's numbers are wrong.
     """
@@ -118,7 +117,7 @@ def contest(
     account = _Account(chosen)
     if account.names is not None:
         sides[_PRIMITIVE] = Side(account, baseline.pool)
-    found = time_in_turns(sides, rounds=rounds, round_ms=round_ms)
+    found = time_in_turns(sides, rounds=rounds, round_ms=round_ms, usual=usual)
     return Comparison(
         chosen.form,
         stored,

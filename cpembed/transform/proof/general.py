@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.hw.instruction import OperandMemory, StrideRule
-from cpembed.ir.computation import Assignment, Computation
+from cpembed.ir.computation import Assignment, AxisKind, Computation
 from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import index_text
@@ -40,24 +40,41 @@ class Relations:
     @cached_property
     def points(self) -> isl.Map:
         """Iterators to the workload's point."""
-        return self._map([self.program.axis_map[axis.name] for axis in self.program.workload.axes])
+        return self.map([self.program.axis_map[axis.name] for axis in self.program.workload.axes])
 
     @cached_property
     def valid(self) -> isl.Set:
-        """Iterators whose point is an original one."""
+        """Iterators whose point is an original one, and not one that a sum has already."""
         box = _box_set(list(self.program.workload.extents.values()))
-        return self.points.intersect_range(box).domain()
+        return self.points.intersect_range(box).domain().intersect(self.first)
+
+    @cached_property
+    def first(self) -> isl.Set:
+        """Iterators that repeat nothing along a reduction axis that overlaps."""
+        found = self.points.domain()
+        for overlap in self.program.overlaps:
+            if overlap.kind is not AxisKind.REDUCTION:
+                continue
+            index = self.program.axis_map[overlap.axis]
+            position = [t for t in index.terms if t.iterator in self.lanes]
+            again = self.map([overlap.repeated(overlap.loop, IndexExpr.of(position))])
+            found = found.subtract(again.intersect_range(isl.Set("{ [1] }")).domain())
+        return found
+
+    @cached_property
+    def lanes(self) -> set[str]:
+        return {lane.name for lane in self.program.lanes}
 
     @cached_property
     def padding(self) -> isl.Set:
         return self.points.domain().subtract(self.valid)
 
-    def _map(self, indices: Sequence[IndexExpr]) -> isl.Map:
+    def map(self, indices: Sequence[IndexExpr]) -> isl.Map:
         """``{ [iterators] -> [indices] }`` on the program's iteration domain."""
         return _relation(indices, self.names, self.bounds)
 
     def packed(self, operand: PackedOperand) -> isl.Map:
-        return self._map(operand.access)
+        return self.map(operand.access)
 
     def named(self, operand: PackedOperand) -> isl.Map:
         """Iterators to the original element that packing put where the program reads."""
@@ -100,8 +117,38 @@ def coverage(relations: Relations) -> list[str]:
         failed.append("coverage: the loops do not reach every point")
     if not _box_set(list(program.workload.extents.values())).is_subset(_box_set(padded)):
         failed.append("coverage: an axis was cut short")
-    if not relations.points.is_injective():
+    if program.overlaps:
+        failed += _sums(relations)
+    elif not relations.points.is_injective():
         failed.append("coverage: a point is executed twice")
+    return failed
+
+
+def _sums(relations: Relations) -> list[str]:
+    """Every execution of a spatial point sums over the whole reduction, each point once: it may be
+    executed again, with the same result."""
+    program = relations.program
+    kinds = {axis.name: axis.kind for axis in program.workload.axes}
+    iterators = (*program.loops, *program.lanes)
+    spatial = [it for it in iterators if it.kind is AxisKind.SPATIAL]
+    names = {it.name for it in spatial}
+    summed = [axis for axis, kind in kinds.items() if kind is AxisKind.REDUCTION]
+    apart = all(
+        (set(program.axis_map[axis].iterators) <= names) is (kind is AxisKind.SPATIAL)
+        for axis, kind in kinds.items()
+        if program.axis_map[axis].iterators
+    ) and not any(set(program.axis_map[axis].iterators) & names for axis in summed)
+    if not apart:
+        return ["coverage: a spatial axis and a reduction axis share an iterator"]
+    whole = [IndexExpr.iterator(it.name) for it in spatial]
+    points = relations.map([*whole, *(program.axis_map[axis] for axis in summed)])
+    once = points.intersect_domain(relations.first)
+    every = [it.extent for it in spatial] + [program.padded_extents[axis] for axis in summed]
+    failed: list[str] = []
+    if not once.is_injective():
+        failed.append("coverage: a point is added twice")
+    if not once.range().is_equal(_box_set(every)):
+        failed.append("coverage: a sum is not whole")
     return failed
 
 
