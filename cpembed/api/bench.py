@@ -53,7 +53,8 @@ COUNTED = {
     "noisy": f"a time whose p90 is more than {NOISE} times its p10, after {ATTEMPTS} attempts",
     "gops": "two operations a multiply-accumulate of the layer, padding not counted, over the "
     "median latency_us; packing excluded",
-    "gops_with_packing": "the same over median latency_us + packing_us + unpacking_us",
+    "whole_us": "one call that packs, contracts and unpacks",
+    "gops_with_packing": "the same over median whole_us",
     "peak_share": "gops over the rate of the instruction on operands that stay in registers, on as "
     "many threads",
     "baselines.*.call_us": "one call of the baseline, operands in its own layouts, weights packed "
@@ -74,7 +75,7 @@ COUNTED = {
     "output",
     "busiest_module_ratio": "the same with resets and ALU operations added to the GEMM core's",
     "summary.run.total_us": "median latency_us times count, summed over the layers that were run",
-    "summary.run.total_with_packing_us": "the same with packing_us and unpacking_us",
+    "summary.run.total_with_packing_us": "the same of whole_us",
 }
 """What the figures of a row count."""
 

@@ -88,7 +88,7 @@ def _digit(digit: Digit) -> str:
 def run_row(result: RunResult) -> RunRow:
     times, check = result.measurement, result.verification
     latency = Latency.of(times.latency_us)
-    everything = latency.median + times.packing_us + times.unpacking_us
+    whole = Latency.of(times.whole_us)
     native = result.is_native
     peak = instruction_peak_gops(result.solved.target)
     return RunRow(
@@ -99,9 +99,12 @@ def run_row(result: RunResult) -> RunRow:
         generic_latency_us=None if native else latency,
         packing_us=times.packing_us,
         unpacking_us=times.unpacking_us,
+        whole_us=whole,
         packed_ahead=list(times.packed_ahead),
         gops=times.gops if native else None,
-        gops_with_packing=2 * result.solved.workload.macs / (everything * 1e3) if native else None,
+        gops_with_packing=2 * result.solved.workload.macs / (whole.median * 1e3)
+        if native
+        else None,
         missing=list(result.missing),
         noisy=times.noisy,
         peak_share=times.gops / peak if native and peak is not None else None,

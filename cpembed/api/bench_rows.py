@@ -108,6 +108,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     missing: list[str]
     noisy: bool
     peak_share: float | None = None
+    whole_us: Latency | None = None
     baselines: dict[str, BaselineRow] = {}
     chosen: ChosenRow | None = None
     tuned: TunedRow | None = None

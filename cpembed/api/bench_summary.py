@@ -78,10 +78,18 @@ def _seconds(solved: Iterable[tuple[int, SolvedRow]]) -> dict[str, Any] | None:
     }
 
 
+def _whole_us(run: RunRow) -> float:
+    """Microseconds with packing and unpacking."""
+    if run.whole_us is not None:
+        return run.whole_us.median
+    latency = 0.0 if run.latency_us is None else run.latency_us.median
+    return latency + run.packing_us + run.unpacking_us
+
+
 def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
     ran = [row.run for row in rows if row.run is not None]
     timed = [
-        (row.count, row.run.latency_us.median, row.run.packing_us + row.run.unpacking_us)
+        (row.count, row.run.latency_us.median, _whole_us(row.run))
         for row in rows
         if row.run is not None and row.run.latency_us is not None
     ]
@@ -97,9 +105,7 @@ def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:
         "noisy": [row.index for row in rows if row.run is not None and row.run.noisy],
         "timed_layers": sum(count for count, _, _ in timed),
         "total_us": sum(count * us for count, us, _ in timed) if timed else None,
-        "total_with_packing_us": sum(count * (us + packing) for count, us, packing in timed)
-        if timed
-        else None,
+        "total_with_packing_us": sum(count * us for count, _, us in timed) if timed else None,
         "simulated": _simulated(rows),
         "baselines": summarise_baselines(
             (row.index, row.run.baselines) for row in rows if row.run is not None

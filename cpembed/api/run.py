@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+from numpy.typing import NDArray
+
 from cpembed.api.choice import pick
 from cpembed.api.run_cpu import (
     CpuChoice,
@@ -39,6 +41,7 @@ from cpembed.api.solve import (
 )
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import EXECUTED, BackendChoice, CompiledKernel, build
+from cpembed.backends.packing import packed_before
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
@@ -100,6 +103,7 @@ class RunResult:
             "target": self.solved.target.name,
             "constraints": self.solved.constraints.name,
             "embedding": self.candidate.candidate.embedding.identifier(),
+            "in_place": list(self.candidate.candidate.program.in_place),
             "rank": self.candidate.rank,
             "seed": self.seed,
             "backend": self.backend,
@@ -108,6 +112,7 @@ class RunResult:
             "tolerance": self.verification.tolerance,
             "packing_us": times.packing_us,
             "unpacking_us": times.unpacking_us,
+            "whole_us": asdict(times.whole_us),
             "packed_ahead": list(times.packed_ahead),
             "noisy": times.noisy,
             "stored": self.stored,
@@ -334,12 +339,16 @@ def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -
     kernel = built.kernel
     report("verify", 0)
     inputs = random_inputs(solved.workload, seed)
-    expected, found = Expected(solved.workload, inputs), kernel.run(inputs)
-    epilogue = kernel.epilogue
-    if epilogue is None:
-        verification = expected.judge(found)
-    else:
-        verification = expected.judge_stored(found.view(numpy_dtype(epilogue.dtype)), epilogue)
+    expected, epilogue = Expected(solved.workload, inputs), kernel.epilogue
+
+    def judged(found: NDArray[Any]) -> Verification:
+        if epilogue is None:
+            return expected.judge(found)
+        return expected.judge_stored(found.view(numpy_dtype(epilogue.dtype)), epilogue)
+
+    verification = judged(kernel.run(inputs))
+    if verification.verified and kernel.has_inner_packing:
+        verification = judged(kernel.run_whole(inputs, packed_before(solved.workload)))
     if not verification.verified:
         raise InvariantError(
             f"the {kernel.backend} kernel of embedding "

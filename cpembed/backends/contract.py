@@ -29,7 +29,8 @@ class KernelPlan:
 
     ``schedule`` rewrites the parsed function (tensorizes its blocks); ``attributes`` are
     instruction-set attributes of the compilation target, ``options`` switches of LLVM's code
-    generator.
+    generator. ``copies``: elements of a last parameter, into which the kernel itself packs its
+    first factor; 0 where that comes packed.
     """
 
     backend: str
@@ -37,3 +38,4 @@ class KernelPlan:
     schedule: Callable[[Any], None] | None = None
     attributes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    copies: int = 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cpembed.backends.epilogue import BIAS, SCALE
 from cpembed.backends.nest import KernelOperand, Nest
+from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
 from cpembed.ir.computation import AxisKind
 from cpembed.transform.program import Loop
@@ -29,24 +30,29 @@ def contraction_source(
     unrolled: Collection[str] = (),
     vectorized: Collection[str] = (),
     stages: bool = False,
+    packing: PrivatePacking | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
     ``prologue`` and ``epilogue`` are statements around each part (a tile configuration);
     ``unrolled`` names inner loops to unroll, ``vectorized`` those to vectorise where the
     accumulators are set and stored. ``stages``: with an epilogue of the nest, accumulators are
-    stored to a local buffer first, where nothing but a store can read them.
+    stored to a local buffer first, where nothing but a store can read them. ``packing``: each part
+    packs the first factor for itself; the nest is then that of ``packing``, its original the first
+    parameter and the parts' copies the last.
     """
     script = Script()
     script.line(HEADER)
-    parameters = ", ".join(_parameters(nest))
+    parameters = ", ".join(_parameters(nest, packing))
     total = nest.task_count
     chunks = min(chunks, total)
     with script.nested(f"def main({parameters}):"):
         script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
         with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
             script.line(f"part = T.axis.spatial({chunks}, chunk)")
-            _regions(script, nest)
+            _regions(script, nest, packing)
+            if packing is not None:
+                packing.write(script)
             for statement in prologue:
                 script.line(statement)
             bounds = f"part * {total} // {chunks}, (part + 1) * {total} // {chunks}"
@@ -105,25 +111,33 @@ def loop_headers(
     return headers
 
 
-def _parameters(nest: Nest) -> list[str]:
+def _parameters(nest: Nest, packing: PrivatePacking | None) -> list[str]:
     first, second, output = (buffer(o.parameter, o.elements, o.dtype) for o in nest.operands)
     vectors: list[str] = []
     if nest.epilogue is not None and nest.channels is not None:
         for name in nest.epilogue.vectors:
             dtype = nest.epilogue.vector_dtype(name, nest.sums)
             vectors.append(buffer(VECTOR_PARAMETERS[name], nest.channels.elements, dtype))
-    return [first, second, *vectors, output]
+    if packing is None:
+        return [first, second, *vectors, output]
+    given = packing.original
+    original = buffer(given.parameter, given.elements, given.dtype)
+    return [original, second, *vectors, output, first]
 
 
-def _regions(script: Script, nest: Nest) -> None:
+def _regions(script: Script, nest: Nest, packing: PrivatePacking | None = None) -> None:
     """What a block around the whole nest reads and writes: every buffer."""
     regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
     read_regions = regions[:2]
     if nest.epilogue is not None and nest.channels is not None:
         size = nest.channels.elements
         read_regions += [f"{VECTOR_PARAMETERS[name]}[0:{size}]" for name in nest.epilogue.vectors]
+    written = [regions[2]]
+    if packing is not None:
+        written.append(regions[0])
+        read_regions.append(f"{packing.original.parameter}[0:{packing.original.elements}]")
     script.line(f"T.reads({', '.join(read_regions)})")
-    script.line(f"T.writes({regions[2]})")
+    script.line(f"T.writes({', '.join(written)})")
 
 
 def _bind_task(script: Script, nest: Nest) -> None:

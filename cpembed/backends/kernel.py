@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,23 @@ Array = NDArray[Any]
 BackendChoice = Literal["auto", "native", "generic"]
 
 
+class _Plan(Protocol):
+    """Plans a kernel of a program on so many threads."""
+
+    def __call__(
+        self,
+        program: DerivedProgram,
+        threads: int,
+        knobs: Knobs | None = None,
+        epilogue: Epilogue | None = None,
+        *,
+        packs: bool = False,
+    ) -> KernelPlan: ...
+
+
 @dataclass(frozen=True)
 class _BackEnd:
-    plan: Callable[[DerivedProgram, int, Knobs | None, Epilogue | None], KernelPlan]
+    plan: _Plan
     schedules: Callable[[DerivedProgram, Calibration, int], Schedules]
 
 
@@ -62,9 +77,11 @@ class CompiledKernel:
         plan: KernelPlan,
         fallback: str | None = None,
         epilogue: Epilogue | None = None,
+        packing: Callable[[], KernelPlan] | None = None,
     ) -> None:
         """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
-        of the plan, where it has one."""
+        of the plan, where it has one; ``packing``: plans the same kernel with the packing of its
+        first factor inside."""
         computation = program.instruction.computation
         self.fallback = fallback
         self.program = program
@@ -76,6 +93,7 @@ class CompiledKernel:
             self._output = replace(self._output, dtype=epilogue.dtype)
         self._contract = runtime.compile_plan(plan)
         self._movers: dict[str, runtime.Function] = {}
+        self._packing = packing
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -127,6 +145,55 @@ class CompiledKernel:
     def bound(self, packed: Mapping[str, Any], output: Any) -> Callable[[], Any]:
         """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
         return self._contract.bound(*(packed[name] for name in self.input_names), output)
+
+    def bound_whole(
+        self,
+        inputs: Mapping[str, Array],
+        packed: Mapping[str, Any],
+        ahead: Collection[str],
+        output: Any,
+    ) -> Callable[[], Any]:
+        """One call from the inputs' own layouts, but for those in ``ahead``, to the output's own.
+
+        ``packed`` and ``output`` are as for :meth:`bound`. What is packed inside the kernel does
+        not come by way of ``packed``.
+        """
+        first = self._factors[0].name
+        inside = None if first in ahead or self.is_packed_in_place(first) else self._packs
+        if inside is None:
+            calls = [*self.bound_packing(inputs, packed, ahead), self.bound(packed, output)]
+        else:
+            contract, copies = inside
+            own = runtime.empty(copies, self._factors[0].dtype)
+            others = [packed[name] for name in self.input_names[1:]]
+            original = self.original(first, inputs[first])
+            calls = [
+                *self.bound_packing(inputs, packed, {*ahead, first}),
+                contract.bound(original, *others, output, own),
+            ]
+        calls += self.bound_unpacking(output)
+        return calls[0] if len(calls) == 1 else in_turn(calls)
+
+    @property
+    def has_inner_packing(self) -> bool:
+        """Whether :meth:`bound_whole` may run other code than :meth:`bound`."""
+        return self._packing is not None and not self.is_packed_in_place(self._factors[0].name)
+
+    def run_whole(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> Array:
+        """:meth:`run` by way of :meth:`bound_whole`."""
+        packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
+        output = self.empty(self._output.name)
+        self.bound_whole(inputs, packed, ahead, output)()
+        return self.unpack(output)
+
+    @cached_property
+    def _packs(self) -> tuple[runtime.Function, int] | None:
+        """The kernel that packs its first factor, and the elements of its copies; compiled on
+        first use."""
+        plan = None if self._packing is None else self._packing()
+        if plan is None or not plan.copies:
+            return None
+        return runtime.compile_plan(plan), plan.copies
 
     def bound_packing(
         self, inputs: Mapping[str, Array], packed: Mapping[str, Any], ahead: Collection[str]
@@ -205,6 +272,16 @@ class CompiledKernel:
         return self._movers[name]
 
 
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """All calls, one after the other, as one."""
+
+    def everything() -> None:
+        for call in calls:
+            call()
+
+    return everything
+
+
 def build(
     program: DerivedProgram,
     spec: HardwareSpec,
@@ -253,8 +330,13 @@ def _build_native(
 ) -> CompiledKernel:
     back_end = _back_end(spec)
     features.require(spec)
-    plan = back_end.plan(program, runtime.thread_count(), knobs, epilogue)
-    return CompiledKernel(program, plan, epilogue=epilogue)
+    threads = runtime.thread_count()
+    plan = back_end.plan(program, threads, knobs, epilogue)
+
+    def packing() -> KernelPlan:
+        return back_end.plan(program, threads, knobs, epilogue, packs=True)
+
+    return CompiledKernel(program, plan, epilogue=epilogue, packing=packing)
 
 
 def _back_end(spec: HardwareSpec) -> _BackEnd:

@@ -195,7 +195,7 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
         access = flat_access(operand)
         for overlap in overlaps.values():
-            access = _in_points(access, overlap)
+            access = in_points(access, overlap)
         return KernelOperand(
             parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
         )
@@ -241,7 +241,7 @@ def _channels(program: DerivedProgram, names: Mapping[str, str]) -> KernelOperan
     return KernelOperand("Channel", "float32", math.prod(extents), access)
 
 
-def _in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr:
+def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr:
     """An access whose tiles overlap, over the point at which a tile begins instead of its number.
 
     The last tile begins where it has to; so may every other tile, of a block that ends at the

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -34,6 +35,10 @@ whose place is computed by divisions, in units of one that is copied (measured o
 0.2, 0.46 and 4 ns beside 0.034)."""
 
 
+ORIGINAL, PACKED = "Original", "Packed"
+"""Names of the buffers in the text."""
+
+
 class Direction(Enum):
     PACK = "pack"
     UNPACK = "unpack"
@@ -52,6 +57,9 @@ class _Move:
     source: tuple[IndexExpr, ...]
     rows: int
     order: tuple[str, ...]
+    base: IndexExpr = field(default_factory=IndexExpr)
+    """Where the packed operand begins in its buffer."""
+    packed: str = PACKED
 
     @property
     def row_count(self) -> int:
@@ -65,11 +73,11 @@ class _Move:
     def packed_index(self) -> IndexExpr:
         """Into the flat packed buffer."""
         pairs = zip(self.names, self.operand.strides, strict=True)
-        return IndexExpr.of([IndexTerm(name, stride) for name, stride in pairs])
+        return IndexExpr.of([IndexTerm(name, stride) for name, stride in pairs]) + self.base
 
     @property
     def packed_element(self) -> str:
-        return f"Packed[{self.packed_index}]"
+        return f"{self.packed}[{self.packed_index}]"
 
     @cached_property
     def original_index(self) -> IndexExpr:
@@ -88,7 +96,7 @@ class _Move:
 
     @property
     def original_element(self) -> str:
-        return f"Original[{self.original_index}]"
+        return f"{ORIGINAL}[{self.original_index}]"
 
     def bounds(self) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
         """What keeps a move inside the original shape: conditions on the row, ranges of single
@@ -172,13 +180,12 @@ def packing_source(operand: PackedOperand, chunks: int, direction: Direction) ->
     Packing writes zero where the layout lies outside the original shape; unpacking drops it.
     """
     move = _plan(operand)
-    original = buffer("Original", math.prod(operand.original_shape), operand.dtype)
-    packed = buffer("Packed", operand.elements, operand.dtype)
+    original = buffer(ORIGINAL, math.prod(operand.original_shape), operand.dtype)
+    packed = buffer(PACKED, operand.elements, operand.dtype)
     packs = direction is Direction.PACK
     parameters = f"{original}, {packed}" if packs else f"{packed}, {original}"
-    regions = ("T.reads(Original[0])", "T.writes(Packed[0])")
-    if not packs:
-        regions = ("T.reads(Packed[0])", "T.writes(Original[0])")
+    source, target = (ORIGINAL, PACKED) if packs else (PACKED, ORIGINAL)
+    regions = (f"T.reads({source}[0])", f"T.writes({target}[0])")
     total = move.row_count
     chunks = min(chunks, total)
     script = Script()
@@ -190,15 +197,44 @@ def packing_source(operand: PackedOperand, chunks: int, direction: Direction) ->
             for region in regions:
                 script.line(region)
             bounds = f"part * {total} // {chunks}, (part + 1) * {total} // {chunks}"
-            with script.nested(f"for row in T.serial({bounds}):", 'with T.sblock("row"):'):
-                _bind_row(script, move)
-                for region in regions:
-                    script.line(region)
+            with _row(script, move, bounds, regions):
                 if packs:
                     _pack_row(script, move)
                 else:
                     _unpack_row(script, move)
     return script.text()
+
+
+def rows_of(operand: PackedOperand) -> tuple[int, int]:
+    """How many rows :func:`packed_rows` walks, and over how many of the outermost dimensions."""
+    move = _plan(operand)
+    return move.row_count, move.rows
+
+
+def packed_rows(
+    script: Script,
+    operand: PackedOperand,
+    rows: tuple[str, str],
+    packed: str,
+    base: IndexExpr,
+) -> None:
+    """Pack rows, a first one and an end, of an operand from the buffer :data:`ORIGINAL` into
+    ``packed``, where it begins at ``base``."""
+    first, end = rows
+    move = replace(_plan(operand), base=base, packed=packed)
+    regions = (f"T.reads({ORIGINAL}[0])", f"T.writes({packed}[0])")
+    with _row(script, move, f"{first}, {end}", regions):
+        _pack_row(script, move)
+
+
+@contextmanager
+def _row(script: Script, move: _Move, bounds: str, regions: Sequence[str]) -> Generator[None]:
+    """The loop over rows, each a block that knows its place."""
+    with script.nested(f"for row in T.serial({bounds}):", 'with T.sblock("row"):'):
+        _bind_row(script, move)
+        for region in regions:
+            script.line(region)
+        yield
 
 
 def _plan(operand: PackedOperand) -> _Move:
@@ -296,7 +332,7 @@ def _transpose(script: Script, move: _Move, direction: Direction) -> bool:
 
         return element
 
-    ends = ("Original", at(move.original_index)), ("Packed", at(move.packed_index))
+    ends = (ORIGINAL, at(move.original_index)), (move.packed, at(move.packed_index))
     source, target = ends if packs else reversed(ends)
     outer = [name for name in move.order if name not in sides]
     bounds = [(name, *_range(move, ranges, name)) for name in outer]

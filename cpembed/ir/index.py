@@ -139,12 +139,32 @@ class IndexExpr:
         return total + self.constant if self.constant else total
 
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Smallest and largest value over ``0 <= iterator < extent``, exact for distinct digits."""
+        """Smallest and largest value over ``0 <= iterator < extent``, exact for distinct digits, and
+        for a digit of a sum that is subtracted from its own iterator."""
         low = high = self.constant
-        for term in self.terms:
+        terms = self.terms
+        if any(term.inner is not None and term.coefficient < 0 for term in terms):
+            low, high, terms = self._stepping_back(extents)
+        for term in terms:
             reach = term.coefficient * term.maximum(extents)
             low, high = low + min(reach, 0), high + max(reach, 0)
         return low, high
+
+    def _stepping_back(self, extents: Mapping[str, int]) -> tuple[int, int, tuple[IndexTerm, ...]]:
+        """The constant with the bounds of what subtracts digits of a sum over one iterator, value
+        by value, and the other terms."""
+        names = {
+            term.iterators[0]
+            for term in self.terms
+            if term.inner is not None and term.coefficient < 0 and len(term.iterators) == 1
+        }
+        low = high = self.constant
+        for name in sorted(names):
+            part = IndexExpr(tuple(t for t in self.terms if t.iterators == (name,)))
+            values = [part.evaluate({name: value}) for value in range(extents[name])]
+            low, high = low + min(values), high + max(values)
+        rest = tuple(term for term in self.terms if not set(term.iterators) <= names)
+        return low, high, rest
 
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:
         """Replace iterators by expressions, inside digits too."""

@@ -79,14 +79,16 @@ class Measurement:
 
     ``latency_us`` is the contraction alone, on packed operands. ``packing_us`` covers the inputs
     not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us`` are medians,
-    0 where the layouts are the same memory. ``gops`` counts two operations a multiply-accumulate of
-    the workload, padding not counted, over the median latency. ``noisy``: one of the times still
-    varied by more than :data:`NOISE` at the last of :data:`ATTEMPTS`.
+    0 where the layouts are the same memory. ``whole_us`` is one call that does all of it, each
+    thread packing its own share inside the kernel where that is possible. ``gops`` counts two
+    operations a multiply-accumulate of the workload, padding not counted, over the median latency.
+    ``noisy``: one of the times still varied by more than :data:`NOISE` at the last of :data:`ATTEMPTS`.
     """
 
     latency_us: Quantiles
     packing_us: float
     unpacking_us: float
+    whole_us: Quantiles
     gops: float
     packed_ahead: tuple[str, ...]
     noisy: bool
@@ -201,13 +203,17 @@ def measure(
         [time_work(call, rounds, round_ms) for call in calls]
         for calls in (kernel.bound_packing(inputs, packed, ahead), kernel.bound_unpacking(output))
     )
+    whole = latency
+    if packing or unpacking:
+        whole = time_work(kernel.bound_whole(inputs, packed, ahead, output), rounds, round_ms)
     return Measurement(
         latency_us=latency,
+        whole_us=whole,
         packing_us=sum(times.median for times in packing),
         unpacking_us=sum(times.median for times in unpacking),
         gops=2 * workload.macs / (latency.median * 1e3),
         packed_ahead=ahead,
-        noisy=any(times.is_noisy for times in (latency, *packing, *unpacking)),
+        noisy=any(times.is_noisy for times in (latency, whole, *packing, *unpacking)),
     )
 
 
@@ -221,16 +227,6 @@ def time_work(work: Callable[[], Any], rounds: int, round_ms: float) -> Quantile
         again = _attempt(sample, rounds, round_ms)
         steadiest = min(steadiest, again, key=lambda times: times.spread)
     return steadiest
-
-
-def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """All calls, one after the other, as one."""
-
-    def everything() -> None:
-        for call in calls:
-            call()
-
-    return everything
 
 
 def wall_clock(work: Callable[[], Any]) -> Sampler:

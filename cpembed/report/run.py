@@ -42,9 +42,11 @@ def _problem(
     if tuned or candidate.constraints != solved.constraints.name:
         rank += f" of {candidate.constraints}"
     rank += ", tuned" if tuned else ""
+    kept = candidate.candidate.program.in_place
+    place = f"; {' and '.join(kept)} stay in place" if kept else ""
     return [
         *problem_rows(solved.workload, solved.target, solved.constraints.name),
-        ("embedding", f"{rank}, {embedding.identifier()}"),
+        ("embedding", f"{rank}, {embedding.identifier()}{place}"),
         ("", words.mapping(embedding)),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
@@ -126,6 +128,8 @@ def _quantiles(times: Quantiles) -> str:
 
 def _packing(times: Measurement | MoveTimes) -> str:
     ahead = f"; {', '.join(times.packed_ahead)} packed ahead" if times.packed_ahead else ""
-    return (
-        f"{words.duration(times.packing_us)}, unpacking {words.duration(times.unpacking_us)}{ahead}"
-    )
+    whole = ""
+    if isinstance(times, Measurement) and times.packing_us + times.unpacking_us > 0:
+        whole = f"; {words.duration(times.whole_us.median)} with the contraction, in one call"
+    apart = f"unpacking {words.duration(times.unpacking_us)}"
+    return f"{words.duration(times.packing_us)}, {apart}{whole}{ahead}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
+from cpembed.ir.computation import Axis, AxisKind, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret_all
@@ -83,7 +83,8 @@ def execute_all(program: DerivedProgram, inputs: Mapping[str, Array]) -> dict[st
         for operand in workload.inputs
     }
     results: dict[str, Array] = {}
-    for name, values in interpret_all(packed_computation(program), packed).items():
+    for name, found in interpret_all(packed_computation(program), packed).items():
+        values = _stored(program.operand(name), found, program)
         tensor = workload.operand(name).tensor
         # Ports of one tensor write different elements; those of the others are zero here.
         part = unpack(program.operand(name), values, program)
@@ -91,8 +92,29 @@ def execute_all(program: DerivedProgram, inputs: Mapping[str, Array]) -> dict[st
     return results
 
 
+def _again(program: DerivedProgram) -> dict[str, int]:
+    """Loops over overlapping tiles of the output, and their extents: each of their iterations sums
+    for itself, and stores what another one may have stored before."""
+    return {o.loop: o.count for o in program.overlaps if o.kind is AxisKind.SPATIAL}
+
+
+def _stored(operand: PackedOperand, sums: Array, program: DerivedProgram) -> Array:
+    """The packed output from the sums of :func:`packed_computation`."""
+    again = _again(program)
+    result = np.zeros(operand.shape, sums.dtype)
+    grid = _grid(program)
+    shape = tuple(program.extents.values())
+    walked = [np.broadcast_to(grid[name], shape) for name in again]
+    places = _accessed(operand, program)
+    result[places] = sums[(*walked, *places)]
+    return result
+
+
 def packed_computation(program: DerivedProgram) -> Computation:
-    """The program as a computation over loops and lanes on packed operands."""
+    """The program as a computation over loops and lanes on packed operands.
+
+    Outputs have a dimension before their own for each loop over overlapping tiles of theirs.
+    """
     # Some accesses name an iterator of extent 1 and others leave it out; results must all be
     # indexed by the same axes, so none names it.
     still = {name: IndexExpr() for name, extent in program.extents.items() if extent == 1}
@@ -101,6 +123,10 @@ def packed_computation(program: DerivedProgram) -> Computation:
         for o in program.operands
     }
     workload = program.workload
+    again = _again(program)
+    loops = tuple(IndexExpr.iterator(name) for name in again)
+    for output in workload.outputs:
+        access[output.name] = Access(output.name, (*loops, *access[output.name].index))
     axes = tuple(
         Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes)
     )
@@ -108,6 +134,8 @@ def packed_computation(program: DerivedProgram) -> Computation:
 
     def packed(operand: Operand) -> Operand:
         shape = program.operand(operand.name).shape
+        if operand in workload.outputs:
+            shape = (*again.values(), *shape)
         return replace(operand, shape=shape, zero_outside=False, of=None)
 
     return Computation(

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import schedule_space
-from cpembed.backends.move_time import move_us
+from cpembed.backends.move_time import move_us, private_move_us
+from cpembed.backends.nest import Nest
 from cpembed.backends.packing import SCATTERED, packed_before
+from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration, calibration
@@ -31,6 +33,10 @@ CONSIDERED = 8
 WELL_USED = 0.85
 """Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
 28, 56 columns fill, are enough."""
+
+_WITH_MOVES = 24
+"""Schedules, the fastest without moves, that are compared with them: the order of the tasks decides
+how much of an image each thread packs."""
 
 EQUAL = 1.02
 """Estimates that differ by less say nothing of which is faster."""
@@ -102,7 +108,7 @@ def choose(
     refused: list[str] = []
     for ranked in candidates:
         try:
-            found.append(estimated(ranked, spec, machine))
+            found.append(estimated(ranked, spec, machine, objective))
         except LoweringError as error:
             refused.append(str(error))
     if found:
@@ -127,20 +133,41 @@ def machine_weights(fastest: Estimated, machine: Calibration | None = None) -> W
 
 
 def estimated(
-    ranked: RankedCandidate, spec: HardwareSpec, machine: Calibration | None = None
+    ranked: RankedCandidate,
+    spec: HardwareSpec,
+    machine: Calibration | None = None,
+    objective: Objective = "total",
 ) -> Estimated:
-    """Raises :class:`LoweringError` where the instruction cannot execute the program."""
-    program = ranked.candidate.program
-    kernel, knobs = schedule_space(program, spec, machine).ranked()[0]
-    return Estimated(ranked, knobs, kernel, moves_us(program, machine or calibration()))
+    """A candidate on the schedule that is the fastest by the model.
+
+    Raises :class:`LoweringError` where the instruction cannot execute the program."""
+    program, figures = ranked.candidate.program, machine or calibration()
+    space = schedule_space(program, spec, machine)
+    schedules = space.ranked()
+    if not moved(program):
+        schedules = schedules[:1]
+    found = [
+        Estimated(ranked, knobs, kernel, moves_us(program, figures, space.applied(knobs)))
+        for kernel, knobs in schedules[:_WITH_MOVES]
+    ]
+    return min(found, key=lambda item: item.us(objective))
 
 
-def moves_us(program: DerivedProgram, machine: Calibration) -> float:
-    """Microseconds of packing what is not packed ahead and of unpacking, by the model.
+def moves_us(program: DerivedProgram, machine: Calibration, nest: Nest) -> float:
+    """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest`` as
+    it is executed.
 
     Layouts that are the same memory cost nothing.
     """
-    return sum(move_us(operand, machine, thread_count()) for operand in moved(program))
+    threads = thread_count()
+    inside = PrivatePacking.of(program, nest, threads)
+    total = 0.0
+    for operand in moved(program):
+        if inside is not None and operand.name == inside.operand.name:
+            total += private_move_us(inside, machine)
+        else:
+            total += move_us(operand, machine, threads)
+    return total
 
 
 def moved(program: DerivedProgram) -> list[PackedOperand]:

@@ -16,14 +16,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cpembed.backends.contract import Knobs
-from cpembed.backends.kernel import CompiledKernel, build
+from cpembed.backends.kernel import CompiledKernel, build, in_turn
 from cpembed.backends.packing import packed_before
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.runner import Expected, Sampler, in_turn, wall_clock
+from cpembed.measure.runner import Expected, Sampler, wall_clock
 from cpembed.strategy.candidate import Candidate
 from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.cpu_contest import (

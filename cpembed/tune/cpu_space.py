@@ -85,7 +85,7 @@ def design_of(
     """Raises :class:`LoweringError` where the instruction cannot execute a program."""
     program = ranked.candidate.program
     space = schedule_space(program, spec, machine)
-    moves = moves_us(program, machine or calibration())
+    moves = moves_us(program, machine or calibration(), space.applied(Knobs()))
     return CpuDesign(ranked.candidate, ranked.rank, ranked.constraints, space, moves)
 
 

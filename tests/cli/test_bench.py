@@ -99,6 +99,7 @@ GENERIC_RUN = {
     "generic_latency_us": QUANTILES,
     "packing_us": NUMBER,
     "unpacking_us": NUMBER,
+    "whole_us": QUANTILES,
     "packed_ahead": [str],
     "missing": [str],
     "noisy": bool,

@@ -12,6 +12,7 @@ from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source, staged
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest, kernel_nest
+from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.amx_intrinsics import (
     configuration_statements,
@@ -56,14 +57,21 @@ def plan(
     threads: int,
     knobs: Knobs | None = None,
     epilogue: Epilogue | None = None,
+    *,
+    packs: bool = False,
 ) -> KernelPlan:
-    """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
+    """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them.
+
+    ``packs``: each part packs the first factor for itself.
+    """
     roles = lane_roles(program)
     product = _product(program)
     lanes = _lanes_only(program, roles, epilogue)
     model = _registers(lanes, roles, product)
     chosen = knobs or Schedules(lanes, model, calibration(), threads).best()
     nest = apply_knobs(lanes, model, chosen)
+    packing = PrivatePacking.of(program, nest, threads) if packs else None
+    nest = nest if packing is None else packing.contraction
     stored = nest if epilogue is None else staged(nest)
     grid = tile_grid(stored, roles, _GROUPS.get(product, 4))
     source = contraction_source(
@@ -73,6 +81,7 @@ def plan(
         epilogue=release_statements(),
         vectorized={digits(nest, roles.column)[-1].name},
         stages=True,
+        packing=packing,
     )
     intrinsics = {
         INIT: (init_intrinsic(nest, grid), 0),
@@ -85,7 +94,8 @@ def plan(
             loops = work.get_loops(work.get_sblock(name, "main"))
             work.tensorize(loops[depth], register(intrinsic))
 
-    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS)
+    copies = 0 if packing is None else nest.operands[0].elements
+    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, copies)
 
 
 def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:

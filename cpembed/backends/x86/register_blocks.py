@@ -56,7 +56,11 @@ class Schedules:
     def estimate(self, knobs: Knobs) -> Estimate:
         rows, columns = sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
-        return estimate(apply_knobs(self.nest, self.model, knobs), step, self.machine, self.threads)
+        return estimate(self.applied(knobs), step, self.machine, self.threads)
+
+    def applied(self, knobs: Knobs) -> Nest:
+        """The nest as it is executed; raises as :func:`apply_knobs`."""
+        return apply_knobs(self.nest, self.model, knobs)
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():

@@ -9,6 +9,7 @@ from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.contraction import UPDATE, contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER
 from cpembed.backends.x86.calibration import Calibration, calibration
 from cpembed.backends.x86.estimate import BlockStep
@@ -28,20 +29,30 @@ def plan(
     threads: int,
     knobs: Knobs | None = None,
     epilogue: Epilogue | None = None,
+    *,
+    packs: bool = False,
 ) -> KernelPlan:
-    """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it."""
+    """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it.
+
+    ``packs``: each part packs the first factor for itself.
+    """
     roles = lane_roles(program)
     lanes = _lanes_only(program, roles, epilogue)
     chosen = knobs or Schedules(lanes, REGISTERS, calibration(), threads).best()
     nest = apply_knobs(lanes, REGISTERS, chosen)
+    packing = PrivatePacking.of(program, nest, threads) if packs else None
+    nest = nest if packing is None else packing.contraction
     steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
-    source = contraction_source(nest, threads, unrolled=steps, vectorized={roles.column})
+    source = contraction_source(
+        nest, threads, unrolled=steps, vectorized={roles.column}, packing=packing
+    )
 
     def schedule(work: Any) -> None:
         loops = work.get_loops(work.get_sblock(UPDATE, "main"))
         work.tensorize(loops[-2], register_dot(signed_first=nest.operands[0].dtype == "int8"))
 
-    return KernelPlan("x86.vnni", source, schedule)
+    copies = 0 if packing is None else nest.operands[0].elements
+    return KernelPlan("x86.vnni", source, schedule, copies=copies)
 
 
 def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:

@@ -18,7 +18,7 @@ from cpembed.measure.baselines.base import (
     Primitives,
     Subject,
 )
-from cpembed.measure.runner import Expected, Quantiles, Verification, in_turn, wall_clock
+from cpembed.measure.runner import Expected, Quantiles, Verification, wall_clock
 from cpembed.measure.turns import OUR_POOL, Side, Turns, time_in_turns
 
 _OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
@@ -132,13 +132,14 @@ def contest(
 def _verified(
     kernel: CompiledKernel, stored: str, expected: Expected, inputs: Arrays
 ) -> CompiledKernel:
-    found = kernel.run(inputs).view(numpy_dtype(stored))
-    judged = expected.judge_converted(found)
-    if not judged.verified:
-        raise InvariantError(
-            f"the {kernel.backend} kernel that stores {stored} is wrong by up to "
-            f"{judged.max_error:g} in {kernel.program.workload.name}: please report this"
-        )
+    ahead = packed_before(kernel.program.workload)
+    for found in (kernel.run(inputs), kernel.run_whole(inputs, ahead)):
+        judged = expected.judge_converted(found.view(numpy_dtype(stored)))
+        if not judged.verified:
+            raise InvariantError(
+                f"the {kernel.backend} kernel that stores {stored} is wrong by up to "
+                f"{judged.max_error:g} in {kernel.program.workload.name}: please report this"
+            )
     return kernel
 
 
@@ -194,10 +195,4 @@ def _execution(
     contraction = kernel.bound(packed, output)
     if not packing:
         return contraction
-    return in_turn(
-        [
-            *kernel.bound_packing(inputs, packed, packed_before(workload)),
-            contraction,
-            *kernel.bound_unpacking(output),
-        ]
-    )
+    return kernel.bound_whole(inputs, packed, packed_before(workload), output)

@@ -149,7 +149,7 @@ def test_one_disturbed_part_makes_the_measurement_noisy(
 ) -> None:
     steady, noisy = runner.Quantiles(2.0, 2.0, 2.0), runner.Quantiles(2.0, 1.0, 4.0)
     inputs = random_inputs(kernel.program.workload, 0)
-    for parts, expected in (([steady] * 3, False), ([steady, steady, noisy], True)):
+    for parts, expected in (([steady] * 4, False), ([steady, steady, steady, noisy], True)):
         times = iter(parts)
         monkeypatch.setattr(runner, "time_work", lambda *asked, times=times: next(times))
         assert measure(kernel, inputs).noisy is expected

@@ -194,3 +194,23 @@ def test_time_of_others_is_all_but_idle_waiting_and_our_own(
         clock.passed, clock.own = 11.0, 5.5
     # Four threads' worth of our own time while the system's clock stood still: only sums count.
     assert elsewhere.cores == 0
+
+
+def test_rounds_of_a_slow_machine_are_repeated_and_left_out() -> None:
+    """The third turn of the machine is slow for one kind of work."""
+    log = Log()
+    sides = {"a": log.side("a", repeat(100.0), "tvm"), "b": log.side("b", repeat(200.0), "tvm")}
+    answers = chain([True, True, False, True], repeat(True))
+    found = time_in_turns(sides, rounds=ROUNDS, round_ms=1.0, usual=lambda: next(answers))
+    assert (found.slow, found.paced) == (1, True)
+    assert [len(samples) for samples in found.samples.values()] == [ROUNDS, ROUNDS]
+    assert not found.is_noisy
+
+
+def test_a_machine_that_is_never_itself_is_noisy() -> None:
+    log = Log()
+    sides = {"a": log.side("a", repeat(100.0), "tvm"), "b": log.side("b", repeat(200.0), "tvm")}
+    found = time_in_turns(sides, rounds=ROUNDS, round_ms=1.0, attempts=1, usual=lambda: False)
+    assert not found.paced
+    assert found.is_noisy
+    assert len(found.samples["a"]) == found.slow == ROUNDS * turns.PATIENCE

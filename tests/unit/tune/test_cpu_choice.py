@@ -9,7 +9,9 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
+from cpembed.backends.kernel import schedule_space
 from cpembed.backends.packing import effort
+from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import Estimate
 from cpembed.errors import BackendUnavailable, LoweringError
@@ -50,7 +52,7 @@ def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
 def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
     """16 rows waste nothing of 96 and 1 row is in place: which is better is a matter of copies."""
     ranked = candidates(GEMM, "complete", 48)
-    free = replace(machine(), copy_ns_per_line=0.0, launch_us=0.0)
+    free = replace(machine(), copy_ns_per_line=0.0, launch_us=0.0, vector_line_ns=(0.0,) * 4)
     dear = replace(machine(), copy_ns_per_line=1e6)
 
     def moved(figures: Calibration) -> float:
@@ -72,17 +74,25 @@ def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
 
 
 def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
-    """The input is padded to 16 x 16 points of 64 bytes; the output has 14 x 14 of 64 words."""
+    """The input is padded to 16 x 16 points of 64 bytes, by each thread for itself; the output has
+    14 x 14 of 64 words, of which another thread wrote half."""
     program = candidates(LAYER)[0].candidate.program
+    nest = schedule_space(program, SPEC).applied(Knobs())
     image, result = program.operand("I"), program.operand("O")
     assert image.elements == 16 * 16 * 64
     assert result.elements == 14 * 14 * 64
-    lines = 16 * 16 * effort(image), 14 * 14 * 4 * effort(result)
-    figures = replace(machine(), copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
-    assert moves_us(program, figures) == pytest.approx(2 * 0.5 + sum(lines) / 1e3)
+    packing = PrivatePacking.of(program, nest, 2)
+    assert packing is not None
+    lines = 16 * 16 * effort(image) * packing.share(), 14 * 14 * 4 * effort(result)
+    still = replace(machine(), vector_line_ns=(0.25, 0.5, 0.0, 4.0))
+    figures = replace(still, copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
+    assert moves_us(program, figures, nest) == pytest.approx(0.5 + sum(lines) / 1e3)
     # Much to copy is shared out.
-    figures = replace(machine(), copy_ns_per_line=1e3, launch_us=1.0)
-    assert moves_us(program, figures) == pytest.approx(2 * 1.0 + sum(lines) / 2)
+    figures = replace(still, copy_ns_per_line=1e3, launch_us=1.0)
+    assert moves_us(program, figures, nest) == pytest.approx(1.0 + lines[0] + lines[1] / 2)
+    figures = replace(figures, vector_line_ns=(0.25, 0.5, 2.0, 4.0))
+    waited = 14 * 14 * 4 * 16 * 2.0 / 2 / 1e3
+    assert moves_us(program, figures, nest) == pytest.approx(1 + lines[0] + lines[1] / 2 + waited)
 
 
 def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+"""Kernels on data in place, and kernels that pack inside: bit for bit like the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.packing import packed_before
+from cpembed.backends.private_packing import PrivatePacking
+from cpembed.backends.x86.features import missing_features
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.errors import LoweringError
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.tune.cpu_in_place import beside_in_place
+
+TARGETS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(bool(lacks), reason=f"missing: {', '.join(lacks)}"),
+    )
+    for name in ("avx512_vnni", "amx_int8")
+    for lacks in [missing_features(hardware_spec(name))]
+]
+
+LAYERS = [
+    "conv2d n=1 c=80 h=9 w=11 k=32 r=3 s=3 layout=NHWC",
+    "conv2d n=1 c=96 h=19 w=17 k=48 r=1 s=1 layout=NHWC",
+    "conv2d n=1 c=64 h=21 w=20 k=32 r=1 s=1 stride=2 layout=NHWC",
+    "conv2d n=1 c=66 h=14 w=23 k=33 r=3 s=2 pad=1 stride=2 layout=NHWC",
+    "conv2d n=2 c=65 h=18 w=5 k=16 r=3 s=3 pad=1 dilation=2 layout=NHWC",
+    "conv2d n=1 c=3 h=31 w=33 k=32 r=7 s=7 pad=3 stride=2 layout=NHWC",
+    "conv2d n=1 c=20 h=12 w=13 k=24 r=3 s=3 pad=1",
+    "gemm m=37 n=48 k=100",
+    "gemm m=1 n=33 k=70",
+]
+
+
+def found(layer: str, target: str) -> Iterator[RankedCandidate]:
+    spec = hardware_spec(target)
+    given = workload(layer.split(), target=spec)
+    for constraints in ("in_place_padded", "fused"):
+        yield from beside_in_place(solve(given, spec, constraints, top=1).embeddings, spec)
+
+
+@pytest.mark.parametrize("threads", ["3", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_data_in_place_and_packing_inside(
+    layer: str, target: str, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each candidate the best schedules of either order of tasks."""
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    spec = hardware_spec(target)
+    given = workload(layer.split(), target=spec)
+    inputs = random_inputs(given, 7)
+    expected, ahead = reference(given, inputs), packed_before(given)
+    for ranked in found(layer, target):
+        program = ranked.candidate.program
+        try:
+            schedules = [knobs for _, knobs in schedule_space(program, spec).ranked()]
+        except LoweringError:
+            continue
+        for outermost in (True, False):
+            knobs = next((k for k in schedules if k.columns_outermost is outermost), None)
+            if knobs is None:
+                continue
+            kernel = build(program, spec, backend="native", knobs=knobs)
+            assert np.array_equal(kernel.run(inputs), expected)
+            assert np.array_equal(kernel.run_whole(inputs, ahead), expected)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_parts_pack_only_what_they_read(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of an image and the rows that a window adds, where tasks go down the image first."""
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    spec = hardware_spec(target)
+    given = workload(["resnet50:2", "layout=NHWC"], target=spec)
+    shares: dict[bool, set[float]] = {True: set(), False: set()}
+    for ranked in solve(given, spec, top=4).embeddings:
+        space = schedule_space(ranked.candidate.program, spec)
+        for _, knobs in space.ranked():
+            packing = PrivatePacking.of(ranked.candidate.program, space.applied(knobs), 2)
+            if packing is not None and not knobs.panels:
+                shares[knobs.columns_outermost].add(packing.share())
+    assert max(shares[True]) == 1.0
+    assert min(shares[False]) == pytest.approx(30 / 58)
