@@ -17,6 +17,7 @@ from cpembed.measure.baselines.base import Baseline, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
 from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Quantiles
+from cpembed.tune.cpu_choice import estimated
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -75,9 +76,15 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
     def storing(dtype: str) -> CompiledKernel:
         if dtype == subject.workload.output.dtype:
             return result.kernel
-        knobs = None if result.choice is None else result.choice.knobs
-        program, spec = result.candidate.candidate.program, result.solved.target
-        return build(program, spec, backend="native", knobs=knobs, epilogue=Epilogue(dtype))
+        spec, epilogue = result.solved.target, Epilogue(dtype)
+        choice = result.choice
+        if choice is None or choice.tuned is None:
+            # Bytes take less of a line than sums: another order of the tasks may suit them.
+            knobs = estimated(result.candidate, spec, epilogue=epilogue).knobs
+        else:
+            knobs = choice.knobs
+        program = result.candidate.candidate.program
+        return build(program, spec, backend="native", knobs=knobs, epilogue=epilogue)
 
     pace = Pace.of(result.solved.target)
     usual = None if pace is None else pace.wait

@@ -94,13 +94,15 @@ def fused_candidates(
     return solved.embeddings
 
 
-def model_choices(candidates: Sequence[RankedCandidate], spec: HardwareSpec) -> list[CpuChoice]:
+def model_choices(
+    candidates: Sequence[RankedCandidate], spec: HardwareSpec, epilogue: Epilogue | None = None
+) -> list[CpuChoice]:
     """Candidates, and the same on operands in place, with their fastest schedules by the model,
     the one to run first.
 
     Raises :class:`LoweringError` where the instruction can execute none of them.
     """
-    model = choose(beside_in_place(candidates, spec), spec)
+    model = choose(beside_in_place(candidates, spec), spec, epilogue=epilogue)
     if not model.estimates:
         raise LoweringError(model.refused[0])
     return [CpuChoice(item.ranked, item.knobs, None, model, item) for item in model.estimates]

@@ -47,7 +47,7 @@ class _Plan(Protocol):
 @dataclass(frozen=True)
 class _BackEnd:
     plan: _Plan
-    schedules: Callable[[DerivedProgram, Calibration, int], Schedules]
+    schedules: Callable[[DerivedProgram, Calibration, int, Epilogue | None], Schedules]
 
 
 _VNNI = _BackEnd(vnni.plan, vnni.schedules)
@@ -311,7 +311,10 @@ def build(
 
 
 def schedule_space(
-    program: DerivedProgram, spec: HardwareSpec, machine: Calibration | None = None
+    program: DerivedProgram,
+    spec: HardwareSpec,
+    machine: Calibration | None = None,
+    epilogue: Epilogue | None = None,
 ) -> Schedules:
     """Settings of :func:`build`'s ``knobs`` with their estimated times; the best ranked one is the
     default.
@@ -319,7 +322,8 @@ def schedule_space(
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    return _back_end(spec).schedules(program, machine or calibration(), runtime.thread_count())
+    figures, threads = machine or calibration(), runtime.thread_count()
+    return _back_end(spec).schedules(program, figures, threads, epilogue)
 
 
 def _build_native(

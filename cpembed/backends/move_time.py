@@ -8,18 +8,13 @@ from cpembed.backends.packing import effort
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.estimate import HANDED_OVER
 from cpembed.ir.dtypes import size_bytes
 from cpembed.transform.program import PackedOperand
 
 _WORTH = 4.0
 """Launches of a parallel kernel that each thread's share must be worth: beside the launch, the
 contraction finds data in the other core's cache."""
-
-
-_HANDED_OVER = 16.0
-"""Lines that stream from the last cache, in the time that one takes which another core wrote: it
-comes when it is asked for (measured on Sapphire Rapids: 20 to 30 ns a line where one of two threads
-packs an image, and half of it is the other's)."""
 
 
 def threads_worth(operand: PackedOperand, machine: Calibration, threads: int) -> int:
@@ -35,7 +30,7 @@ def move_us(operand: PackedOperand, machine: Calibration, threads: int) -> float
     that read it."""
     used = threads_worth(operand, machine, threads)
     call = machine.call_us if used == 1 else machine.launch_us
-    line_ns = _HANDED_OVER * machine.vector_line_ns[2]
+    line_ns = HANDED_OVER * machine.vector_line_ns[2]
     handed_over = _lines(operand) * line_ns * (1 - 1 / threads)
     return call + _alone_us(operand, machine) / used + handed_over / 1e3
 

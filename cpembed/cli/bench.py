@@ -116,7 +116,7 @@ def command(
 ) -> int:
     """Run SUITE: search, verify and time each layer.
 
-    SUITE is deepbench, resnet50, unit16, unit_conv3d, amos or gemm.
+    SUITE is deepbench, resnet50, unit16, unit_conv3d, amos, odd or gemm.
 
     A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
 

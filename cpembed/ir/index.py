@@ -139,8 +139,8 @@ class IndexExpr:
         return total + self.constant if self.constant else total
 
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Smallest and largest value over ``0 <= iterator < extent``, exact for distinct digits, and
-        for a digit of a sum that is subtracted from its own iterator."""
+        """Smallest and largest value over ``0 <= iterator < extent``, exact for distinct digits,
+        and for a digit of a sum that is subtracted from its own iterator."""
         low = high = self.constant
         terms = self.terms
         if any(term.inner is not None and term.coefficient < 0 for term in terms):

@@ -82,7 +82,8 @@ class Measurement:
     0 where the layouts are the same memory. ``whole_us`` is one call that does all of it, each
     thread packing its own share inside the kernel where that is possible. ``gops`` counts two
     operations a multiply-accumulate of the workload, padding not counted, over the median latency.
-    ``noisy``: one of the times still varied by more than :data:`NOISE` at the last of :data:`ATTEMPTS`.
+    ``noisy``: one of the times still varied by more than :data:`NOISE` at the last of
+    :data:`ATTEMPTS`.
     """
 
     latency_us: Quantiles

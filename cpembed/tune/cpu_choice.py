@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpembed.backends.contract import Knobs
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.move_time import move_us, private_move_us
 from cpembed.backends.nest import Nest
@@ -98,6 +99,7 @@ def choose(
     machine: Calibration | None = None,
     *,
     objective: Objective = "total",
+    epilogue: Epilogue | None = None,
 ) -> ModelChoice:
     """Rank candidates by the model; first the one that is given first among those that it takes for
     equally fast (:data:`EQUAL`).
@@ -108,7 +110,7 @@ def choose(
     refused: list[str] = []
     for ranked in candidates:
         try:
-            found.append(estimated(ranked, spec, machine, objective))
+            found.append(estimated(ranked, spec, machine, objective, epilogue))
         except LoweringError as error:
             refused.append(str(error))
     if found:
@@ -137,12 +139,13 @@ def estimated(
     spec: HardwareSpec,
     machine: Calibration | None = None,
     objective: Objective = "total",
+    epilogue: Epilogue | None = None,
 ) -> Estimated:
-    """A candidate on the schedule that is the fastest by the model.
+    """A candidate on the schedule that is the fastest by the model, where ``epilogue`` is stored.
 
     Raises :class:`LoweringError` where the instruction cannot execute the program."""
     program, figures = ranked.candidate.program, machine or calibration()
-    space = schedule_space(program, spec, machine)
+    space = schedule_space(program, spec, machine, epilogue)
     schedules = space.ranked()
     if not moved(program):
         schedules = schedules[:1]

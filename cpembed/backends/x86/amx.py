@@ -98,10 +98,15 @@ def plan(
     return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, copies)
 
 
-def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:
+def schedules(
+    program: DerivedProgram,
+    machine: Calibration,
+    threads: int,
+    epilogue: Epilogue | None = None,
+) -> Schedules:
     """The schedules of a program, with their estimates."""
     roles = lane_roles(program)
-    lanes = _lanes_only(program, roles)
+    lanes = _lanes_only(program, roles, epilogue)
     return Schedules(lanes, _registers(lanes, roles, _product(program)), machine, threads)
 
 

@@ -55,9 +55,15 @@ def plan(
     return KernelPlan("x86.vnni", source, schedule, copies=copies)
 
 
-def schedules(program: DerivedProgram, machine: Calibration, threads: int) -> Schedules:
+def schedules(
+    program: DerivedProgram,
+    machine: Calibration,
+    threads: int,
+    epilogue: Epilogue | None = None,
+) -> Schedules:
     """The schedules of a program, with their estimates."""
-    return Schedules(_lanes_only(program, lane_roles(program)), REGISTERS, machine, threads)
+    lanes = _lanes_only(program, lane_roles(program), epilogue)
+    return Schedules(lanes, REGISTERS, machine, threads)
 
 
 def _fits(rows: int, columns: int) -> bool:

@@ -15,6 +15,7 @@ LAYERS = {
     "unit16": 16,
     "unit_conv3d": 11,
     "resnet50": 20,
+    "odd": 14,
     "gemm": 88,
 }
 

@@ -1,0 +1,172 @@
+"""Our kernels beside oneDNN's: suites, targets, threads; written down with what was measured.
+
+Each part is `cpembed bench SUITE --target T --baseline onednn`, whose rows are kept: an interrupted
+run goes on where it stopped, and rows that were disturbed are measured again, as often as
+``--attempts`` says. Calibrate first, on an idle machine, for each number of threads:
+
+    cpembed calibrate
+    cpembed calibrate --threads 1
+    python benchmarks/onednn.py [--parts unit16/amx_int8/2 ...] [--tuned]
+
+Writes ``onednn.json`` after every part and ``onednn.md`` into ``--output``, by default beside this
+file. Ratios are oneDNN's time over ours in the same round, medians of rounds; a geometric mean is
+over the layers that were compared undisturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cpembed.measure.environment import provenance, provenance_lines
+
+HERE = Path(__file__).resolve().parent
+PARTS = [
+    "unit16/amx_int8/2",
+    "resnet50/amx_int8/2",
+    "unit16/avx512_vnni/2",
+    "unit16/amx_bf16/2",
+    "odd/amx_int8/2",
+    "unit16/amx_int8/1",
+    "resnet50/amx_int8/1",
+    "unit_conv3d/amx_int8/2",
+    "deepbench/amx_int8/2",
+]
+NO_LAYOUT = ("gemm", "unit_conv3d", "amos")
+RATIOS = {
+    "primitive_ratio": "primitive",
+    "primitive_ratio_with_packing": "primitive, packing",
+    "call_ratio": "call",
+    "call_ratio_with_packing": "call, packing",
+}
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--parts", nargs="*", default=PARTS, metavar="SUITE/TARGET/THREADS")
+    parser.add_argument("--attempts", type=int, default=3)
+    parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
+    parser.add_argument("--output", type=Path, default=HERE)
+    asked = parser.parse_args()
+    file = asked.output / "onednn.json"
+    parts: dict[str, Row] = json.loads(file.read_text())["parts"] if file.exists() else {}
+    for part in asked.parts:
+        parts[part] = measured(part, asked.attempts, tuned=asked.tuned)
+        file.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
+        (asked.output / "onednn.md").write_text(text(parts))
+
+
+def measured(part: str, attempts: int, *, tuned: bool) -> Row:
+    suite, target, threads = part.split("/")
+    layout = [] if suite in NO_LAYOUT else ["--layout", "NHWC"]
+    command = [
+        *(sys.executable, "-m", "cpembed", "bench", suite, "--target", target, *layout),
+        *("--baseline", "onednn", "--threads", threads, "--json"),
+        *([] if tuned else ["--untuned"]),
+    ]
+    document: Row = {}
+    for _ in range(attempts):
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if not done.stdout.startswith("{"):
+            raise SystemExit(f"{part}: cpembed bench ended with code {done.returncode}")
+        document = json.loads(done.stdout)
+        if not document["summary"]["run"]["baselines"]["onednn"].get("noisy"):
+            break
+    return {
+        "provenance": provenance(),
+        "summary": document["summary"]["run"]["baselines"]["onednn"],
+        "verified": document["summary"]["run"]["verified"],
+        "rows": [row_of(row) for row in document["rows"]],
+    }
+
+
+def row_of(row: Row) -> Row:
+    run: Row = row.get("run") or {}
+    baselines: dict[str, Row] = run.get("baselines") or {}
+    compared = baselines.get("onednn", {})
+    times = ("primitive_us", "call_us", "ours_us", "ours_with_packing_us")
+    kept = {name: median(compared, name) for name in (*RATIOS, *times)}
+    kept |= {name: compared.get(name) for name in ("missing", "stored", "noisy", "slow_rounds")}
+    return {"index": row["index"], "layer": row["layer"], **kept, "verified": run.get("verified")}
+
+
+def median(compared: Row, name: str) -> float | None:
+    quantiles: Row | None = compared.get(name)
+    return None if quantiles is None else quantiles["median"]
+
+
+def text(parts: dict[str, Row]) -> str:
+    lines = [
+        "# Our kernels beside oneDNN's",
+        "",
+        "oneDNN's time over ours, above 1 where ours is faster: its own account of its computation",
+        "(*primitive*), and a call through PyTorch (*call*); of our contraction on packed data,",
+        "and with packing and unpacking (weights are packed ahead on both sides). Made by",
+        "`benchmarks/onednn.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
+        "",
+        "| suite / target / threads | verified | compared | "
+        + " | ".join(f"{name}: mean (worst)" for name in RATIOS.values())
+        + " |",
+        "| --- |" + " --- |" * (len(RATIOS) + 2),
+    ]
+    for part, found in parts.items():
+        cells = [_mean(found["rows"], name) for name in RATIOS]
+        good = len(_counted(found["rows"], "call_ratio"))
+        lines.append(
+            f"| {part} | {found['verified']} of {len(found['rows'])} | {good} | "
+            + " | ".join(cells)
+            + " |"
+        )
+    for part, found in parts.items():
+        lines += [
+            "",
+            f"## {part}",
+            "",
+            *provenance_lines(found["provenance"], threads_of(part)),
+            "",
+        ]
+        lines += ["| layer | oneDNN us | ours us | with packing | ratio | with packing |"]
+        lines += ["| --- | --- | --- | --- | --- | --- |"]
+        lines += [_row_line(row) for row in found["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def threads_of(part: str) -> str:
+    return f"{part.rsplit('/', 1)[1]} threads"
+
+
+def _counted(rows: list[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if row[name] is not None and not row["noisy"]]
+
+
+def _mean(rows: list[Row], name: str) -> str:
+    found = _counted(rows, name)
+    if not found:
+        return "·"
+    product = 1.0
+    for ratio in found:
+        product *= ratio ** (1 / len(found))
+    return f"{product:.2f} ({min(found):.2f})"
+
+
+def _row_line(row: Row) -> str:
+    if row["missing"] or row["call_us"] is None:
+        return f"| {row['index']} {row['layer']} | {row['missing'] or 'no kernel'} | | | | |"
+    primitive = row["primitive_us"] is not None
+    theirs = row["primitive_us"] if primitive else row["call_us"]
+    names = ("primitive_ratio", "primitive_ratio_with_packing")
+    ratios = [row[name if primitive else name.replace("primitive", "call")] for name in names]
+    times = (theirs, row["ours_us"], row["ours_with_packing_us"])
+    cells = [f"{us:.1f}" for us in times] + [f"{ratio:.2f}" for ratio in ratios]
+    mark = " (disturbed)" if row["noisy"] else ""
+    return f"| {row['index']} {row['layer']}{mark} | " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()
