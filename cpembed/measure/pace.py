@@ -23,7 +23,7 @@ from cpembed.measure.laboratory import BLOCK_PRODUCTS, VECTOR_ACCUMULATORS, Kern
 USUAL = 1.5
 """Times what was calibrated, or the least that was seen here: clocks vary, and threads start."""
 
-PATIENCE = 0.3
+PATIENCE = 0.1
 """Seconds."""
 
 _SAMPLE_NS = 100_000

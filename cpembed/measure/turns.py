@@ -26,6 +26,9 @@ steadily: such times are wrong without being noisy."""
 PATIENCE = 2
 """So many times the rounds that are wanted are tried."""
 
+ENOUGH = 0.4
+"""Of the rounds that are wanted: with so many the others are left out."""
+
 OUR_POOL = "tvm"
 """The threads of our kernels."""
 
@@ -150,7 +153,7 @@ def _attempt(
             with elsewhere:
                 took[name] = side.sample(calls[name])
         (kept if right else slow).append(took)
-    paced = 2 * len(kept) >= rounds
+    paced = len(kept) >= max(1, int(rounds * ENOUGH))
     rows = kept if paced else kept + slow
     samples = {name: [took[name] for took in rows] for name in sides}
     return Turns(samples, elsewhere.cores, rested, len(slow), paced)

@@ -28,6 +28,7 @@ from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply
 from cpembed.backends.x86.roles import LaneRoles, digits, lane_roles
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
 from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import size_bytes
 from cpembed.transform.program import DerivedProgram
 
 _PRODUCTS = {
@@ -42,6 +43,11 @@ _TIMED = {"tdpbf16ps": "tdpbf16ps"}
 _ROWS_SAVED = 8
 """Rows below the full tile that shorten a product; with fewer rows it takes no less time
 (measured on Sapphire Rapids)."""
+_APART = 0.01
+"""More of a kernel's time, as a share of it, each time the rows of a tile lie twice as far apart,
+beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own (measured on
+Sapphire Rapids: 4 to 100 %)."""
+_NEAR_BYTES = 512
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
 
@@ -129,12 +135,19 @@ def _step(
     timed = _TIMED.get(product, "tdpbusd")
     missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
     per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
+    apart = max(rows_apart(o, roles) * size_bytes(o.dtype) for o in nest.operands[::2])
     return BlockStep(
         products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
         loads_ns=rows * tile_rows * row_ns + columns * (depth // group) * line_ns,
         line_ns=machine.tile_line_ns,
         stored_lines=rows * columns * tile_rows,
+        share_more=_APART * max(0.0, math.log2(max(1, apart) / _NEAR_BYTES)),
     )
+
+
+def rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:
+    """Elements from a row of a tile to the next."""
+    return 0 if roles.row is None else abs(operand.stride(roles.row))
 
 
 def _split_share(factor: KernelOperand, inside: Set[str], group: int) -> float:

@@ -31,13 +31,15 @@ class BlockStep:
 
     ``products_ns`` is bounded by the latency of a product, which adds to what the last step left.
     ``loads_ns`` is for all rows of tiles, or vectors, that are loaded; ``line_ns`` for one that
-    comes from L1, L2, L3 or memory; ``stored_lines`` are rows that the block's results fill.
+    comes from L1, L2, L3 or memory; ``stored_lines`` are rows that the block's results fill;
+    ``share_more`` is added to the kernel's time, as a share of it.
     """
 
     products_ns: float
     loads_ns: float
     line_ns: tuple[float, float, float, float]
     stored_lines: int
+    share_more: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def estimate(nest: Nest, step: BlockStep, machine: Calibration, threads: int) ->
     line_ns = HANDED_OVER * machine.vector_line_ns[2]
     overhead = tasks * machine.task_ns + shared_lines(nest, threads) * line_ns
     return Estimate(
-        us=(busy + stores + overhead) / 1e3 + launch,
+        us=(1 + step.share_more) * (busy + stores + overhead) / 1e3 + launch,
         products_us=products / 1e3,
         loads_us=loads / 1e3,
         stores_us=stores / 1e3,
