@@ -45,8 +45,8 @@ _ROWS_SAVED = 8
 (measured on Sapphire Rapids)."""
 _APART = 0.01
 """More of a kernel's time, as a share of it, each time the rows of a tile lie twice as far apart,
-beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own (measured on
-Sapphire Rapids: 4 to 100 %)."""
+beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own (measured
+on Sapphire Rapids: 4 to 100 %)."""
 _NEAR_BYTES = 512
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""

@@ -1,0 +1,78 @@
+"""What the model says of lines and rows: shared by threads, split, far apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends.contract import Knobs
+from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.kernel import schedule_space
+from cpembed.backends.x86.calibration import default_calibration
+from cpembed.backends.x86.estimate import shared_lines
+from cpembed.report.words import mapping
+from cpembed.transform.program import DerivedProgram
+
+SPEC = hardware_spec("amx_int8")
+MACHINE = default_calibration(2)
+
+
+def program_of(layer: str, rows: str) -> DerivedProgram:
+    """The program whose tiles have their rows along an axis."""
+    given = workload(f"{layer} layout=NHWC", target=SPEC)
+    found = solve(given, SPEC, top=8).embeddings
+    return next(
+        r.candidate.program for r in found if f"x ← {rows}" in mapping(r.candidate.embedding)
+    )
+
+
+@pytest.mark.parametrize(
+    "channels, stored, columns_outermost, threads, lines",
+    [
+        # 96 bytes a pixel: both threads write the line in the middle of each, and every second one
+        # ends within a line.
+        (96, "uint8", True, 2, 14 * 14 * 1.5),
+        (96, "uint8", True, 1, 0),
+        (96, "uint8", False, 2, 0),
+        # 192 bytes of sums are three whole lines.
+        (96, None, True, 2, 0),
+        (128, "uint8", True, 2, 0),
+        (64, "uint8", True, 2, 14 * 14),
+    ],
+)
+def test_narrow_results_share_lines_between_threads(
+    channels: int, stored: str | None, columns_outermost: bool, threads: int, lines: float
+) -> None:
+    program = program_of(f"conv2d n=1 c=64 h=14 w=14 k={channels} r=1 s=1", "q:14")
+    epilogue = None if stored is None else Epilogue(stored)
+    space = schedule_space(program, SPEC, MACHINE, epilogue)
+    nest = space.applied(Knobs(columns_outermost=columns_outermost))
+    assert shared_lines(nest, threads) == lines
+
+
+def test_rows_in_two_lines_make_loads_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pixels of 64 bytes begin with a line; of 80, three quarters do not."""
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    aligned = schedule_space(
+        program_of("conv2d n=1 c=64 h=14 w=14 k=16 r=1 s=1", "q:14"), SPEC, MACHINE
+    )
+    knobs = Knobs()
+    usual = aligned.estimate(knobs).loads_us
+    dear = replace(MACHINE, split_line_ns=10 * MACHINE.tile_line_ns[0])
+    assert replace(aligned, machine=dear).estimate(knobs).loads_us == usual
+    given = workload("conv2d n=1 c=192 h=14 w=14 k=16 r=1 s=1 layout=NHWC", target=SPEC)
+    found = solve(given, SPEC, top=1).embeddings[0].candidate.program
+    assert schedule_space(found, SPEC, dear).estimate(knobs).loads_us > 0
+
+
+def test_rows_near_each_other_are_preferred() -> None:
+    """The same products and loads, down the image or along it."""
+    layer = "conv2d n=1 c=64 h=56 w=56 k=256 r=1 s=1"
+    down, along = (
+        schedule_space(program_of(layer, f"{axis}:14"), SPEC, MACHINE).ranked()[0][0]
+        for axis in ("p", "q")
+    )
+    assert down.products_us == along.products_us
+    assert along.us < down.us
