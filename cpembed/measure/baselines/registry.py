@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.measure.baselines.base import Baseline
+from cpembed.measure.baselines.metaschedule import open_metaschedule
 from cpembed.measure.baselines.onednn import open_onednn
 
-BASELINES: Mapping[str, Callable[[HardwareSpec], Baseline]] = {"onednn": open_onednn}
+BASELINES: Mapping[str, Callable[[HardwareSpec], Baseline]] = {
+    "onednn": open_onednn,
+    "tvm": open_metaschedule,
+}
 """What loads each baseline for a target; raises
 :class:`~cpembed.errors.BackendUnavailable` where it cannot be compared here."""
 

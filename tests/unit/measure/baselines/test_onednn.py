@@ -182,5 +182,5 @@ def test_without_torch_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
 def test_other_targets_and_unknown_baselines_are_refused() -> None:
     with pytest.raises(BackendUnavailable, match="use one of amx_int8, amx_bf16, avx512_vnni"):
         open_baselines(["onednn"], load_hardware_spec("avx2_maddubs"))
-    with pytest.raises(WorkloadError, match="'nosuch': use onednn"):
+    with pytest.raises(WorkloadError, match="'nosuch': use onednn tvm"):
         open_baselines(["onednn", "nosuch"], INT8)
