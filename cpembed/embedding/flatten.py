@@ -66,7 +66,7 @@ def flatten(workload: Computation, groups: Groups) -> Computation:
 
 def candidate_groups(workload: Computation, largest: int) -> dict[str, tuple[str, ...]]:
     """Ordered groups of 2 to ``largest`` axes that index the same operands, by names that no axis
-    and no other group has. An axis of one point adds nothing to a group, and is in none."""
+    and no other group has."""
     found: dict[str, tuple[str, ...]] = {}
     for members in _ordered_groups(workload, largest):
         name = "_".join(members)
@@ -84,8 +84,7 @@ def _ordered_groups(workload: Computation, largest: int) -> Iterator[tuple[str, 
             for operand, accesses in workload.access_maps.items()
             if any(axis.name in index.iterators for access in accesses for index in access.index)
         )
-        if axis.extent > 1:
-            signatures.setdefault(touched, []).append(axis.name)
+        signatures.setdefault(touched, []).append(axis.name)
     for axes in signatures.values():
         for size in range(2, min(largest, len(axes)) + 1):
             yield from itertools.permutations(axes, size)
