@@ -93,7 +93,7 @@ def row_of(row: Row) -> Row:
     times = ("primitive_us", "call_us", "ours_us", "ours_with_packing_us")
     kept = {name: median(compared, name) for name in (*RATIOS, *times)}
     kept |= {name: compared.get(name) for name in ("missing", "stored", "noisy", "slow_rounds")}
-    return {"index": row["index"], "layer": row["layer"], **kept, "verified": run.get("verified")}
+    return {"index": row["index"], "layer": row["label"], **kept, "verified": run.get("verified")}
 
 
 def median(compared: Row, name: str) -> float | None:
