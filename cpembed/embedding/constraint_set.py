@@ -40,13 +40,17 @@ class Weights:
 @dataclass(frozen=True)
 class Flatten:
     """Ordered groups of 2 to ``max_axes`` axes that index the same operands may be fused into one
-    axis before it is split (not a constraint: it enlarges the space)."""
+    axis before it is split (not a constraint: it enlarges the space); axes of fewer than
+    ``min_extent`` points are in no group."""
 
     max_axes: int = 1
+    min_extent: int = 1
 
     def __post_init__(self) -> None:
         if self.max_axes < 1:
             raise ValueError(f"max_axes is {self.max_axes}: at least 1 (1 fuses nothing)")
+        if self.min_extent < 1:
+            raise ValueError(f"min_extent is {self.min_extent}: at least 1")
 
 
 @dataclass(frozen=True)

@@ -179,14 +179,16 @@ def possible_digits(
     problem: EmbeddingProblem,
     strides: Callable[[str, int], Iterable[int]],
     largest_group: int = 1,
+    smallest_extent: int = 1,
 ) -> Iterator[DigitOption]:
     """Every digit that fits a number system of one of its instruction axis's extents.
 
     ``strides`` gives the strides to consider for a workload axis and a count; fused axes of up to
-    ``largest_group`` members are walked at stride 1, where that is not a digit of a member.
+    ``largest_group`` members, of ``smallest_extent`` points or more each, are walked at stride 1,
+    where that is not a digit of a member.
     """
     workload = problem.workload
-    groups = candidate_groups(workload, largest_group)
+    groups = candidate_groups(workload, largest_group, smallest_extent)
     for lane in problem.instruction.axes:
         for weight in range(1, lane.maximum + 1):
             # Large counts first: few digits make simple embeddings.

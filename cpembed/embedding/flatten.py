@@ -64,11 +64,13 @@ def flatten(workload: Computation, groups: Groups) -> Computation:
     return replace(workload, axes=tuple(axes), statements=statements)
 
 
-def candidate_groups(workload: Computation, largest: int) -> dict[str, tuple[str, ...]]:
+def candidate_groups(
+    workload: Computation, largest: int, smallest_extent: int = 1
+) -> dict[str, tuple[str, ...]]:
     """Ordered groups of 2 to ``largest`` axes that index the same operands, by names that no axis
-    and no other group has."""
+    and no other group has; axes of fewer than ``smallest_extent`` points are in none."""
     found: dict[str, tuple[str, ...]] = {}
-    for members in _ordered_groups(workload, largest):
+    for members in _ordered_groups(workload, largest, smallest_extent):
         name = "_".join(members)
         while name in found or name in workload.extents:
             name += "_"
@@ -76,7 +78,9 @@ def candidate_groups(workload: Computation, largest: int) -> dict[str, tuple[str
     return found
 
 
-def _ordered_groups(workload: Computation, largest: int) -> Iterator[tuple[str, ...]]:
+def _ordered_groups(
+    workload: Computation, largest: int, smallest_extent: int
+) -> Iterator[tuple[str, ...]]:
     signatures: dict[frozenset[str], list[str]] = {}
     for axis in workload.axes:
         touched = frozenset(
@@ -84,7 +88,8 @@ def _ordered_groups(workload: Computation, largest: int) -> Iterator[tuple[str, 
             for operand, accesses in workload.access_maps.items()
             if any(axis.name in index.iterators for access in accesses for index in access.index)
         )
-        signatures.setdefault(touched, []).append(axis.name)
+        if axis.extent >= smallest_extent:
+            signatures.setdefault(touched, []).append(axis.name)
     for axes in signatures.values():
         for size in range(2, min(largest, len(axes)) + 1):
             yield from itertools.permutations(axes, size)

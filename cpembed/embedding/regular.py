@@ -80,9 +80,10 @@ def _shared_sums(problem: EmbeddingProblem) -> bool:
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
     """The digits that every constraint allows by itself."""
     strides = possible_strides(problem, constraints)
+    fused = constraints.flatten
     return [
         option
-        for option in possible_digits(problem, strides, constraints.flatten.max_axes)
+        for option in possible_digits(problem, strides, fused.max_axes, fused.min_extent)
         if all(constraint.allows(problem, option) for constraint in constraints.constraints)
     ]
 
