@@ -18,6 +18,7 @@ from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Axis, AxisKind, Computation
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.layout import OperandLayout
 from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
@@ -113,9 +114,10 @@ def overlapping(
     """Axes whose last block moves back to end where the axis ends, instead of being padded.
 
     A spatial axis may, where only operands in place have it: their elements are read, or written
-    with the same result, twice. A reduction axis may where another operand has it too: that one
-    holds zeros for what would be added twice.
+    with the same result, twice. A reduction axis of integers may where another operand has it too:
+    that one holds zeros for what would be added twice. (A zero times an infinity is no zero.)
     """
+    exact = all(is_integer(operand.dtype) for operand in workload.operands)
     found: dict[str, Overlap] = {}
     for digits in embedding.digits.values():
         for digit in digits:
@@ -127,7 +129,8 @@ def overlapping(
                 if operand.name not in in_place
                 for index in workload.access(operand.name).index
             )
-            fits = packed == (axis.kind is AxisKind.REDUCTION)
+            reduced = axis.kind is AxisKind.REDUCTION
+            fits = packed == reduced and (exact or not reduced)
             if digit.stride == 1 and count > 1 and axis.extent % digit.count and fits:
                 loop = f"{axis.name}.o"
                 found[axis.name] = Overlap(

@@ -172,6 +172,15 @@ def test_random_convolutions_in_place(
 SMALL = small_amx()
 
 
+@pytest.mark.parametrize("target, axes", [("amx_int8", {"c", "q"}), ("amx_bf16", {"q"})])
+def test_floats_are_padded_where_zeros_would_have_to_absorb(target: str, axes: set[str]) -> None:
+    """A zero times an infinity is no zero."""
+    spec = hardware_spec(target)
+    layer = "conv2d n=1 c=80 h=5 w=18 k=16 r=1 s=1 layout=NHWC"
+    found = {o.axis for _, c in candidates(layer, spec) for o in c.program.overlaps}
+    assert found & {"c", "q"} == axes
+
+
 def test_what_the_instruction_cannot_walk_is_refused() -> None:
     """Channels of a channels-first image are no neighbours."""
     spec = hardware_spec("amx_int8")
