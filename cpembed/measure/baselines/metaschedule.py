@@ -112,6 +112,7 @@ class MetaSchedule:
             started = time.perf_counter()
             database = meta_schedule.tune_tir(
                 module, target, str(folder), missing, num_trials_per_iter=min(32, missing),
+                builder=meta_schedule.builder.LocalBuilder(f_build=_build),
                 database=database, cost_model=self.cost_model, seed=_SEED,
             )  # fmt: skip
             seconds += time.perf_counter() - started
@@ -252,20 +253,23 @@ class _Tuned:
 @cache
 def _meta_schedule() -> Any:
     """MetaSchedule, with an intrinsic that LLVM 22 accepts: the one that TVM 0.27 ships passes 16
-    words where ``vpdpbusd`` takes 64 bytes."""
+    words where ``vpdpbusd`` takes 64 bytes.
+
+    TVM's own must be there first, since the tuner imports them too. That parses the intrinsics of
+    every GPU: it takes 40 seconds, once a process.
+    """
     tvm = runtime.tvm()
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
     from tvm.s_tir import TensorIntrin, meta_schedule
     from tvm.s_tir.tensor_intrin import x86
 
-    buffers = (
-        f'A: T.Buffer(({_DEPTH},), "uint8", offset_factor=1), '
-        f'B: T.Buffer(({_LANES}, {_DEPTH}), "int8", offset_factor=1), '
-        f'C: T.Buffer(({_LANES},), "int32", offset_factor=1)'
-    )
     word = f'T.reinterpret(A.vload([0], dtype="uint8x{_DEPTH}"), dtype="int32")'
     source = f"""{HEADER}
-def dot({buffers}):
+def dot(
+    A: T.Buffer(({_DEPTH},), "uint8", offset_factor=1),
+    B: T.Buffer(({_LANES}, {_DEPTH}), "int8", offset_factor=1),
+    C: T.Buffer(({_LANES},), "int32", offset_factor=1),
+):
     with T.sblock("root"):
         T.reads(C[0:{_LANES}], A[0:{_DEPTH}], B[0:{_LANES}, 0:{_DEPTH}])
         T.writes(C[0:{_LANES}])
@@ -281,3 +285,13 @@ def dot({buffers}):
     implementation = tvm.script.from_source(source)
     TensorIntrin.register(_INTRINSIC, description, implementation, override=True)
     return meta_schedule
+
+
+def _build(module: Any, target: Any, parameters: Any) -> Any:
+    """A candidate, in a process of its own: as TVM's builder does, without that import, which
+    takes longer than a build may."""
+    del parameters
+    from tvm.driver import build
+    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+    return build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
