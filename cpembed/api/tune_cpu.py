@@ -62,14 +62,15 @@ class Field:
 
         Raises :class:`LoweringError` where the instruction executes none of them.
         """
-        first = beside_in_place([*found[0][0].embeddings[:CONSIDERED], *fused], spec)
+        groups = beside_in_place(fused, spec)
+        first = [*beside_in_place(found[0][0].embeddings[:CONSIDERED], spec), *groups]
         chosen = choose(first, spec, machine).estimates[:1]
         entries = [item.ranked for item in chosen]
         for solved, count in found:
             entries += beside_in_place(solved.embeddings[:count], spec)
         designs: list[CpuDesign] = []
         refused: dict[str, str] = {}
-        for ranked in [*entries, *beside_in_place(fused, spec)]:
+        for ranked in [*entries, *groups]:
             try:
                 designs.append(design_of(ranked, spec, machine))
             except LoweringError as error:

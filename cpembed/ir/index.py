@@ -163,7 +163,8 @@ class IndexExpr:
             part = IndexExpr(tuple(t for t in self.terms if t.iterators == (name,)))
             values = [part.evaluate({name: value}) for value in range(extents[name])]
             low, high = low + min(values), high + max(values)
-        rest = tuple(term for term in self.terms if not set(term.iterators) <= names)
+        alone = {(name,) for name in names}
+        rest = tuple(term for term in self.terms if term.iterators not in alone)
         return low, high, rest
 
     def substitute(self, replacements: Mapping[str, IndexExpr]) -> IndexExpr:

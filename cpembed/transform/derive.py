@@ -20,6 +20,7 @@ from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.in_place import InPlaceLayout
 from cpembed.transform.layout import OperandLayout
 from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
 from cpembed.transform.rewrites import Rewrite
@@ -77,7 +78,8 @@ def derive(
         role = embedding.operands[ours.name]
         key = (ours.name, role, tuple((embedding.extents[n], embedding.digits[n]) for n in names))
         if key not in layouts:
-            layout = OperandLayout(
+            kind = InPlaceLayout if role in in_place else OperandLayout
+            layout = kind(
                 original,
                 original.access(role),
                 instruction.memory[ours.name],
@@ -87,8 +89,7 @@ def derive(
                 extents,
                 overlaps,
             )
-            packed = layout.in_place() if role in in_place else layout.derive()
-            layouts[key] = (packed, layout.applied)
+            layouts[key] = (layout.derive(), layout.applied)
         packed, applied = layouts[key]
         operands.append(packed)
         rewrites += applied

@@ -45,8 +45,9 @@ _ROWS_SAVED = 8
 (measured on Sapphire Rapids)."""
 _APART = 0.01
 """More of a kernel's time, as a share of it, each time the rows of a tile lie twice as far apart,
-beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own (measured
-on Sapphire Rapids: 4 to 100 %)."""
+beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own. It was
+4 to 100 % on Sapphire Rapids, where this decides between programs that are otherwise alike: a
+preference, not an estimate."""
 _NEAR_BYTES = 512
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
@@ -135,7 +136,7 @@ def _step(
     timed = _TIMED.get(product, "tdpbusd")
     missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
     per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
-    apart = max(rows_apart(o, roles) * size_bytes(o.dtype) for o in nest.operands[::2])
+    apart = max(_rows_apart(o, roles) * size_bytes(o.dtype) for o in nest.operands[::2])
     return BlockStep(
         products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
         loads_ns=rows * tile_rows * row_ns + columns * (depth // group) * line_ns,
@@ -145,7 +146,7 @@ def _step(
     )
 
 
-def rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:
+def _rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:
     """Elements from a row of a tile to the next."""
     return 0 if roles.row is None else abs(operand.stride(roles.row))
 

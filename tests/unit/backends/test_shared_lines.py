@@ -14,6 +14,7 @@ from cpembed.backends.x86.calibration import default_calibration
 from cpembed.backends.x86.estimate import shared_lines
 from cpembed.report.words import mapping
 from cpembed.transform.program import DerivedProgram
+from cpembed.tune.cpu_in_place import beside_in_place
 
 SPEC = hardware_spec("amx_int8")
 MACHINE = default_calibration(2)
@@ -53,18 +54,20 @@ def test_narrow_results_share_lines_between_threads(
 
 
 def test_rows_in_two_lines_make_loads_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pixels of 64 bytes begin with a line; of 80, three quarters do not."""
+    """Pixels of 64 bytes begin with a line; of 80, where they are, three quarters do not."""
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    aligned = schedule_space(
-        program_of("conv2d n=1 c=64 h=14 w=14 k=16 r=1 s=1", "q:14"), SPEC, MACHINE
-    )
-    knobs = Knobs()
-    usual = aligned.estimate(knobs).loads_us
     dear = replace(MACHINE, split_line_ns=10 * MACHINE.tile_line_ns[0])
-    assert replace(aligned, machine=dear).estimate(knobs).loads_us == usual
-    given = workload("conv2d n=1 c=192 h=14 w=14 k=16 r=1 s=1 layout=NHWC", target=SPEC)
-    found = solve(given, SPEC, top=1).embeddings[0].candidate.program
-    assert schedule_space(found, SPEC, dear).estimate(knobs).loads_us > 0
+    for channels, splits in ((64, False), (80, True)):
+        layer = f"conv2d n=1 c={channels} h=14 w=14 k=16 r=1 s=1"
+        given = workload(f"{layer} layout=NHWC", target=SPEC)
+        candidates = beside_in_place(solve(given, SPEC, top=8).embeddings, SPEC)
+        programs = [c.candidate.program for c in candidates]
+        program = next(p for p in programs if p.in_place or not splits)
+        usual, more = (
+            schedule_space(program, SPEC, machine).estimate(Knobs()).loads_us
+            for machine in (MACHINE, dear)
+        )
+        assert (more > usual) is splits
 
 
 def test_rows_near_each_other_are_preferred() -> None:

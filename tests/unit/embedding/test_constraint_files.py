@@ -15,6 +15,7 @@ WRONG = {
     "[weights]\nmac = nan": "weights: mac is nan",
     "[weights]\ndata = -1": "weights: data is -1",
     "[flatten]\nmax_axes = 0": "flatten: max_axes is 0",
+    "[flatten]\nmin_extent = 0": "flatten: min_extent is 0",
     "[digits]\nper_axis = 0": "digits: per_axis is 0",
     '[padding]\naxes = "all"\ngrowth = 0.5': "padding: growth is 0.5",
     "name = 3": "name is 3",

@@ -96,6 +96,12 @@ def test_fused_digits_are_those_of_the_flattened_workload(
         assert ours == expected, (str(workload), members)
 
 
+def test_axes_of_one_point_are_in_no_group_that_must_be_longer() -> None:
+    workload = parse_computation("O[n,p,q] += I[n,p,q,c] * W[c]", {"n": 1, "p": 2, "q": 3, "c": 2})
+    assert {("p", "q"), ("n", "p"), ("n", "p", "q")} < set(candidate_groups(workload, 3).values())
+    assert set(candidate_groups(workload, 3, 2).values()) == {("p", "q"), ("q", "p")}
+
+
 def test_a_fused_axis_has_a_name_of_its_own() -> None:
     extents = {"i": 2, "a": 2, "b": 3, "a_b": 2}
     workload = parse_computation("C[i] += A[i, a, b, a_b] * B[a, b, a_b]", extents)

@@ -26,3 +26,38 @@ def test_the_text_of_an_index_is_an_expression_of_its_value(first: IndexTerm) ->
         for x, y in itertools.product(range(7), range(7)):
             values = {"x": x, "y": y}
             assert eval(str(index), {}, values) == index.evaluate(values), index
+
+
+BOUNDS = {"x": 5, "y": 4}
+STEPPING_BACK = [
+    # A block that moves back over the one before: x of 4 and a last one that begins at 3.
+    IndexExpr.of(
+        [
+            IndexTerm("x", 4),
+            IndexTerm("", -1, 4, None, IndexExpr((IndexTerm("x"),))),
+            IndexTerm("y"),
+        ]
+    ),
+    IndexExpr.of([IndexTerm("", -3, 4, None, IndexExpr((IndexTerm("x", 2),), 3)), IndexTerm("x")]),
+]
+
+
+@pytest.mark.parametrize("index", STEPPING_BACK, ids=str)
+def test_bounds_are_those_of_all_values_where_a_digit_is_subtracted(index: IndexExpr) -> None:
+    values = [
+        index.evaluate({"x": x, "y": y})
+        for x, y in itertools.product(range(BOUNDS["x"]), range(BOUNDS["y"]))
+    ]
+    assert index.bounds(BOUNDS) == (min(values), max(values))
+
+
+@pytest.mark.parametrize("first", TERMS, ids=str)
+def test_bounds_hold_every_value(first: IndexTerm) -> None:
+    """Digits of sums over several iterators too, beside digits that step back."""
+    back = IndexTerm("", -1, 2, None, IndexExpr((IndexTerm("x"),), 1))
+    back_y = IndexTerm("", -2, 3, None, IndexExpr((IndexTerm("y"),), 1))
+    for terms in ([first], [first, back], [first, back, back_y]):
+        index = IndexExpr.of(terms, -2)
+        low, high = index.bounds(BOUNDS)
+        for x, y in itertools.product(range(BOUNDS["x"]), range(BOUNDS["y"])):
+            assert low <= index.evaluate({"x": x, "y": y}) <= high, index
