@@ -36,7 +36,7 @@ PARTS = [
     "unit_conv3d/amx_int8/2",
     "deepbench/amx_int8/2",
 ]
-NO_LAYOUT = ("gemm", "unit_conv3d", "amos")
+NO_LAYOUT = ("gemm", "amos")
 RATIOS = {
     "primitive_ratio": "primitive",
     "primitive_ratio_with_packing": "primitive, packing",

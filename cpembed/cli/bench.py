@@ -57,7 +57,13 @@ _REDRAW = 0.1
     "native, and solve only where this machine can do neither.",
 )
 @click.option("--no-run", is_flag=True, help="Solve only.")
-@click.option("--layout", type=click.Choice(["NCHW", "NHWC"]), default="NCHW", show_default=True)
+@click.option(
+    "--layout",
+    type=click.Choice(["NCHW", "NHWC"]),
+    default="NCHW",
+    show_default=True,
+    help="Channels before or after the image; of other images: NDHWC, NWC.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import WINDOW, convolution, image_axes
+from cpembed.operators.stencil import (
+    WINDOW,
+    convolution,
+    image_axes,
+    is_channels_last,
+    layout_parameter,
+)
 
 
 def conv1d(
@@ -17,21 +23,28 @@ def conv1d(
     pad: PerAxis = 0,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
+    layout: str = "NCW",
     dtype: Dtypes = None,
 ) -> Computation:
     """``O[n,k,q] += I[n, c, stride*q + dilation*s - pad] * W[k,c,s]``; axes n, k, q, c, s.
 
-    Operands I [n,c,w], W [k,c,s], O [n,k,q]; a padded image reads as zero outside its shape.
+    Operands by layout: NCW has I [n,c,w], W [k,c,s] and O [n,k,q]; NWC has I [n,w,c], W [k,s,c]
+    and O [n,q,k]. A padded image reads as zero outside its shape.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CONV1D.check_sizes(n=n, c=c, w=w, k=k, s=s)
+    channels_last = is_channels_last(CONV1D, layout)
     (axis,) = image_axes(CONV1D, (("q", "w", "s", w, s),), pad, stride, dilation)
+    if channels_last:
+        statement = f"O[n,q,k] += I[n,{axis.index},c] * W[k,s,c]"
+    else:
+        statement = f"O[n,k,q] += I[n,c,{axis.index}] * W[k,c,s]"
     return convolution(
         CONV1D,
-        f"O[n,k,q] += I[n,c,{axis.index}] * W[k,c,s]",
+        statement,
         {"n": n, "k": k, "q": axis.output_extent, "c": c, "s": s},
-        (n, c, w),
+        (n, w, c) if channels_last else (n, c, w),
         padded=axis.pad > 0,
         dtype=dtype,
     )
@@ -48,6 +61,7 @@ CONV1D = OperatorFamily(
         Parameter("k", "filters"),
         Parameter("s", "filter columns"),
         *WINDOW,
+        layout_parameter("NCW", "NWC", "with weights KSC"),
         DTYPE,
     ),
 )

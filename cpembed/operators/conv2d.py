@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.operators.family import (
-    DTYPE,
-    Dtypes,
-    OperatorFamily,
-    Parameter,
-    ParameterKind,
-    PerAxis,
+from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
+from cpembed.operators.stencil import (
+    WINDOW,
+    convolution,
+    image_sizes,
+    is_channels_last,
+    layout_parameter,
+    rows_and_columns,
 )
-from cpembed.operators.stencil import WINDOW, convolution, image_sizes, rows_and_columns
 
 
 def conv2d(
@@ -47,7 +47,7 @@ def conv2d(
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CONV2D.check_sizes(n=n, c=c, h=h, w=w, k=k, r=r, s=s, groups=groups)
-    CONV2D.check_choice("layout", layout)
+    channels_last = is_channels_last(CONV2D, layout)
     rows, columns = rows_and_columns(CONV2D, (h, w), (r, s), pad, stride, dilation)
     group = ""
     extents = {"n": n, "k": k, "p": rows.output_extent, "q": columns.output_extent}
@@ -55,14 +55,14 @@ def conv2d(
         group = "g,"
         extents = {"n": n, "g": groups, **extents}
     image = f"{rows.index}, {columns.index}"
-    if layout == "NCHW":
-        output = f"O[n, {group} k, p, q]"
-        value = f"I[n, {group} c, {image}] * W[{group}k,c,r,s]"
-        shape = (n, groups, c, h, w) if group else (n, c, h, w)
-    else:
+    if channels_last:
         output = f"O[n, p, q, {group} k]"
         value = f"I[n, {image}, {group} c] * W[{group}k,r,s,c]"
         shape = (n, h, w, groups, c) if group else (n, h, w, c)
+    else:
+        output = f"O[n, {group} k, p, q]"
+        value = f"I[n, {group} c, {image}] * W[{group}k,c,r,s]"
+        shape = (n, groups, c, h, w) if group else (n, c, h, w)
     return convolution(
         CONV2D,
         f"{output} += {value}",
@@ -81,13 +81,7 @@ CONV2D = OperatorFamily(
         *image_sizes(c="input channels (of one group)", k="filters (of one group)"),
         *WINDOW,
         Parameter("groups", "independent groups of c channels and k filters", default="1"),
-        Parameter(
-            "layout",
-            "NCHW with weights KCRS, or NHWC with weights KRSC",
-            ParameterKind.CHOICE,
-            "NCHW",
-            ("NCHW", "NHWC"),
-        ),
+        layout_parameter("NCHW", "NHWC", "with weights KRSC"),
         DTYPE,
     ),
 )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import WINDOW, convolution, image_axes
+from cpembed.operators.stencil import (
+    WINDOW,
+    convolution,
+    image_axes,
+    is_channels_last,
+    layout_parameter,
+)
 
 
 def conv3d(
@@ -21,16 +27,19 @@ def conv3d(
     pad: PerAxis = 0,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
+    layout: str = "NCDHW",
     dtype: Dtypes = None,
 ) -> Computation:
     """``O[n,k,o,p,q] += I[n,c,o+t,p+r,q+s] * W[k,c,t,r,s]``; axes n, k, o, p, q, c, t, r, s.
 
-    Operands I [n,c,d,h,w], W [k,c,t,r,s], O [n,k,o,p,q]; ``pad``, ``stride`` and ``dilation`` as
-    in conv2d, per image axis in the order planes, rows, columns.
+    Operands by layout: NCDHW has I [n,c,d,h,w], W [k,c,t,r,s] and O [n,k,o,p,q]; NDHWC has
+    I [n,d,h,w,c], W [k,t,r,s,c] and O [n,o,p,q,k]. ``pad``, ``stride`` and ``dilation`` as in
+    conv2d, per image axis in the order planes, rows, columns.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CONV3D.check_sizes(n=n, c=c, d=d, h=h, w=w, k=k, t=t, r=r, s=s)
+    channels_last = is_channels_last(CONV3D, layout)
     axes = image_axes(
         CONV3D,
         (("o", "d", "t", d, t), ("p", "h", "r", h, r), ("q", "w", "s", w, s)),
@@ -39,11 +48,16 @@ def conv3d(
         dilation,
     )
     outputs = {axis.output: axis.output_extent for axis in axes}
+    image = ", ".join(axis.index for axis in axes)
+    if channels_last:
+        statement = f"O[n,o,p,q,k] += I[n, {image}, c] * W[k,t,r,s,c]"
+    else:
+        statement = f"O[n,k,o,p,q] += I[n, c, {image}] * W[k,c,t,r,s]"
     return convolution(
         CONV3D,
-        f"O[n,k,o,p,q] += I[n, c, {', '.join(axis.index for axis in axes)}] * W[k,c,t,r,s]",
+        statement,
         {"n": n, "k": k, **outputs, "c": c, "t": t, "r": r, "s": s},
-        (n, c, d, h, w),
+        (n, d, h, w, c) if channels_last else (n, c, d, h, w),
         padded=any(axis.pad for axis in axes),
         dtype=dtype,
     )
@@ -64,6 +78,7 @@ CONV3D = OperatorFamily(
         Parameter("r", "filter rows"),
         Parameter("s", "filter columns"),
         *WINDOW,
+        layout_parameter("NCDHW", "NDHWC", "with weights KTRSC"),
         DTYPE,
     ),
 )

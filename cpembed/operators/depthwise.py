@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
-from cpembed.operators.stencil import WINDOW, convolution, rows_and_columns
+from cpembed.operators.stencil import (
+    WINDOW,
+    convolution,
+    is_channels_last,
+    layout_parameter,
+    rows_and_columns,
+)
 
 
 def depthwise(
@@ -19,24 +25,30 @@ def depthwise(
     pad: PerAxis = 0,
     stride: PerAxis = 1,
     dilation: PerAxis = 1,
+    layout: str = "NCHW",
     dtype: Dtypes = None,
 ) -> Computation:
     """``O[n,c,p,q] += I[n,c,p+r,q+s] * W[c,r,s]``: every channel has its own filter.
 
-    Axes n, c, p, q, r, s; operands I [n,c,h,w], W [c,r,s], O [n,c,p,q]. With a multiplier ``m``
-    above 1 there is an axis m after c, W is [c,m,r,s] and O [n,c,m,p,q]: in memory the usual
-    layout with ``m * c`` channels.
+    Axes n, c, p, q, r, s; operands W [c,r,s] and by layout: NCHW has I [n,c,h,w] and O [n,c,p,q],
+    NHWC has I [n,h,w,c] and O [n,p,q,c]. With a multiplier ``m`` above 1 there is an axis m after
+    c, also in W and O: in memory the usual layout with ``m * c`` channels.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     DEPTHWISE.check_sizes(n=n, c=c, h=h, w=w, r=r, s=s, m=m)
+    channels_last = is_channels_last(DEPTHWISE, layout)
     rows, columns = rows_and_columns(DEPTHWISE, (h, w), (r, s), pad, stride, dilation)
     multiplier = {"m": m} if m > 1 else {}
-    output_channel, filter_channel = ("c, m", "c,m") if multiplier else ("c", "c")
+    channel = "c,m" if multiplier else "c"
+    image = f"{rows.index}, {columns.index}"
+    if channels_last:
+        statement = f"O[n,p,q,{channel}] += I[n, {image}, c] * W[{channel},r,s]"
+    else:
+        statement = f"O[n,{channel},p,q] += I[n, c, {image}] * W[{channel},r,s]"
     return convolution(
         DEPTHWISE,
-        f"O[n, {output_channel}, p, q] += "
-        f"I[n, c, {rows.index}, {columns.index}] * W[{filter_channel},r,s]",
+        statement,
         {
             "n": n,
             "c": c,
@@ -46,7 +58,7 @@ def depthwise(
             "r": r,
             "s": s,
         },
-        (n, c, h, w),
+        (n, h, w, c) if channels_last else (n, c, h, w),
         padded=rows.pad > 0 or columns.pad > 0,
         dtype=dtype,
     )
@@ -65,6 +77,7 @@ DEPTHWISE = OperatorFamily(
         Parameter("s", "filter columns"),
         Parameter("m", "filters per channel", default="1"),
         *WINDOW,
+        layout_parameter("NCHW", "NHWC", "(weights CRS either way)"),
         DTYPE,
     ),
 )

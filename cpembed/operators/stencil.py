@@ -28,6 +28,19 @@ DILATION = Parameter(
 WINDOW = (PAD, STRIDE, DILATION)
 """The optional parameters that every convolution takes, beside ``dtype``."""
 
+
+def layout_parameter(first: str, last: str, weights: str) -> Parameter:
+    """The choice between channels before the image and after it; the former is the default."""
+    meaning = f"{first}, or {last} {weights}"
+    return Parameter("layout", meaning, ParameterKind.CHOICE, first, (first, last))
+
+
+def is_channels_last(family: OperatorFamily, layout: str) -> bool:
+    """Raises :class:`WorkloadError` for a layout that the family does not have."""
+    family.check_choice("layout", layout)
+    return layout.endswith("C")
+
+
 _SIZES = {
     "n": "images",
     "c": "input channels",

@@ -31,7 +31,12 @@ SUITES: dict[str, str] = {
 """Name of each suite and what it is."""
 
 DEFAULT_LAYOUT = "NCHW"
-"""Also of operators that have no choice of layout."""
+"""Channels before the image: ``NCDHW`` of planes, ``NCW`` of a row. Also of operators that have no
+choice of layout."""
+
+
+_LAYOUTS = ("NCHW", "NHWC")
+"""What a suite's layout can be, whatever its operators call it."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +74,30 @@ class Layer:
 
         Raises :class:`WorkloadError` where the operator does not have the layout.
         """
+        settings = {"dtype": dtypes, **self.layout_settings(layout)}
+        return self.operator.workload({**self.parameters, **settings})
+
+    def layout_settings(self, layout: str) -> dict[str, object]:
+        """The operator's own word for a layout of images of two axes (``NHWC`` is ``NDHWC`` of
+        planes), as its parameter; empty where it has no layouts.
+
+        >>> layer("unit_conv3d", 0).layout_settings("NHWC")
+        {'layout': 'NDHWC'}
+
+        Raises :class:`WorkloadError` where the operator does not have the layout.
+        """
         operator = self.operator
-        settings: dict[str, object] = {"dtype": dtypes}
-        if operator.takes("layout"):
-            settings["layout"] = layout
-        elif layout != DEFAULT_LAYOUT:
-            raise WorkloadError(
-                f"{self.suite}:{self.index}: {operator.name} has no layout {layout}; "
-                "leave layout out"
-            )
-        return operator.workload({**self.parameters, **settings})
+        choices = next((p.choices for p in operator.parameters if p.name == "layout"), ())
+        if not choices and layout == DEFAULT_LAYOUT:
+            return {}
+        for choice in choices:
+            # The first and the last letter tell where the channels are.
+            if choice == layout or (layout in _LAYOUTS and choice[-1] == layout[-1]):
+                return {"layout": choice}
+        raise WorkloadError(
+            f"{self.suite}:{self.index}: {operator.name} has no layout {layout}; "
+            + (f"use one of {' '.join(choices)}" if choices else "leave layout out")
+        )
 
 
 @cache

@@ -28,8 +28,8 @@ class Subject:
     def of(cls, layer: Layer, workload: Computation, layout: str = DEFAULT_LAYOUT) -> Subject:
         """``workload`` is the layer's, in ``layout``."""
         operator = layer.operator
-        chosen = {"layout": layout} if operator.takes("layout") else {}
-        return cls(workload, operator.name, operator.settings({**layer.parameters, **chosen}))
+        given = {**layer.parameters, **layer.layout_settings(layout)}
+        return cls(workload, operator.name, operator.settings(given))
 
 
 @dataclass(frozen=True)

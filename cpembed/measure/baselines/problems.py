@@ -119,7 +119,7 @@ def _convolution(subject: Subject, image: str, window: str) -> Convolution:
         pad=each("pad", 0),
         stride=each("stride", 1),
         dilation=each("dilation", 1),
-        channels_last=sizes.get("layout") == "NHWC",
+        channels_last=str(sizes.get("layout")).endswith("C"),
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from cpembed.errors import WorkloadError
+from cpembed.ir.reference import random_inputs, reference
 from cpembed.operators.conv1d import conv1d
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d
@@ -72,6 +73,42 @@ def test_depthwise(case):
         return np.concatenate(channels, axis=1)
 
     check(computation, expected)
+
+
+LAST = {
+    "conv1d": (conv1d, {"n": 2, "c": 3, "w": 9, "k": 4, "s": 3, "pad": 1}, "NWC", True),
+    "conv3d": (
+        conv3d,
+        {"n": 1, "c": 2, "d": 4, "h": 5, "w": 4, "k": 3, "t": 2, "r": 3, "s": 2, "stride": 2},
+        "NDHWC",
+        True,
+    ),
+    "depthwise": (depthwise, {"n": 2, "c": 3, "h": 7, "w": 6, "r": 3, "s": 2}, "NHWC", False),
+}
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_channels_last_is_the_same_operator_on_other_layouts(name):
+    build, sizes, layout, weights_too = LAST[name]
+    first, last = build(**sizes), build(**sizes, layout=layout)
+    assert list(first.extents) == list(last.extents)
+    inputs = random_inputs(first, 5)
+    moved = {"I": np.moveaxis(inputs["I"], 1, -1), "W": inputs["W"]}
+    if weights_too:
+        moved["W"] = np.moveaxis(inputs["W"], 1, -1)
+    expected = np.moveaxis(reference(first, inputs), 1, -1)
+    assert np.array_equal(reference(last, moved), expected)
+    with pytest.raises(WorkloadError, match="layout=HCNW is none of"):
+        build(**sizes, layout="HCNW")
+
+
+def test_depthwise_channels_last_with_a_multiplier():
+    sizes = {"n": 1, "c": 3, "h": 5, "w": 5, "r": 3, "s": 3, "m": 2, "pad": 1}
+    first, last = depthwise(**sizes), depthwise(**sizes, layout="NHWC")
+    inputs = random_inputs(first, 5)
+    moved = {"I": np.moveaxis(inputs["I"], 1, -1), "W": inputs["W"]}
+    expected = reference(first, inputs).transpose(0, 3, 4, 1, 2)
+    assert np.array_equal(reference(last, moved), expected)
 
 
 def test_depthwise_with_a_multiplier():

@@ -55,12 +55,12 @@ def convolve(problem: Convolution, image: NDArray[Any], weights: NDArray[Any]) -
 @pytest.mark.parametrize(
     "label, layouts",
     [
-        ("conv1d n=2 c=3 w=9 k=4 s=3 pad=2 stride=2 dilation=2", ("NCHW",)),
+        ("conv1d n=2 c=3 w=9 k=4 s=3 pad=2 stride=2 dilation=2", ("NCHW", "NHWC")),
         ("conv2d n=2 c=3 h=7 w=9 k=4 r=3 s=2 pad=1,2 stride=2,1", ("NCHW", "NHWC")),
         ("conv2d n=2 c=3 h=6 w=5 k=2 r=2 s=3 groups=3 dilation=1,2", ("NCHW", "NHWC")),
-        ("conv3d n=1 c=2 d=4 h=5 w=6 k=3 t=2 r=3 s=2 pad=1,0,2 stride=1,2,3", ("NCHW",)),
-        ("depthwise n=2 c=3 h=6 w=5 r=3 s=2 pad=1", ("NCHW",)),
-        ("depthwise n=2 c=3 h=6 w=5 r=3 s=2 m=2 stride=2", ("NCHW",)),
+        ("conv3d n=1 c=2 d=4 h=5 w=6 k=3 t=2 r=3 s=2 pad=1,0,2 stride=1,2,3", ("NCHW", "NHWC")),
+        ("depthwise n=2 c=3 h=6 w=5 r=3 s=2 pad=1", ("NCHW", "NHWC")),
+        ("depthwise n=2 c=3 h=6 w=5 r=3 s=2 m=2 stride=2", ("NCHW", "NHWC")),
     ],
 )
 def test_convolutions(label: str, layouts: tuple[str, ...]) -> None:
