@@ -222,6 +222,8 @@ def _view(computation: Computation, access: Access, array: Array) -> _View:
         low, high = index.bounds(computation.extents)
         before_after.append((max(0, -low), max(0, high - size + 1)))
     padded = np.pad(array, before_after) if any(map(any, before_after)) else array
+    # Strides are of the flat array below: one in row-major order.
+    padded = np.ascontiguousarray(padded)
     origin = sum(
         (index.constant + before) * stride
         for index, (before, _), stride in zip(

@@ -94,9 +94,10 @@ class Layer:
             # The first and the last letter tell where the channels are.
             if choice == layout or (layout in _LAYOUTS and choice[-1] == layout[-1]):
                 return {"layout": choice}
+        if choices:
+            operator.check_choice("layout", layout)
         raise WorkloadError(
-            f"{self.suite}:{self.index}: {operator.name} has no layout {layout}; "
-            + (f"use one of {' '.join(choices)}" if choices else "leave layout out")
+            f"{self.suite}:{self.index}: {operator.name} has no layout {layout}; leave layout out"
         )
 
 

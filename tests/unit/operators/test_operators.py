@@ -93,6 +93,7 @@ def test_channels_last_is_the_same_operator_on_other_layouts(name):
     first, last = build(**sizes), build(**sizes, layout=layout)
     assert list(first.extents) == list(last.extents)
     inputs = random_inputs(first, 5)
+    # Views, not in row-major order.
     moved = {"I": np.moveaxis(inputs["I"], 1, -1), "W": inputs["W"]}
     if weights_too:
         moved["W"] = np.moveaxis(inputs["W"], 1, -1)
