@@ -223,7 +223,7 @@ def _view(computation: Computation, access: Access, array: Array) -> _View:
         before_after.append((max(0, -low), max(0, high - size + 1)))
     padded = np.pad(array, before_after) if any(map(any, before_after)) else array
     # Strides are of the flat array below: one in row-major order.
-    padded = np.ascontiguousarray(padded)
+    padded = np.asarray(padded, order="C")
     origin = sum(
         (index.constant + before) * stride
         for index, (before, _), stride in zip(
