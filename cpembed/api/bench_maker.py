@@ -23,6 +23,7 @@ from cpembed.api.solve import SolveResult, default_dtypes, solve
 from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.measure.baselines.base import Baseline, Subject
 from cpembed.tune import cpu_kept, vta_kept
@@ -58,15 +59,17 @@ class RowMaker:
         run = row.run
         if run is None or self.backend in (None, "generic"):
             return True
-        kept = None if self.untuned else self._kept(layer)
+        kept = None if self.untuned else self._kept(layer, run.instead)
         if kept is None or run.tuned is None:
             return kept is None and run.tuned is None
         known = kept.trial.identifier, kept.trials
         return known == (run.tuned.embedding, run.tuned.trials)
 
-    def _kept(self, layer: Layer) -> Kept[VtaTrial] | Kept[CpuTrial] | None:
+    def _kept(self, layer: Layer, instead: str | None) -> Kept[VtaTrial] | Kept[CpuTrial] | None:
         workload = layer.workload(default_dtypes(self.spec), self.layout)
         constraints = None if self.any_set else self.constraints
+        if instead is not None:
+            return cpu_kept.best_kept(workload, load_hardware_spec(instead), constraints)
         if simulates(self.spec):
             tail = tail_for(workload, None, None)
             return vta_kept.best_kept(workload, self.spec, tail, constraints)

@@ -108,6 +108,7 @@ def run_row(result: RunResult) -> RunRow:
         missing=list(result.missing),
         noisy=times.noisy,
         peak_share=times.gops / peak if native and peak is not None else None,
+        instead=None if result.instead_of is None else result.solved.target.name,
         chosen=_chosen_row(result),
         tuned=None if result.choice is None else _tuned_row(result.choice.tuned),
     )

@@ -90,7 +90,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     ran in its place (``missing`` says why), whose time is ``generic_latency_us``. ``noisy``: other
     work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
     ``peak_share`` is ``gops`` over the instruction's rate on operands in registers, None where that
-    is not known; ``baselines`` has the comparisons that were asked for, by name. ``chosen`` and
+    is not known; ``instead``: the target that ran the layer, where no embedding of the suite's
+    exists; ``baselines`` has the comparisons that were asked for, by name. ``chosen`` and
     ``tuned`` say which embedding ran and why. From ``output`` on: of simulated targets only, which
     have no measured latency.
     """
@@ -109,6 +110,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     noisy: bool
     peak_share: float | None = None
     whole_us: Latency | None = None
+    instead: str | None = None
     baselines: dict[str, BaselineRow] = {}
     chosen: ChosenRow | None = None
     tuned: TunedRow | None = None

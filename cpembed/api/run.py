@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
 from numpy.typing import NDArray
 
-from cpembed.api.choice import pick
+from cpembed.api.choice import pick, stand_in
 from cpembed.api.run_cpu import (
     CpuChoice,
     Search,
@@ -71,7 +71,9 @@ class RunResult:
     ``missing`` says what kept the target's instruction from being used, empty where it was used;
     ``backend`` is then ``generic``: portable code verified the program, and the times in
     ``measurement`` are not those of the instruction. ``seed`` made the data. ``choice`` is where
-    the candidate and its schedule come from, None for portable code.
+    the candidate and its schedule come from, None for portable code. ``instead_of``: the search
+    that proved that the target which was asked for has no embedding; ``solved`` is then of the
+    target that it names to run such workloads.
     """
 
     solved: SolveResult
@@ -83,6 +85,12 @@ class RunResult:
     seed: int
     choice: CpuChoice | None
     kernel: CompiledKernel = field(repr=False)
+    instead_of: SolveResult | None = None
+
+    @property
+    def asked(self) -> HardwareSpec:
+        """The target that was asked for."""
+        return (self.instead_of or self.solved).target
 
     @property
     def stored(self) -> str:
@@ -100,7 +108,8 @@ class RunResult:
         latency = asdict(times.latency_us)
         document: dict[str, Any] = {
             "workload": workload_json(self.solved.workload),
-            "target": self.solved.target.name,
+            "target": self.asked.name,
+            "executed": self.solved.target.name,
             "constraints": self.solved.constraints.name,
             "embedding": self.candidate.candidate.embedding.identifier(),
             "in_place": list(self.candidate.candidate.program.in_place),
@@ -163,6 +172,9 @@ def run(
     fastest; where ``constraints`` is None and these waste much of the instruction, also among
     embeddings on fused axes. Of a place in the ranking, tuning gives the schedule only.
 
+    Where nothing is asked for and the search proves that the instruction cannot be embedded, the
+    target that its specification names (``otherwise``) runs the workload.
+
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
     :class:`WorkloadError` for a rank that does not exist or a form that the output does not have,
     and :class:`InvariantError` where the kernel's numbers are wrong.
@@ -198,7 +210,14 @@ def run(
         progress=progress,
     )
     if not solved.count:
-        return solved
+        other = stand_in(solved)
+        if other is None or constraints is not None or backend != "auto" or not asked.any_embedding:
+            return solved
+        found = run(
+            workload, other, seed=seed, timeout=timeout, progress=progress, output=output,
+            relu=relu, untuned=untuned,
+        )  # fmt: skip
+        return replace(found, instead_of=solved) if isinstance(found, RunResult) else solved
     if simulation is not None:
         try:
             return _simulated(simulation, solved, asked, data_seed, report)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cpembed.api.choice import stand_in
 from cpembed.api.run import missing_for
 from cpembed.api.run_cpu import fused_candidates
 from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
@@ -67,7 +68,8 @@ def tune(
     ``database`` is the folder that keeps the trials. ``output``, the form of the result
     (:func:`~cpembed.api.run_vta.tail_for`), is for a VTA; ``objective`` for a CPU: what is to be
     short (:data:`~cpembed.tune.cpu_choice.Objective`), by default the total. Returns the
-    :class:`SolveResult` where nothing can be embedded.
+    :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
+    proven, the target that the specification names (``otherwise``) is tuned.
 
     Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes,
     :class:`WorkloadError` for an option of another target, :class:`LoweringError` where the
@@ -140,7 +142,13 @@ def open_tuning(
         found = [(searched(constraints, max(candidates, considered)), candidates)]
     results = [solved for solved, _ in found]
     if not any(solved.embeddings for solved in results):
-        return results[-1]
+        other = stand_in(results[-1]) if constraints is None and simulation is None else None
+        if other is None:
+            return results[-1]
+        return open_tuning(
+            workload, other, trials=trials, timeout=timeout, candidates=candidates,
+            objective=objective, seed=seed, database=database, progress=progress,
+        )  # fmt: skip
     deadline = float("inf") if timeout is None else started + timeout
     task = Task(workload, spec, results[-1].constraints, trials, seed, started, deadline)
     folder = database or default_directory()

@@ -29,17 +29,19 @@ def contraction_source(
     epilogue: Sequence[str] = (),
     unrolled: Collection[str] = (),
     vectorized: Collection[str] = (),
+    vectorized_update: bool = False,
     stages: bool = False,
     packing: PrivatePacking | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
     ``prologue`` and ``epilogue`` are statements around each part (a tile configuration);
-    ``unrolled`` names inner loops to unroll, ``vectorized`` those to vectorise where the
-    accumulators are set and stored. ``stages``: with an epilogue of the nest, accumulators are
-    stored to a local buffer first, where nothing but a store can read them. ``packing``: each part
-    packs the first factor for itself; the nest is then that of ``packing``, its original the first
-    parameter and the parts' copies the last.
+    ``unrolled`` names inner loops and reductions to unroll, ``vectorized`` those to vectorise where
+    the accumulators are set and stored, and with ``vectorized_update`` where they are added to.
+    ``stages``: with an epilogue of the nest, accumulators are stored to a local buffer first, where
+    nothing but a store can read them. ``packing``: each part packs the first factor for itself; the
+    nest is then that of ``packing``, its original the first parameter and the parts' copies the
+    last.
     """
     script = Script()
     script.line(HEADER)
@@ -59,7 +61,8 @@ def contraction_source(
             with script.nested(f"for task in T.serial({bounds}):", 'with T.sblock("task"):'):
                 _bind_task(script, nest)
                 _regions(script, nest)
-                _task_body(script, nest, unrolled, vectorized, stages)
+                added = vectorized if vectorized_update else ()
+                _task_body(script, nest, unrolled, vectorized, added, stages)
             for statement in epilogue:
                 script.line(statement)
     return script.text()
@@ -160,6 +163,7 @@ def _task_body(
     nest: Nest,
     unrolled: Collection[str],
     vectorized: Collection[str],
+    added: Collection[str],
     stages: bool,
 ) -> None:
     spatial = nest.spatial_inner
@@ -170,7 +174,7 @@ def _task_body(
     with script.nested(*loop_headers(spatial, unrolled, plain)):
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
     update = (*nest.reductions, *nest.inner)
-    with script.nested(*loop_headers(update, unrolled)):
+    with script.nested(*loop_headers(update, unrolled, added)):
         write_block(script, UPDATE, update, update_statement(nest))
     if nest.epilogue is not None and stages:
         _local(script, STAGE, nest)

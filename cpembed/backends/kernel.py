@@ -17,7 +17,7 @@ from cpembed.backends.epilogue import Epilogue, channel_axes
 from cpembed.backends.move_time import threads_worth
 from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
-from cpembed.backends.x86 import amx, features, vnni
+from cpembed.backends.x86 import amx, features, vector, vnni
 from cpembed.backends.x86.calibration import Calibration, calibration
 from cpembed.backends.x86.register_blocks import Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
@@ -52,11 +52,13 @@ class _BackEnd:
 
 _VNNI = _BackEnd(vnni.plan, vnni.schedules)
 _AMX = _BackEnd(amx.plan, amx.schedules)
+_VECTOR = _BackEnd(vector.plan, vector.schedules)
 
 _BACK_ENDS: Mapping[str, _BackEnd] = {
     "avx512_vnni": _VNNI,
     "amx_int8": _AMX,
     "amx_bf16": _AMX,
+    "avx512bw": _VECTOR,
 }
 """Back end by the CPU feature that provides the instruction."""
 

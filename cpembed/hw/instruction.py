@@ -249,9 +249,10 @@ class HardwareSpec:
     ``backend`` names the package that generates code for it (``x86`` …) or is None while there is
     none: solving works, running uses the generic code path. ``cpu_features`` are the features that
     a machine must report, as Linux spells them in ``/proc/cpuinfo`` (``avx512_vnni``, ``amx_tile``,
-    ``asimddp``). ``memories`` are the capacities in bytes of all scopes (None: not limited), also
-    of those that hold no operand; ``machine`` is None where the processor moves the data. ``path``
-    is the file it was read from.
+    ``asimddp``). ``otherwise`` is the target that runs a workload in which this instruction cannot
+    be embedded, if there is one. ``memories`` are the capacities in bytes of all scopes (None: not
+    limited), also of those that hold no operand; ``machine`` is None where the processor moves the
+    data. ``path`` is the file it was read from.
     """
 
     name: str
@@ -260,6 +261,7 @@ class HardwareSpec:
     instruction: Instruction
     backend: str | None = None
     cpu_features: tuple[str, ...] = ()
+    otherwise: str | None = None
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     machine: Machine | None = None

@@ -117,6 +117,7 @@ class _Builder:
             instruction=instruction,
             backend=table.backend,
             cpu_features=tuple(table.cpu_features),
+            otherwise=table.otherwise,
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
             machine=self._machine(),
@@ -156,6 +157,13 @@ class _Builder:
                 ("backend",),
                 f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, "
                 "or leave the key out while nothing executes the instruction",
+            )
+        if table.otherwise is not None and table.otherwise not in _named_files():
+            raise self.error(
+                ("otherwise",),
+                f"unknown target {table.otherwise!r}"
+                f"{close_match(table.otherwise, _named_files())}; allowed: a name that "
+                "`cpembed targets` lists",
             )
         for position, feature in enumerate(table.cpu_features):
             if not _CPU_FEATURE.fullmatch(feature):

@@ -75,6 +75,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     memories: dict[str, MemoryTable]
     backend: str | None = None
     cpu_features: list[str] = []
+    otherwise: str | None = None
     machine: MachineTable | None = None
 
 

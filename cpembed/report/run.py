@@ -29,6 +29,7 @@ def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
         packing = f"{_packing(result.moves)}; measured on this machine"
         yield header([*rows, ("packing", packing), *_noise(noisy=result.moves.noisy)])
         return
+    rows += _instead(result)
     rows += [("back end", result.backend), *_schedule(result), *_stored(result)]
     rows += [("verified", _verified(result))]
     yield header([*rows, *_times(result)])
@@ -50,6 +51,15 @@ def _problem(
         ("", words.mapping(embedding)),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
+
+
+def _instead(result: RunResult) -> list[tuple[str, str]]:
+    """That another target runs the workload than was asked for."""
+    search = result.instead_of
+    if search is None:
+        return []
+    why = f"which cannot be embedded: proven under {search.constraints.name}"
+    return [("instead of", f"{search.target.name}, {why}")]
 
 
 def _tuned(result: RunResult | VtaRunResult) -> TunedChoice[Any] | None:

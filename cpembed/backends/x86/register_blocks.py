@@ -28,12 +28,23 @@ class RegisterModel:
     """What a block of ``rows`` x ``columns`` accumulators needs and costs.
 
     ``step(nest, machine, rows, columns)`` is what one reduction step of a block costs, on a nest
-    with lanes in digits; ``largest`` bounds either side.
+    with lanes in digits; ``largest`` bounds either side. ``rows`` and ``columns`` are the loops
+    whose points make a block, by falling distance in memory.
     """
 
     fits: Callable[[int, int], bool]
     step: Callable[[Nest, Calibration, int, int], BlockStep]
     largest: int
+    rows: Callable[[Nest], tuple[TaskLoop, ...]] = row_loops
+    columns: Callable[[Nest], tuple[TaskLoop, ...]] = column_loops
+
+    def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
+        """Rows and columns of accumulators in a register block."""
+        rows, columns = (
+            math.prod(knobs.blocks.get(loop.origin, 1) for loop in loops)
+            for loops in (self.rows(nest), self.columns(nest))
+        )
+        return rows, columns
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Schedules:
         return self.ranked()[0][1]
 
     def estimate(self, knobs: Knobs) -> Estimate:
-        rows, columns = sides(self.nest, knobs)
+        rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
         return estimate(self.applied(knobs), step, self.machine, self.threads)
 
@@ -71,7 +82,7 @@ class Schedules:
 
     def _blocks(self) -> list[dict[str, int]]:
         """Register blocks, those whose steps take least for what they compute first."""
-        rows, columns = row_loops(self.nest), column_loops(self.nest)
+        rows, columns = self.model.rows(self.nest), self.model.columns(self.nest)
         names = [loop.origin for loop in (*rows, *columns)]
         scored: list[tuple[float, tuple[int, ...]]] = []
         steps: dict[tuple[int, int], float] = {}
@@ -99,7 +110,8 @@ class Schedules:
         if sum(touched_lines(o, everything) for o in self.nest.operands) <= room:
             return
         found: set[tuple[str, int]] = set()
-        for number, loops in enumerate((row_loops(self.nest), column_loops(self.nest))):
+        sides = (self.model.rows(self.nest), self.model.columns(self.nest))
+        for number, loops in enumerate(sides):
             operand = self.nest.operands[number]
             for loop, share in itertools.product(loops[:1], _PANELS):
                 extents = everything | {loop.name: 1}
@@ -111,29 +123,20 @@ class Schedules:
                     yield Knobs(knobs.blocks, knobs.columns_outermost, {loop.origin: points})
 
 
-def sides(nest: Nest, knobs: Knobs) -> tuple[int, int]:
-    """Rows and columns of accumulators in a register block."""
-    rows, columns = (
-        math.prod(knobs.blocks.get(loop.origin, 1) for loop in loops)
-        for loops in (row_loops(nest), column_loops(nest))
-    )
-    return rows, columns
-
-
 def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
     """Order, block and cut the tasks.
 
     Raises :class:`LoweringError` for a block that does not fit the registers or names a loop that
     shares nothing.
     """
-    rows, columns = row_loops(nest), column_loops(nest)
+    rows, columns = model.rows(nest), model.columns(nest)
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
     strange = [name for name in (*knobs.blocks, *knobs.panels) if name not in by_origin]
     if strange:
         raise LoweringError(
             f"loop {strange[0]} cannot be blocked: use one of {', '.join(by_origin)}"
         )
-    block_sides = sides(nest, knobs)
+    block_sides = model.sides(nest, knobs)
     if not model.fits(*block_sides):
         raise LoweringError(
             f"a block of {block_sides[0]} x {block_sides[1]} does not fit the registers"
