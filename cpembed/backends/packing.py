@@ -25,8 +25,9 @@ _UNROLLED = 8
 
 
 def packed_before(workload: Computation) -> list[str]:
-    """Inputs that are packed once, ahead of time, unless told otherwise: the second one (W, B)."""
-    return [operand.name for operand in workload.inputs[1:2]]
+    """Inputs that are packed once, ahead of time, unless told otherwise: the second one (W, B),
+    unless it varies."""
+    return [operand.name for operand in workload.inputs[1:2] if not operand.varies]
 
 
 _TRANSPOSED, SCATTERED, _COMPUTED = 6.0, 14.0, 120.0

@@ -53,7 +53,8 @@ class Operand:
 
     ``zero_outside``: a read outside ``shape`` yields zero (a convolution's own image padding);
     without it every access must stay inside. ``of`` names the operand that this one is a *port* of
-    (:mod:`cpembed.ir.ports`): the same tensor, through one of its accesses.
+    (:mod:`cpembed.ir.ports`): the same tensor, through one of its accesses. ``varies``: an input
+    that could be weights is made anew for every call, so that nothing of it can be packed ahead.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Operand:
     dtype: str
     zero_outside: bool = False
     of: str | None = None
+    varies: bool = False
 
     @property
     def elements(self) -> int:

@@ -42,13 +42,15 @@ def parse_computation(
     dtypes: Mapping[str, str] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     zero_outside: Collection[str] = (),
+    varying: Collection[str] = (),
     axis_order: AxisOrder = "extents",
 ) -> Computation:
     """The computation of a statement at fixed extents.
 
     An axis that indexes the output is spatial, any other a reduction. ``shapes`` of operands
     default to the largest index of each dimension plus one. ``zero_outside`` names the operands
-    that read as zero outside their shape, which then has to be given. ``dtypes`` per operand
+    that read as zero outside their shape, which then has to be given, ``varying`` those of
+    :attr:`~cpembed.ir.computation.Operand.varies`. ``dtypes`` per operand
     default to int8 for inputs and, for the output, to their accumulator (to the inputs' own type
     where nothing is multiplied or added).
 
@@ -76,7 +78,9 @@ def parse_computation(
     for statement in body.statements:
         _check_arithmetic(statement, types[statement.store.operand])
     operands = {
-        operand: Operand(operand, shape, types[operand], operand in zero_outside)
+        operand: Operand(
+            operand, shape, types[operand], operand in zero_outside, varies=operand in varying
+        )
         for operand, shape in _operand_shapes(body, extents, shapes or {}, zero_outside).items()
     }
     return Computation(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpembed.ir.computation import Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
@@ -85,5 +85,5 @@ def _port(
         view.append(IndexExpr.of([IndexTerm(f"d{len(shape)}", step)], low))
         shape.append((high - low) // step + 1)
     name = f"{operand.name}.{number}"
-    port = Operand(name, tuple(shape), operand.dtype, operand.zero_outside, operand.tensor)
+    port = replace(operand, name=name, shape=tuple(shape), of=operand.tensor)
     return port, Access(name, tuple(indices)), tuple(view)

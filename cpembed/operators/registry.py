@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpembed.operators.axpy import AXPY
 from cpembed.operators.batched_conv2d import BATCHED_CONV2D
+from cpembed.operators.batched_gemm import BATCHED_GEMM
 from cpembed.operators.capsule_conv2d import CAPSULE_CONV2D
 from cpembed.operators.conv1d import CONV1D
 from cpembed.operators.conv2d import CONV2D
@@ -25,6 +26,7 @@ OPERATORS: dict[str, OperatorFamily] = {
     family.name: family
     for family in (
         GEMM,
+        BATCHED_GEMM,
         GEMV,
         DOT,
         AXPY,

@@ -104,6 +104,7 @@ def workload_key(workload: Computation) -> dict[str, Any]:
         "operands": {
             operand.name: f"{operand.dtype} {list(operand.shape)}"
             + (" zero outside" if operand.zero_outside else "")
+            + (" varies" if operand.varies else "")
             for operand in workload.operands
         },
     }

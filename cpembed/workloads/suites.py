@@ -26,6 +26,8 @@ SUITES: dict[str, str] = {
     "unit_conv3d": "11 convolutions of ResNet-18 made 3-D by UNIT; sizes include the padding",
     "resnet50": "20 distinct convolutions of ResNet-50 (v1), of 53 layers, batch 1",
     "odd": "14 convolutions that are in no list: primes, one pixel, few channels, odd strides",
+    "mobilenet": "9 depthwise convolutions of MobileNet (v1), of 13 layers, batch 1",
+    "attention": "batched products of attention: scores and sums of values, 5 sizes, batch 1",
     "gemm": "88 inference matrix products of DeepBench, 75 for servers, then 13 for devices",
 }
 """Name of each suite and what it is."""

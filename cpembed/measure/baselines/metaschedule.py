@@ -31,7 +31,13 @@ from cpembed.errors import BackendUnavailable
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
-from cpembed.measure.baselines.problems import Convolution, Numbers, Product, problem_of
+from cpembed.measure.baselines.problems import (
+    BatchedProduct,
+    Convolution,
+    Numbers,
+    Product,
+    problem_of,
+)
 from cpembed.measure.environment import versions
 from cpembed.measure.turns import OUR_POOL
 
@@ -91,6 +97,8 @@ class MetaSchedule:
             return NotCovered("its intrinsic takes convolutions of images in one group")
         if isinstance(problem, NotCovered):
             return problem
+        if isinstance(problem, BatchedProduct):
+            return NotCovered("no form with weights of batched products")
         shape = _Shape.of(problem)
         function, seconds = self._tuned(shape)
         return [_Tuned(problem, shape, function, self.trials, seconds, inputs)]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.measure.baselines.base import Arrays, NotCovered, Subject
-from cpembed.measure.baselines.problems import Convolution, Product, problem_of
+from cpembed.measure.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 
 _INTEGER = ("uint8", "int8", "int32")
 _SIGNED = ("int8", "int8", "int32")
@@ -52,6 +52,7 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
         (Product, _INTEGER): _integer_product,
         (Product, _SIGNED): _integer_product,
         (Product, _BFLOAT): _bfloat_product,
+        (BatchedProduct, _BFLOAT): _bfloat_batch,
     }.get((type(problem), types))
     if make is None:
         words = f"{subject.operator} of {types[0]} and {types[1]} into {types[2]}"
@@ -162,6 +163,20 @@ def _bfloat_product(torch: ModuleType, problem: Product, inputs: Arrays) -> list
             lambda: linear(left, packed, None, *_PLAIN),
         ),
         form("torch.mm, bfloat16 result", lambda: torch.mm(left, right)),
+    ]
+
+
+def _bfloat_batch(torch: ModuleType, problem: BatchedProduct, inputs: Arrays) -> list[Form]:
+    left, right = _tensor(torch, inputs["A"]), _tensor(torch, inputs["B"])
+    left = left.transpose(1, 2) if problem.left_transposed else left
+    right = right.transpose(1, 2) if problem.right_transposed else right
+    return [
+        Form(
+            "torch.bmm, bfloat16 result",
+            lambda: torch.bmm(left, right),
+            lambda found: problem.result(_array(torch, found)),
+            "",
+        )
     ]
 
 

@@ -59,6 +59,23 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class BatchedProduct:
+    """``[b,m,n] += [b,m,k] * [b,k,n]``; a transposed factor is stored with its last two axes
+    exchanged."""
+
+    workload: Computation
+    batch: int
+    m: int
+    n: int
+    k: int
+    left_transposed: bool
+    right_transposed: bool
+
+    def result(self, found: Array) -> Array:
+        return found.reshape(self.workload.output.shape)
+
+
+@dataclass(frozen=True)
 class Product:
     """``[m,n] += [m,k] * [k,n]``."""
 
@@ -85,7 +102,10 @@ class Product:
         return found.reshape(self.workload.output.shape)
 
 
-def problem_of(subject: Subject) -> Convolution | Product | NotCovered:
+Problem = Convolution | Product | BatchedProduct
+
+
+def problem_of(subject: Subject) -> Problem | NotCovered:
     """The problem, of the operators that are one."""
     make = _PROBLEMS.get(subject.operator)
     return NotCovered(f"no form of {subject.operator}") if make is None else make(subject)
@@ -136,6 +156,19 @@ def _product(subject: Subject) -> Product:
     )
 
 
+def _batched(subject: Subject) -> BatchedProduct:
+    flags = subject.settings
+    return BatchedProduct(
+        subject.workload,
+        batch=_size(subject, "b"),
+        m=_size(subject, "m"),
+        n=_size(subject, "n"),
+        k=_size(subject, "k"),
+        left_transposed=bool(flags["trans_a"]),
+        right_transposed=bool(flags["trans_b"]),
+    )
+
+
 def _size(subject: Subject, name: str, default: int | None = None) -> int:
     value = subject.settings.get(name, default)
     if not isinstance(value, int):
@@ -143,11 +176,12 @@ def _size(subject: Subject, name: str, default: int | None = None) -> int:
     return value
 
 
-_PROBLEMS: Mapping[str, Callable[[Subject], Convolution | Product]] = {
+_PROBLEMS: Mapping[str, Callable[[Subject], Problem]] = {
     "conv1d": lambda subject: _convolution(subject, "w", "s"),
     "conv2d": lambda subject: _convolution(subject, "hw", "rs"),
     "conv3d": lambda subject: _convolution(subject, "dhw", "trs"),
     "depthwise": lambda subject: _convolution(subject, "hw", "rs"),
     "gemm": _product,
     "gemv": _product,
+    "batched_gemm": _batched,
 }

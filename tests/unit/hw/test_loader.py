@@ -114,6 +114,18 @@ def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
         load_hardware_spec(path)
 
 
+def test_another_target_may_run_what_this_one_cannot(tmp_path: Path) -> None:
+    named = GOOD.replace('name = "toy"', 'name = "toy"\notherwise = "avx512_int8"')
+    assert load_hardware_spec(write(tmp_path, named)).otherwise == "avx512_int8"
+    path = write(tmp_path, named.replace("avx512_int8", "avx512_int"))
+    with pytest.raises(SpecError) as caught:
+        load_hardware_spec(path)
+    assert str(caught.value) == (
+        f"{path}: otherwise: unknown target 'avx512_int' (did you mean avx512_int8?); allowed: "
+        "a name that `cpembed targets` lists"
+    )
+
+
 def test_an_unknown_target_lists_close_matches_and_the_command() -> None:
     with pytest.raises(SpecError) as caught:
         load_hardware_spec("amx_int")

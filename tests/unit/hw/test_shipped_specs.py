@@ -66,6 +66,12 @@ def wmma(a: Array, b: Array, c: Array) -> None:
     c += (a.reshape(16, 16) @ b.reshape(16, 16)).ravel()
 
 
+def lanes(left: Array, right: Array, sums: Array) -> None:
+    """SDM volume 2, VPMULLD and VPADDD on widened bytes, or VFMADD231PS: lane by lane."""
+    for lane in range(16):
+        sums[lane] += left[lane] * right[lane]
+
+
 def axpy(scalar: Array, vector: Array, sums: Array) -> None:
     """BLAS level 1."""
     sums += scalar[0] * vector
@@ -93,6 +99,8 @@ MODELS: dict[str, Model] = {
     "amx_bf16": amx(2),
     "amx_int8": amx(4),
     "arm_sdot": sdot_by_element,
+    "avx512_bf16": lanes,
+    "avx512_int8": lanes,
     "avx512_vnni": vpdpbusd,
     "axpy": axpy,
     "dot": dot,
@@ -246,7 +254,7 @@ def test_amx_with_fewer_rows_is_what_the_manual_says(name: str, rows: int) -> No
 
 def test_the_last_axis_is_the_reduction(spec: HardwareSpec) -> None:
     kinds = [axis.kind for axis in spec.instruction.computation.axes]
-    reductions = 0 if spec.name == "axpy" else 1
+    reductions = 0 if MODELS[spec.name] in (axpy, lanes) else 1
     spatial = len(kinds) - reductions
     assert kinds == [AxisKind.SPATIAL] * spatial + [AxisKind.REDUCTION] * reductions
 
@@ -282,6 +290,11 @@ def test_shape_backend_and_cpu_features(
         ("vta_1x16x16", ["int8 int8 int32", "int8 int8 int8"]),
         ("vta_8x8x8", ["int8 int8 int32", "int8 int8 int8"]),
         ("avx512_vnni", ["uint8 int8 int32"]),
+        (
+            "avx512_int8",
+            ["int8 int8 int32", "int8 uint8 int32", "uint8 int8 int32", "uint8 uint8 int32"],
+        ),
+        ("avx512_bf16", ["bfloat16 bfloat16 float32"]),
         (
             "amx_int8",
             ["int8 int8 int32", "int8 uint8 int32", "uint8 int8 int32", "uint8 uint8 int32"],
@@ -322,6 +335,8 @@ def test_only_the_rows_of_amx_are_configurable() -> None:
         ("vta_1x16x16", set()),
         ("vta_8x8x8", set()),
         ("avx512_vnni", set()),
+        ("avx512_int8", set()),
+        ("avx512_bf16", set()),
         ("arm_sdot", set()),
         ("axpy", set()),
         ("dot", set()),

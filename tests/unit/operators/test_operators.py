@@ -5,6 +5,7 @@ import pytest
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.operators.batched_gemm import batched_gemm
 from cpembed.operators.conv1d import conv1d
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d
@@ -133,6 +134,20 @@ def test_gemm(trans_a, trans_b):
     computation = gemm(m=4, n=5, k=6, trans_a=trans_a, trans_b=trans_b)
     assert "".join(computation.extents) == "mnk"
     check(computation, lambda a, b: (a.T if trans_a else a) @ (b.T if trans_b else b))
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_batched_gemm(trans_a, trans_b):
+    computation = batched_gemm(b=3, m=4, n=5, k=6, trans_a=trans_a, trans_b=trans_b)
+    assert "".join(computation.extents) == "bmnk"
+    assert computation.operand("B").varies
+    check(
+        computation,
+        lambda a, b: (
+            (a.transpose(0, 2, 1) if trans_a else a) @ (b.transpose(0, 2, 1) if trans_b else b)
+        ),
+    )
 
 
 def test_only_a_padded_image_is_zero_outside():

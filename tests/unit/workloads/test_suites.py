@@ -16,6 +16,8 @@ LAYERS = {
     "unit_conv3d": 11,
     "resnet50": 20,
     "odd": 14,
+    "mobilenet": 9,
+    "attention": 10,
     "gemm": 88,
 }
 
@@ -115,6 +117,25 @@ def test_resnet50_is_the_whole_network():
     # Weights of all convolutions: the 25.6 million of the network without its last layer and norms.
     weights = sum(x.count * math.prod(x.workload().operand("W").shape) for x in layers)
     assert weights == 23_454_912
+
+
+def test_mobilenet_has_its_thirteen_depthwise_layers():
+    layers = suite("mobilenet")
+    assert sum(x.count for x in layers) == 13
+    # 17.4 million: 3.06 % of the 568.7 million multiply-adds (Howard et al. 2017, table 2).
+    total = sum(x.count * x.workload().macs for x in layers)
+    assert 0.0300 < total / 568_740_352 < 0.0312
+
+
+def test_attention_has_both_products_of_each_size():
+    for scores, sums in zip(*(iter(suite("attention")),) * 2, strict=True):
+        assert scores.application == sums.application
+        first, second = scores.workload(), sums.workload()
+        assert first.macs == second.macs
+        # Scores are the left factor of the sums of values.
+        assert first.output.shape == second.operand("A").shape
+        assert first.operand("B").varies
+        assert second.operand("B").varies
 
 
 def test_gemm_has_both_lists():

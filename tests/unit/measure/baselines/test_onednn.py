@@ -56,6 +56,8 @@ CASES = [
     (CONVOLUTIONS[1], INTEGER, "NHWC"),
     (CONVOLUTIONS[3], BFLOAT, "NHWC"),
     *((label, dtypes, "NCHW") for label in PRODUCTS for dtypes in (INTEGER, SIGNED, BFLOAT)),
+    ("batched_gemm b=3 m=32 n=48 k=64 trans_b=1", BFLOAT, "NCHW"),
+    ("batched_gemm b=2 m=40 n=32 k=64 trans_a=1", BFLOAT, "NCHW"),
 ]
 
 

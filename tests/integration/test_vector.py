@@ -1,0 +1,146 @@
+"""Vectors where no matrix instruction can be embedded: kernels, and how one comes to run them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from cpembed.api.run import RunResult, run
+from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
+from cpembed.api.tune import open_tuning
+from cpembed.api.tune_cpu import CpuTuning
+from cpembed.backends.contract import Knobs
+from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.packing import packed_before
+from cpembed.backends.x86.features import missing_features
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.measure.runner import Expected
+from cpembed.tune.cpu_in_place import beside_in_place
+
+INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16")
+
+needs_vectors = pytest.mark.skipif(
+    bool(missing_features(INT8)), reason=f"missing: {', '.join(missing_features(INT8))}"
+)
+
+LAYERS = [
+    "depthwise n=1 c=32 h=9 w=11 r=3 s=3 pad=1",
+    "depthwise n=1 c=48 h=9 w=11 r=3 s=3 pad=1 layout=NHWC",
+    "depthwise n=2 c=37 h=12 w=7 r=5 s=3 stride=2 layout=NHWC",
+    "depthwise n=1 c=64 h=14 w=14 r=3 s=3 dilation=2 layout=NHWC",
+    "depthwise n=1 c=5 h=8 w=8 r=3 s=3 m=4 layout=NHWC",
+    "depthwise n=1 c=16 h=20 w=1 r=9 s=1 layout=NHWC",
+]
+
+
+@needs_vectors
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("target", [INT8, BF16], ids=lambda spec: spec.name)
+def test_kernels_compute_the_workload(
+    target: object, layer: str, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    spec = INT8 if target is INT8 else BF16
+    given = workload(layer.split(), target=spec)
+    inputs = random_inputs(given, 5)
+    expected, ahead = Expected(given, inputs), packed_before(given)
+    for ranked in beside_in_place(solve(given, spec, top=2).embeddings, spec):
+        program = ranked.candidate.program
+        kernel = build(program, spec, backend="native")
+        assert kernel.backend == "x86.vector"
+        assert expected.judge(kernel.run(inputs)).verified
+        assert expected.judge(kernel.run_whole(inputs, ahead)).verified
+
+
+@needs_vectors
+@pytest.mark.parametrize("seed", range(6))
+def test_every_block_of_a_random_layer_is_right(seed: int) -> None:
+    rng = random.Random(seed)
+    r, s = rng.randint(1, 4), rng.randint(1, 4)
+    words = (
+        f"depthwise n={rng.randint(1, 2)} c={rng.randint(1, 70)} h={rng.randint(r, 12)} "
+        f"w={rng.randint(s, 20)} r={r} s={s} pad={rng.randint(0, 2)} stride={rng.randint(1, 3)} "
+        f"layout={rng.choice(['NCHW', 'NHWC'])}"
+    )
+    given = workload(words.split(), target=INT8)
+    inputs = random_inputs(given, seed)
+    expected = reference(given, inputs)
+    program = solve(given, INT8, top=1).embeddings[0].candidate.program
+    ranked = schedule_space(program, INT8).ranked()
+    for _, knobs in [ranked[0], *rng.sample(ranked, min(3, len(ranked)))]:
+        kernel = build(program, INT8, backend="native", knobs=knobs)
+        assert np.array_equal(kernel.run(inputs), expected), (words, knobs)
+
+
+@needs_vectors
+def test_signs_and_results_of_every_type() -> None:
+    for first, second in itertools.product(("uint8", "int8"), repeat=2):
+        words = f"depthwise n=1 c=20 h=6 w=9 r=3 s=3 pad=1 dtype={first},{second},int32"
+        given = workload(words.split(), target=INT8)
+        inputs = random_inputs(given, 3)
+        program = solve(given, INT8, top=1).embeddings[0].candidate.program
+        for dtype in ("int32", "uint8", "int8", "float32", "bfloat16"):
+            epilogue = Epilogue(dtype, relu=True)
+            kernel = build(program, INT8, backend="native", epilogue=epilogue)
+            found = kernel.run(inputs)
+            stored = found.view(numpy_dtype(dtype))
+            assert Expected(given, inputs).judge_stored(stored, epilogue).verified
+            if dtype == "uint8":
+                assert np.array_equal(found, np.clip(reference(given, inputs), 0, 255))
+
+
+def test_a_block_is_of_neighbours_and_fits_the_registers() -> None:
+    given = workload("depthwise n=1 c=64 h=30 w=30 r=3 s=3 layout=NHWC", target=INT8)
+    program = solve(given, INT8, top=1).embeddings[0].candidate.program
+    space = schedule_space(program, INT8)
+    for _, knobs in space.ranked():
+        assert set(knobs.blocks) <= {"q.o", "c.o"}
+        assert math.prod(knobs.blocks.values()) <= 16
+    with pytest.raises(LoweringError, match=r"loop p\.o cannot be blocked"):
+        space.applied(Knobs({"p.o": 2}))
+    with pytest.raises(LoweringError, match="a block of 7 x 4 does not fit the registers"):
+        space.applied(Knobs({"q.o": 7, "c.o": 4}))
+
+
+def test_a_matrix_instruction_is_none_of_these() -> None:
+    given = workload("gemm m=4 n=16 k=16", target="avx512_vnni")
+    program = solve(given, "avx512_vnni", top=1).embeddings[0].candidate.program
+    with pytest.raises(LoweringError, match="avx512_vnni is not a product lane by lane"):
+        schedule_space(program, INT8)
+
+
+@pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "amx_bf16"])
+def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
+    given = workload("depthwise n=1 c=24 h=7 w=8 r=3 s=3 layout=NHWC", target=target)
+    other = hardware_spec(target).otherwise
+    result = run(given, target, untuned=True)
+    assert isinstance(result, RunResult)
+    assert result.verification.verified
+    document = result.to_json()
+    assert (document["target"], document["executed"]) == (target, other)
+    assert result.instead_of is not None
+    assert not result.instead_of.count
+    # Where the target's own instruction is asked for, or a set that may be what excludes it.
+    for asked in ({"constraints": "strict"}, {"backend": "generic"}, {"rank": 1}):
+        refused = run(given, target, **asked)  # type: ignore[arg-type]
+        assert isinstance(refused, SolveResult)
+        assert refused.target.name == target
+
+
+@needs_vectors
+def test_tuning_takes_the_same_way() -> None:
+    given = workload("depthwise n=1 c=32 h=7 w=8 r=3 s=3 layout=NHWC", target="avx512_vnni")
+    if missing_features(hardware_spec("avx512_vnni")):
+        pytest.skip("missing: avx512_vnni")
+    tuning = open_tuning(given, "avx512_vnni", trials=1)
+    assert isinstance(tuning, CpuTuning)
+    assert tuning.task.target.name == "avx512_int8"
+    assert isinstance(open_tuning(given, "avx512_vnni", constraints="strict"), SolveResult)
