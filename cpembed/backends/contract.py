@@ -15,12 +15,14 @@ class Knobs:
     registers; ``columns_outermost`` whether tasks walk the loops of the second factor (weights)
     outside those of the first, so that few weights stay near, or inside. ``panels`` gives, by
     program loop, how many points are taken together before any others are: all tasks of a panel
-    come before those of the next, so that a panel's data stay in a farther cache.
+    come before those of the next, so that a panel's data stay in a farther cache. ``streams``: the
+    factor that the inner tasks move is loaded past the nearest cache, which the other factor keeps.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict[str, int])
     columns_outermost: bool = True
     panels: Mapping[str, int] = field(default_factory=dict[str, int])
+    streams: bool = False
 
 
 @dataclass(frozen=True)

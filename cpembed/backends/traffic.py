@@ -56,17 +56,23 @@ class Reuse:
         """Executed by the thread."""
         return math.prod(self._trips)
 
-    def traffic(self, cache_bytes: int) -> Lines:
+    def traffic(self, cache_bytes: int, without: int | None = None) -> Lines:
         """Lines that enter a cache, by operand, in one of many executions: none where all of the
-        data stay from one to the next."""
+        data stay from one to the next. Operand number ``without`` does not enter the cache."""
         room = cache_bytes * USED_SHARE / LINE_BYTES
         fitting = 0
-        while fitting < len(self.footprints) and sum(self.footprints[fitting]) <= room:
+        while fitting < len(self.footprints) and self._filled(fitting, without) <= room:
             fitting += 1
         if fitting == len(self.footprints):
             return 0.0, 0.0, 0.0
-        first, second, output = (self._moved(number, fitting) for number in range(3))
+        first, second, output = (
+            0.0 if number == without else self._moved(number, fitting) for number in range(3)
+        )
         return first, second, output
+
+    def _filled(self, around: int, without: int | None) -> float:
+        """Lines of a cache that the loops inside fill."""
+        return sum(n for number, n in enumerate(self.footprints[around]) if number != without)
 
     def _moved(self, number: int, around: int) -> float:
         """Lines of an operand; ``around`` is the innermost loop whose data do not fit, 0 being the

@@ -105,6 +105,7 @@ def knobs(chosen: Knobs, embedding: Embedding) -> str:
             f"{blocks or 'one tile'} in registers",
             f"{second if chosen.columns_outermost else first} outermost",
             *((f"panels of {panels}",) if panels else ()),
+            *(("streamed past L1",) if chosen.streams else ()),
         )
     )
 

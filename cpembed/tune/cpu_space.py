@@ -13,7 +13,6 @@ from cpembed.backends.nest import TaskLoop
 from cpembed.backends.x86.calibration import Calibration, calibration
 from cpembed.backends.x86.estimate import Estimate
 from cpembed.backends.x86.register_blocks import Schedules, apply_knobs
-from cpembed.backends.x86.roles import column_loops, row_loops
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -21,7 +20,7 @@ from cpembed.strategy.candidate import Candidate
 from cpembed.tune.cpu_choice import Objective, moved, moves_us
 from cpembed.tune.cpu_trials import trial_key
 
-_CHANGES = ("block", "block", "order", "panel", "embedding")
+_CHANGES = ("block", "block", "order", "panel", "stream", "embedding")
 """What a neighbour differs in; block sizes, of which there are many, twice as often."""
 
 _ANOTHER = 0.3
@@ -56,10 +55,10 @@ class CpuDesign:
     @cached_property
     def loops(self) -> tuple[tuple[TaskLoop, ...], tuple[TaskLoop, ...]]:
         """What can be blocked: loops over rows, and over columns."""
-        nest = self.space.nest
+        nest, model = self.space.nest, self.space.model
         rows, columns = (
             tuple(loop for loop in loops if loop.steps > 1)
-            for loops in (row_loops(nest), column_loops(nest))
+            for loops in (model.rows(nest), model.columns(nest))
         )
         return rows, columns
 
@@ -167,6 +166,7 @@ def transferred(knobs: Knobs, source: CpuDesign, target: CpuDesign) -> Knobs:
         of_target(knobs.blocks.items()),
         knobs.columns_outermost,
         of_target(knobs.panels.items()),
+        knobs.streams,
     )
 
 
@@ -181,12 +181,15 @@ def canonical(design: CpuDesign, knobs: Knobs) -> Knobs:
         for name in extents
         if blocks.get(name, 1) <= (size := knobs.panels.get(name, extents[name])) < extents[name]
     }
-    return Knobs(blocks, knobs.columns_outermost or not (rows and columns), panels)
+    ordered = knobs.columns_outermost or not (rows and columns)
+    return Knobs(blocks, ordered, panels, knobs.streams and design.space.model.streams)
 
 
 def _changed(design: CpuDesign, knobs: Knobs, change: str, random: Random) -> Knobs:
     if change == "order":
         return replace(knobs, columns_outermost=not knobs.columns_outermost)
+    if change == "stream":
+        return replace(knobs, streams=not knobs.streams)
     loops = [loop for loops in design.loops for loop in loops]
     if not loops or (change == "panel" and not design.has_panels):
         return knobs

@@ -92,7 +92,12 @@ class CpuTrial(Trial, frozen=True):
 
 def trial_key(identifier: str, knobs: Knobs) -> str:
     """What no two proposals of a file share."""
-    parts = (sorted(knobs.blocks.items()), knobs.columns_outermost, sorted(knobs.panels.items()))
+    parts = (
+        sorted(knobs.blocks.items()),
+        knobs.columns_outermost,
+        sorted(knobs.panels.items()),
+        knobs.streams,
+    )
     return f"{identifier} {parts!r}"
 
 

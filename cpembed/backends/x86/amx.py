@@ -92,7 +92,10 @@ def plan(
     )
     intrinsics = {
         INIT: (init_intrinsic(nest, grid), 0),
-        UPDATE: (update_intrinsic(nest, grid, product), len(nest.reductions)),
+        UPDATE: (
+            update_intrinsic(nest, grid, product, model.streamed(lanes, chosen)),
+            len(nest.reductions),
+        ),
         STORE: (store_intrinsic(stored, grid, scope="" if epilogue is None else "local"), 0),
     }
 
@@ -118,7 +121,7 @@ def schedules(
 
 
 def _registers(lanes: Nest, roles: LaneRoles, product: str) -> RegisterModel:
-    return RegisterModel(fits, partial(_step, roles, product), largest=TILES)
+    return RegisterModel(fits, partial(_step, roles, product), largest=TILES, streams=True)
 
 
 def _step(
@@ -142,6 +145,7 @@ def _step(
         loads_ns=rows * tile_rows * row_ns + columns * (depth // group) * line_ns,
         line_ns=machine.tile_line_ns,
         stored_lines=rows * columns * tile_rows,
+        loaded_lines=(rows * tile_rows, columns * (depth // group)),
         share_more=_APART * max(0.0, math.log2(max(1, apart) / _NEAR_BYTES)),
     )
 

@@ -65,12 +65,21 @@ def init_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
     )
 
 
-def update_intrinsic(nest: Nest, grid: TileGrid, product: str) -> IntrinsicSource:
-    """Load the block's tiles and multiply them."""
+def update_intrinsic(
+    nest: Nest, grid: TileGrid, product: str, streamed: int | None = None
+) -> IntrinsicSource:
+    """Load the block's tiles and multiply them; those of the factor ``streamed``, by number, past
+    the nearest cache (TILELOADDT1)."""
     factors = [_inner_part(operand, nest) for operand in nest.operands[:2]]
     inner = replace(nest, operands=(*factors, nest.operands[2]))
     return _intrinsic(
-        nest, factors, (), True, nest.inner, update_statement(inner), _products(grid, product)
+        nest,
+        factors,
+        (),
+        True,
+        nest.inner,
+        update_statement(inner),
+        _products(grid, product, streamed),
     )
 
 
@@ -104,17 +113,19 @@ def register(source: IntrinsicSource) -> str:
     return source.name
 
 
-def _products(grid: TileGrid, product: str) -> list[str]:
+def _products(grid: TileGrid, product: str, streamed: int | None) -> list[str]:
     """One side's tiles are loaded first and stay; each tile of the other side is loaded once and
     multiplied with all of them."""
 
     def load_a(row: int) -> str:
         stride = grid.a_stride * grid.element_bytes
-        return _load(grid.a_tile(row), f"A[{grid.a_offsets[row]}]", stride)
+        return _load(grid.a_tile(row), f"A[{grid.a_offsets[row]}]", stride, past=streamed == 0)
 
     def load_b(column: int) -> str:
         stride = grid.b_stride * grid.element_bytes
-        return _load(grid.b_tile(column), f"B[{grid.b_offsets[column]}]", stride)
+        return _load(
+            grid.b_tile(column), f"B[{grid.b_offsets[column]}]", stride, past=streamed == 1
+        )
 
     def multiply(row: int, column: int) -> str:
         tiles = (grid.accumulator(row, column), grid.a_tile(row), grid.b_tile(column))
@@ -133,10 +144,10 @@ def _products(grid: TileGrid, product: str) -> list[str]:
     return statements
 
 
-def _load(tile: int, address: str, stride_bytes: int) -> str:
-    return call(
-        "tileloadd64", f"T.int8({tile})", f"T.address_of({address})", f"T.int64({stride_bytes})"
-    )
+def _load(tile: int, address: str, stride_bytes: int, *, past: bool) -> str:
+    """``past``: with the hint that the data will not be needed again soon."""
+    name = "tileloaddt164" if past else "tileloadd64"
+    return call(name, f"T.int8({tile})", f"T.address_of({address})", f"T.int64({stride_bytes})")
 
 
 def _inner_part(operand: KernelOperand, nest: Nest) -> KernelOperand:

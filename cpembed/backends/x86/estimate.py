@@ -31,14 +31,16 @@ class BlockStep:
 
     ``products_ns`` is bounded by the latency of a product, which adds to what the last step left.
     ``loads_ns`` is for all rows of tiles, or vectors, that are loaded; ``line_ns`` for one that
-    comes from L1, L2, L3 or memory; ``stored_lines`` are rows that the block's results fill;
-    ``share_more`` is added to the kernel's time, as a share of it.
+    comes from L1, L2, L3 or memory, ``loaded_lines`` how many are loaded of each factor;
+    ``stored_lines`` are rows that the block's results fill; ``share_more`` is added to the kernel's
+    time, as a share of it.
     """
 
     products_ns: float
     loads_ns: float
     line_ns: tuple[float, float, float, float]
     stored_lines: int
+    loaded_lines: tuple[int, int] = (0, 0)
     share_more: float = 0.0
 
 
@@ -73,8 +75,15 @@ def shared_lines(nest: Nest, threads: int) -> float:
     return rows * sum(1 - step / LINE_BYTES if end % step == 0 else 1.0 for end in ends)
 
 
-def estimate(nest: Nest, step: BlockStep, machine: Calibration, threads: int) -> Estimate:
-    """The time of a blocked nest."""
+def estimate(
+    nest: Nest,
+    step: BlockStep,
+    machine: Calibration,
+    threads: int,
+    streamed: int | None = None,
+) -> Estimate:
+    """The time of a blocked nest; ``streamed`` is the factor, by number, whose loads leave the
+    first-level cache to the other operands."""
     reuse = Reuse(nest, threads)
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
     steps = tasks * math.prod(loop.extent for loop in nest.reductions)
@@ -86,7 +95,10 @@ def estimate(nest: Nest, step: BlockStep, machine: Calibration, threads: int) ->
         if not size:
             # Unknown: taken to be no smaller than the next one outside.
             continue
-        first, second, output = (lines * share for lines in reuse.traffic(size))
+        past = streamed if level == 0 else None
+        first, second, output = (lines * share for lines in reuse.traffic(size, past))
+        if past is not None:
+            first += steps * step.loaded_lines[past]
         further = step.line_ns[level + 1] - step.line_ns[level]
         loads += (first + second) * max(0.0, further)
         if level + 1 < len(machine.store_line_ns):

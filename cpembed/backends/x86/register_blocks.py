@@ -29,7 +29,8 @@ class RegisterModel:
 
     ``step(nest, machine, rows, columns)`` is what one reduction step of a block costs, on a nest
     with lanes in digits; ``largest`` bounds either side. ``rows`` and ``columns`` are the loops
-    whose points make a block, by falling distance in memory.
+    whose points make a block, by falling distance in memory. ``streams``: loads can leave the
+    nearest cache as it is (:attr:`~cpembed.backends.contract.Knobs.streams`).
     """
 
     fits: Callable[[int, int], bool]
@@ -37,6 +38,14 @@ class RegisterModel:
     largest: int
     rows: Callable[[Nest], tuple[TaskLoop, ...]] = row_loops
     columns: Callable[[Nest], tuple[TaskLoop, ...]] = column_loops
+    streams: bool = False
+
+    def streamed(self, nest: Nest, knobs: Knobs) -> int | None:
+        """The factor, by number, that is loaded past the nearest cache."""
+        if not knobs.streams:
+            return None
+        rows, columns = self.rows(nest), self.columns(nest)
+        return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
         """Rows and columns of accumulators in a register block."""
@@ -67,7 +76,8 @@ class Schedules:
     def estimate(self, knobs: Knobs) -> Estimate:
         rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
-        return estimate(self.applied(knobs), step, self.machine, self.threads)
+        streamed = self.model.streamed(self.nest, knobs)
+        return estimate(self.applied(knobs), step, self.machine, self.threads, streamed)
 
     def applied(self, knobs: Knobs) -> Nest:
         """The nest as it is executed; raises as :func:`apply_knobs`."""
@@ -77,8 +87,9 @@ class Schedules:
         for blocks in self._blocks():
             for columns_outermost in (True, False):
                 knobs = Knobs(blocks, columns_outermost)
-                yield knobs
-                yield from self._with_panels(knobs)
+                for panels in ({}, *self._panels(knobs)):
+                    for streams in (False, True) if self.model.streams else (False,):
+                        yield Knobs(blocks, columns_outermost, panels, streams)
 
     def _blocks(self) -> list[dict[str, int]]:
         """Register blocks, those whose steps take least for what they compute first."""
@@ -101,7 +112,7 @@ class Schedules:
             for _, sizes in sorted(scored)[:_SCREENED]
         ]
 
-    def _with_panels(self, knobs: Knobs) -> Iterator[Knobs]:
+    def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
         """Panels of the loops of either factor, where all data are more than the second-level
         cache holds."""
         room = self.machine.cache_bytes[1] * USED_SHARE / LINE_BYTES
@@ -120,7 +131,7 @@ class Schedules:
                 points = size * max(1, int(room * share / each) // size)
                 if size <= points < loop.steps and (loop.origin, points) not in found:
                     found.add((loop.origin, points))
-                    yield Knobs(knobs.blocks, knobs.columns_outermost, {loop.origin: points})
+                    yield {loop.origin: points}
 
 
 def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
@@ -137,6 +148,8 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
             f"loop {strange[0]} cannot be blocked: use one of {', '.join(by_origin)}"
         )
     block_sides = model.sides(nest, knobs)
+    if knobs.streams and not model.streams:
+        raise LoweringError("only loads of tiles can leave the nearest cache as it is")
     if not model.fits(*block_sides):
         raise LoweringError(
             f"a block of {block_sides[0]} x {block_sides[1]} does not fit the registers"

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.backends.kernel import build
+from cpembed.backends.contract import Knobs
+from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.nest import kernel_nest
 from cpembed.backends.x86 import amx, features, vnni
 from cpembed.backends.x86.tiles import TILES, TileGrid, fits
@@ -171,6 +172,37 @@ def test_amx_loads_only_into_planned_tiles(monkeypatch: pytest.MonkeyPatch) -> N
     assembly = build(program, AMX, backend="native").assembly()
     loads = [line for line in assembly.splitlines() if "tileloadd" in line]
     assert {line.split("%tmm")[1][0] for line in loads} == {"1", "2"}
+
+
+@pytest.mark.parametrize("columns_outermost", [True, False])
+def test_the_factor_that_inner_tasks_move_can_go_past_the_near_cache(
+    monkeypatch: pytest.MonkeyPatch, columns_outermost: bool
+) -> None:
+    monkeypatch.setenv(features.ASSUME_VARIABLE, "amx_tile,amx_int8")
+    program = gemm_program(AMX, m=64, n=64, k=128, rows=16, depth=64)
+    blocks = dict.fromkeys(schedule_space(program, AMX).best().blocks, 2)
+    assert len(blocks) == 2
+    usual, streamed = (
+        build(program, AMX, backend="native", knobs=Knobs(blocks, columns_outermost, {}, streams))
+        .assembly()
+        .splitlines()
+        for streams in (False, True)
+    )
+
+    def tiles(assembly: list[str], name: str) -> list[str]:
+        return [line.split("%tmm")[1] for line in assembly if line.split()[:1] == [name]]
+
+    assert not tiles(usual, "tileloaddt1")
+    past = tiles(streamed, "tileloaddt1")
+    assert sorted(past + tiles(streamed, "tileloadd")) == sorted(tiles(usual, "tileloadd"))
+    # Tiles 4 and 5 hold rows, 6 and 7 columns.
+    assert set(past) == ({"4", "5"} if columns_outermost else {"6", "7"})
+
+
+def test_only_tiles_go_past_the_near_cache() -> None:
+    program = gemm_program(VNNI, m=4, n=16, k=4)
+    with pytest.raises(LoweringError, match="only loads of tiles"):
+        schedule_space(program, VNNI).applied(Knobs(streams=True))
 
 
 def test_an_intrinsic_that_does_not_match_is_a_lowering_error(

@@ -35,9 +35,9 @@ def gemm(m: int, n: int, k: int, *, columns_outermost: bool = True, block: int =
     )
 
 
-def simulated(nest: Nest, lines: int) -> list[int]:
+def simulated(nest: Nest, lines: int, without: int | None = None) -> list[int]:
     """Misses by operand of the second execution, of a fully associative cache that evicts what was
-    used least recently."""
+    used least recently; operand ``without`` goes past it."""
     loops = [*nest.reductions, *nest.inner]
     names = [task.name for task in nest.tasks] + [loop.name for loop in loops]
     starts = [
@@ -51,6 +51,8 @@ def simulated(nest: Nest, lines: int) -> list[int]:
         for values in itertools.product(*starts, *(range(loop.extent) for loop in loops)):
             at = dict(zip(names, values, strict=True))
             for number, found in enumerate(nest.operands):
+                if number == without:
+                    continue
                 line = number, int(found.access.evaluate(at)) // LINE_BYTES
                 if line in cache:
                     cache.move_to_end(line)
@@ -69,6 +71,22 @@ def test_traffic_is_that_of_a_simulated_cache(lines: int, columns_outermost: boo
     found = Reuse(nest).traffic(int(lines * LINE_BYTES / USED_SHARE) + 1)
     for ours, theirs in zip(found, simulated(nest, lines), strict=True):
         assert ours == pytest.approx(theirs, rel=0.5, abs=8)
+
+
+@pytest.mark.parametrize("columns_outermost", [True, False])
+@pytest.mark.parametrize("lines", [8, 12, 20, 50, 75])
+def test_what_goes_past_a_cache_leaves_it_to_the_others(
+    lines: int, columns_outermost: bool
+) -> None:
+    nest = gemm(6, 8, 4, columns_outermost=columns_outermost, block=2)
+    size = int(lines * LINE_BYTES / USED_SHARE) + 1
+    for without in (0, 1):
+        found = Reuse(nest).traffic(size, without)
+        assert found[without] == 0
+        theirs = simulated(nest, lines, without)
+        for ours, others in zip(found, theirs, strict=True):
+            assert ours == pytest.approx(others, rel=0.5, abs=8)
+        assert sum(found) <= sum(Reuse(nest).traffic(size))
 
 
 def test_nothing_moves_where_everything_fits() -> None:

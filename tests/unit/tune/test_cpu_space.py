@@ -50,9 +50,12 @@ def test_neighbours_fit_and_everything_moves(words: str) -> None:
             moved.add("order")
         elif found.knobs.panels != first.knobs.panels:
             moved.add("panels")
+        elif found.knobs.streams != first.knobs.streams:
+            moved.add("streams")
     assert {"embedding", "blocks", "order"} <= moved
     # Panels matter where there is more data than the near caches hold.
     assert ("panels" in moved) == (words == LARGE)
+    assert ("streams" in moved) == first.design.space.model.streams
 
 
 def test_panels_are_added_doubled_halved_and_removed_in_whole_blocks() -> None:
