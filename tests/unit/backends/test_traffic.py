@@ -74,7 +74,7 @@ def test_traffic_is_that_of_a_simulated_cache(lines: int, columns_outermost: boo
 
 
 @pytest.mark.parametrize("columns_outermost", [True, False])
-@pytest.mark.parametrize("lines", [8, 12, 20, 50, 75])
+@pytest.mark.parametrize("lines", [8, 12, 20, 50])
 def test_what_goes_past_a_cache_leaves_it_to_the_others(
     lines: int, columns_outermost: bool
 ) -> None:
