@@ -36,7 +36,7 @@ PARTS = [
     "unit_conv3d/amx_int8/2",
     "deepbench/amx_int8/2",
 ]
-NO_LAYOUT = ("gemm", "amos")
+NO_LAYOUT = ("gemm", "amos", "attention")
 RATIOS = {
     "primitive_ratio": "primitive",
     "primitive_ratio_with_packing": "primitive, packing",

@@ -134,8 +134,7 @@ class CpuTuning(Tuning[CpuTrial, CpuProposal]):
         first = next((t for t in self._kept if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
-        moves = timed.moves.us if self.objective == "total" else 0.0
-        return (timed.latency_us.median + moves) / (first.us(self.objective) or 1.0)
+        return timed.us(self.objective) / (first.us(self.objective) or 1.0)
 
     def _told(self, proposal: CpuProposal, trial: CpuTrial) -> None:
         self._proposals[proposal.key] = proposal
@@ -214,4 +213,5 @@ def _trial(
         timed is not None and timed.rejected,
         final,
         design.candidate.program.in_place,
+        None if timed is None else timed.whole_us,
     )

@@ -41,10 +41,15 @@ class Weights:
 class Flatten:
     """Ordered groups of 2 to ``max_axes`` axes that index the same operands may be fused into one
     axis before it is split (not a constraint: it enlarges the space); axes of fewer than
-    ``min_extent`` points are in no group."""
+    ``min_extent`` points are in no group.
+
+    A digit on a fused axis that several digits on its members are too is left out, unless
+    ``plain``: where an instruction axis may have one digit only, nothing else gives those tiles.
+    """
 
     max_axes: int = 1
     min_extent: int = 1
+    plain: bool = False
 
     def __post_init__(self) -> None:
         if self.max_axes < 1:

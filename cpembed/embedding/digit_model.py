@@ -180,12 +180,14 @@ def possible_digits(
     strides: Callable[[str, int], Iterable[int]],
     largest_group: int = 1,
     smallest_extent: int = 1,
+    *,
+    plain: bool = False,
 ) -> Iterator[DigitOption]:
     """Every digit that fits a number system of one of its instruction axis's extents.
 
     ``strides`` gives the strides to consider for a workload axis and a count; fused axes of up to
     ``largest_group`` members, of ``smallest_extent`` points or more each, are walked at stride 1,
-    where that is not a digit of a member.
+    where that is not a digit of the innermost member, nor, without ``plain``, digits of several.
     """
     workload = problem.workload
     groups = candidate_groups(workload, largest_group, smallest_extent)
@@ -200,7 +202,8 @@ def possible_digits(
                         digit = Digit(axis.name, count, stride)
                         yield DigitOption(lane.name, weight, digit, (axis.name,), axis.extent)
                 for name, members in groups.items():
-                    if not is_plain_digit(workload, members, count):
+                    inner = workload.extents[members[-1]]
+                    if inner % count if plain else not is_plain_digit(workload, members, count):
                         digit = Digit(name, count)
                         extent = math.prod(workload.extents[member] for member in members)
                         yield DigitOption(lane.name, weight, digit, members, extent)

@@ -83,7 +83,9 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
     fused = constraints.flatten
     return [
         option
-        for option in possible_digits(problem, strides, fused.max_axes, fused.min_extent)
+        for option in possible_digits(
+            problem, strides, fused.max_axes, fused.min_extent, plain=fused.plain
+        )
         if all(constraint.allows(problem, option) for constraint in constraints.constraints)
     ]
 

@@ -6,7 +6,7 @@ for a while is so for both, and what disturbs a kernel only ever slows it down.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,13 +46,24 @@ class Moves:
 
 @dataclass(frozen=True)
 class Timed:
-    """A kernel's times; ``ratio`` is what is minimised over the champion's, 1 where it is alone."""
+    """A kernel's times; ``ratio`` is what is minimised over the champion's, 1 where it is alone.
+    ``whole_us``: one call with packing and unpacking, where that was timed.
+    """
 
     latency_us: Quantiles
     moves: Moves
     ratio: float
     noisy: bool
     rejected: bool = False
+    whole_us: Quantiles | None = None
+
+    def us(self, objective: Objective) -> float:
+        """What is minimised, the median of these rounds."""
+        if objective == "kernel":
+            return self.latency_us.median
+        if self.whole_us is not None:
+            return self.whole_us.median
+        return self.latency_us.median + self.moves.us
 
 
 @dataclass(frozen=True)
@@ -65,25 +76,35 @@ class Failed:
 @dataclass(frozen=True)
 class Runner:
     """A kernel, and the moves of its embedding where there are any; ``key`` names the schedule,
-    ``identifier`` the embedding."""
+    ``identifier`` the embedding. ``whole`` is the call that moves as well, each thread what it
+    needs where it can; None where that is the kernel."""
 
     key: str
     identifier: str
     kernel: Sampler
+    whole: Sampler | None
     packing: Sampler | None
     unpacking: Sampler | None
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Runners by turns; the moves of ``known`` embeddings are not timed."""
+    """Runners by turns; the moves of ``known`` embeddings are not timed. ``usual`` says whether
+    the machine has its usual pace: rounds in which it has not are repeated."""
 
     runners: Sequence[Runner]
     known: Mapping[str, Moves]
     objective: Objective
+    usual: Callable[[], bool] | None = None
 
     def run(self, rounds: int) -> Rounds:
         sides = {f"kernel {n}": Side(r.kernel, _POOL) for n, r in enumerate(self.runners)}
+        if self.objective == "total":
+            sides |= {
+                f"whole {n}": Side(runner.whole, _POOL)
+                for n, runner in enumerate(self.runners)
+                if runner.whole is not None
+            }
         for runner in self.runners:
             name = runner.identifier
             moves = {"packing": runner.packing, "unpacking": runner.unpacking}
@@ -92,7 +113,7 @@ class Contest:
                 for part, sample in moves.items()
                 if sample is not None and name not in self.known
             }
-        turns = time_in_turns(sides, rounds=rounds, round_ms=ROUND_MS, attempts=1)
+        turns = time_in_turns(sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, usual=self.usual)
         return Rounds(self, turns)
 
 
@@ -124,19 +145,20 @@ class Rounds:
         ours, theirs = (float(np.quantile(self._minimised(runner), FAST)) for runner in (number, 0))
         latency = quantiles(self.turns.samples[f"kernel {number}"])
         noisy = noisy or self.turns.is_noisy or latency.is_noisy
-        return Timed(latency, self._moves(number), ours / theirs, noisy, rejected)
+        whole = self.turns.samples.get(f"whole {number}")
+        return Timed(
+            latency,
+            self._moves(number),
+            ours / theirs,
+            noisy,
+            rejected,
+            None if whole is None else quantiles(whole),
+        )
 
     def _minimised(self, number: int) -> NDArray[np.float64]:
-        """Round by round; known moves are the same in each."""
-        kernel = np.array(self.turns.samples[f"kernel {number}"])
-        if self.contest.objective == "kernel":
-            return kernel
-        name = self.contest.runners[number].identifier
-        if name in self.contest.known:
-            return kernel + self.contest.known[name].us
-        for part in ("packing", "unpacking"):
-            kernel = kernel + np.array(self.turns.samples.get(f"{part} {name}", [0.0]))
-        return kernel
+        """Round by round."""
+        kernel = self.turns.samples[f"kernel {number}"]
+        return np.array(self.turns.samples.get(f"whole {number}", kernel))
 
     def _moves(self, number: int) -> Moves:
         name = self.contest.runners[number].identifier

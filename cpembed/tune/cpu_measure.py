@@ -23,6 +23,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
+from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Expected, Sampler, wall_clock
 from cpembed.strategy.candidate import Candidate
 from cpembed.tune.cpu_choice import Objective
@@ -56,8 +57,8 @@ _ROOM = 2**28
 class Workbench:
     """Kernels of one workload on random data, verified against one reference.
 
-    ``known`` holds the moves of embeddings that were measured before, by identifier: they are the
-    same for all schedules, and compared only with those of another embedding.
+    ``known`` holds the moves, apart from the kernel, of embeddings that were measured before, by
+    identifier: they are the same for all schedules.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Workbench:
         self._objective: Objective = objective
         self._seed = seed
         self._data: OrderedDict[str, _Data] = OrderedDict()
-        self._kernels: dict[str, tuple[_Data, Callable[[], Any]]] = {}
+        self._kernels: dict[str, tuple[_Data, Callable[[], Any], Callable[[], Any] | None]] = {}
+        """Data, the contraction, and the whole call where it is another one and counts."""
         self._paces: dict[str, float] = {}
         """Microseconds of kernels in their best rounds."""
 
@@ -84,7 +86,7 @@ class Workbench:
             runners = [self._runner(item) for item in (*others, proposal)]
         except LoweringError as error:
             return Failed(str(error))
-        contest = Contest(runners, self._known(runners), self._objective)
+        contest = Contest(runners, self.known, self._objective, self._usual)
         first = contest.run(FIRST_ROUNDS)
         slower = champion is not None and first.fastest(1) > SLOWER * first.typical(0)
         if slower and self._disturbance(first, 1) <= DISTURBED:
@@ -98,7 +100,7 @@ class Workbench:
         """Time schedules that were measured before beside each other; ratios are over the first."""
         self._forget({item.key for item in proposals})
         runners = [self._runner(item) for item in proposals]
-        contest = Contest(runners, {}, self._objective)
+        contest = Contest(runners, self.known, self._objective, self._usual)
         rounds = contest.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
         found, noisy = self._trusted(contest, rounds, len(runners))
         return [found.timed(number, noisy=noisy) for number in range(len(runners))]
@@ -129,20 +131,20 @@ class Workbench:
                 ratios.append(pace / best)
         return median(ratios) if ratios else 1.0
 
-    def _known(self, runners: Sequence[Runner]) -> dict[str, Moves]:
-        """Moves that need not be timed: all are where embeddings differ and moves count."""
-        names = {runner.identifier for runner in runners}
-        if self._objective == "total" and len(names) > 1:
-            return {}
-        return {name: self.known[name] for name in names if name in self.known}
-
     def _runner(self, proposal: CpuProposal) -> Runner:
         key = proposal.key
         if key not in self._kernels:
             data, kernel = self._built(proposal.design.candidate, proposal.knobs)
-            self._kernels[key] = data, kernel.bound(data.packed, data.output)
-        data, call = self._kernels[key]
-        return Runner(key, data.identifier, wall_clock(call), data.packing, data.unpacking)
+            moves = data.packing is not None or data.unpacking is not None
+            whole = (
+                kernel.bound_whole(self._inputs, data.packed, self._ahead, data.output)
+                if moves and self._objective == "total"
+                else None
+            )
+            self._kernels[key] = data, kernel.bound(data.packed, data.output), whole
+        data, call, whole = self._kernels[key]
+        sampler = None if whole is None else wall_clock(whole)
+        return Runner(key, data.identifier, wall_clock(call), sampler, data.packing, data.unpacking)
 
     def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_Data, CompiledKernel]:
         kernel = build(candidate.program, self._spec, backend="native", knobs=knobs)
@@ -157,6 +159,8 @@ class Workbench:
     def _verify(self, data: _Data, kernel: CompiledKernel, knobs: Knobs) -> None:
         """On an output of its own: what another kernel left there would be right."""
         found = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
+        if found.verified and self._objective == "total" and kernel.has_inner_packing:
+            found = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
         if not found.verified:
             raise InvariantError(
                 f"the {kernel.backend} kernel of embedding {data.identifier} of "
@@ -167,7 +171,7 @@ class Workbench:
     def _forget(self, needed: set[str]) -> None:
         """All kernels but the needed ones, and the data that were not used lately."""
         self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
-        used = {data.identifier for data, _ in self._kernels.values()}
+        used = {data.identifier for data, *_ in self._kernels.values()}
         held = 0
         for identifier, data in reversed(list(self._data.items())):
             held += data.bytes
@@ -177,6 +181,16 @@ class Workbench:
     @cached_property
     def _inputs(self) -> Mapping[str, NDArray[Any]]:
         return random_inputs(self._workload, self._seed)
+
+    @cached_property
+    def _ahead(self) -> list[str]:
+        return packed_before(self._workload)
+
+    @cached_property
+    def _usual(self) -> Callable[[], bool] | None:
+        """Whether the CPU's product instruction runs as fast as it does at best."""
+        pace = Pace.of(self._spec)
+        return None if pace is None else pace.is_usual
 
     @cached_property
     def _expected(self) -> Expected:

@@ -26,7 +26,9 @@ class CpuTrial(Trial, frozen=True):
 
     ``estimate_us`` and ``estimated_moves_us`` are the model's, of the contraction and of packing
     and unpacking. ``latency_us`` is the contraction alone; ``packing_us``, of what is not packed
-    ahead, and ``unpacking_us`` are medians, the same for all schedules of an embedding. ``ratio``
+    ahead, and ``unpacking_us`` are medians, the same for all schedules of an embedding.
+    ``whole_us`` is one call of all three, where that was timed: threads can pack for themselves,
+    inside the kernel. ``ratio``
     is what tuning minimises over the same of the file's first trial, by way of the best one so far,
     beside which the trial was timed in turns. ``noisy``: the machine had other work, or the times
     varied. ``rejected``: clearly slower in the first rounds, and not timed any further. ``final``:
@@ -45,6 +47,7 @@ class CpuTrial(Trial, frozen=True):
     rejected: bool
     final: int = 0
     in_place: tuple[str, ...] = ()
+    whole_us: Quantiles | None = None
 
     @property
     def operands_in_place(self) -> tuple[str, ...]:
@@ -73,6 +76,8 @@ class CpuTrial(Trial, frozen=True):
     @property
     def total_us(self) -> float | None:
         """The contraction with packing and unpacking."""
+        if self.whole_us is not None:
+            return self.whole_us.median
         return None if self.latency_us is None else self.latency_us.median + self.moves_us
 
     def us(self, objective: Objective) -> float | None:

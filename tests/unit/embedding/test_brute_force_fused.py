@@ -57,9 +57,8 @@ def fused_problem(rng: random.Random) -> tuple[EmbeddingProblem, ConstraintSet]:
         problem = pair_operands(workload, make_instruction(rng))
         kept = [c for c in windows_of_operations(rng) if c.name != "padding"]
         padding = Padding(rng.choice([(), "all", "all"]), None, rng.choice([1.5, 2.0]))
-        chosen = ConstraintSet(
-            "fused", "", (Dataflow(), *kept, padding), flatten=Flatten(rng.choice([2, 2, 3]))
-        )
+        flatten = Flatten(rng.choice([2, 2, 3]), plain=rng.random() < 0.3)
+        chosen = ConstraintSet("fused", "", (Dataflow(), *kept, padding), flatten=flatten)
         if (
             isinstance(problem, EmbeddingProblem)
             and digit_model_obstacle(problem, chosen) is None
@@ -103,8 +102,14 @@ def needs_fusing(extents: tuple[int, ...], count: int) -> bool:
     return bool(np.any(relative != relative[:, :1]))
 
 
+def is_wanted(extents: tuple[int, ...], count: int, *, plain: bool) -> bool:
+    """Whether a digit on a fused axis is to be listed: where a digit on the innermost member is no
+    such tile, or no digits on the members are."""
+    return bool(extents[-1] % count) if plain else needs_fusing(extents, count)
+
+
 def fused_solutions(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[object]:
-    """(fused axes, node map) of all embeddings, each fused axis having a digit that needs it."""
+    """(fused axes, node map) of all embeddings, each fused axis having a digit that is wanted."""
     found: set[object] = set()
     for groups in groups_of(problem.workload, constraints.flatten.max_axes):
         flat = flattened_problem(problem, groups)
@@ -120,8 +125,10 @@ def fused_solutions(problem: EmbeddingProblem, constraints: ConstraintSet) -> se
                 counts = {digit.axis: digit.count for digit in digits if digit.stride == 1}
                 if all(
                     name in counts
-                    and needs_fusing(
-                        tuple(problem.workload.extents[m] for m in members), counts[name]
+                    and is_wanted(
+                        tuple(problem.workload.extents[m] for m in members),
+                        counts[name],
+                        plain=constraints.flatten.plain,
                     )
                     for name, members in groups.items()
                 ):

@@ -45,7 +45,12 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds], list[tuple[int,
         asked: list[tuple[int, list[str]]] = []
 
         def turns(
-            sides: Mapping[str, Side], *, rounds: int, round_ms: float, attempts: int
+            sides: Mapping[str, Side],
+            *,
+            rounds: int,
+            round_ms: float,
+            attempts: int,
+            usual: Callable[[], bool] | None,
         ) -> Turns:
             asked.append((rounds, list(sides)))
             samples = {name: rounds_of(name, rounds) for name in sides}
@@ -152,28 +157,50 @@ def test_slow_kernels_get_fewer_rounds(timed: Callable[[Rounds], list[Any]]) -> 
     assert first == FIRST_ROUNDS < others < ROUNDS
 
 
-def test_moves_are_timed_where_embeddings_differ_and_count_in_the_total(
+def test_moves_count_in_the_total_as_whole_calls(
     timed: Callable[[Rounds], list[Any]],
 ) -> None:
     champion, same, other = proposals()
     one, two = champion.design.identifier, other.design.identifier
     times = {"kernel": 10.0, f"packing {one}": 4.0, f"unpacking {one}": 6.0}
-    asked = timed(steady({**times, f"packing {two}": 20.0, f"unpacking {two}": 10.0}))
+    times |= {f"packing {two}": 20.0, f"unpacking {two}": 10.0}
+    asked = timed(steady({**times, "whole 0": 18.0, "whole 1": 27.0}))
     workbench = bench()
     first = workbench.measure(champion, None)
     assert isinstance(first, Timed)
     assert (first.moves.packing_us, first.moves.unpacking_us, first.ratio) == (4.0, 6.0, 1.0)
     moving = [f"packing {one}", f"unpacking {one}"]
-    assert asked[-1][1] == ["kernel 0", *moving]
-    # Schedules of one embedding have the same moves: only the kernels are timed.
+    assert asked[-1][1] == ["kernel 0", "whole 0", *moving]
+    assert first.whole_us is not None
+    assert (first.us("total"), first.us("kernel")) == (18.0, 10.0)
+    # Schedules of one embedding have the same moves, which are not timed again apart.
     found = workbench.measure(same, champion)
     assert isinstance(found, Timed)
-    assert asked[-1][1] == ["kernel 0", "kernel 1"]
-    assert (found.moves, found.ratio) == (first.moves, 1.0)
+    both = ["kernel 0", "kernel 1", "whole 0", "whole 1"]
+    assert asked[-1][1] == both
+    assert (found.moves, found.ratio) == (first.moves, 1.5)
     found = workbench.measure(other, champion)
     assert isinstance(found, Timed)
-    assert asked[-1][1][2:] == [*moving, f"packing {two}", f"unpacking {two}"]
-    assert found.ratio == pytest.approx((10 + 30) / (10 + 10))
+    assert asked[-1][1] == [*both, f"packing {two}", f"unpacking {two}"]
+    # What threads pack for themselves takes less than the parts: 40 and 20 apart.
+    assert found.ratio == pytest.approx(27 / 18)
+
+
+def test_rounds_at_an_unusual_pace_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def turns(sides: Mapping[str, Side], *, usual: Any, rounds: int, **named: Any) -> Turns:
+        asked.append(usual)
+        return Turns({name: [10.0] * rounds for name in sides}, elsewhere=0.0, rested=True)
+
+    class Slow:
+        def is_usual(self) -> bool:
+            return False
+
+    monkeypatch.setattr(cpu_contest, "time_in_turns", turns)
+    monkeypatch.setattr(cpu_measure.Pace, "of", staticmethod(lambda spec: Slow()))
+    bench("kernel").measure(proposals()[0], None)
+    assert [usual() for usual in asked] == [False, False]
 
 
 def test_moves_do_not_count_for_the_kernel_alone(timed: Callable[[Rounds], list[Any]]) -> None:
