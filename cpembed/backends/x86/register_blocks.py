@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpembed.backends.blocking import block, cut_panels, drop_unit_loops, order_tasks
 from cpembed.backends.contract import Knobs
@@ -67,8 +67,16 @@ class Schedules:
 
     def ranked(self) -> list[tuple[Estimate, Knobs]]:
         """Schedules worth timing, the fastest by estimate first; the same for the same machine."""
-        scored = [(self.estimate(knobs), knobs) for knobs in self._proposals()]
+        scored = [self._scored(knobs) for knobs in self._proposals()]
         return sorted(scored, key=lambda pair: pair[0].us)
+
+    def _scored(self, knobs: Knobs) -> tuple[Estimate, Knobs]:
+        """The schedule, streaming where that is faster."""
+        usual = self.estimate(knobs), knobs
+        if not self.model.streams:
+            return usual
+        streaming = replace(knobs, streams=True)
+        return min(usual, (self.estimate(streaming), streaming), key=lambda pair: pair[0].us)
 
     def best(self) -> Knobs:
         return self.ranked()[0][1]
@@ -87,9 +95,9 @@ class Schedules:
         for blocks in self._blocks():
             for columns_outermost in (True, False):
                 knobs = Knobs(blocks, columns_outermost)
-                for panels in ({}, *self._panels(knobs)):
-                    for streams in (False, True) if self.model.streams else (False,):
-                        yield Knobs(blocks, columns_outermost, panels, streams)
+                yield knobs
+                for panels in self._panels(knobs):
+                    yield replace(knobs, panels=panels)
 
     def _blocks(self) -> list[dict[str, int]]:
         """Register blocks, those whose steps take least for what they compute first."""

@@ -158,7 +158,8 @@ def test_the_best_are_timed_again_and_that_decides(tmp_path: Path) -> None:
     list(searched.run())
     result = searched.result()
     unlucky = result.trials[5]
-    assert min(result.trials, key=lambda trial: trial.ratio or 1).key == unlucky.key
+    # Later ratios are by way of it: all others of one tenth too.
+    assert unlucky.ratio == 0.1
     ((first, *others),) = lucky.finals
     assert first == result.trials[0].key
     assert unlucky.key in others
