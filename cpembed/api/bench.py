@@ -27,6 +27,7 @@ from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
 from cpembed.api.run import missing_for
+from cpembed.api.run_cpu import FUSED
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
 from cpembed.backends.kernel import BackendChoice
@@ -34,6 +35,7 @@ from cpembed.backends.x86.calibration import load_calibration
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.measure.baselines.registry import open_baselines
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
@@ -285,10 +287,12 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
     return {
         "suite": suite_name,
         "target": maker.spec.name,
-        "spec": _digest(Path(maker.spec.path).read_bytes()),
+        "spec": _specifications(maker.spec),
         "constraints": maker.constraints.name,
         # What the files say, those they extend included.
-        "constraint_sets": _digest(repr((maker.strict, maker.constraints)).encode()),
+        "constraint_sets": _digest(
+            repr((maker.strict, maker.constraints, load_constraint_set(FUSED))).encode()
+        ),
         "backend": maker.backend,
         "layout": maker.layout,
         "seed": maker.seed,
@@ -301,6 +305,15 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         "cpu": here["cpu"],
         "threads": here["threads"],
     }
+
+
+def _specifications(spec: HardwareSpec) -> str:
+    """Of the target, and of those that run what it cannot."""
+    texts = [Path(spec.path).read_bytes()]
+    while spec.otherwise is not None and len(texts) < len(available_targets()):
+        spec = load_hardware_spec(spec.otherwise)
+        texts.append(Path(spec.path).read_bytes())
+    return _digest(b"".join(texts))
 
 
 def _tuned(maker: RowMaker) -> str | None:

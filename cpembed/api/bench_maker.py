@@ -138,10 +138,12 @@ class RowMaker:
         if isinstance(result, SolveResult):
             draft.best = solved_row(result)
             return
-        draft.best = solved_row(result.solved)
         if isinstance(result, VtaRunResult):
+            draft.best = solved_row(result.solved)
             draft.run = simulated_row(result)
             return
+        # What the suite's target has, also where another one ran in its place.
+        draft.best = solved_row(result.instead_of or result.solved)
         draft.run = run_row(result)
         if self.baselines:
             compared = self._beside(result, layer, report)

@@ -145,8 +145,9 @@ def open_tuning(
         other = stand_in(results[-1]) if constraints is None and simulation is None else None
         if other is None:
             return results[-1]
+        left = None if timeout is None else max(0.0, started + timeout - time.perf_counter())
         return open_tuning(
-            workload, other, trials=trials, timeout=timeout, candidates=candidates,
+            workload, other, trials=trials, timeout=left, candidates=candidates,
             objective=objective, seed=seed, database=database, progress=progress,
         )  # fmt: skip
     deadline = float("inf") if timeout is None else started + timeout

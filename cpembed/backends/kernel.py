@@ -60,7 +60,7 @@ _BACK_ENDS: Mapping[str, _BackEnd] = {
     "amx_bf16": _AMX,
     "avx512bw": _VECTOR,
 }
-"""Back end by the CPU feature that provides the instruction."""
+"""Back end by the CPU feature that provides the instruction; of several features the first."""
 
 EXECUTED = ("x86",)
 """Values of a specification's ``backend`` that :func:`build` compiles for."""
@@ -346,7 +346,7 @@ def _build_native(
 
 
 def _back_end(spec: HardwareSpec) -> _BackEnd:
-    found = [_BACK_ENDS[name] for name in spec.cpu_features if name in _BACK_ENDS]
+    found = [back_end for name, back_end in _BACK_ENDS.items() if name in spec.cpu_features]
     if spec.backend not in EXECUTED or not found:
         raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
     return found[0]

@@ -62,7 +62,8 @@ _REDRAW = 0.1
     type=click.Choice(["NCHW", "NHWC"]),
     default="NCHW",
     show_default=True,
-    help="Channels before or after the image; of other images: NDHWC, NWC.",
+    help="Channels before or after the image (NDHWC of planes, NWC of rows); not every operator "
+    "has layouts.",
 )
 @click.option(
     "--timeout",
@@ -90,7 +91,7 @@ _REDRAW = 0.1
     "baselines",
     multiple=True,
     metavar="NAME",
-    help="Run a library beside each kernel: onednn. May be repeated, or a comma list.",
+    help="Run a library beside each kernel: onednn, tvm. May be repeated, or a comma list.",
 )
 @file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
@@ -122,7 +123,7 @@ def command(
 ) -> int:
     """Run SUITE: search, verify and time each layer.
 
-    SUITE is deepbench, resnet50, unit16, unit_conv3d, amos, odd or gemm.
+    SUITE is deepbench, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or gemm.
 
     A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
 

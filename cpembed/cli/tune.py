@@ -192,8 +192,9 @@ def _show(
 
     found = known(database)
     if target is not None:
-        name = hardware_spec(target).name
-        found = [file for file in found if file.key["target"] == name]
+        spec = hardware_spec(target)
+        # What cannot be embedded in its instruction is kept under the target that runs it.
+        found = [file for file in found if file.key["target"] in (spec.name, spec.otherwise)]
     if words:
         if target is None:
             context = click.get_current_context()

@@ -78,9 +78,6 @@ class OperatorFamily:
     def optional(self) -> tuple[Parameter, ...]:
         return tuple(p for p in self.parameters if not p.required)
 
-    def takes(self, parameter: str) -> bool:
-        return any(p.name == parameter for p in self.parameters)
-
     @property
     def usage(self) -> str:
         """What the operator takes, in one line."""

@@ -113,7 +113,8 @@ def _verified(row: BenchRow) -> str:
     run = row.run
     if run is None:
         return "not run"
-    verified = f"yes ({run.backend})" if run.verified else "NO"
+    by = run.backend if run.instead is None else f"{run.backend}, instead: {run.instead}"
+    verified = f"yes ({by})" if run.verified else "NO"
     return verified + (", noisy" if run.noisy else "") + "".join(f"; {why}" for why in run.missing)
 
 

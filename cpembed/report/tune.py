@@ -169,7 +169,10 @@ def _times(trial: CpuTrial) -> str:
         return f"no kernel: {trial.error}"
     times = trial.latency_us
     latency = f"{words.duration(times.median)} (p10 {words.duration(times.p10)})"
-    return f"{latency}, packing and unpacking {words.duration(trial.moves_us)}"
+    apart = f"{latency}, packing and unpacking {words.duration(trial.moves_us)}"
+    if trial.whole_us is None:
+        return apart
+    return f"{apart}; {words.duration(trial.whole_us.median)} in one call"
 
 
 def _where(trial: CpuTrial) -> str:

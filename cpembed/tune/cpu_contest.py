@@ -29,6 +29,9 @@ FAST = 0.1
 _LIMIT_S = 2.0
 """Slower kernels get fewer rounds, but no fewer than the first."""
 
+_LOOK_US = 400.0
+"""What it takes to look at the machine's pace, before each turn."""
+
 _POOL = "tvm"
 
 
@@ -127,7 +130,11 @@ class Rounds:
     def affordable(self, rounds: int) -> int:
         """So many rounds, or fewer where they are slow."""
         # Each turn begins with at least one call that is not timed.
-        each = [2 * max(np.median(taken), ROUND_MS * 1e3) for taken in self.turns.samples.values()]
+        look = 0.0 if self.contest.usual is None else _LOOK_US
+        each = [
+            2 * max(np.median(taken), ROUND_MS * 1e3) + look
+            for taken in self.turns.samples.values()
+        ]
         return max(FIRST_ROUNDS, min(rounds, int(_LIMIT_S * 1e6 / float(sum(each)))))
 
     def fastest(self, number: int) -> float:

@@ -181,7 +181,10 @@ def canonical(design: CpuDesign, knobs: Knobs) -> Knobs:
         for name in extents
         if blocks.get(name, 1) <= (size := knobs.panels.get(name, extents[name])) < extents[name]
     }
-    ordered = knobs.columns_outermost or not (rows and columns)
+    nest, model = design.space.nest, design.space.model
+    sides = (model.rows(nest), model.columns(nest))
+    walked = [any(loop.blocks_of(1) > 1 for loop in loops) for loops in sides]
+    ordered = knobs.columns_outermost or not all(walked)
     return Knobs(blocks, ordered, panels, knobs.streams and design.space.model.streams)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cpembed.api.bench_maker import RowMaker
 from cpembed.api.run import RunResult, run
 from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
@@ -17,12 +20,15 @@ from cpembed.backends.contract import Knobs
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.packing import packed_before
+from cpembed.backends.x86.calibration import default_calibration
 from cpembed.backends.x86.features import missing_features
+from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.runner import Expected
 from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.workloads.suites import Layer
 
 INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16")
 
@@ -133,6 +139,44 @@ def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
         refused = run(given, target, **asked)  # type: ignore[arg-type]
         assert isinstance(refused, SolveResult)
         assert refused.target.name == target
+
+
+@pytest.mark.parametrize("layer", ["depthwise n=1 c=32 h=9 w=9 r=3 s=3 pad=1"])
+def test_a_suite_says_what_ran_instead(layer: str, tmp_path: Path) -> None:
+    maker = RowMaker(
+        hardware_spec("amx_int8"),
+        load_constraint_set("strict"),
+        load_constraint_set("in_place_padded"),
+        "auto",
+        "NHWC",
+        0,
+        None,
+        any_set=True,
+    )
+    one = Layer("mine", 0, "", layer)
+    row = maker.row(one, lambda phase, count: None)
+    assert row.error is None
+    assert row.run is not None
+    assert (row.run.verified, row.run.instead) == (True, "avx512_int8")
+    # The suite is about its target, in which the layer has no place.
+    assert row.best is not None
+    assert row.best.status == "infeasible"
+    assert maker.is_current(one, row)
+
+
+def test_a_target_with_more_features_keeps_its_instruction() -> None:
+    spec = hardware_spec("avx512_vnni")
+    wider = replace(spec, cpu_features=("avx512f", "avx512bw", "avx512_vnni"))
+    given = workload("gemm m=4 n=16 k=16", target="avx512_vnni")
+    program = solve(given, spec, top=1).embeddings[0].candidate.program
+    assert schedule_space(program, wider).model is schedule_space(program, spec).model
+
+
+def test_a_calibration_without_the_timed_product_is_enough() -> None:
+    given = workload("depthwise n=1 c=64 h=9 w=9 r=3 s=3 layout=NHWC", target=INT8)
+    program = solve(given, INT8, top=1).embeddings[0].candidate.program
+    bare = replace(default_calibration(2), product_ns={"tdpbusd": 6.0}, latency_ns={"tdpbusd": 6.0})
+    assert schedule_space(program, INT8, bare).ranked()
 
 
 @needs_vectors

@@ -41,10 +41,14 @@ class RegisterModel:
     streams: bool = False
 
     def streamed(self, nest: Nest, knobs: Knobs) -> int | None:
-        """The factor, by number, that is loaded past the nearest cache."""
+        """The factor, by number, that is loaded past the nearest cache: the one that the innermost
+        loop over blocks moves."""
         if not knobs.streams:
             return None
-        rows, columns = self.rows(nest), self.columns(nest)
+        rows, columns = (
+            any(loop.blocks_of(knobs.blocks.get(loop.origin, 1)) > 1 for loop in loops)
+            for loops in (self.rows(nest), self.columns(nest))
+        )
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
 
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, TaskLoop, kernel_nest, lane_name
 from cpembed.backends.private_packing import PrivatePacking
-from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.calibration import Calibration, calibration, default_calibration
 from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
 from cpembed.backends.x86.roles import lane_extent, row_loops
@@ -97,8 +97,10 @@ def _fits(rows: int, columns: int) -> bool:
 def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
     """A product has a row of its own to widen, and shares its column's weights."""
     products = _TIMES * rows * columns + columns
+    # A machine that is calibrated need not have the timed product.
+    known = machine if _TIMED in machine.product_ns else default_calibration(machine.threads)
     return BlockStep(
-        products_ns=max(products * machine.product_ns[_TIMED], machine.latency_ns[_TIMED]),
+        products_ns=max(products * known.product_ns[_TIMED], known.latency_ns[_TIMED]),
         loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
         line_ns=machine.vector_line_ns,
         stored_lines=rows * columns,

@@ -186,7 +186,7 @@ def test_moves_count_in_the_total_as_whole_calls(
     assert found.ratio == pytest.approx(27 / 18)
 
 
-def test_rounds_at_an_unusual_pace_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def turns(sides: Mapping[str, Side], *, usual: Any, rounds: int, **named: Any) -> Turns:
