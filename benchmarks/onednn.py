@@ -34,6 +34,8 @@ PARTS = [
     "unit16/amx_int8/1",
     "resnet50/amx_int8/1",
     "unit_conv3d/amx_int8/2",
+    "mobilenet/amx_int8/2",
+    "attention/amx_bf16/2",
     "deepbench/amx_int8/2",
 ]
 NO_LAYOUT = ("gemm", "amos", "attention")
