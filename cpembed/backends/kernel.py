@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, features, vector, vnni
 from cpembed.backends.x86.calibration import Calibration, calibration
-from cpembed.backends.x86.register_blocks import Schedules
+from cpembed.backends.x86.register_blocks import Scheduled, Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
@@ -30,29 +30,18 @@ Array = NDArray[Any]
 BackendChoice = Literal["auto", "native", "generic"]
 
 
-class _Plan(Protocol):
-    """Plans a kernel of a program on so many threads."""
-
-    def __call__(
-        self,
-        program: DerivedProgram,
-        threads: int,
-        knobs: Knobs | None = None,
-        epilogue: Epilogue | None = None,
-        *,
-        packs: bool = False,
-    ) -> KernelPlan: ...
-
-
 @dataclass(frozen=True)
 class _BackEnd:
-    plan: _Plan
+    """``schedules`` of a program on a machine and so many threads, storing an epilogue; ``plan``
+    writes one of them down."""
+
     schedules: Callable[[DerivedProgram, Calibration, int, Epilogue | None], Schedules]
+    plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
 
 
-_VNNI = _BackEnd(vnni.plan, vnni.schedules)
-_AMX = _BackEnd(amx.plan, amx.schedules)
-_VECTOR = _BackEnd(vector.plan, vector.schedules)
+_VNNI = _BackEnd(vnni.schedules, vnni.plan)
+_AMX = _BackEnd(amx.schedules, amx.plan)
+_VECTOR = _BackEnd(vector.schedules, vector.plan)
 
 _BACK_ENDS: Mapping[str, _BackEnd] = {
     "avx512_vnni": _VNNI,
@@ -336,11 +325,12 @@ def _build_native(
 ) -> CompiledKernel:
     back_end = _back_end(spec)
     features.require(spec)
-    threads = runtime.thread_count()
-    plan = back_end.plan(program, threads, knobs, epilogue)
+    space = schedule_space(program, spec, epilogue=epilogue)
+    chosen = knobs or space.best()
+    plan = back_end.plan(program, space.scheduled(program, chosen))
 
     def packing() -> KernelPlan:
-        return back_end.plan(program, threads, knobs, epilogue, packs=True)
+        return back_end.plan(program, space.scheduled(program, chosen, packs=True))
 
     return CompiledKernel(program, plan, epilogue=epilogue, packing=packing)
 

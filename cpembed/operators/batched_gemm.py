@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cpembed.ir.computation import Computation
-from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, ParameterKind
+from cpembed.operators.family import Dtypes, OperatorFamily, Parameter
+from cpembed.operators.gemm import PRODUCT, matrix_product
 
 
 def batched_gemm(
@@ -27,15 +27,9 @@ def batched_gemm(
     >>> str(batched_gemm(b=2, m=4, n=5, k=6, trans_b=True))
     'C[b, m, n] += (A[b, m, k] * B[b, n, k])'
     """
-    BATCHED_GEMM.check_sizes(b=b, m=m, n=n, k=k)
-    types = dict(zip("ABC", BATCHED_GEMM.dtypes(dtype, 2), strict=True))
-    left, right = "k,m" if trans_a else "m,k", "n,k" if trans_b else "k,n"
-    return parse_computation(
-        f"C[b,m,n] += A[b,{left}] * B[b,{right}]",
-        {"b": b, "m": m, "n": n, "k": k},
-        name="batched_gemm",
-        dtypes=types,
-        varying=("B",),
+    extents = {"b": b, "m": m, "n": n, "k": k}
+    return matrix_product(
+        BATCHED_GEMM, extents, trans_a=trans_a, trans_b=trans_b, dtype=dtype, varying=("B",)
     )
 
 
@@ -43,13 +37,5 @@ BATCHED_GEMM = OperatorFamily(
     "batched_gemm",
     "matrix multiplications C[b,m,n] += A[b,m,k] * B[b,k,n]",
     batched_gemm,
-    (
-        Parameter("b", "products"),
-        Parameter("m", "rows of C"),
-        Parameter("n", "columns of C"),
-        Parameter("k", "reduction"),
-        Parameter("trans_a", "1: A is stored [b,k,m]", ParameterKind.FLAG, "0"),
-        Parameter("trans_b", "1: B is stored [b,n,k]", ParameterKind.FLAG, "0"),
-        DTYPE,
-    ),
+    (Parameter("b", "products"), *PRODUCT),
 )

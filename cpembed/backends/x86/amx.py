@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from cpembed.backends.blocking import split_lanes
-from cpembed.backends.contract import KernelPlan, Knobs
+from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source, staged
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest, kernel_nest
-from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.amx_intrinsics import (
     configuration_statements,
@@ -22,9 +21,9 @@ from cpembed.backends.x86.amx_intrinsics import (
     store_intrinsic,
     update_intrinsic,
 )
-from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.backends.x86.roles import LaneRoles, digits, lane_roles
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
 from cpembed.errors import LoweringError
@@ -59,44 +58,27 @@ OPTIONS = ("-disable-post-ra:bool=true",)
 dependencies. It does not know that a tile register has a configured shape, so it must not run."""
 
 
-def plan(
-    program: DerivedProgram,
-    threads: int,
-    knobs: Knobs | None = None,
-    epilogue: Epilogue | None = None,
-    *,
-    packs: bool = False,
-) -> KernelPlan:
-    """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them.
-
-    ``packs``: each part packs the first factor for itself.
-    """
-    roles = lane_roles(program)
-    product = _product(program)
-    lanes = _lanes_only(program, roles, epilogue)
-    model = _registers(lanes, roles, product)
-    chosen = knobs or Schedules(lanes, model, calibration(), threads).best()
-    nest = apply_knobs(lanes, model, chosen)
-    packing = PrivatePacking.of(program, nest, threads) if packs else None
-    nest = nest if packing is None else packing.contraction
-    stored = nest if epilogue is None else staged(nest)
+def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
+    roles, product, nest = lane_roles(program), _product(program), scheduled.nest
+    stored = nest if nest.epilogue is None else staged(nest)
     grid = tile_grid(stored, roles, _GROUPS.get(product, 4))
     source = contraction_source(
         nest,
-        threads,
+        scheduled.threads,
         prologue=configuration_statements(grid),
         epilogue=release_statements(),
         vectorized={digits(nest, roles.column)[-1].name},
         stages=True,
-        packing=packing,
+        packing=scheduled.packing,
     )
     intrinsics = {
         INIT: (init_intrinsic(nest, grid), 0),
         UPDATE: (
-            update_intrinsic(nest, grid, product, model.streamed(lanes, chosen)),
+            update_intrinsic(nest, grid, product, scheduled.streamed),
             len(nest.reductions),
         ),
-        STORE: (store_intrinsic(stored, grid, scope="" if epilogue is None else "local"), 0),
+        STORE: (store_intrinsic(stored, grid, scope="" if stored is nest else "local"), 0),
     }
 
     def schedule(work: Any) -> None:
@@ -104,8 +86,7 @@ def plan(
             loops = work.get_loops(work.get_sblock(name, "main"))
             work.tensorize(loops[depth], register(intrinsic))
 
-    copies = 0 if packing is None else nest.operands[0].elements
-    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, copies)
+    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, scheduled.copies)
 
 
 def schedules(

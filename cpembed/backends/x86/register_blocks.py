@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from cpembed.backends.blocking import block, cut_panels, drop_unit_loops, order_tasks
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import Nest, TaskLoop
+from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, touched_lines
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep, Estimate, estimate
 from cpembed.backends.x86.roles import column_loops, row_loops
 from cpembed.errors import LoweringError
+from cpembed.transform.program import DerivedProgram
 
 _SCREENED = 24
 """Register blocks whose schedules are estimated in full: the best by their steps alone."""
@@ -61,6 +63,22 @@ class RegisterModel:
 
 
 @dataclass(frozen=True)
+class Scheduled:
+    """A nest as a kernel executes it on so many threads; with ``packing`` on the parts' own copies
+    of the first factor. ``streamed``: see :meth:`RegisterModel.streamed`."""
+
+    nest: Nest
+    threads: int
+    streamed: int | None
+    packing: PrivatePacking | None
+
+    @property
+    def copies(self) -> int:
+        """Elements of the parts' copies."""
+        return 0 if self.packing is None else self.nest.operands[0].elements
+
+
+@dataclass(frozen=True)
 class Schedules:
     """The schedules of a nest on a machine, by their estimates."""
 
@@ -94,6 +112,16 @@ class Schedules:
     def applied(self, knobs: Knobs) -> Nest:
         """The nest as it is executed; raises as :func:`apply_knobs`."""
         return apply_knobs(self.nest, self.model, knobs)
+
+    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, packs: bool = False) -> Scheduled:
+        """What a back end writes down; raises as :func:`apply_knobs`.
+
+        ``packs``: each part packs the first factor for itself.
+        """
+        nest, streamed = self.applied(knobs), self.model.streamed(self.nest, knobs)
+        packing = PrivatePacking.of(program, nest, self.threads) if packs else None
+        nest = nest if packing is None else packing.contraction
+        return Scheduled(nest, self.threads, streamed, packing)
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():

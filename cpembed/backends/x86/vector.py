@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 
 from cpembed.backends.blocking import can_block, split_lanes
-from cpembed.backends.contract import KernelPlan, Knobs
+from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, TaskLoop, kernel_nest, lane_name
-from cpembed.backends.private_packing import PrivatePacking
-from cpembed.backends.x86.calibration import Calibration, calibration, default_calibration
+from cpembed.backends.x86.calibration import Calibration, default_calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.backends.x86.roles import lane_extent, row_loops
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -36,34 +35,18 @@ ATTRIBUTES = ("+fast-dpwssd",)
 it again where that shortens a chain. Here there are many chains, and ports are what is short."""
 
 
-def plan(
-    program: DerivedProgram,
-    threads: int,
-    knobs: Knobs | None = None,
-    epilogue: Epilogue | None = None,
-    *,
-    packs: bool = False,
-) -> KernelPlan:
-    """A kernel on vectors; raises :class:`LoweringError` where the layout does not suit them.
-
-    ``packs``: each part packs the first factor for itself.
-    """
+def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on vectors."""
     lane = _lane(program)
-    lanes = _lanes_only(program, lane, epilogue)
-    chosen = knobs or Schedules(lanes, REGISTERS, calibration(), threads).best()
-    nest = apply_knobs(lanes, REGISTERS, chosen)
-    packing = PrivatePacking.of(program, nest, threads) if packs else None
-    nest = nest if packing is None else packing.contraction
     source = contraction_source(
-        nest,
-        threads,
-        unrolled=_unrolled(nest, lane),
+        scheduled.nest,
+        scheduled.threads,
+        unrolled=_unrolled(scheduled.nest, lane),
         vectorized={lane},
         vectorized_update=True,
-        packing=packing,
+        packing=scheduled.packing,
     )
-    copies = 0 if packing is None else nest.operands[0].elements
-    return KernelPlan("x86.vector", source, attributes=ATTRIBUTES, copies=copies)
+    return KernelPlan("x86.vector", source, attributes=ATTRIBUTES, copies=scheduled.copies)
 
 
 def schedules(
@@ -72,7 +55,8 @@ def schedules(
     threads: int,
     epilogue: Epilogue | None = None,
 ) -> Schedules:
-    """The schedules of a program, with their estimates."""
+    """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
+    layout does not suit vectors."""
     lanes = _lanes_only(program, _lane(program), epilogue)
     return Schedules(lanes, REGISTERS, machine, threads)
 

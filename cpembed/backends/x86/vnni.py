@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from cpembed.backends.blocking import split_lanes
-from cpembed.backends.contract import KernelPlan, Knobs
+from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import UPDATE, contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, kernel_nest
-from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER
-from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -24,35 +23,23 @@ _REGISTERS = 24
 """Of the 32: blocks that want more ran no faster on Zen 4, and spilled in some layers."""
 
 
-def plan(
-    program: DerivedProgram,
-    threads: int,
-    knobs: Knobs | None = None,
-    epilogue: Epilogue | None = None,
-    *,
-    packs: bool = False,
-) -> KernelPlan:
-    """A kernel on ``vpdpbusd``; raises :class:`LoweringError` where the layout does not suit it.
-
-    ``packs``: each part packs the first factor for itself.
-    """
-    roles = lane_roles(program)
-    lanes = _lanes_only(program, roles, epilogue)
-    chosen = knobs or Schedules(lanes, REGISTERS, calibration(), threads).best()
-    nest = apply_knobs(lanes, REGISTERS, chosen)
-    packing = PrivatePacking.of(program, nest, threads) if packs else None
-    nest = nest if packing is None else packing.contraction
+def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on ``vpdpbusd``."""
+    nest = scheduled.nest
     steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
     source = contraction_source(
-        nest, threads, unrolled=steps, vectorized={roles.column}, packing=packing
+        nest,
+        scheduled.threads,
+        unrolled=steps,
+        vectorized={lane_roles(program).column},
+        packing=scheduled.packing,
     )
 
     def schedule(work: Any) -> None:
         loops = work.get_loops(work.get_sblock(UPDATE, "main"))
         work.tensorize(loops[-2], register_dot(signed_first=nest.operands[0].dtype == "int8"))
 
-    copies = 0 if packing is None else nest.operands[0].elements
-    return KernelPlan("x86.vnni", source, schedule, copies=copies)
+    return KernelPlan("x86.vnni", source, schedule, copies=scheduled.copies)
 
 
 def schedules(
@@ -61,7 +48,8 @@ def schedules(
     threads: int,
     epilogue: Epilogue | None = None,
 ) -> Schedules:
-    """The schedules of a program, with their estimates."""
+    """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
+    layout does not suit the instruction."""
     lanes = _lanes_only(program, lane_roles(program), epilogue)
     return Schedules(lanes, REGISTERS, machine, threads)
 

@@ -50,8 +50,10 @@ def broken_rows() -> DerivedProgram:
 
 
 def test_amx_refuses_rows_at_no_constant_distance() -> None:
+    program = broken_rows()
+    space = schedule_space(program, AMX)
     with pytest.raises(LoweringError, match="no constant distance"):
-        amx.plan(broken_rows(), threads=2)
+        amx.plan(program, space.scheduled(program, space.best()))
 
 
 def test_auto_falls_back_to_generic_code_that_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +82,7 @@ def test_native_for_a_target_without_a_back_end_is_unavailable() -> None:
 def test_vnni_refuses_other_types() -> None:
     program = gemm_program(VNNI, m=4, n=16, k=4, dtype="int8,int8")
     with pytest.raises(LoweringError, match="uint8 by int8"):
-        vnni.plan(program, threads=2)
+        schedule_space(program, VNNI)
 
 
 def test_vnni_refuses_depth_that_is_apart() -> None:
@@ -92,7 +94,7 @@ def test_vnni_refuses_depth_that_is_apart() -> None:
         access=(*a.access[:-1], expr(("z", 2))),
     )
     with pytest.raises(LoweringError, match="stride 1, not 2"):
-        vnni.plan(replace(program, operands=(apart, *others)), threads=2)
+        schedule_space(replace(program, operands=(apart, *others)), VNNI)
 
 
 def test_only_product_sums_have_kernels() -> None:
