@@ -35,7 +35,7 @@ from cpembed.backends.x86.calibration import load_calibration
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.loader import available_targets, load_hardware_spec
+from cpembed.hw.loader import load_hardware_spec
 from cpembed.measure.baselines.registry import open_baselines
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
@@ -308,12 +308,9 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
 
 
 def _specifications(spec: HardwareSpec) -> str:
-    """Of the target, and of those that run what it cannot."""
-    texts = [Path(spec.path).read_bytes()]
-    while spec.otherwise is not None and len(texts) < len(available_targets()):
-        spec = load_hardware_spec(spec.otherwise)
-        texts.append(Path(spec.path).read_bytes())
-    return _digest(b"".join(texts))
+    """Of the target, and of the one that runs what it cannot."""
+    other = [] if spec.otherwise is None else [load_hardware_spec(spec.otherwise)]
+    return _digest(b"".join(Path(one.path).read_bytes() for one in (spec, *other)))
 
 
 def _tuned(maker: RowMaker) -> str | None:

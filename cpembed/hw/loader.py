@@ -158,13 +158,8 @@ class _Builder:
                 f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, "
                 "or leave the key out while nothing executes the instruction",
             )
-        if table.otherwise is not None and table.otherwise not in _named_files():
-            raise self.error(
-                ("otherwise",),
-                f"unknown target {table.otherwise!r}"
-                f"{close_match(table.otherwise, _named_files())}; allowed: a name that "
-                "`cpembed targets` lists",
-            )
+        if table.otherwise is not None:
+            self._check_otherwise(table.otherwise)
         for position, feature in enumerate(table.cpu_features):
             if not _CPU_FEATURE.fullmatch(feature):
                 spelled = re.sub(r"[^a-z0-9]+", "_", feature.lower()).strip("_")
@@ -173,6 +168,21 @@ class _Builder:
                     f"{feature!r} is not spelled as in /proc/cpuinfo (lower-case letters, digits "
                     "and _)" + (f" (did you mean {spelled}?)" if spelled else ""),
                 )
+
+    def _check_otherwise(self, name: str) -> None:
+        """A target that is known, and that runs everything itself."""
+        files = _named_files()
+        if name not in files:
+            raise self.error(
+                ("otherwise",),
+                f"unknown target {name!r}{close_match(name, files)}; allowed: a name that "
+                "`cpembed targets` lists",
+            )
+        if read_table(files[name], HardwareTable).otherwise is not None:
+            raise self.error(
+                ("otherwise",),
+                f"{name} names another target in turn; allowed: one that names none",
+            )
 
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)

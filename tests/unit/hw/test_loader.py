@@ -124,6 +124,9 @@ def test_another_target_may_run_what_this_one_cannot(tmp_path: Path) -> None:
         f"{path}: otherwise: unknown target 'avx512_int' (did you mean avx512_int8?); allowed: "
         "a name that `cpembed targets` lists"
     )
+    path = write(tmp_path, named.replace("avx512_int8", "amx_int8"))
+    with pytest.raises(SpecError, match="otherwise: amx_int8 names another target in turn"):
+        load_hardware_spec(path)
 
 
 def test_an_unknown_target_lists_close_matches_and_the_command() -> None:
