@@ -69,7 +69,8 @@ def tune(
     (:func:`~cpembed.api.run_vta.tail_for`), is for a VTA; ``objective`` for a CPU: what is to be
     short (:data:`~cpembed.tune.cpu_choice.Objective`), by default the total. Returns the
     :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
-    proven, the target that the specification names (``otherwise``) is tuned.
+    proven under :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`, the target that the specification
+    names (``otherwise``) is tuned.
 
     Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes,
     :class:`WorkloadError` for an option of another target, :class:`LoweringError` where the
@@ -134,22 +135,21 @@ def open_tuning(
     # Without a set, what runs untuned takes part: tuning never does worse.
     considered = 1 if simulation is not None else CONSIDERED
     if constraints is None:
-        found = [
-            (searched(DEFAULT_CONSTRAINTS, considered), considered),
-            (searched(WIDEST, candidates), candidates),
-        ]
+        usual = searched(DEFAULT_CONSTRAINTS, considered)
+        # As untuned: what the widest set still finds there is no match for it.
+        other = stand_in(usual) if simulation is None else None
+        if other is not None:
+            left = None if timeout is None else max(0.0, started + timeout - time.perf_counter())
+            return open_tuning(
+                workload, other, trials=trials, timeout=left, candidates=candidates,
+                objective=objective, seed=seed, database=database, progress=progress,
+            )  # fmt: skip
+        found = [(usual, considered), (searched(WIDEST, candidates), candidates)]
     else:
         found = [(searched(constraints, max(candidates, considered)), candidates)]
     results = [solved for solved, _ in found]
     if not any(solved.embeddings for solved in results):
-        other = stand_in(results[-1]) if constraints is None and simulation is None else None
-        if other is None:
-            return results[-1]
-        left = None if timeout is None else max(0.0, started + timeout - time.perf_counter())
-        return open_tuning(
-            workload, other, trials=trials, timeout=left, candidates=candidates,
-            objective=objective, seed=seed, database=database, progress=progress,
-        )  # fmt: skip
+        return results[-1]
     deadline = float("inf") if timeout is None else started + timeout
     task = Task(workload, spec, results[-1].constraints, trials, seed, started, deadline)
     folder = database or default_directory()

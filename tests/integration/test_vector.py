@@ -181,18 +181,22 @@ def test_a_calibration_without_the_timed_product_is_enough() -> None:
 
 
 @needs_vectors
-def test_what_is_tuned_so_runs_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = workload("depthwise n=1 c=32 h=7 w=8 r=3 s=3 layout=NHWC", target="avx512_vnni")
-    if missing_features(hardware_spec("avx512_vnni")):
-        pytest.skip("missing: avx512_vnni")
+@pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni"])
+def test_what_is_tuned_so_runs_so(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of AMX the widest set has embeddings, poor ones, that must not take the vectors' place."""
+    if missing := missing_features(hardware_spec(target)):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    given = workload("depthwise n=1 c=32 h=7 w=8 r=3 s=3 layout=NHWC", target=target)
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    tuning = open_tuning(given, "avx512_vnni", trials=2)
+    tuning = open_tuning(given, target, trials=2)
     assert isinstance(tuning, CpuTuning)
     assert tuning.task.target.name == "avx512_int8"
     list(tuning.run())
-    result = run(given, "avx512_vnni")
+    result = run(given, target)
     assert isinstance(result, RunResult)
     assert result.choice is not None
     assert result.choice.tuned is not None
     assert result.to_json()["executed"] == "avx512_int8"
-    assert isinstance(open_tuning(given, "avx512_vnni", constraints="strict"), SolveResult)
+    assert isinstance(open_tuning(given, target, constraints="strict"), SolveResult)
