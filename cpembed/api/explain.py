@@ -190,7 +190,7 @@ def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
 
 def _unpacked(program: DerivedProgram, name: str) -> PackedOperand:
     """The operand before any rewrite; a dimension is named after the axes that index it."""
-    workload = program.original or program.workload
+    workload = program.unfused
     return before_rewrites(workload, workload.access(name), program.axis_map)
 
 

@@ -15,7 +15,6 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import (
     CONSIDERED,
     WELL_USED,
@@ -24,7 +23,7 @@ from cpembed.tune.cpu_choice import (
     choose,
     machine_weights,
 )
-from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.tune.cpu_in_place import beside_in_place, require_beside
 from cpembed.tune.cpu_kept import tuned
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.kept import TunedChoice
@@ -119,8 +118,7 @@ def build_first(
     failed: list[LoweringError] = []
     for choice in choices:
         program = choice.candidate.candidate.program
-        if program.in_place:
-            require(program)
+        require_beside(choice.candidate.candidate, spec)
         try:
             kernel = build(program, spec, backend="native", knobs=choice.knobs, epilogue=epilogue)
             return kernel, choice

@@ -15,10 +15,9 @@ from cpembed.backends.x86.calibration import Calibration
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
 from cpembed.tune.cpu_contest import Failed, Moves, Timed
-from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.tune.cpu_in_place import beside_in_place, require_beside
 from cpembed.tune.cpu_search import CpuSearch
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
 from cpembed.tune.cpu_trials import CpuTrial, key_of
@@ -80,8 +79,7 @@ class Field:
         untuned = chosen[0].knobs if chosen else designs[0].ranked[0][1]
         taking_part = distinct(designs)
         for design in taking_part:
-            if design.candidate.program.in_place:
-                require(design.candidate.program)
+            require_beside(design.candidate, spec)
         return cls(tuple(taking_part), untuned, tuple(refused.values()))
 
 

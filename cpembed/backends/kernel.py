@@ -111,7 +111,7 @@ class CompiledKernel:
 
     def _vector(self, epilogue: Epilogue, name: str, array: Array) -> Any:
         """Padded as the channels are."""
-        workload = self.program.original or self.program.workload
+        workload = self.program.unfused
         extents = tuple(workload.extents[axis] for axis in channel_axes(workload))
         dtype = numpy_dtype(epilogue.vector_dtype(name, workload.output.dtype))
         if array.shape != extents or array.dtype != dtype:

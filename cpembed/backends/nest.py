@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.backends.epilogue import Epilogue, channel_axes
-from cpembed.embedding.flatten import member_digits
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
@@ -218,8 +217,8 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
 def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
     """An output element's channel over loops and lanes, and the extents, padding included, of the
     axes that make it, outermost first."""
-    original = program.original or program.workload
-    members = member_digits(original, program.embedding.flattened)
+    original = program.unfused
+    members = program.member_digits
     total = IndexExpr()
     extents: list[int] = []
     for axis in channel_axes(original):

@@ -72,7 +72,7 @@ def overheads(program: DerivedProgram) -> Overheads:
         if not operand.is_identity:
             moved += (original[tensor] + operand.elements) * size_bytes(operand.dtype)
     return Overheads(
-        program.workload.macs,
+        program.unfused.macs,
         program.calls * program.instruction.macs,
         program.calls,
         sum(original.values()),

@@ -16,7 +16,10 @@ from cpembed.errors import InvariantError
 def check_embedding(
     problem: EmbeddingProblem, constraints: ConstraintSet, embedding: Embedding
 ) -> None:
-    """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug."""
+    """Expand axis maps to nodes and have every constraint judge them; a refusal is a bug.
+
+    Gaps of fused axes are left out: they are the derived program's, and proven with it.
+    """
     problem = flattened_problem(with_roles(problem, embedding.operands), embedding.flattened)
     node_map = expand(problem, embedding)
     if node_map is None:

@@ -30,7 +30,8 @@ class Embedding:
     instruction axis is used at; ``digits`` lists each instruction axis's digits innermost first
     (counts multiply to the extent); ``origin`` is the workload point of the first scalar operation
     (all zero under ``fixed_origin``). ``flattened`` names fused axes that digits move along, with
-    their members, outermost first.
+    their members, outermost first; ``pitches`` those members that a gap follows, with the points
+    that the member and the gap take (:data:`~cpembed.embedding.flatten.Pitches`).
     """
 
     operands: Mapping[str, str]
@@ -38,6 +39,7 @@ class Embedding:
     digits: Mapping[str, tuple[Digit, ...]]
     origin: Mapping[str, int] = field(default_factory=dict[str, int])
     flattened: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    pitches: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def family(self) -> dict[str, tuple[str, ...]]:
@@ -100,6 +102,7 @@ class Embedding:
                 if self.flattened
                 else {}
             ),
+            **({"pitches": dict(self.pitches)} if self.pitches else {}),
         }
 
     @staticmethod
@@ -113,4 +116,5 @@ class Embedding:
             },
             origin=dict(document.get("origin", {})),
             flattened={n: tuple(axes) for n, axes in document.get("flattened", {}).items()},
+            pitches=dict(document.get("pitches", {})),
         )

@@ -8,16 +8,20 @@ AMOS calls this a fused iteration.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cpembed.ir.computation import Axis, Computation, changed_accesses
+from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 Groups = Mapping[str, tuple[str, ...]]
 """Name of a fused axis -> its members, outermost first."""
+
+Pitches = Mapping[str, int]
+"""Member of a fused axis -> points of the fused axis that a step of the member outside of it takes,
+where that is more than the member's extent: what lies between is a gap, points of no original one.
+Windows over the rows of an image are apart by a row of the image, not of the output."""
 
 
 def members_of(groups: Groups, axis: str) -> tuple[str, ...]:
@@ -25,43 +29,68 @@ def members_of(groups: Groups, axis: str) -> tuple[str, ...]:
     return groups.get(axis, (axis,))
 
 
-def member_digits(workload: Computation, groups: Groups) -> dict[str, IndexExpr]:
+def member_digits(
+    workload: Computation, groups: Groups, pitches: Pitches | None = None
+) -> dict[str, IndexExpr]:
     """Each member's coordinate as a digit of its fused axis.
 
-    The outermost member has no modulus: padding of the fused axis puts it outside its extent.
+    The outermost member has no modulus: padding of the fused axis puts it outside its extent, as
+    a gap does the member that has a pitch.
     """
     digits: dict[str, IndexExpr] = {}
     for name, members in groups.items():
         weight = 1
         for position, member in reversed(list(enumerate(members))):
-            extent = workload.extents[member]
-            modulus = None if position == 0 else extent
+            points = (pitches or {}).get(member, workload.extents[member])
+            modulus = None if position == 0 else points
             digits[member] = IndexExpr.of([IndexTerm(name, 1, weight, modulus)])
-            weight *= extent
+            weight *= points
     return digits
 
 
-def flatten(workload: Computation, groups: Groups) -> Computation:
-    """The same computation over fused axes; operands, and so data, are unchanged."""
+def fused_extent(workload: Computation, members: Sequence[str], pitches: Pitches) -> int:
+    """Points of a fused axis up to the last one that is an original point."""
+    last, weight = 0, 1
+    for member in reversed(members):
+        last += (workload.extents[member] - 1) * weight
+        weight *= pitches.get(member, workload.extents[member])
+    return last + 1
+
+
+def flatten(workload: Computation, groups: Groups, pitches: Pitches | None = None) -> Computation:
+    """The same computation over fused axes; operands, and so data, are unchanged.
+
+    In a gap that ``pitches`` leaves, an operand's index is outside of it, as a stored one is.
+    """
     if not groups:
         return workload
-    digits = member_digits(workload, groups)
+    pitches = pitches or {}
+    digits = member_digits(workload, groups, pitches)
     first = {members[0]: name for name, members in groups.items()}
     axes: list[Axis] = []
     for axis in workload.axes:
         if axis.name in first:
             name = first[axis.name]
-            extent = math.prod(workload.extents[member] for member in groups[name])
-            axes.append(Axis(name, extent, axis.kind))
+            axes.append(Axis(name, fused_extent(workload, groups[name], pitches), axis.kind))
         elif axis.name not in digits:
             axes.append(axis)
 
     def rewrite(access: Access) -> Access:
         return Access(access.operand, tuple(index.substitute(digits) for index in access.index))
 
+    def opened(operand: Operand) -> Operand:
+        indices = [i for access in workload.access_maps[operand.name] for i in access.index]
+        gaps = any(member in index.iterators for member in pitches for index in indices)
+        return replace(operand, zero_outside=True) if gaps else operand
+
     # In one step: the accesses only make sense over the new axes.
-    statements = changed_accesses(workload.statements, rewrite)
-    return replace(workload, axes=tuple(axes), statements=statements)
+    return replace(
+        workload,
+        axes=tuple(axes),
+        inputs=tuple(map(opened, workload.inputs)),
+        outputs=tuple(map(opened, workload.outputs)),
+        statements=changed_accesses(workload.statements, rewrite),
+    )
 
 
 def candidate_groups(

@@ -51,10 +51,11 @@ class Axis:
 class Operand:
     """A tensor of the computation.
 
-    ``zero_outside``: a read outside ``shape`` yields zero (a convolution's own image padding);
-    without it every access must stay inside. ``of`` names the operand that this one is a *port* of
-    (:mod:`cpembed.ir.ports`): the same tensor, through one of its accesses. ``varies``: an input
-    that could be weights is made anew for every call, so that nothing of it can be packed ahead.
+    ``zero_outside``: a read outside ``shape`` yields zero (a convolution's own image padding), and
+    what is stored there is dropped; without it every access must stay inside. ``of`` names the
+    operand that this one is a *port* of (:mod:`cpembed.ir.ports`): the same tensor, through one of
+    its accesses. ``varies``: an input that could be weights is made anew for every call, so that
+    nothing of it can be packed ahead.
     """
 
     name: str

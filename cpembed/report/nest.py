@@ -58,7 +58,9 @@ def _fused(program: DerivedProgram, axis: str) -> str:
     if not members or program.original is None:
         return ""
     extents = program.original.extents
-    return f" (fused: {', '.join(f'{member} {extents[member]}' for member in members)})"
+    apart = {member: f" in rows of {pitch}" for member, pitch in program.embedding.pitches.items()}
+    sizes = ", ".join(f"{member} {extents[member]}{apart.get(member, '')}" for member in members)
+    return f" (fused: {sizes})"
 
 
 def _padding(program: DerivedProgram, digit: Digit) -> str:

@@ -59,7 +59,7 @@ def derive(
         problem = problem_of(workload, instruction, embedding.operands)
         workload, instruction = problem.workload, problem.instruction
     original = workload
-    workload = flatten(workload, embedding.flattened)
+    workload = flatten(workload, embedding.flattened, embedding.pitches)
     overlaps = overlapping(workload, embedding, in_place) if in_place else {}
     loops, axis_map = _iteration(workload, embedding, overlaps)
     lanes = tuple(

@@ -20,7 +20,8 @@ class InPlaceLayout(LayoutBuilder):
     def derive(self) -> PackedOperand:
         self._check_moves()
         self._flatten()
-        if any(type(done) is not Flatten for done in self.applied) and not self.layout.is_identity:
+        kept = all(type(done) in (Flatten, Pad) for done in self.applied)
+        if not (kept or self.layout.is_identity):
             raise TransformError(f"{self.layout.name} does not hold the fused axes as they are")
         padded = {
             axis: self.overlaps[axis].extent if axis in self.overlaps else self._reach(index)

@@ -65,7 +65,7 @@ class OperandLayout(LayoutBuilder):
         self._flatten()
         for name, index in self._indices.items():
             axis = _direct_axis(index)
-            if axis is not None:
+            if axis is not None and name not in self._joined:
                 self._direct[name] = axis
         self._unroll()
         self._pad()
@@ -84,7 +84,7 @@ class OperandLayout(LayoutBuilder):
     def _unroll(self) -> None:
         """Give mapped axes of a shared index dimensions of their own, at the least footprint."""
         for name, index in list(self._indices.items()):
-            if name in self._direct or not any(map(self._lane, index.iterators)):
+            if name in {*self._direct, *self._joined} or not any(map(self._lane, index.iterators)):
                 continue
             if set(self.overlaps) & set(index.iterators):
                 raise self._shared_blocks()

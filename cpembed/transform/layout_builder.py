@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.embedding.embedding import Embedding
@@ -15,9 +15,9 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import joined_dimensions, joined_index
+from cpembed.ir.joining import JoinedRows, joined_dimensions, joined_index
 from cpembed.transform.program import Overlap, PackedDimension, PackedOperand
-from cpembed.transform.rewrites import Flatten, Part, Reorder, Rewrite, unroll
+from cpembed.transform.rewrites import Flatten, Pad, Part, Reorder, Rewrite, unroll
 from cpembed.transform.unrolling import Treatment, normalised
 
 
@@ -61,6 +61,8 @@ class LayoutBuilder(ABC):
     applied: list[Rewrite] = field(default_factory=list[Rewrite])
     layout: PackedOperand = field(init=False)
     _lane_of: dict[str, str] = field(default_factory=dict[str, str])
+    _joined: set[str] = field(default_factory=set[str])
+    """Dimensions of the rows of an image, which are read in place."""
     _original_names: tuple[str, ...] = ()
     """Names of the dimensions before any rewrite."""
     _indices: dict[str, IndexExpr] = field(default_factory=dict[str, IndexExpr])
@@ -111,22 +113,18 @@ class LayoutBuilder(ABC):
         for name, members in self.embedding.flattened.items():
             if not any(members[0] in index.iterators for index in self._indices.values()):
                 continue
-            if self._joins(name, members):
+            if self._joins(name, members) or self._joins_rows(name, members):
                 continue
             parts = [self._own_dimension(member) for member in members]
+            sizes = tuple(self.embedding.pitches.get(m, self.workload.extents[m]) for m in members)
+            for part, size in zip(parts, sizes, strict=True):
+                self._widen(part, 0, size - self.layout.dimensions[self._position(part)].extent)
             names = [d.name for d in self.layout.dimensions]
             start = min(names.index(part) for part in parts)
             kept = [n for n in names if n not in parts]
             at = sum(1 for n in names[:start] if n not in parts)
             self._reorder([*kept[:at], *parts, *kept[at:]])
-            sizes = tuple(self.workload.extents[member] for member in members)
-            fused = Flatten(
-                self.layout.name, at, sizes, name, labels=members, index=self.axis_map[name]
-            )
-            self._apply(fused)
-            for part in parts:
-                del self._indices[part]
-            self._indices[name] = IndexExpr.iterator(name)
+            self._join(name, parts, at, IndexExpr.iterator(name), name, members)
 
     def _joins(self, name: str, members: tuple[str, ...]) -> bool:
         """Make one dimension of those that hold a fused axis as a window which the memory side
@@ -142,17 +140,98 @@ class LayoutBuilder(ABC):
         if fused & set(window.iterators) != {members[0]}:
             return False
         old = [self._original_names[n] for n in found]
-        sizes = tuple([self.layout.dimensions[self._position(n)].extent for n in old])
+        sizes = [self.layout.dimensions[self._position(n)].extent for n in old]
         index = joined_index(window, members[0], math.prod(sizes[1:]), name)
         if "in_place" not in self._treatments(name, index):
             return False
+        self._join(self._fresh("+".join(old)), old, self._position(old[0]), index, name, old)
+        return True
+
+    def _joins_rows(self, name: str, members: tuple[str, ...]) -> bool:
+        """Make one dimension of two that are walked as windows; False where the fused axis has no
+        gap, or the operand is not walked so."""
+        if members[-1] not in self.embedding.pitches:
+            return False
+        shape = self.workload.operand(self.layout.name).shape
+        found = JoinedRows.of(self.access.index, shape, self.workload.extents, members)
+        if found is None or found.pitch != self.embedding.pitches[members[-1]]:
+            return False
+        lane = self._lane(name)
+        if lane is None or self.memory.stride_rule(lane) is not StrideRule.ANY:
+            raise TransformError(f"{self.layout.name} does not hold {name} as it is read")
+        rows, columns = (self._original_names[n] for n in (found.first, found.first + 1))
+        walks = [a for part in (rows, columns) for a in self._indices[part].iterators]
+        if any(self._lane(axis) for axis in walks if axis not in members):
+            raise TransformError(f"{self.layout.name}: another lane walks the rows of {name}")
+        self._widen(columns, found.before, found.after)
+        if found.phases > 1:
+            rows = self._phases(rows, found.phases, members[0])
+        old = [rows, columns]
         joined = self._fresh("+".join(old))
-        at, axis = self._position(old[0]), self.axis_map[name]
-        self._apply(Flatten(self.layout.name, at, sizes, joined, labels=tuple(old), index=axis))
-        for part in old:
+        self._joined.add(joined)
+        width = self.layout.dimensions[self._position(columns)].extent
+        walked = [(self._indices[part], size) for part, size in zip(old, (width, 1), strict=True)]
+        others = [
+            term.times(size)
+            for index, size in walked
+            for term in index.terms
+            if term.iterator not in members
+        ]
+        constant = sum(index.constant * size for index, size in walked) + found.before
+        index = IndexExpr.of([*others, IndexTerm(name, found.step)], constant)
+        self._join(joined, old, self._position(rows), index, name, old)
+        return True
+
+    def _phases(self, name: str, phases: int, member: str) -> str:
+        """Take rows apart by their number modulo ``phases``, which windows begin apart; the
+        dimension of a phase's rows."""
+        position = self._position(name)
+        rest = self.layout.access[position]
+        low = rest.bounds(self.extents)[0]
+        rest = IndexExpr.of(rest.terms, rest.constant - low)
+        high = rest.bounds(self.extents)[1]
+        rows, phase = self._fresh(f"{name}.{member}"), self._fresh(f"{name}.phase")
+        extent = self.workload.extents[member] + high // phases
+        quotient = IndexExpr((IndexTerm("", 1, phases, None, rest),))
+        remainder = IndexExpr((IndexTerm("", 1, 1, phases, rest),))
+        parts = (
+            Part(phase, min(phases, high + 1), 1, remainder),
+            Part(rows, extent, phases, quotient),
+        )
+        size = self.layout.dimensions[position].extent
+        self._apply(unroll(self.layout.name, position, size, low, parts, name))
+        del self._indices[name]
+        self._indices[rows] = IndexExpr.iterator(member)
+        return rows
+
+    def _widen(self, dimension: str, before: int, after: int) -> None:
+        """Zeros at the ends of a dimension."""
+        if before or after:
+            at = self._position(dimension)
+            extent = self.layout.dimensions[at].extent
+            self._apply(Pad(self.layout.name, at, before, after, extent, dimension))
+
+    def _join(
+        self,
+        joined: str,
+        parts: Sequence[str],
+        at: int,
+        index: IndexExpr,
+        fused: str,
+        labels: Sequence[str],
+    ) -> None:
+        """Make one dimension of neighbours from position ``at`` on. ``index`` is what it is walked
+        by: the fused axis, at some step, and what other axes walk of the parts."""
+        sizes = tuple(d.extent for d in self.layout.dimensions[at : at + len(parts)])
+        step = index.coefficient(fused)
+        walked = self.axis_map[fused]
+        walked = IndexExpr.of([t.times(step) for t in walked.terms], walked.constant * step)
+        self._apply(
+            Flatten(self.layout.name, at, sizes, joined, labels=tuple(labels), index=walked)
+        )
+        for part in parts:
             del self._indices[part]
         self._indices[joined] = index
-        return True
 
     def _own_dimension(self, member: str) -> str:
         """The dimension that is just this axis, of its extent; taken out of a sum where need be."""

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import member_digits
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -174,6 +175,18 @@ class DerivedProgram:
     overlaps: tuple[Overlap, ...] = ()
     in_place: tuple[str, ...] = ()
     """Operands that keep the layout they come in, whatever the least footprint would be."""
+
+    @property
+    def unfused(self) -> Computation:
+        """The workload before its axes were fused."""
+        return self.original or self.workload
+
+    @cached_property
+    def member_digits(self) -> dict[str, IndexExpr]:
+        """Coordinates of the members of fused axes as digits of these; at or beyond a member's
+        extent the point is padding."""
+        embedding = self.embedding
+        return member_digits(self.unfused, embedding.flattened, embedding.pitches)
 
     @cached_property
     def extents(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ overheads: the time of the fastest schedule, and that of moving data into the la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cpembed.backends.contract import Knobs
@@ -168,6 +168,10 @@ def moves_us(program: DerivedProgram, machine: Calibration, nest: Nest) -> float
     for operand in moved(program):
         if inside is not None and operand.name == inside.operand.name:
             total += private_move_us(inside, machine)
+        elif operand.name == program.workload.output.name:
+            # In the type that is stored of the sums.
+            stored = replace(operand, dtype=nest.operands[2].dtype)
+            total += move_us(stored, machine, threads)
         else:
             total += move_us(operand, machine, threads)
     return total

@@ -9,49 +9,102 @@ the last tile moves back over the one before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from cpembed.backends.packing import packed_before
 from cpembed.cost.overheads import overheads
 from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.checks import check_embedding
+from cpembed.embedding.commute import problem_of
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.embedding import Embedding
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.strategy.candidate import derive_candidate
+from cpembed.strategy.candidate import Candidate, derive_candidate
 from cpembed.transform.program import DerivedProgram
+from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import moved
+from cpembed.tune.cpu_rows import over_rows
 
 
 def beside_in_place(
     candidates: Iterable[RankedCandidate], spec: HardwareSpec
 ) -> tuple[RankedCandidate, ...]:
     """The candidates, before each one the same embedding on operands in place, where that moves
-    less. These keep the rank and the score of the embedding, and are not proven yet."""
-    found: list[RankedCandidate] = []
+    less, and before that one over the rows of an image as one axis, where that takes fewer
+    executions. These keep the rank and the score of the embedding, and are not proven yet."""
+    found: dict[str, RankedCandidate] = {}
     for ranked in candidates:
-        twin = in_place(ranked, spec)
-        found += [ranked] if twin is None else [twin, ranked]
-    return tuple(found)
+        for item in (*in_rows(ranked, spec), in_place(ranked, spec), ranked):
+            if item is not None:
+                found.setdefault(item.candidate.identifier, item)
+    return tuple(found.values())
 
 
 def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> RankedCandidate | None:
     """The same embedding on operands in place; None where the instruction cannot take them from
     there, or where no less is moved."""
     program = ranked.candidate.program
-    workload = program.original or program.workload
     if program.in_place or not moved(program):
         return None
-    ahead = packed_before(workload)
-    names = tuple(o.name for o in workload.operands if o.name not in ahead)
+    twin = _derived(ranked, spec, ranked.candidate.embedding, _moving(program))
+    if twin is None or _moved_bytes(twin.candidate.program) >= _moved_bytes(program):
+        return None
+    return twin
+
+
+def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
+    """The embedding over the rows of an image as one axis, in place and not; none where there are
+    no rows, or it takes no fewer executions of the instruction."""
+    program = ranked.candidate.program
     embedding = ranked.candidate.embedding
+    if program.in_place or not _has_single_accesses(program.workload):
+        return []
+    rows = over_rows(program.workload, spec.instruction, embedding)
+    if rows is None:
+        return []
+    found = (_derived(ranked, spec, rows, kept) for kept in (_moving(program), ()))
+    return [item for item in found if item is not None]
+
+
+def _has_single_accesses(workload: Computation) -> bool:
+    return all(len(accesses) == 1 for accesses in workload.access_maps.values())
+
+
+def _moving(program: DerivedProgram) -> tuple[str, ...]:
+    """Operands that are not packed ahead."""
+    ahead = packed_before(program.unfused)
+    return tuple(o.name for o in program.unfused.operands if o.name not in ahead)
+
+
+def _derived(
+    ranked: RankedCandidate, spec: HardwareSpec, embedding: Embedding, kept: Collection[str]
+) -> RankedCandidate | None:
+    """The candidate with the program of an embedding that leaves operands where they are; None
+    where the instruction cannot take them from there."""
+    workload = ranked.candidate.program.unfused
     try:
-        candidate = derive_candidate(workload, spec.instruction, embedding, in_place=names)
+        candidate = derive_candidate(workload, spec.instruction, embedding, in_place=kept)
     except TransformError:
         return None
-    if _moved_bytes(candidate.program) >= _moved_bytes(program):
-        return None
     return replace(ranked, candidate=candidate, overheads=overheads(candidate.program))
+
+
+def require_beside(candidate: Candidate, spec: HardwareSpec) -> None:
+    """Decide what was not decided of a candidate that :func:`beside_in_place` adds: its embedding
+    by the constraints, its program by the proof.
+
+    Raises :class:`InvariantError` where either refuses.
+    """
+    program, embedding = candidate.program, candidate.embedding
+    if embedding.pitches:
+        problem = problem_of(program.unfused, spec.instruction, embedding.operands)
+        check_embedding(problem, load_constraint_set("fused"), embedding)
+    if program.in_place or embedding.pitches:
+        require(program)
 
 
 def _moved_bytes(program: DerivedProgram) -> int:

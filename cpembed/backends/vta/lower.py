@@ -114,7 +114,7 @@ def lower(
     Raises :class:`LoweringError` where the program's tiles are not the configuration's, or the
     schedule does not fit.
     """
-    workload = program.original or program.workload
+    workload = program.unfused
     ending = tail or default_tail(workload)
     check_tail(workload, ending)
     nest = with_bias(tile_nest(program, config), ending.bias)

@@ -9,7 +9,8 @@ Obligations, each a statement about integer sets and relations that isl decides:
 4. *output*: each original output element is read back from exactly one packed element;
 5. *tile*: lanes address memory as the instruction's memory side asks.
 
-A program over fused axes has a sixth, *flatten*: the workload over them is the original one.
+A program over fused axes has a sixth, *flatten*: the workload over them is the original one, but
+for points in the gaps of an axis, which count as padding.
 
 Each is tried first as a conjunction of *lemmas* about few variables (``factored``), which isl
 decides once for all programs that share them. An obligation that the lemmas do not show is decided
@@ -74,8 +75,7 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
     """
     if program.original is not None:
         # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
-        groups = program.embedding.flattened
-        failed = flattening(program.original, program.workload, groups)
+        failed = flattening(program)
         return Proof((*failed, *prove_whole(program).failed))
     if program.overlaps:
         # The lemmas take every point to be executed once.

@@ -6,33 +6,42 @@ from functools import lru_cache
 
 import islpy as isl
 
-from cpembed.embedding.flatten import Groups, member_digits
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.polyhedral import index_text
+from cpembed.transform.program import DerivedProgram
 
 
-def flattening(original: Computation, flat: Computation, groups: Groups) -> list[str]:
-    """What fails of: fused points number the original points, each once, with equal accesses."""
-    return list(_decide(original, flat, tuple(sorted(groups.items()))))
+def flattening(program: DerivedProgram) -> list[str]:
+    """What fails of: fused points number the original points, each once, with equal accesses.
+
+    Points in the gaps of a fused axis (:attr:`Embedding.pitches`) are none of them.
+    """
+    original, flat = program.unfused, program.workload
+    coordinates = tuple(
+        program.member_digits.get(axis.name, IndexExpr.iterator(axis.name))
+        for axis in original.axes
+    )
+    return list(_decide(original, flat, coordinates, gaps=bool(program.embedding.pitches)))
 
 
 @lru_cache(maxsize=1 << 10)
 def _decide(
-    original: Computation, flat: Computation, groups: tuple[tuple[str, tuple[str, ...]], ...]
+    original: Computation, flat: Computation, coordinates: tuple[IndexExpr, ...], *, gaps: bool
 ) -> tuple[str, ...]:
-    digits = member_digits(original, dict(groups))
-    coordinates = [digits.get(a.name, IndexExpr.iterator(a.name)) for a in original.axes]
-    points = _relation(flat, tuple(coordinates))
+    points = _relation(flat, coordinates)
     failed: list[str] = []
     box = isl.Set(f"{{ [{_names(original)}] : {_bounds(original)} }}")
+    if gaps:
+        points = points.intersect_range(box)
     if not (points.is_bijective() and points.range().is_equal(box)):
         failed.append("flatten: fused points do not number the original ones")
     for mine, theirs in zip(
         (*flat.reads, *flat.stores), (*original.reads, *original.stores), strict=True
     ):
         through = points.apply_range(_relation(original, theirs.index))
-        if mine.operand != theirs.operand or not through.is_equal(_relation(flat, mine.index)):
+        found = _relation(flat, mine.index).intersect_domain(points.domain())
+        if mine.operand != theirs.operand or not through.is_equal(found):
             failed.append(f"flatten: {mine.operand} is accessed elsewhere")
     return tuple(failed)
 

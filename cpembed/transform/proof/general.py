@@ -46,7 +46,12 @@ class Relations:
     def valid(self) -> isl.Set:
         """Iterators whose point is an original one, and not one that a sum has already."""
         box = _box_set(list(self.program.workload.extents.values()))
-        return self.points.intersect_range(box).domain().intersect(self.first)
+        found = self.points.intersect_range(box).domain().intersect(self.first)
+        for member in self.program.embedding.pitches:
+            digit = self.program.member_digits[member].substitute(self.program.axis_map)
+            inside = _box_set([self.program.unfused.extents[member]])
+            found = found.intersect(self.map([digit]).intersect_range(inside).domain())
+        return found
 
     @cached_property
     def first(self) -> isl.Set:

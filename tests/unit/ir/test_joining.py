@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.joining import joined_dimensions, joined_index
+from cpembed.ir.joining import JoinedRows, joined_dimensions, joined_index
 
 EXTENTS = {"p": 4, "q": 5, "r": 2, "s": 3, "c": 6, "d": 2}
 
@@ -52,3 +52,26 @@ def test_the_joined_index_is_the_place_in_the_joined_dimensions() -> None:
     fused = grid["s"] * EXTENTS["c"] + grid["c"]
     place = window.evaluate(grid) * EXTENTS["c"] + channel.evaluate(grid)
     np.testing.assert_array_equal(joined.evaluate({**grid, "s c": fused}), place)
+
+
+@pytest.mark.parametrize(
+    "indices, members, found",
+    [
+        # Eleven columns, one of padding on the left: twelve, two a step.
+        (IMAGE, ("p", "q"), JoinedRows(0, 2, 1, 0, 6, 2)),
+        (IMAGE, ("q", "p"), None),
+        (IMAGE, ("p", "r"), None),
+        (IMAGE, ("p", "c"), None),
+        (IMAGE, ("p", "q", "c"), None),
+        ((index(p=1), index(c=1), index(q=1)), ("p", "q"), None),
+        ((index(p=1, q=1), index(q=1), index(c=1)), ("p", "q"), None),
+        ((index(p=-1), index(q=1), index(c=1)), ("p", "q"), None),
+        # Read past the end: two columns more.
+        ((index(p=1, r=1), index(q=3), index(c=1)), ("p", "q"), JoinedRows(0, 1, 0, 4, 5, 3)),
+        ((index(c=1), index(p=1), index(q=1)), ("p", "q"), JoinedRows(1, 1, 0, 0, 6, 1)),
+    ],
+)
+def test_rows_with_a_gap(
+    indices: tuple[IndexExpr, ...], members: tuple[str, ...], found: JoinedRows | None
+) -> None:
+    assert JoinedRows.of(indices, SHAPE, EXTENTS, members) == found
