@@ -23,9 +23,11 @@ from cpembed.transform.layout_builder import LayoutBuilder
 from cpembed.transform.program import PackedOperand
 from cpembed.transform.rewrites import (
     Fuse,
+    ImagePack,
     Overlapped,
     Pad,
     Split,
+    StencilUnroll,
     unroll,
 )
 from cpembed.transform.unrolling import (
@@ -131,6 +133,7 @@ class OperandLayout(LayoutBuilder):
                 self._contiguous.append(parts[0].name if own or lanes else name)
 
     def _pad(self) -> None:
+        unrolled = any(isinstance(done, ImagePack | StencilUnroll) for done in self.applied)
         for k, dimension in enumerate(self.layout.dimensions):
             if self._direct.get(dimension.name) in self.overlaps:
                 continue
@@ -142,8 +145,9 @@ class OperandLayout(LayoutBuilder):
             after = max(0, high + 1 - dimension.extent)
             after += -(before + dimension.extent + after) % block
             if before or after:
-                name = self.layout.name
-                self._apply(Pad(name, k, before, after, dimension.extent, dimension.name))
+                name, extent = self.layout.name, dimension.extent
+                clears = unrolled and dimension.name in self.embedding.flattened
+                self._apply(Pad(name, k, before, after, extent, dimension.name, clears=clears))
 
     def _block(self, name: str) -> int:
         """Elements of one block of a dimension that will be split; 1 where it will not."""

@@ -166,7 +166,11 @@ def unroll(
 
 @dataclass(frozen=True)
 class Pad(Rewrite):
-    """``[S, I] -> [S, before + I + after]`` with zeros."""
+    """``[S, I] -> [S, before + I + after]`` with zeros.
+
+    ``clears``: elements after would be original ones by their indices, of a dimension that was
+    taken out of a sum (past a window's last row comes the image's next).
+    """
 
     name: ClassVar[str] = "pad"
     dimension: int
@@ -174,6 +178,7 @@ class Pad(Rewrite):
     after: int
     extent: int
     label: str = ""
+    clears: bool = False
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
         dimensions, access = list(layout.dimensions), list(layout.access)
@@ -182,8 +187,20 @@ class Pad(Rewrite):
             raise TransformError(f"pad: {old.name} has extent {old.extent}, not {self.extent}")
         dimensions[self.dimension] = replace(old, extent=self.before + old.extent + self.after)
         access[self.dimension] += self.before
-        source = tuple(shifted(index, old.name, -self.before) for index in layout.source)
-        return replace(layout, dimensions=tuple(dimensions), access=tuple(access), source=source)
+        source = [shifted(index, old.name, -self.before) for index in layout.source]
+        if self.clears and self.after and not self.before:
+            # The index that the outermost digit walks is made to leave its dimension.
+            steps = [
+                max((t.divisor for t in index.terms if t.iterator == old.name), default=0)
+                for index in source
+            ]
+            place = steps.index(max(steps))
+            low = source[place].bounds({d.name: d.extent for d in dimensions})[0]
+            beyond = IndexTerm(old.name, layout.original_shape[place] - low, self.extent)
+            source[place] = source[place] + IndexExpr.of([beyond])
+        return replace(
+            layout, dimensions=tuple(dimensions), access=tuple(access), source=tuple(source)
+        )
 
     def forward(self, data: Array) -> Array:
         width = [(0, 0)] * data.ndim

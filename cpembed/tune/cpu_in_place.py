@@ -28,6 +28,7 @@ from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import moved
 from cpembed.tune.cpu_rows import over_rows
+from cpembed.tune.cpu_windows import over_windows
 
 
 def beside_in_place(
@@ -38,7 +39,8 @@ def beside_in_place(
     executions. These keep the rank and the score of the embedding, and are not proven yet."""
     found: dict[str, RankedCandidate] = {}
     for ranked in candidates:
-        for item in (*in_rows(ranked, spec), in_place(ranked, spec), ranked):
+        beside = (*in_rows(ranked, spec), in_windows(ranked, spec), in_place(ranked, spec))
+        for item in (*beside, ranked):
             if item is not None:
                 found.setdefault(item.candidate.identifier, item)
     return tuple(found.values())
@@ -68,6 +70,16 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
         return []
     found = (_derived(ranked, spec, rows, kept) for kept in (_moving(program), ()))
     return [item for item in found if item is not None]
+
+
+def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> RankedCandidate | None:
+    """The embedding over whole windows as one axis; None where there are none, or it takes no fewer
+    executions of the instruction."""
+    program = ranked.candidate.program
+    if program.in_place or not _has_single_accesses(program.workload):
+        return None
+    found = over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
+    return None if found is None else _derived(ranked, spec, found, ())
 
 
 def _has_single_accesses(workload: Computation) -> bool:

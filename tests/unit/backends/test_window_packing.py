@@ -1,0 +1,93 @@
+"""Windows packed run by run, against the layout maps."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends import runtime
+from cpembed.backends.contract import KernelPlan
+from cpembed.backends.packing import Direction, effort, packing_source
+from cpembed.backends.window_packing import Windows
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.transform.data import execute, pack
+from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.proof import prove
+from cpembed.tune.cpu_in_place import in_windows, require_beside
+from tests.unit.transform.small_tiles import small_amx
+
+
+def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedProgram]:
+    spec = small_amx() if target is None else hardware_spec(target)
+    given = workload(layer.split(), target=spec)
+    found: list[DerivedProgram] = []
+    for ranked in solve(given, spec, top=3).embeddings:
+        item = in_windows(ranked, spec)
+        if item is not None:
+            require_beside(item.candidate, spec)
+            found.append(item.candidate.program)
+    return found
+
+
+def windows_of(image: PackedOperand) -> Windows | None:
+    extents = {dimension.name: dimension.extent for dimension in image.dimensions}
+    return Windows.of(extents, image.source, image.original_shape)
+
+
+@pytest.mark.parametrize(
+    "layer, run, runs",
+    [
+        # Rows of 3 steps of 3 channels.
+        ("conv2d n=1 c=3 h=9 w=11 k=16 r=3 s=3 layout=NHWC", 9, 3),
+        ("conv2d n=1 c=3 h=9 w=11 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC", 9, 3),
+        # Columns that are not neighbours: channels alone.
+        ("conv2d n=1 c=3 h=13 w=15 k=16 r=3 s=3 dilation=2 pad=2 layout=NHWC", 3, 9),
+        ("conv2d n=1 c=1 h=9 w=23 k=16 r=5 s=20 layout=NHWC", 20, 5),
+        # Rows alone, of each channel.
+        ("conv2d n=1 c=3 h=9 w=11 k=16 r=3 s=7 pad=1", 7, 9),
+        ("conv2d n=2 c=5 h=9 w=6 k=16 r=3 s=3 pad=2 layout=NHWC", 15, 3),
+    ],
+)
+def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None:
+    (program, *_) = over_windows(layer)
+    image = program.operand("I")
+    windows = windows_of(image)
+    assert windows is not None
+    assert windows.run == run
+    assert effort(image) < 5
+    data = random_inputs(program.unfused, 5)["I"]
+    plan = KernelPlan("packing", packing_source(image, 3, Direction.PACK))
+    target = runtime.empty(image.elements, image.dtype)
+    runtime.compile_plan(plan)(runtime.from_array(data), target)
+    expected = pack(image, data)
+    assert np.array_equal(runtime.to_array(target, expected.shape), expected)
+    # Past the last run there are zeros, not the image's next row.
+    used = np.moveaxis(expected.reshape(-1, *image.shape), 0, -1)
+    assert np.count_nonzero(used) <= run * runs * used.size // windows.size
+
+
+def test_what_is_no_window_has_no_runs() -> None:
+    layer = "conv2d n=1 c=64 h=9 w=9 k=16 r=3 s=3 layout=NHWC"
+    spec = hardware_spec("amx_int8")
+    (ranked, *_) = solve(workload(layer.split(), target=spec), spec, top=1).embeddings
+    assert windows_of(ranked.candidate.program.operand("I")) is None
+
+
+def test_random_windows() -> None:
+    """Executed operation by operation, judged by the constraints, and proven."""
+    draw, found = random.Random(11), 0
+    for _ in range(25):
+        r, s, c = draw.randint(1, 3), draw.randint(2, 3), draw.randint(1, 3)
+        layer = f"conv2d n={draw.randint(1, 2)} c={c} k={draw.randint(1, 5)} r={r} s={s}"
+        layer += f" h={draw.randint(5, 8)} w={draw.randint(5, 8)} pad={draw.randint(0, 2)}"
+        layer += f" stride={draw.randint(1, 2)} dilation={draw.randint(1, 2)}"
+        layer += f" layout={draw.choice(('NHWC', 'NCHW'))}"
+        for program in over_windows(layer, target=None):
+            found += 1
+            assert prove(program).holds
+            data = random_inputs(program.unfused, 3)
+            assert np.array_equal(execute(program, data), reference(program.unfused, data))
+    assert found > 20
