@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from cpembed.backends.epilogue import BIAS, SCALE
 from cpembed.backends.nest import KernelOperand, Nest
@@ -18,6 +18,9 @@ INIT, UPDATE, STORE = "init", "update", "store"
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
 
+Results = Callable[[Script, Nest], bool]
+"""Writes what a task stores of its sums; False where it does not."""
+
 VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 
 
@@ -31,6 +34,7 @@ def contraction_source(
     vectorized: Collection[str] = (),
     vectorized_update: bool = False,
     stages: bool = False,
+    results: Results | None = None,
     packing: PrivatePacking | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
@@ -39,10 +43,16 @@ def contraction_source(
     ``unrolled`` names inner loops and reductions to unroll, ``vectorized`` those to vectorise where
     the accumulators are set and stored, and with ``vectorized_update`` where they are added to.
     ``stages``: with an epilogue of the nest, accumulators are stored to a local buffer first, where
-    nothing but a store can read them. ``packing``: each part packs the first factor for itself; the
-    nest is then that of ``packing``, its original the first parameter and the parts' copies the
-    last.
+    nothing but a store can read them; what becomes of them is computed while the next task's
+    products are on their way, as ``results`` writes it down where it does. ``packing``: each part
+    packs the first factor for itself; the nest is then that of ``packing``, its original the first
+    parameter and the parts' copies the last.
     """
+    delayed = None
+    if stages and nest.epilogue is not None:
+        delayed = _Delayed(nest, tuple(unrolled), tuple(vectorized), results)
+    # Where a store may go through a buffer, the other blocks are an instruction's.
+    plain = () if stages else vectorized
     script = Script()
     script.line(HEADER)
     parameters = ", ".join(_parameters(nest, packing))
@@ -57,12 +67,22 @@ def contraction_source(
                 packing.write(script)
             for statement in prologue:
                 script.line(statement)
-            bounds = f"part * {total} // {chunks}, (part + 1) * {total} // {chunks}"
-            with script.nested(f"for task in T.serial({bounds}):", 'with T.sblock("task"):'):
+            first, end = f"part * {total} // {chunks}", f"(part + 1) * {total} // {chunks}"
+            if delayed is not None:
+                _local(script, STAGE, nest)
+            header = f"for task in T.serial({first}, {end}):"
+            with script.nested(header, 'with T.sblock("task"):'):
+                if delayed is not None:
+                    script.line(f"now = T.axis.spatial({total}, task)")
                 _bind_task(script, nest)
-                _regions(script, nest)
+                _regions(script, nest, stages=delayed is not None)
                 added = vectorized if vectorized_update else ()
-                _task_body(script, nest, unrolled, vectorized, added, stages)
+                _sums(script, nest, unrolled, plain, added)
+                if delayed is not None:
+                    delayed.write(script, "now - 1", f"now > {first}")
+                _store(script, nest, unrolled, plain, stages=delayed is not None)
+            if delayed is not None:
+                delayed.write(script, f"{end} - 1")
             for statement in epilogue:
                 script.line(statement)
     return script.text()
@@ -128,7 +148,9 @@ def _parameters(nest: Nest, packing: PrivatePacking | None) -> list[str]:
     return [original, second, *vectors, output, first]
 
 
-def _regions(script: Script, nest: Nest, packing: PrivatePacking | None = None) -> None:
+def _regions(
+    script: Script, nest: Nest, packing: PrivatePacking | None = None, *, stages: bool = False
+) -> None:
     """What a block around the whole nest reads and writes: every buffer."""
     regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
     read_regions = regions[:2]
@@ -139,53 +161,97 @@ def _regions(script: Script, nest: Nest, packing: PrivatePacking | None = None) 
     if packing is not None:
         written.append(regions[0])
         read_regions.append(f"{packing.original.parameter}[0:{packing.original.elements}]")
+    if stages:
+        read_regions.append(f"{STAGE}[0:{nest.accumulators}]")
+        written.append(f"{STAGE}[0:{nest.accumulators}]")
     script.line(f"T.reads({', '.join(read_regions)})")
     script.line(f"T.writes({', '.join(written)})")
 
 
-def _bind_task(script: Script, nest: Nest) -> None:
+def _bind_task(
+    script: Script, nest: Nest, task: str = "task", named: Callable[[str], str] = str
+) -> None:
     """Task loops as block iterators, so that what is inside sees plain variables."""
     inside = 1
     bindings: list[str] = []
     for loop in reversed(nest.tasks):
-        digit = f"task // {inside} % {loop.count}"
+        digit = f"({task}) // {inside} % {loop.count}"
         start = f"{digit} * {loop.block}"
         if loop.count * loop.block > loop.extent:
             start = f"T.min({start}, {loop.extent - loop.block})"
-        bindings.append(f"{loop.name} = T.axis.spatial({loop.extent}, {start})")
+        bindings.append(f"{named(loop.name)} = T.axis.spatial({loop.extent}, {start})")
         inside *= loop.count
     for binding in reversed(bindings):
         script.line(binding)
 
 
-def _task_body(
+def _sums(
     script: Script,
     nest: Nest,
     unrolled: Collection[str],
     vectorized: Collection[str],
     added: Collection[str],
-    stages: bool,
 ) -> None:
     spatial = nest.spatial_inner
-    # Where a store goes through a buffer, the other blocks are an instruction's.
-    plain = () if stages else vectorized
-    accumulator = f"acc[{nest.accumulator_access}]"
     _local(script, "acc", nest)
-    with script.nested(*loop_headers(spatial, unrolled, plain)):
+    with script.nested(*loop_headers(spatial, unrolled, vectorized)):
+        accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
     update = (*nest.reductions, *nest.inner)
     with script.nested(*loop_headers(update, unrolled, added)):
         write_block(script, UPDATE, update, update_statement(nest))
-    if nest.epilogue is not None and stages:
-        _local(script, STAGE, nest)
-        staged_sum = f"{STAGE}[{nest.accumulator_access}]"
-        with script.nested(*loop_headers(spatial, unrolled, plain)):
-            write_block(script, STORE, spatial, f"{staged_sum} = {accumulator}")
-        with script.nested(*loop_headers(spatial, unrolled, vectorized)):
-            write_block(script, "result", spatial, _store_statement(nest, staged_sum))
-        return
-    with script.nested(*loop_headers(spatial, unrolled, plain)):
-        write_block(script, STORE, spatial, _store_statement(nest, accumulator))
+
+
+def _store(
+    script: Script,
+    nest: Nest,
+    unrolled: Collection[str],
+    vectorized: Collection[str],
+    *,
+    stages: bool,
+) -> None:
+    spatial, accumulator = nest.spatial_inner, f"acc[{nest.accumulator_access}]"
+    statement = _store_statement(nest, accumulator)
+    if stages:
+        statement = f"{STAGE}[{nest.accumulator_access}] = {accumulator}"
+    with script.nested(*loop_headers(spatial, unrolled, vectorized)):
+        write_block(script, STORE, spatial, statement)
+
+
+@dataclass(frozen=True)
+class _Delayed:
+    """What becomes of a task's sums, which lie in a buffer."""
+
+    nest: Nest
+    unrolled: tuple[str, ...]
+    vectorized: tuple[str, ...]
+    results: Results | None
+
+    def write(self, script: Script, task: str, condition: str | None = None) -> None:
+        """The results of a task, where there is such a one."""
+        loops = {loop.name for loop in self.nest.tasks}
+
+        def named(loop: str) -> str:
+            return f"{loop}_stored" if loop in loops else loop
+
+        first, second, output = self.nest.operands
+        output = replace(output, access=output.access.rename(named))
+        channels = self.nest.channels
+        if channels is not None:
+            channels = replace(channels, access=channels.access.rename(named))
+        nest = replace(self.nest, operands=(first, second, output), channels=channels)
+        spatial = nest.spatial_inner
+        statement = _store_statement(nest, f"{STAGE}[{nest.accumulator_access}]")
+        with script.nested('with T.sblock("results"):'):
+            _bind_task(script, nest, task, named)
+            _regions(script, nest, stages=True)
+            conditions = [] if condition is None else [f"if {condition}:"]
+            headers = loop_headers(spatial, self.unrolled, self.vectorized)
+            with script.nested(*conditions):
+                if self.results is not None and self.results(script, nest):
+                    return
+                with script.nested(*headers):
+                    write_block(script, "result", spatial, statement)
 
 
 def _local(script: Script, name: str, nest: Nest) -> None:

@@ -39,7 +39,7 @@ class BlockStep:
     products_ns: float
     loads_ns: float
     line_ns: tuple[float, float, float, float]
-    stored_lines: int
+    stored_lines: float
     loaded_lines: tuple[int, int] = (0, 0)
     share_more: float = 0.0
 
