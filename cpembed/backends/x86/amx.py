@@ -23,7 +23,8 @@ from cpembed.backends.x86.amx_intrinsics import (
 )
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.narrow_store import BYTES, write_bytes
+from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
+from cpembed.backends.x86.narrow_store import stored_together, write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.backends.x86.roles import LaneRoles, digits, lane_roles
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
@@ -49,14 +50,14 @@ beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page o
 4 to 100 % on Sapphire Rapids, where this decides between programs that are otherwise alike: a
 preference, not an estimate."""
 _NEAR_BYTES = 512
-_FOUR, _TWO, _ALONE = 1.0, 1.4, 2.5
-"""What it takes to convert and store 16 sums, four or two times 16 together, and alone, in rows of
-sums that are stored as they are (measured on Sapphire Rapids: 64 filters of 1x1 on 56 x 56 pixels
-take 70 us in blocks of 1x4 tiles, 83 of 2x2, 102 of 4x1, of which 20 are products)."""
+_STORED = {64: 1.0, 32: 1.4, 16: 2.5}
+"""What it takes to convert and store 16 sums by stores of so many bytes, in rows of sums that are
+stored as they are (measured on Sapphire Rapids: 1x1 filters from 64 to 256 channels on 56 x 56
+pixels take 70 us in blocks of 1x4 tiles, 83 of 2x2, 102 of 4x1, of which 20 are products)."""
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
 
-ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16")
+ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16", *STORES)
 
 OPTIONS = ("-disable-post-ra:bool=true",)
 """LLVM's post-allocation scheduler, which some CPU models enable, renames registers to break
@@ -75,7 +76,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         epilogue=release_statements(),
         vectorized={digits(nest, roles.column)[-1].name},
         stages=True,
-        results=write_bytes,
+        results=write_narrow,
         packing=scheduled.packing,
     )
     intrinsics = {
@@ -141,10 +142,13 @@ def _stored(nest: Nest, columns: int) -> float:
     """What storing a row of the results of ``columns`` tiles takes, in rows of sums."""
     if nest.epilogue is None:
         return columns
-    if nest.epilogue.dtype not in BYTES:
-        return columns * _ALONE
-    together, left = divmod(columns, 4)
-    return 4 * together * _FOUR + left // 2 * 2 * _TWO + left % 2 * _ALONE
+    most, left, total = stored_together(nest.epilogue, nest.sums), columns, 0.0
+    alone = LINE_BYTES // 4 * size_bytes(nest.epilogue.dtype)
+    for together in (4, 2, 1):
+        count = left // together if together <= most else 0
+        total += count * together * _STORED.get(alone * together, 1.0)
+        left -= count * together
+    return total
 
 
 def _rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:

@@ -1,8 +1,9 @@
-"""Sums of 32 bits stored as bytes, four vectors of them at a time.
+"""Sums of 32 bits stored as bytes or as bfloat16, several vectors of them at a time.
 
 Narrowed alone, each vector of 16 sums takes four operations and a store of 16 bytes. Packed in
 pairs, which saturates (VPACKSSDW, then VPACKUSWB or VPACKSSWB: Intel 64 and IA-32 Architectures
 Software Developer's Manual, volume 2), four take four and, where they are neighbours, one store.
+Two vectors of float32 become one of bfloat16 by VCVTNE2PS2BF16, which takes subnormals for zero.
 """
 
 from __future__ import annotations
@@ -12,17 +13,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cpembed.backends.contraction import STAGE, VECTOR_PARAMETERS
-from cpembed.backends.epilogue import BIAS
+from cpembed.backends.epilogue import BIAS, SCALE, Epilogue
 from cpembed.backends.nest import Nest
 from cpembed.backends.script import Script
 from cpembed.ir.index import IndexExpr
 
 _LANES = 16
-_VECTORS = 4
-BYTES = {"uint8": "packuswb", "int8": "packsswb"}
+_BYTES = {"uint8": "packuswb", "int8": "packsswb"}
 """Types of results, and what packs words of two bytes to them."""
-_IN_ORDER = [_VECTORS * lane + vector for vector in range(_VECTORS) for lane in range(4)]
+_IN_ORDER = [4 * lane + vector for vector in range(4) for lane in range(4)]
 """Packing works within 128-bit lanes: the words of a vector end up four words apart."""
+
+ATTRIBUTES = ("+avx512f", "+avx512bw", "+avx512bf16")
+"""What these stores take, all of which a CPU with AMX has."""
+
+
+def stored_together(epilogue: Epilogue | None, sums: str) -> int:
+    """How many vectors of 16 sums are narrowed at a time; 1 where they are not."""
+    if epilogue is None:
+        return 1
+    if epilogue.dtype in _BYTES and sums == "int32" and epilogue.in_integers(sums):
+        return 4
+    return 2 if epilogue.dtype == "bfloat16" and sums == "float32" else 1
 
 
 @dataclass(frozen=True)
@@ -35,30 +47,26 @@ class _Vector:
     channel: int
 
 
-def write_bytes(script: Script, nest: Nest) -> bool:
+def write_narrow(script: Script, nest: Nest) -> bool:
     """Write what a task stores of its sums; False, and nothing is written, where these are not
-    bytes in rows of 16 that are computed in integers."""
+    narrowed together, or no two vectors of them are neighbours."""
     epilogue, output = nest.epilogue, nest.operands[2]
-    if epilogue is None or epilogue.dtype not in BYTES:
-        return False
-    vectors = _vectors(nest)
-    if not any(count > 1 for _, count in _neighbours(vectors)):
+    together = stored_together(epilogue, nest.sums)
+    vectors = _vectors(nest) if together > 1 else []
+    if epilogue is None or not any(count > 1 for _, count in _neighbours(vectors)):
         # Taking single ones apart again would cost what packing saves.
-        return False
-    if nest.sums != "int32" or not epilogue.in_integers(nest.sums):
         return False
     inner = {loop.name for loop in nest.spatial_inner}
     first = _outside(output.access, inner)
     channel = None if nest.channels is None else _outside(nest.channels.access, inner)
-    for start in range(0, len(vectors), _VECTORS):
-        group = vectors[start : start + _VECTORS]
-        values = [_value(nest, vector, channel) for vector in group]
-        words = _words([*values, *values[-1:] * (_VECTORS - len(values))], epilogue.dtype)
+    for start in range(0, len(vectors), together):
+        group = vectors[start : start + together]
+        values = [_value(epilogue, nest.sums, vector, channel) for vector in group]
+        values += values[-1:] * (together - len(values))
         for at, count in _neighbours(group):
-            taken = _IN_ORDER[4 * at : 4 * (at + count)]
             place = f"{output.parameter}[T.Ramp({first + group[at].result}, 1, {_LANES * count})]"
-            bytes_ = f'T.reinterpret(T.Shuffle([{words}], {taken}), dtype="{epilogue.dtype}x'
-            script.line(f'{place} = {bytes_}{_LANES * count}")')
+            taken = _bytes if epilogue.dtype in _BYTES else _halves
+            script.line(f"{place} = {taken(values, epilogue.dtype, at, count)}")
     return True
 
 
@@ -92,30 +100,39 @@ def _outside(access: IndexExpr, inner: set[str]) -> IndexExpr:
     return IndexExpr.of([t for t in access.terms if not inner & set(t.iterators)], access.constant)
 
 
-def _value(nest: Nest, vector: _Vector, channel: IndexExpr | None) -> str:
-    """Sums as 32-bit integers that saturation alone narrows."""
+def _value(epilogue: Epilogue, sums: str, vector: _Vector, channel: IndexExpr | None) -> str:
+    """What narrowing alone makes results of."""
     value = f"{STAGE}[T.Ramp({vector.sums}, 1, {_LANES})]"
-    epilogue = nest.epilogue
-    assert epilogue is not None
-    if epilogue.bias and channel is not None:
-        biases = VECTOR_PARAMETERS[BIAS]
-        value = f"{value} + {biases}[T.Ramp({channel + vector.channel}, 1, {_LANES})]"
-    if epilogue.relu and epilogue.dtype == "int8":
-        value = f"T.max({value}, T.Broadcast(T.int32(0), {_LANES}))"
+    for name, symbol in ((BIAS, "+"), (SCALE, "*")):
+        if name in epilogue.vectors and channel is not None:
+            place = f"T.Ramp({channel + vector.channel}, 1, {_LANES})"
+            value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
+    if epilogue.relu and epilogue.dtype != "uint8":
+        value = f"T.max({value}, T.Broadcast(T.{sums}(0), {_LANES}))"
     return value
 
 
-def _words(values: Sequence[str], dtype: str) -> str:
-    """Four vectors in one, of 16 words of four bytes."""
+def _bytes(values: Sequence[str], dtype: str, at: int, count: int) -> str:
+    """Of four vectors, ``count`` from number ``at`` on."""
     first, second = (
-        _intrinsic("packssdw", f"{a}, {b}", "int16x32") for a, b in (values[:2], values[2:])
+        _intrinsic("avx512.packssdw.512", f"{a}, {b}", "int16x32")
+        for a, b in (values[:2], values[2:])
     )
-    packed = _intrinsic(BYTES[dtype], f"{first}, {second}", "int8x64")
-    return f'T.reinterpret({packed}, dtype="int32x16")'
+    packed = _intrinsic(f"avx512.{_BYTES[dtype]}.512", f"{first}, {second}", "int8x64")
+    words = f'T.reinterpret({packed}, dtype="int32x16")'
+    taken = _IN_ORDER[4 * at : 4 * (at + count)]
+    return f'T.reinterpret(T.Shuffle([{words}], {taken}), dtype="{dtype}x{_LANES * count}")'
+
+
+def _halves(values: Sequence[str], dtype: str, at: int, count: int) -> str:
+    """Of two vectors, ``count`` from number ``at`` on, as the bits of ``dtype``."""
+    packed = _intrinsic("avx512bf16.cvtne2ps2bf16.512", f"{values[1]}, {values[0]}", "uint16x32")
+    taken = list(range(_LANES * at, _LANES * (at + count)))
+    return packed if count > 1 else f"T.Shuffle([{packed}], {taken})"
 
 
 def _intrinsic(name: str, arguments: str, dtype: str) -> str:
-    number = f'T.llvm_lookup_intrinsic_id("llvm.x86.avx512.{name}.512")'
+    number = f'T.llvm_lookup_intrinsic_id("llvm.x86.{name}")'
     return f'T.call_llvm_pure_intrin({number}, {arguments}, dtype="{dtype}")'
 
 

@@ -7,27 +7,29 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
-from cpembed.backends.epilogue import BIAS, Epilogue
-from cpembed.backends.kernel import CompiledKernel, build, schedule_space
+from cpembed.backends.epilogue import BIAS, SCALE, Epilogue
+from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.backends.x86 import features
 from cpembed.backends.x86.features import missing_features
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 
-AMX = hardware_spec("amx_int8")
+AMX, BF16 = hardware_spec("amx_int8"), hardware_spec("amx_bf16")
 LAYER = "conv2d n=1 c=64 h=7 w=5 k=192 r=1 s=1 layout=NHWC"
 LACKS = missing_features(AMX)
 runs = pytest.mark.skipif(bool(LACKS), reason=f"missing: {', '.join(LACKS)}")
 
 
-def kernel(layer: str, epilogue: Epilogue, **blocks: int) -> tuple[Computation, CompiledKernel]:
-    given = workload(layer.split(), target=AMX)
-    (ranked, *_) = solve(given, AMX, "in_place_padded", top=1).embeddings
+def kernel(
+    layer: str, epilogue: Epilogue, target: HardwareSpec = AMX, **blocks: int
+) -> tuple[Computation, CompiledKernel]:
+    given = workload(layer.split(), target=target)
+    (ranked, *_) = solve(given, target, "in_place_padded", top=1).embeddings
     program = ranked.candidate.program
-    loops = {name.split(".")[0]: name for name in schedule_space(program, AMX).best().blocks}
-    names = {axis: loops.get(axis, f"{axis}.o") for axis in blocks}
-    knobs = Knobs({names[axis]: size for axis, size in blocks.items()})
-    return given, build(program, AMX, backend="native", knobs=knobs, epilogue=epilogue)
+    knobs = Knobs({f"{axis}.o": size for axis, size in blocks.items()})
+    return given, build(program, target, backend="native", knobs=knobs, epilogue=epilogue)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,27 @@ def test_bytes_with_a_bias(dtype: str, relu: bool, blocks: dict[str, int]) -> No
 
 
 @runs
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("blocks", [{"k": 4}, {"k": 3}])
+def test_halves_with_a_bias_and_a_scale(relu: bool, blocks: dict[str, int]) -> None:
+    """Two vectors of float32 at a time, rounded to the nearest even."""
+    epilogue = Epilogue("bfloat16", bias=True, scale=True, relu=relu)
+    given, built = kernel(LAYER, epilogue, target=BF16, **blocks)
+    assert "vcvtne2ps2bf16" in built.assembly()
+    inputs = random_inputs(given, 5)
+    vectors = {
+        name: np.random.default_rng(seed).normal(size=192).astype(np.float32)
+        for seed, name in enumerate((BIAS, SCALE))
+    }
+    exact = reference(given, inputs).astype(np.float32)
+    expected = epilogue.apply(exact, vectors, np.indices(exact.shape)[-1]).astype(np.float32)
+    bits = built.run({**inputs, **vectors})
+    found = bits.view(numpy_dtype("bfloat16")).astype(np.float32)
+    # The order in which sums are added may decide a rounding.
+    assert np.allclose(found, expected, rtol=2**-7, atol=1e-3)
+
+
+@runs
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_every_task_stores_its_own(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are computed a task late: the first of a thread has none before it, and the last
@@ -73,10 +96,11 @@ def test_every_task_stores_its_own(threads: str, monkeypatch: pytest.MonkeyPatch
     for layer in (LAYER, "gemm m=5 n=16 k=64", "gemm m=33 n=48 k=64"):
         given = workload(layer.split(), target=AMX)
         (ranked, *_) = solve(given, AMX, "in_place_padded", top=1).embeddings
-        for dtype in ("uint8", "int32", "float32"):
+        for dtype in ("uint8", "int32", "bfloat16"):
             epilogue = Epilogue(dtype, relu=True)
             built = build(ranked.candidate.program, AMX, backend="native", epilogue=epilogue)
             inputs = random_inputs(given, 2)
             sums = reference(given, inputs)
             expected = epilogue.apply(sums, {}, np.zeros(sums.shape, np.int64))
-            assert np.array_equal(built.run(inputs), expected)
+            found = built.run(inputs)
+            assert np.array_equal(found, expected.view(found.dtype))
