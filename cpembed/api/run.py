@@ -347,7 +347,7 @@ def _choices(
     found = solved.embeddings if asked.any_embedding else (candidate,)
     if others is not None:
         found = (*found, *fused_candidates(found, solved.target, others))
-    return model_choices(found, solved.target, asked.epilogue)
+    return model_choices(found, solved.target, asked.epilogue, fuses=others is not None)
 
 
 def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -> RunResult:

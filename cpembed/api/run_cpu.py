@@ -94,14 +94,18 @@ def fused_candidates(
 
 
 def model_choices(
-    candidates: Sequence[RankedCandidate], spec: HardwareSpec, epilogue: Epilogue | None = None
+    candidates: Sequence[RankedCandidate],
+    spec: HardwareSpec,
+    epilogue: Epilogue | None = None,
+    *,
+    fuses: bool = True,
 ) -> list[CpuChoice]:
-    """Candidates, and the same on operands in place, with their fastest schedules by the model,
-    the one to run first.
+    """Candidates, and what is considered beside them (:func:`beside_in_place`), with their fastest
+    schedules by the model, the one to run first.
 
     Raises :class:`LoweringError` where the instruction can execute none of them.
     """
-    model = choose(beside_in_place(candidates, spec), spec, epilogue=epilogue)
+    model = choose(beside_in_place(candidates, spec, fuses=fuses), spec, epilogue=epilogue)
     if not model.estimates:
         raise LoweringError(model.refused[0])
     return [CpuChoice(item.ranked, item.knobs, None, model, item) for item in model.estimates]

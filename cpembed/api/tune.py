@@ -158,7 +158,7 @@ def open_tuning(
     chosen: Objective = objective or "total"
     first = found[0][0].embeddings[:considered]
     fused = fused_candidates(first, spec, searched) if constraints is None else ()
-    field = Field.of(found, spec, fused=fused)
+    field = Field.of(found, spec, fused=fused, fuses=constraints is None)
     return CpuTuning(task, field, Workbench(workload, spec, chosen), chosen, folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,18 +56,22 @@ class Field:
         spec: HardwareSpec,
         machine: Calibration | None = None,
         fused: Sequence[RankedCandidate] = (),
+        *,
+        fuses: bool = True,
     ) -> Field:
         """``found`` holds embeddings and how many of each search take part, beside ``fused`` and
-        the one that the model chooses among these and the best of the first search.
+        the one that the model chooses among these and the best of the first search. ``fuses``: see
+        :func:`beside_in_place`.
 
         Raises :class:`LoweringError` where the instruction executes none of them.
         """
-        groups = beside_in_place(fused, spec)
-        first = [*beside_in_place(found[0][0].embeddings[:CONSIDERED], spec), *groups]
+        beside = partial(beside_in_place, spec=spec, fuses=fuses)
+        groups = beside(fused)
+        first = [*beside(found[0][0].embeddings[:CONSIDERED]), *groups]
         chosen = choose(first, spec, machine).estimates[:1]
         entries = [item.ranked for item in chosen]
         for solved, count in found:
-            entries += beside_in_place(solved.embeddings[:count], spec)
+            entries += beside(solved.embeddings[:count])
         designs: list[CpuDesign] = []
         refused: dict[str, str] = {}
         for ranked in [*entries, *groups]:

@@ -30,17 +30,21 @@ from cpembed.tune.cpu_choice import moved
 from cpembed.tune.cpu_rows import over_rows
 from cpembed.tune.cpu_windows import over_windows
 
+OVER_ROWS, OVER_WINDOWS = ", over rows", ", over windows"
+"""Behind the name of a constraint set: an embedding beside that of a rank."""
+
 
 def beside_in_place(
-    candidates: Iterable[RankedCandidate], spec: HardwareSpec
+    candidates: Iterable[RankedCandidate], spec: HardwareSpec, *, fuses: bool = True
 ) -> tuple[RankedCandidate, ...]:
     """The candidates, before each one the same embedding on operands in place, where that moves
-    less, and before that one over the rows of an image as one axis, where that takes fewer
-    executions. These keep the rank and the score of the embedding, and are not proven yet."""
+    less. With ``fuses``, those over the rows of an image as one axis and over whole windows too,
+    where that takes fewer executions. All keep the rank and the score of the embedding, and are
+    not proven yet."""
     found: dict[str, RankedCandidate] = {}
     for ranked in candidates:
-        beside = (*in_rows(ranked, spec), in_windows(ranked, spec), in_place(ranked, spec))
-        for item in (*beside, ranked):
+        beside = [*in_rows(ranked, spec), in_windows(ranked, spec)] if fuses else []
+        for item in (*beside, in_place(ranked, spec), ranked):
             if item is not None:
                 found.setdefault(item.candidate.identifier, item)
     return tuple(found.values())
@@ -68,7 +72,7 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
     rows = over_rows(program.workload, spec.instruction, embedding)
     if rows is None:
         return []
-    found = (_derived(ranked, spec, rows, kept) for kept in (_moving(program), ()))
+    found = (_derived(ranked, spec, rows, kept, OVER_ROWS) for kept in (_moving(program), ()))
     return [item for item in found if item is not None]
 
 
@@ -79,7 +83,7 @@ def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> RankedCandidate |
     if program.in_place or not _has_single_accesses(program.workload):
         return None
     found = over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
-    return None if found is None else _derived(ranked, spec, found, ())
+    return None if found is None else _derived(ranked, spec, found, (), OVER_WINDOWS)
 
 
 def _has_single_accesses(workload: Computation) -> bool:
@@ -93,16 +97,24 @@ def _moving(program: DerivedProgram) -> tuple[str, ...]:
 
 
 def _derived(
-    ranked: RankedCandidate, spec: HardwareSpec, embedding: Embedding, kept: Collection[str]
+    ranked: RankedCandidate,
+    spec: HardwareSpec,
+    embedding: Embedding,
+    kept: Collection[str],
+    suffix: str = "",
 ) -> RankedCandidate | None:
     """The candidate with the program of an embedding that leaves operands where they are; None
-    where the instruction cannot take them from there."""
+    where the instruction cannot take them from there. ``suffix`` says of the ranking what the
+    embedding has that the one of this rank has not."""
     workload = ranked.candidate.program.unfused
     try:
         candidate = derive_candidate(workload, spec.instruction, embedding, in_place=kept)
     except TransformError:
         return None
-    return replace(ranked, candidate=candidate, overheads=overheads(candidate.program))
+    set_name = f"{ranked.constraints}{suffix}" if ranked.constraints else ""
+    return replace(
+        ranked, candidate=candidate, overheads=overheads(candidate.program), constraints=set_name
+    )
 
 
 def require_beside(candidate: Candidate, spec: HardwareSpec) -> None:

@@ -12,6 +12,7 @@ from cpembed.backends.packing import SCATTERED
 from cpembed.backends.x86 import calibration
 from cpembed.embedding.constraint_set import Weights
 from cpembed.tune.cpu_choice import CONSIDERED, choose, machine_weights
+from cpembed.tune.cpu_in_place import OVER_WINDOWS
 from tests.unit.tune.cpu_tuning import TARGET, machine
 
 SPEC = hardware_spec(TARGET)
@@ -37,11 +38,16 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
     fused = fused_candidates(plain, SPEC, search)
     assert asked == [FUSED]
     assert {ranked.constraints for ranked in fused} == {FUSED}
-    chosen, *_ = model_choices([*plain, *fused], SPEC)
+    choices = model_choices([*plain, *fused], SPEC)
+    chosen = next(c for c in choices if "over" not in c.candidate.constraints)
     assert chosen.candidate.constraints == FUSED
     assert chosen.to_json()["model"]["constraints"] == FUSED
     assert ("s", "c") in chosen.candidate.candidate.embedding.flattened.values()
     assert chosen.candidate.overheads.utilisation == 3 * plain[0].overheads.utilisation
+    # Whole windows fill it even better: 3 steps of 64 for 147 instead of 7 for 7 times 21.
+    windows = next(c for c in choices if c.candidate.constraints.endswith(OVER_WINDOWS))
+    assert ("r", "s", "c") in windows.candidate.candidate.embedding.flattened.values()
+    assert windows.candidate.overheads.utilisation == 7 * plain[0].overheads.utilisation
 
 
 @pytest.mark.parametrize("layer", ["gemm m=64 n=64 k=64", "gemm m=14 n=64 k=64"])
