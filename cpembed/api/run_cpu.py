@@ -23,9 +23,9 @@ from cpembed.tune.cpu_choice import (
     choose,
     machine_weights,
 )
-from cpembed.tune.cpu_in_place import beside_in_place, require_beside
 from cpembed.tune.cpu_kept import tuned
 from cpembed.tune.cpu_trials import CpuTrial
+from cpembed.tune.cpu_variants import require_variant, with_variants
 from cpembed.tune.kept import TunedChoice
 
 FUSED = "fused"
@@ -100,12 +100,12 @@ def model_choices(
     *,
     fuses: bool = True,
 ) -> list[CpuChoice]:
-    """Candidates, and what is considered beside them (:func:`beside_in_place`), with their fastest
+    """Candidates, and what is considered beside them (:func:`with_variants`), with their fastest
     schedules by the model, the one to run first.
 
     Raises :class:`LoweringError` where the instruction can execute none of them.
     """
-    model = choose(beside_in_place(candidates, spec, fuses=fuses), spec, epilogue=epilogue)
+    model = choose(with_variants(candidates, spec, fuses=fuses), spec, epilogue=epilogue)
     if not model.estimates:
         raise LoweringError(model.refused[0])
     return [CpuChoice(item.ranked, item.knobs, None, model, item) for item in model.estimates]
@@ -122,7 +122,7 @@ def build_first(
     failed: list[LoweringError] = []
     for choice in choices:
         program = choice.candidate.candidate.program
-        require_beside(choice.candidate.candidate, spec)
+        require_variant(choice.candidate.candidate)
         try:
             kernel = build(program, spec, backend="native", knobs=choice.knobs, epilogue=epilogue)
             return kernel, choice

@@ -18,10 +18,10 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
 from cpembed.tune.cpu_contest import Failed, Moves, Timed
-from cpembed.tune.cpu_in_place import beside_in_place, require_beside
 from cpembed.tune.cpu_search import CpuSearch
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
 from cpembed.tune.cpu_trials import CpuTrial, key_of
+from cpembed.tune.cpu_variants import require_variant, with_variants
 from cpembed.tune.database import store_of
 
 FINALISTS = 4
@@ -61,11 +61,11 @@ class Field:
     ) -> Field:
         """``found`` holds embeddings and how many of each search take part, beside ``fused`` and
         the one that the model chooses among these and the best of the first search. ``fuses``: see
-        :func:`beside_in_place`.
+        :func:`with_variants`.
 
         Raises :class:`LoweringError` where the instruction executes none of them.
         """
-        beside = partial(beside_in_place, spec=spec, fuses=fuses)
+        beside = partial(with_variants, spec=spec, fuses=fuses)
         groups = beside(fused)
         first = [*beside(found[0][0].embeddings[:CONSIDERED]), *groups]
         chosen = choose(first, spec, machine).estimates[:1]
@@ -84,7 +84,7 @@ class Field:
         untuned = chosen[0].knobs if chosen else designs[0].ranked[0][1]
         taking_part = distinct(designs)
         for design in taking_part:
-            require_beside(design.candidate, spec)
+            require_variant(design.candidate)
         return cls(tuple(taking_part), untuned, tuple(refused.values()))
 
 

@@ -209,7 +209,8 @@ def dimensions_of(
         inner = math.prod(operand.shape[window.start + 1 : window.stop])
         name = fused_name(members)
         first = found[window.start]
-        index = joined_index(first.index, members[0], inner, name)
+        places = slice(window.start, window.stop)
+        index = joined_index(access.index[places], operand.shape[places], members, name)
         extents = {**axes, name: math.prod(axes[member] for member in members)}
         whole = Dimension(index, first.extent * inner, *place, extents, lanes)
         found[window.start] = replace(first, joined={**first.joined, members: whole})

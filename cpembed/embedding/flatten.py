@@ -8,7 +8,7 @@ AMOS calls this a fused iteration.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cpembed.ir.computation import Axis, Computation, Operand, changed_accesses
@@ -100,11 +100,16 @@ def candidate_groups(
     and no other group has; axes of fewer than ``smallest_extent`` points are in none."""
     found: dict[str, tuple[str, ...]] = {}
     for members in _ordered_groups(workload, largest, smallest_extent):
-        name = "_".join(members)
-        while name in found or name in workload.extents:
-            name += "_"
-        found[name] = members
+        found[free_name(members, {*found, *workload.extents})] = members
     return found
+
+
+def free_name(members: Sequence[str], taken: Collection[str]) -> str:
+    """A name for a fused axis that none of those has."""
+    name = "_".join(members)
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _ordered_groups(

@@ -13,6 +13,7 @@ no use. Where windows are two rows apart, even rows and odd ones make an image e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,11 +49,24 @@ def joined_dimensions(
     return found if whole else None
 
 
-def joined_index(window: IndexExpr, outermost: str, inner: int, fused: str) -> IndexExpr:
-    """The index of the joined dimension: that of the outermost member without it, ``inner``
-    elements a step, and the fused axis."""
-    others = [term.times(inner) for term in window.terms if term.iterator != outermost]
-    return IndexExpr.of([*others, IndexTerm(fused)], window.constant * inner)
+def joined_index(
+    indices: Sequence[IndexExpr],
+    shape: Sequence[int],
+    members: Sequence[str],
+    fused: str,
+    step: int = 1,
+) -> IndexExpr:
+    """The index of neighbouring dimensions as one: what axes other than the members walk of them,
+    and the fused axis in steps of ``step`` elements."""
+    inner = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
+    others = [
+        term.times(size)
+        for index, size in zip(indices, inner, strict=True)
+        for term in index.terms
+        if term.iterator not in members
+    ]
+    constant = sum(index.constant * size for index, size in zip(indices, inner, strict=True))
+    return IndexExpr.of([*others, IndexTerm(fused, step)], constant)
 
 
 @dataclass(frozen=True)

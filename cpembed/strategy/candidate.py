@@ -14,10 +14,15 @@ from cpembed.transform.program import DerivedProgram
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to execute the workload: the embedding and its program."""
+    """One way to execute the workload: the embedding and its program.
+
+    ``variant`` says what the embedding has that the one it was made from has not; empty where a
+    search found it.
+    """
 
     embedding: Embedding
     program: DerivedProgram
+    variant: str = ""
 
     @property
     def identifier(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -140,8 +139,7 @@ class LayoutBuilder(ABC):
         if fused & set(window.iterators) != {members[0]}:
             return False
         old = [self._original_names[n] for n in found]
-        sizes = [self.layout.dimensions[self._position(n)].extent for n in old]
-        index = joined_index(window, members[0], math.prod(sizes[1:]), name)
+        index = joined_index([self._indices[n] for n in old], self._sizes(old), members, name)
         if "in_place" not in self._treatments(name, index):
             return False
         self._join(self._fresh("+".join(old)), old, self._position(old[0]), index, name, old)
@@ -169,16 +167,8 @@ class LayoutBuilder(ABC):
         old = [rows, columns]
         joined = self._fresh("+".join(old))
         self._joined.add(joined)
-        width = self.layout.dimensions[self._position(columns)].extent
-        walked = [(self._indices[part], size) for part, size in zip(old, (width, 1), strict=True)]
-        others = [
-            term.times(size)
-            for index, size in walked
-            for term in index.terms
-            if term.iterator not in members
-        ]
-        constant = sum(index.constant * size for index, size in walked) + found.before
-        index = IndexExpr.of([*others, IndexTerm(name, found.step)], constant)
+        indices = [self._indices[rows], self._indices[columns] + found.before]
+        index = joined_index(indices, self._sizes(old), members, name, found.step)
         self._join(joined, old, self._position(rows), index, name, old)
         return True
 
@@ -204,11 +194,14 @@ class LayoutBuilder(ABC):
         self._indices[rows] = IndexExpr.iterator(member)
         return rows
 
+    def _sizes(self, dimensions: Sequence[str]) -> list[int]:
+        return [self.layout.dimensions[self._position(name)].extent for name in dimensions]
+
     def _widen(self, dimension: str, before: int, after: int) -> None:
         """Zeros at the ends of a dimension."""
         if before or after:
             at = self._position(dimension)
-            extent = self.layout.dimensions[at].extent
+            (extent,) = self._sizes([dimension])
             self._apply(Pad(self.layout.name, at, before, after, extent, dimension))
 
     def _join(

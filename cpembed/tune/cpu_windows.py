@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cpembed.embedding.embedding import Digit, Embedding
+from cpembed.embedding.flatten import free_name
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import AxisKind, Computation
 
@@ -38,8 +39,7 @@ def over_windows(
         count = next((e for e in allowed if e >= extent), allowed[-1])
         if any(digit.stride != 1 for digit in digits) or -(-extent // count) >= steps:
             continue
-        name = "_".join(window)
-        name += "_" * (name in workload.extents)
+        name = free_name(window, workload.extents)
         kept = {n: members for n, members in embedding.flattened.items() if not mine & set(members)}
         return replace(
             embedding,

@@ -15,7 +15,7 @@ from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.tune.cpu_variants import with_variants
 
 TARGETS = [
     pytest.param(
@@ -43,7 +43,7 @@ def found(layer: str, target: str) -> Iterator[RankedCandidate]:
     spec = hardware_spec(target)
     given = workload(layer.split(), target=spec)
     for constraints in ("in_place_padded", "fused"):
-        yield from beside_in_place(solve(given, spec, constraints, top=1).embeddings, spec)
+        yield from with_variants(solve(given, spec, constraints, top=1).embeddings, spec)
 
 
 @pytest.mark.parametrize("threads", ["3", pytest.param("1", marks=pytest.mark.slow)])

@@ -28,7 +28,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.runner import Expected
-from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.tune.cpu_variants import with_variants
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
 
@@ -59,7 +59,7 @@ def test_kernels_compute_the_workload(
     given = workload(layer.split(), target=spec)
     inputs = random_inputs(given, 5)
     expected, ahead = Expected(given, inputs), packed_before(given)
-    for ranked in beside_in_place(solve(given, spec, top=2).embeddings, spec):
+    for ranked in with_variants(solve(given, spec, top=2).embeddings, spec):
         program = ranked.candidate.program
         kernel = build(program, spec, backend="native")
         assert kernel.backend == "x86.vector"

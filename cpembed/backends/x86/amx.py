@@ -26,7 +26,7 @@ from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.backends.x86.narrow_store import stored_together, write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
-from cpembed.backends.x86.roles import LaneRoles, digits, lane_roles
+from cpembed.backends.x86.roles import LaneRoles, column_loops, digits, lane_roles
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
@@ -132,17 +132,20 @@ def _step(
         products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
         loads_ns=rows * tile_rows * row_ns + columns * (depth // group) * line_ns,
         line_ns=machine.tile_line_ns,
-        stored_lines=rows * tile_rows * _stored(nest, columns),
+        stored_lines=rows * tile_rows * _stored(nest, roles, columns),
         loaded_lines=(rows * tile_rows, columns * (depth // group)),
         share_more=_APART * max(0.0, math.log2(max(1, apart) / _NEAR_BYTES)),
     )
 
 
-def _stored(nest: Nest, columns: int) -> float:
+def _stored(nest: Nest, roles: LaneRoles, columns: int) -> float:
     """What storing a row of the results of ``columns`` tiles takes, in rows of sums."""
     if nest.epilogue is None:
         return columns
-    most, left, total = stored_together(nest.epilogue, nest.sums), columns, 0.0
+    lanes = math.prod(loop.extent for loop in digits(nest, roles.column))
+    neighbours = any(nest.operands[2].stride(o.name) == lanes for o in column_loops(nest))
+    most = stored_together(nest.epilogue, nest.sums) if neighbours else 1
+    left, total = columns, 0.0
     alone = LINE_BYTES // 4 * size_bytes(nest.epilogue.dtype)
     for together in (4, 2, 1):
         count = left // together if together <= most else 0

@@ -12,7 +12,7 @@ from cpembed.backends.packing import SCATTERED
 from cpembed.backends.x86 import calibration
 from cpembed.embedding.constraint_set import Weights
 from cpembed.tune.cpu_choice import CONSIDERED, choose, machine_weights
-from cpembed.tune.cpu_in_place import OVER_WINDOWS
+from cpembed.tune.cpu_variants import OVER_WINDOWS
 from tests.unit.tune.cpu_tuning import TARGET, machine
 
 SPEC = hardware_spec(TARGET)

@@ -21,10 +21,10 @@ from cpembed.measure.runner import Quantiles
 from cpembed.tune import cpu_trials
 from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.cpu_contest import Moves, Timed
-from cpembed.tune.cpu_in_place import OVER_ROWS
 from cpembed.tune.cpu_kept import best_kept
 from cpembed.tune.cpu_space import CpuProposal
 from cpembed.tune.cpu_trials import CpuTrial, key_of
+from cpembed.tune.cpu_variants import OVER_ROWS
 from cpembed.tune.database import stored
 from tests.unit.tune.cpu_tuning import TARGET, FakeMeasurer, designs, layer, machine
 

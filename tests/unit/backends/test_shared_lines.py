@@ -14,7 +14,7 @@ from cpembed.backends.x86.calibration import default_calibration
 from cpembed.backends.x86.estimate import shared_lines
 from cpembed.report.words import mapping
 from cpembed.transform.program import DerivedProgram
-from cpembed.tune.cpu_in_place import beside_in_place
+from cpembed.tune.cpu_variants import with_variants
 
 SPEC = hardware_spec("amx_int8")
 MACHINE = default_calibration(2)
@@ -60,7 +60,7 @@ def test_rows_in_two_lines_make_loads_dear(monkeypatch: pytest.MonkeyPatch) -> N
     for channels, splits in ((64, False), (80, True)):
         layer = f"conv2d n=1 c={channels} h=14 w=14 k=16 r=1 s=1"
         given = workload(f"{layer} layout=NHWC", target=SPEC)
-        candidates = beside_in_place(solve(given, SPEC, top=8).embeddings, SPEC)
+        candidates = with_variants(solve(given, SPEC, top=8).embeddings, SPEC)
         programs = [c.candidate.program for c in candidates]
         program = next(p for p in programs if p.in_place or not splits)
         usual, more = (

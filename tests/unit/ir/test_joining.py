@@ -47,11 +47,21 @@ def test_a_window_over_whole_neighbours_is_joined(
 
 def test_the_joined_index_is_the_place_in_the_joined_dimensions() -> None:
     window, channel = IMAGE[1:]
-    joined = joined_index(window, "s", EXTENTS["c"], "s c")
+    joined = joined_index(IMAGE[1:], SHAPE[1:], ("s", "c"), "s c")
     grid = dict(zip("qsc", np.indices([EXTENTS[a] for a in "qsc"]), strict=True))
     fused = grid["s"] * EXTENTS["c"] + grid["c"]
     place = window.evaluate(grid) * EXTENTS["c"] + channel.evaluate(grid)
     np.testing.assert_array_equal(joined.evaluate({**grid, "s c": fused}), place)
+
+
+def test_the_joined_index_of_rows_is_the_place_in_them() -> None:
+    """Windows two rows and two columns apart, on rows of twelve columns."""
+    row, column = index(p=2, r=1), index(q=2, s=1)
+    joined = joined_index((row, column), (9, 12), ("p", "q"), "p q", step=2)
+    grid = dict(zip("pqrs", np.indices([EXTENTS[a] for a in "pqrs"]), strict=True))
+    fused = grid["p"] * 12 + grid["q"]
+    place = row.evaluate(grid) * 12 + column.evaluate(grid)
+    np.testing.assert_array_equal(joined.evaluate({**grid, "p q": fused}), place)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack
-from cpembed.tune.cpu_in_place import in_rows, require_beside
+from cpembed.tune.cpu_variants import in_rows, require_variant
 from tests.unit.transform.small_tiles import small_amx
 
 
@@ -88,13 +88,13 @@ def test_random_convolutions_over_rows(
     step: tuple[int, int, int, int],
     layout: str,
 ) -> None:
-    """Executed operation by operation, judged by the constraints, and proven."""
+    """Executed operation by operation, and proven."""
     (r, s), (h, w), (c, k), (stride, pad, dilation, n) = window, size, channels, step
     layer = f"conv2d n={n} c={c} h={h} w={w} k={k} r={r} s={s} layout={layout}"
     layer += f" stride={stride} pad={pad} dilation={dilation}"
     for item in rows_of(layer):
         program = item.candidate.program
-        require_beside(item.candidate, small_amx())
+        require_variant(item.candidate)
         data = random_inputs(program.unfused, 3)
         assert np.array_equal(execute(program, data), reference(program.unfused, data))
 
@@ -113,7 +113,7 @@ def test_the_proof_sees_another_pitch() -> None:
     assert not prove(wrong(program, pitches={})).holds
     item = replace(found[0].candidate, program=narrower)
     with pytest.raises(InvariantError, match="not proven"):
-        require_beside(item, small_amx())
+        require_variant(item)
 
 
 def test_pitches_are_kept_with_the_embedding() -> None:

@@ -1,9 +1,12 @@
-"""Candidates that read and write the workload's operands where they are.
+"""Variants of the candidates of a ranking that a CPU may execute faster.
 
-A derived program has the layouts of least footprint. Where the instruction can walk an operand as
-it comes, leaving it there may take more memory (rows that a stride skips) and yet moves nothing;
-and an axis that no tile divides need not be padded, which copies all of an operand for a margin, if
-the last tile moves back over the one before.
+On operands where they are: a derived program has the layouts of least footprint. Where the
+instruction can walk an operand as it comes, leaving it there may take more memory (rows that a
+stride skips) and yet moves nothing; and an axis that no tile divides need not be padded, which
+copies all of an operand for a margin, if the last tile moves back over the one before.
+
+Over the rows of an image, or over whole windows, as one axis: :mod:`~cpembed.tune.cpu_rows`,
+:mod:`~cpembed.tune.cpu_windows`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import TransformError
+from cpembed.errors import InvariantError, TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
@@ -29,25 +32,43 @@ from cpembed.transform.proof import require
 from cpembed.tune.cpu_choice import moved
 from cpembed.tune.cpu_rows import over_rows
 from cpembed.tune.cpu_windows import over_windows
+from cpembed.tune.kept import WIDEST
 
-OVER_ROWS, OVER_WINDOWS = ", over rows", ", over windows"
-"""Behind the name of a constraint set: an embedding beside that of a rank."""
+OVER_ROWS, OVER_WINDOWS = "over rows", "over windows"
+"""What a variant's embedding has that the one of its rank has not."""
 
 
-def beside_in_place(
+def with_variants(
     candidates: Iterable[RankedCandidate], spec: HardwareSpec, *, fuses: bool = True
 ) -> tuple[RankedCandidate, ...]:
     """The candidates, before each one the same embedding on operands in place, where that moves
-    less. With ``fuses``, those over the rows of an image as one axis and over whole windows too,
-    where that takes fewer executions. All keep the rank and the score of the embedding, and are
-    not proven yet."""
+    less. With ``fuses``, those over rows and over windows too, where that takes fewer executions
+    and the constraints of the widest set hold. All keep the rank and the score of the embedding,
+    and are not proven yet."""
     found: dict[str, RankedCandidate] = {}
+    admitted: dict[str, bool] = {}
     for ranked in candidates:
-        beside = [*in_rows(ranked, spec), in_windows(ranked, spec)] if fuses else []
-        for item in (*beside, in_place(ranked, spec), ranked):
-            if item is not None:
-                found.setdefault(item.candidate.identifier, item)
+        fused = [*in_rows(ranked, spec), in_windows(ranked, spec)] if fuses else []
+        for item in (*fused, in_place(ranked, spec), ranked):
+            if item is None or item.candidate.identifier in found:
+                continue
+            name = item.candidate.embedding.identifier()
+            if item.candidate.variant and name not in admitted:
+                admitted[name] = _admitted(item.candidate, spec)
+            if admitted.get(name, True):
+                found[item.candidate.identifier] = item
     return tuple(found.values())
+
+
+def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
+    """Whether the constraints allow the embedding; what a search would not list is not proposed."""
+    embedding = candidate.embedding
+    problem = problem_of(candidate.program.unfused, spec.instruction, embedding.operands)
+    try:
+        check_embedding(problem, load_constraint_set(WIDEST), embedding)
+    except InvariantError:
+        return False
+    return True
 
 
 def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> RankedCandidate | None:
@@ -69,7 +90,7 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
     embedding = ranked.candidate.embedding
     if program.in_place or not _has_single_accesses(program.workload):
         return []
-    rows = over_rows(program.workload, spec.instruction, embedding)
+    rows = over_rows(program.unfused, spec.instruction, embedding)
     if rows is None:
         return []
     found = (_derived(ranked, spec, rows, kept, OVER_ROWS) for kept in (_moving(program), ()))
@@ -101,34 +122,30 @@ def _derived(
     spec: HardwareSpec,
     embedding: Embedding,
     kept: Collection[str],
-    suffix: str = "",
+    variant: str = "",
 ) -> RankedCandidate | None:
     """The candidate with the program of an embedding that leaves operands where they are; None
-    where the instruction cannot take them from there. ``suffix`` says of the ranking what the
-    embedding has that the one of this rank has not."""
+    where the instruction cannot take them from there."""
     workload = ranked.candidate.program.unfused
     try:
         candidate = derive_candidate(workload, spec.instruction, embedding, in_place=kept)
     except TransformError:
         return None
-    set_name = f"{ranked.constraints}{suffix}" if ranked.constraints else ""
     return replace(
-        ranked, candidate=candidate, overheads=overheads(candidate.program), constraints=set_name
+        ranked,
+        candidate=replace(candidate, variant=variant),
+        overheads=overheads(candidate.program),
+        constraints=", ".join(filter(None, (ranked.constraints, variant))),
     )
 
 
-def require_beside(candidate: Candidate, spec: HardwareSpec) -> None:
-    """Decide what was not decided of a candidate that :func:`beside_in_place` adds: its embedding
-    by the constraints, its program by the proof.
+def require_variant(candidate: Candidate) -> None:
+    """Prove a program that no search has proven.
 
-    Raises :class:`InvariantError` where either refuses.
+    Raises :class:`InvariantError` where that fails.
     """
-    program, embedding = candidate.program, candidate.embedding
-    if embedding.pitches:
-        problem = problem_of(program.unfused, spec.instruction, embedding.operands)
-        check_embedding(problem, load_constraint_set("fused"), embedding)
-    if program.in_place or embedding.pitches:
-        require(program)
+    if candidate.program.in_place or candidate.variant:
+        require(candidate.program)
 
 
 def _moved_bytes(program: DerivedProgram) -> int:
