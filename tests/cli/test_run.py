@@ -198,7 +198,9 @@ def test_the_model_chooses_unless_a_rank_is_asked_for(
 
     def reversed_choice(*arguments: Any, **named: Any) -> ModelChoice:
         found = choose(*arguments, **named)
-        return replace(found, estimates=tuple(reversed(found.estimates)))
+        # What a search lists is what an identifier is compared with below: variants last.
+        listed = sorted(reversed(found.estimates), key=lambda e: bool(e.ranked.candidate.variant))
+        return replace(found, estimates=tuple(listed))
 
     monkeypatch.setattr(run_cpu, "choose", reversed_choice)
     document = cpembed("run", *layer, *target).json
