@@ -207,7 +207,7 @@ def _trial(
         error,
         proposal.knobs,
         proposal.kernel.us,
-        design.moves_us,
+        proposal.moves_us,
         None if timed is None else timed.latency_us,
         None if timed is None else timed.moves.packing_us,
         None if timed is None else timed.moves.unpacking_us,

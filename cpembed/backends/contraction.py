@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cpembed.backends.epilogue import BIAS, SCALE
@@ -63,15 +64,17 @@ def contraction_source(
         with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
             script.line(f"part = T.axis.spatial({chunks}, chunk)")
             _regions(script, nest, packing)
-            if packing is not None:
-                packing.write(script)
             for statement in prologue:
                 script.line(statement)
             first, end = f"part * {total} // {chunks}", f"(part + 1) * {total} // {chunks}"
             if delayed is not None:
                 _local(script, STAGE, nest)
-            header = f"for task in T.serial({first}, {end}):"
-            with script.nested(header, 'with T.sblock("task"):'):
+            with (
+                _packed(script, nest, packing, (first, end), stages=delayed is not None) as found,
+                script.nested(
+                    f"for task in T.serial({', '.join(found)}):", 'with T.sblock("task"):'
+                ),
+            ):
                 if delayed is not None:
                     script.line(f"now = T.axis.spatial({total}, task)")
                 _bind_task(script, nest)
@@ -151,6 +154,11 @@ def _parameters(nest: Nest, packing: PrivatePacking | None) -> list[str]:
 def _regions(
     script: Script, nest: Nest, packing: PrivatePacking | None = None, *, stages: bool = False
 ) -> None:
+    for line in _region_lines(nest, packing, stages=stages):
+        script.line(line)
+
+
+def _region_lines(nest: Nest, packing: PrivatePacking | None, *, stages: bool) -> tuple[str, str]:
     """What a block around the whole nest reads and writes: every buffer."""
     regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
     read_regions = regions[:2]
@@ -164,8 +172,25 @@ def _regions(
     if stages:
         read_regions.append(f"{STAGE}[0:{nest.accumulators}]")
         written.append(f"{STAGE}[0:{nest.accumulators}]")
-    script.line(f"T.reads({', '.join(read_regions)})")
-    script.line(f"T.writes({', '.join(written)})")
+    return f"T.reads({', '.join(read_regions)})", f"T.writes({', '.join(written)})"
+
+
+@contextmanager
+def _packed(
+    script: Script,
+    nest: Nest,
+    packing: PrivatePacking | None,
+    tasks: tuple[str, str],
+    *,
+    stages: bool,
+) -> Generator[tuple[str, str]]:
+    """Tasks, a first one and an end, after what they read has been packed."""
+    if packing is None:
+        yield tasks
+        return
+    regions = _region_lines(nest, packing, stages=stages)
+    with packing.packed(script, tasks, regions) as found:
+        yield found
 
 
 def _bind_task(

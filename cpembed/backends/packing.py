@@ -7,9 +7,10 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from cpembed.backends.script import HEADER, Script, buffer, grid, zero
+from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.transposition import Blocks, Element, write_transposition
 from cpembed.backends.window_packing import Windows
 from cpembed.ir.computation import Computation
@@ -38,10 +39,11 @@ whose place is computed by divisions, in units of one that is copied (measured o
 0.2, 0.46 and 4 ns beside 0.034)."""
 
 
-_RUN_BYTES = 24.0
-"""What it takes to begin with another run of neighbours, in bytes that are copied meanwhile
-(measured on Sapphire Rapids: windows with runs of 21 and 9 bytes take 2.2 and 3.6 times as long as
-copying what they fill; with runs of 80 bytes, 0.8 times)."""
+_RUN_LINES = 0.2
+"""What it takes to copy a run of neighbours, in lines that are copied meanwhile: no more than the
+line takes that they fill, where they are few (measured on Sapphire Rapids: windows with 3 to 5 runs
+a line take 1.0 to 1.1 times as long as copying what they fill; before runs were copied by single
+vectors, 3.6 times)."""
 
 
 ORIGINAL, PACKED = "Original", "Packed"
@@ -170,6 +172,7 @@ def _range(move: _Move, ranges: Mapping[str, tuple[int, int]], name: str) -> tup
     return ranges.get(name, (0, move.extents[name]))
 
 
+@lru_cache(1 << 10)
 def effort(operand: PackedOperand) -> float:
     """How long an element takes to move, in units of one that is copied beside its neighbours."""
     if not operand.dimensions:
@@ -180,7 +183,8 @@ def effort(operand: PackedOperand) -> float:
     if [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]:
         return 1.0
     if move.windows is not None:
-        return 1.0 + _RUN_BYTES / (move.windows.run * size_bytes(operand.dtype))
+        lines = move.windows.size * size_bytes(operand.dtype) / LINE_BYTES
+        return max(1.0, _RUN_LINES * move.windows.copied / lines)
     moving = [t for t in move.original_index.terms if set(t.iterators) & set(move.order)]
     if not all(term.is_affine for term in moving) or move.bounds()[2]:
         return _COMPUTED
@@ -284,8 +288,10 @@ def _plan(operand: PackedOperand) -> _Move:
 def _bind_row(script: Script, move: _Move) -> None:
     inside = move.row_count
     for name, extent in zip(move.names[: move.rows], move.operand.shape, strict=False):
-        inside //= extent
-        script.line(f"{name} = T.axis.spatial({extent}, row // {inside} % {extent})")
+        whole, inside = inside, inside // extent
+        place = "row" if inside == 1 else f"row // {inside}"
+        place += "" if whole == move.row_count else f" % {extent}"
+        script.line(f"{name} = T.axis.spatial({extent}, {'0' if extent == 1 else place})")
 
 
 def _loops(move: _Move, ranges: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -327,16 +333,15 @@ def _pack_row(script: Script, move: _Move) -> None:
 
 def _pack_window(script: Script, move: _Move, windows: Windows) -> None:
     begin = [t for t in move.packed_index.terms if t.iterator not in windows.walked]
-    outer = [name for name in move.order if name not in windows.walked]
-    with script.nested(*grid(outer, [move.extents[name] for name in outer])):
-        windows.write(
-            script,
-            lambda index: f"{ORIGINAL}[{index}]",
-            lambda index: f"{move.packed}[{index}]",
-            IndexExpr.of(begin, move.packed_index.constant),
-            dict(zip(move.names, move.operand.strides, strict=True)),
-            zero(move.operand.dtype),
-        )
+    windows.write(
+        script,
+        lambda index: f"{ORIGINAL}[{index}]",
+        lambda index: f"{move.packed}[{index}]",
+        IndexExpr.of(begin, move.packed_index.constant),
+        dict(zip(move.names, move.operand.strides, strict=True)),
+        zero(move.operand.dtype),
+        [name for name in move.order if name not in windows.walked],
+    )
 
 
 def _unpack_row(script: Script, move: _Move) -> None:

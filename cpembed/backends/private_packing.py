@@ -3,65 +3,85 @@
 Packed by a kernel of its own, an operand is written by some cores and read by others, line by line
 through the cache that they share, after one launch more. A part that packs its own share finds it
 in its own cache; what parts have in common (the rows between two halves of an image) is packed
-twice.
+twice. Where a share is more than a near cache holds, a part packs and computes by *stretches*
+(:mod:`~cpembed.backends.stretches`), each in the memory of the one before: windows that take thirty
+times the image never leave the cache.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cpembed.backends.nest import KernelOperand, Nest, TaskLoop, in_points
+from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.packing import ORIGINAL, packed_rows, rows_of
 from cpembed.backends.script import Script
+from cpembed.backends.stretches import Stretches, walks
+from cpembed.backends.traffic import LINE_BYTES
+from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 PART = "part"
 """Number of the parallel part, in the kernel's text."""
 
+_SKIPPED, _FIRST, _END = "skipped", "first_task", "end_task"
+"""In the text: lines of the packed operand before a stretch's, and its tasks."""
 
-@dataclass(frozen=True)
-class _Walk:
-    """The packed dimension that the outermost loop of the tasks moves: ``step`` elements a point,
-    over ``low`` to ``high`` for what is inside."""
+_POSITIVE = 2**31 - 1
+"""The bits of a number that is not negative."""
 
-    position: int
-    loop: TaskLoop
-    inside: int
-    """Tasks of an iteration of the loop."""
-    step: int
-    low: int
-    high: int
+_SHARES = (0.5, 0.25)
+"""Of the nearest two caches, what a stretch may fill beside the operands that are not packed."""
+
+_FARTHER = (0.0, 0.05, 1.0)
+"""What it takes to have the packed operand in the first, the second or a farther cache, in times
+that all of it is packed; it decides between packing less at a time and packing more twice."""
 
 
 @dataclass(frozen=True)
 class PrivatePacking:
-    """The first factor of a nest, packed by ``chunks`` parts."""
+    """The first factor of a nest, packed by ``chunks`` parts, by ``stretches`` of each one's tasks;
+    all of it by each where those are None."""
 
     operand: PackedOperand
     nest: Nest
     chunks: int
-    walk: _Walk | None
+    stretches: Stretches | None
 
     @staticmethod
-    def of(program: DerivedProgram, nest: Nest, chunks: int) -> PrivatePacking | None:
-        """None where the first factor is in place. ``nest`` has its tasks as they are executed."""
+    def of(
+        program: DerivedProgram, nest: Nest, chunks: int, cache_bytes: Sequence[int]
+    ) -> PrivatePacking | None:
+        """None where the first factor is in place. ``nest`` has its tasks as they are executed;
+        ``cache_bytes`` are a core's, the nearest cache first."""
         operand = program.role(program.instruction.computation.inputs[0].name)
         if operand.is_identity or not operand.dimensions:
             return None
         chunks = min(chunks, nest.task_count)
-        return PrivatePacking(operand, nest, chunks, _walk(program, operand, nest))
+        found = [
+            PrivatePacking(operand, nest, chunks, stretches)
+            for stretches in _proposals(program, operand, nest, chunks, cache_bytes)
+        ]
+        return min(found, key=lambda packing: (packing._dearness(cache_bytes), packing.bytes))
+
+    @property
+    def elements(self) -> int:
+        """Of a part's copy, whole lines of it."""
+        line = self._line
+        if self.stretches is None:
+            return -(-self.operand.elements // line) * line
+        # A stretch begins somewhere in the first line.
+        return (self.stretches.rows * self._row_elements // line + 2) * line
 
     @property
     def contraction(self) -> Nest:
         """The nest on the parts' own copies, which lie behind one another."""
         first, *others = self.nest.operands
-        own = IndexExpr.of([IndexTerm(PART, first.elements)])
         copies = replace(
-            first,
-            elements=first.elements * self.chunks,
-            access=first.access + own,
+            first, elements=self.elements * self.chunks, access=first.access + self._base
         )
         return replace(self.nest, operands=(copies, *others))
 
@@ -70,73 +90,88 @@ class PrivatePacking:
         count = math.prod(self.operand.original_shape)
         return KernelOperand(ORIGINAL, self.operand.dtype, count, IndexExpr())
 
-    def write(self, script: Script) -> None:
-        """What a part does before its tasks."""
-        own = IndexExpr.of([IndexTerm(PART, self.operand.elements)])
-        name = self.nest.operands[0].parameter
-        packed_rows(script, self.operand, self._rows(), name, own)
+    @property
+    def bytes(self) -> int:
+        """Of a part's copy."""
+        return self.elements * size_bytes(self.operand.dtype)
 
     def share(self) -> float:
         """Of the whole operand, what the part packs that packs most."""
-        if self.walk is None:
-            return 1.0
-        extent = self.operand.shape[self.walk.position]
-        spans = [self._span(self.walk, part) for part in range(self.chunks)]
-        return max(end - first for first, end in spans) / extent
+        return 1.0 if self.stretches is None else self.stretches.share()
 
-    def _span(self, walk: _Walk, part: int) -> tuple[int, int]:
-        """First and end of the dimension, as :meth:`_rows` computes them."""
-        total, loop = self.nest.task_count, walk.loop
-        first, last = part * total // self.chunks, (part + 1) * total // self.chunks - 1
-        starts = [
-            min(task // walk.inside * loop.block, max(0, loop.extent - loop.block))
-            for task in (first, last)
-        ]
-        extent = self.operand.shape[walk.position]
-        low = walk.step * starts[0] + walk.low
-        high = walk.step * (starts[1] + loop.block - 1) + walk.high
-        return max(0, low), min(extent, high + 1)
+    @contextmanager
+    def packed(
+        self, script: Script, tasks: tuple[str, str], regions: Sequence[str]
+    ) -> Generator[tuple[str, str]]:
+        """What is inside runs for each stretch of a part's tasks, a first one and an end, after the
+        stretch has been packed; given its own tasks. ``regions`` are those of the tasks."""
+        name, found = self.nest.operands[0].parameter, self.stretches
+        if found is None:
+            everything = "0", str(rows_of(self.operand)[0])
+            packed_rows(script, self.operand, everything, name, self._base)
+            yield tasks
+            return
+        total = self.nest.task_count
+        numbers = found.numbers(PART, tasks)
+        header = f"for stretch in T.serial({', '.join(numbers)}):"
+        with script.nested(header, 'with T.sblock("stretch"):'):
+            first, end = found.tasks("stretch", tasks)
+            lines = f"{found.walk.first_row_text(first)} * {self._row_elements} // {self._line}"
+            if self._row_elements % self._line == 0:
+                lines = f"{found.walk.first_row_text(first)} * {self._row_elements // self._line}"
+            limit = self.operand.elements // self._line + 1
+            script.line(f"{_FIRST} = T.axis.spatial({total}, {first})")
+            script.line(f"{_END} = T.axis.spatial({total + 1}, {end})")
+            # The simplifier divides by zero where rows cancel, and does not see through the bits.
+            opaque = f"T.bitwise_and({lines}, {_POSITIVE})"
+            script.line(f"{_SKIPPED} = T.axis.spatial({limit}, {opaque})")
+            for region in regions:
+                script.line(region)
+            rows = found.packing_rows(_FIRST, _END)
+            packed_rows(script, self.operand, rows, name, self._base)
+            yield _FIRST, _END
 
-    def _rows(self) -> tuple[str, str]:
-        """The rows of :func:`~cpembed.backends.packing.packed_rows` that a part reads."""
-        count, rows = rows_of(self.operand)
-        walk = self.walk
-        if walk is None or walk.position >= rows:
-            return "0", str(count)
-        total, loop = self.nest.task_count, walk.loop
-        extent = self.operand.shape[walk.position]
-        each = math.prod(self.operand.shape[walk.position + 1 : rows])
+    @property
+    def _line(self) -> int:
+        """Elements of a line."""
+        return max(1, LINE_BYTES // size_bytes(self.operand.dtype))
 
-        def start(task: str) -> str:
-            at = f"({task}) // {walk.inside} * {loop.block}"
-            return f"T.min({at}, {max(0, loop.extent - loop.block)})"
+    @property
+    def _row_elements(self) -> int:
+        assert self.stretches is not None
+        return self.operand.elements // self.stretches.walk.row_count
 
-        first = start(f"{PART} * {total} // {self.chunks}")
-        last = start(f"({PART} + 1) * {total} // {self.chunks} - 1")
-        low = f"T.max(0, {walk.step} * {first} + {walk.low})"
-        high = walk.step * (loop.block - 1) + walk.high + 1
-        end = f"T.min({extent}, {walk.step} * {last} + {high})"
-        return f"{low} * {each}", f"{end} * {each}"
+    @property
+    def _base(self) -> IndexExpr:
+        """Where element 0 of the packed operand would be. Copies begin at lines, as the operand
+        does, so that rows lie in their lines as they do there."""
+        own = IndexTerm(PART, self.elements)
+        if self.stretches is None:
+            return IndexExpr.of([own])
+        return IndexExpr.of([own, IndexTerm(_SKIPPED, -self._line)])
+
+    def _dearness(self, cache_bytes: Sequence[int]) -> float:
+        rooms = [share * size for share, size in zip(_SHARES, cache_bytes, strict=False)]
+        level = next((n for n, room in enumerate(rooms) if self.bytes <= room), len(rooms))
+        return self.share() * self.chunks + _FARTHER[level]
 
 
-def _walk(program: DerivedProgram, operand: PackedOperand, nest: Nest) -> _Walk | None:
-    """None where the outermost loop of more than one task does not move the operand's outermost
-    dimension of more than one element, forwards."""
-    tasks = [task for task in nest.tasks if task.count > 1]
-    positions = [n for n, extent in enumerate(operand.shape) if extent > 1]
-    if not tasks or not positions:
-        return None
-    loop, position = tasks[0], positions[0]
-    index = operand.access[position]
-    for overlap in program.overlaps:
-        if overlap.loop == loop.origin:
-            index = in_points(index, overlap)
-    step = index.coefficient(loop.origin)
-    rest = IndexExpr.of(
-        [term for term in index.terms if term.iterator != loop.origin], index.constant
-    )
-    if step <= 0 or loop.origin in rest.iterators:
-        return None
-    low, high = rest.bounds(program.extents)
-    inside = math.prod(task.count for task in tasks[1:])
-    return _Walk(position, loop, inside, step, low, high)
+def _proposals(
+    program: DerivedProgram,
+    operand: PackedOperand,
+    nest: Nest,
+    chunks: int,
+    cache_bytes: Sequence[int],
+) -> Iterator[Stretches | None]:
+    """All tasks of a part at once, then the longest stretches that fill each cache's share."""
+    found = walks(program, operand, nest, rows_of(operand))
+    if not found:
+        yield None
+        return
+    yield Stretches.whole(found[0], chunks)
+    for share, size in zip(_SHARES, cache_bytes, strict=False):
+        for walk in found:
+            row_bytes = operand.elements // walk.row_count * size_bytes(operand.dtype)
+            stretches = Stretches.of(walk, chunks, int(share * size) // row_bytes)
+            if stretches is not None:
+                yield stretches

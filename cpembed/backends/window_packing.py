@@ -8,32 +8,15 @@ divisions and moves alone; run by run, neighbours move together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from cpembed.backends.script import Script
+from cpembed.backends.script import Script, grid
+from cpembed.backends.window_runs import Digit, Place, Run, Source, condition
 from cpembed.ir.index import IndexExpr, IndexTerm
 
 _MOST_RUNS = 64
 """Runs of a window at most, each of which is written down."""
-
-Place = Callable[[IndexExpr], str]
-"""An element of a buffer, by its index."""
-
-
-@dataclass(frozen=True)
-class _Digit:
-    """``(number // divisor) % modulus``, of which a step is ``coefficient`` elements along original
-    dimension ``dimension``."""
-
-    dimension: int
-    coefficient: int
-    divisor: int
-    modulus: int | None
-
-    def at(self, number: int) -> int:
-        value = number // self.divisor
-        return value if self.modulus is None else value % self.modulus
 
 
 @dataclass(frozen=True)
@@ -47,8 +30,8 @@ class Windows:
     walked: tuple[str, ...]
     size: int
     run: int
-    along: tuple[_Digit, ...]
-    digits: tuple[_Digit, ...]
+    along: tuple[Digit, ...]
+    digits: tuple[Digit, ...]
     rest: tuple[IndexExpr, ...]
     shape: tuple[int, ...]
     extents: Mapping[str, int]
@@ -67,7 +50,7 @@ class Windows:
             return None
         size = math.prod(extents[name] for name in walked)
         digits = [
-            _Digit(n, t.coefficient, t.divisor, t.modulus)
+            Digit(n, t.coefficient, t.divisor, t.modulus)
             for n, index in enumerate(source)
             for t in index.terms
             if set(walked) & set(t.iterators)
@@ -101,6 +84,14 @@ class Windows:
     def runs(self) -> int:
         return -(-self.size // self.run)
 
+    @property
+    def copied(self) -> int:
+        """Runs that are copied; the others are outside the original in every window."""
+        nowhere: Place = str
+        strides = dict.fromkeys(self.walked, 0)
+        runs = self._runs(nowhere, nowhere, IndexExpr(), strides, "")
+        return sum(not run.is_outside for run in runs)
+
     def write(
         self,
         script: Script,
@@ -109,16 +100,74 @@ class Windows:
         base: IndexExpr,
         strides: Mapping[str, int],
         zero: str,
+        loops: Sequence[str],
     ) -> None:
-        """Pack a window, which begins at ``base``; ``strides`` are the packed dimensions'."""
+        """Pack the windows of ``loops``, outermost first, each of which begins at ``base``;
+        ``strides`` are the packed dimensions'.
+
+        Most windows are inside the original: that is decided for all those of the innermost loop
+        at once, then for each one, and only then for each of its runs.
+        """
+        runs = self._runs(original, packed, base, strides, zero)
+        bounds = list(dict.fromkeys(bound for run in runs for bound in run.needed))
+        cut = next((n for n in reversed(range(len(loops))) if self.extents[loops[n]] > 1), 0)
+        outer, inner = list(loops[:cut]), list(loops[cut:])
+        together = {bound.over(inner, self.extents) for bound in bounds}
+        together = {bound for bound in together if not bound.always}
+        with script.nested(*self._grid(outer)):
+            if not bounds:
+                with script.nested(*self._grid(inner)):
+                    _write_whole(script, runs)
+                return
+            decides = not any(bound.never for bound in together)
+            if decides:
+                decided = condition("if", sorted(map(str, together)))
+                with script.nested(*decided, *self._grid(inner)):
+                    _write_whole(script, runs)
+            with script.nested(*(["else:"] if decides else []), *self._grid(inner)):
+                with script.nested(*condition("if", map(str, bounds))):
+                    _write_whole(script, runs)
+                with script.nested("else:"):
+                    for run in runs:
+                        run.write(script)
+
+    def _grid(self, names: Sequence[str]) -> list[str]:
+        return grid(names, [self.extents[name] for name in names])
+
+    def _runs(
+        self,
+        original: Place,
+        packed: Place,
+        base: IndexExpr,
+        strides: Mapping[str, int],
+        zero: str,
+    ) -> list[Run]:
+        """Of a window, in its order; what is in no original is one run as far as it is one block
+        of neighbours in the packed layout."""
         block = self.extents[self.walked[-1]]
-        for number, begin in enumerate(self._beginnings(block)):
+        found: list[Run] = []
+        for begin in self._beginnings(block):
             end = min(self.size, (begin // self.run + 1) * self.run, (begin // block + 1) * block)
             index = list(self.rest)
             for digit in self.digits:
                 index[digit.dimension] += digit.coefficient * digit.at(begin)
-            run = _Run(self, index, begin % self.run, end - begin, f"at_{number}")
-            run.write(script, original, packed, base + self._offset(begin, strides), zero)
+            place = base + self._offset(begin, strides)
+            run = Run(
+                f"at_{len(found)}",
+                end - begin,
+                block - begin % block,
+                Source(original, tuple(index), self.shape, self.extents),
+                self.along,
+                begin % self.run,
+                packed,
+                place,
+                zero,
+            )
+            if found and run.is_outside and found[-1].is_outside and begin % block:
+                last = found.pop()
+                run = replace(last, length=last.length + run.length)
+            found.append(run)
+        return found
 
     def _beginnings(self, block: int) -> list[int]:
         """Of runs, and of blocks that are neighbours in the packed layout."""
@@ -133,86 +182,6 @@ class Windows:
         return offset
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Neighbours: ``length`` elements of a run from its element ``skipped`` on, which begins at the
-    original element ``index``; ``name`` is the loop's."""
-
-    windows: Windows
-    index: Sequence[IndexExpr]
-    skipped: int
-    length: int
-    name: str
-
-    def write(
-        self, script: Script, original: Place, packed: Place, base: IndexExpr, zero: str
-    ) -> None:
-        at = IndexExpr.iterator(self.name)
-        source = original(_flat(self.index, self.windows.shape) + at + self.skipped)
-
-        def fill(value: str, first: str = "0", end: str = str(self.length)) -> None:
-            with script.nested(f"for {self.name} in T.serial({first}, {end}):"):
-                script.line(f"{packed(base + at)} = {value}")
-
-        conditions = self._conditions()
-        if conditions is None:
-            fill(zero)
-            return
-        clipped = self._clipped()
-        whole = [*conditions, *(() if clipped is None else clipped.whole)]
-        if not whole:
-            fill(source)
-            return
-        with script.nested(f"if {' and '.join(whole)}:"):
-            fill(source)
-        with script.nested("else:"):
-            fill(zero)
-            if clipped is not None:
-                with script.nested(f"if {' and '.join(conditions) or 'True'}:"):
-                    fill(source, clipped.first, clipped.end)
-
-    def _conditions(self) -> list[str] | None:
-        """What has to hold for the run to be in the original, its ends apart; None where it never
-        is."""
-        found: list[str] = []
-        along = {digit.dimension for digit in self.windows.along}
-        for place, (index, size) in enumerate(zip(self.index, self.windows.shape, strict=True)):
-            low, high = index.bounds(self.windows.extents)
-            if place in along:
-                continue
-            if low >= size or high < 0:
-                return None
-            found += [f"{index} >= 0"] if low < 0 else []
-            found += [f"{index} < {size}"] if high >= size else []
-        return found
-
-    def _clipped(self) -> _Clipped | None:
-        """Where the run is in the original; None where that is everywhere."""
-        top = self.windows.along[0]
-        index, size = self.index[top.dimension], self.windows.shape[top.dimension]
-        near, far = top.at(self.skipped), top.at(self.skipped + self.length - 1)
-        low, high = index.bounds(self.windows.extents)
-        if low + near >= 0 and high + far < size:
-            return None
-        whole = [f"{index} >= {-near}"] if low + near < 0 else []
-        whole += [f"{index} < {size - far}"] if high + far >= size else []
-        first = f"({index}) * {-top.divisor} - {self.skipped}"
-        end = f"({size} - ({index})) * {top.divisor} - {self.skipped}"
-        return _Clipped(tuple(whole), self._within(first), self._within(end))
-
-    def _within(self, place: str) -> str:
-        return f"T.max(0, T.min({self.length}, {place}))"
-
-
-@dataclass(frozen=True)
-class _Clipped:
-    """Conditions under which a run is ``whole``, and else its part from ``first`` to ``end``."""
-
-    whole: tuple[str, ...]
-    first: str
-    end: str
-
-
 def _number(term: IndexTerm) -> IndexExpr:
     """What a term is a digit of."""
     return IndexExpr.iterator(term.iterator) if term.inner is None else term.inner
@@ -221,6 +190,8 @@ def _number(term: IndexTerm) -> IndexExpr:
 def _numbering(number: IndexExpr, extents: Mapping[str, int]) -> tuple[str, ...]:
     """The dimensions that make a number, outermost first; none where it is no mixed-radix one, or
     its last one is not the last of all."""
+    if not number.is_affine:
+        return ()
     names = sorted(number.iterators, key=number.coefficient)
     weight = 1
     for name in names:
@@ -231,10 +202,10 @@ def _numbering(number: IndexExpr, extents: Mapping[str, int]) -> tuple[str, ...]
     return tuple(reversed(names)) if names and names[0] == last and not number.constant else ()
 
 
-def _run(digits: Sequence[_Digit], shape: Sequence[int], size: int) -> tuple[int, list[_Digit]]:
+def _run(digits: Sequence[Digit], shape: Sequence[int], size: int) -> tuple[int, list[Digit]]:
     """How many elements are neighbours in the original, and the digits among them, outermost
     first."""
-    run, along = 1, list[_Digit]()
+    run, along = 1, list[Digit]()
     for digit in sorted(digits, key=lambda digit: digit.divisor):
         weight = digit.coefficient * math.prod(shape[digit.dimension + 1 :])
         if digit.divisor != run or weight != run or run >= size:
@@ -244,10 +215,6 @@ def _run(digits: Sequence[_Digit], shape: Sequence[int], size: int) -> tuple[int
     return run, along
 
 
-def _flat(index: Sequence[IndexExpr], shape: Sequence[int]) -> IndexExpr:
-    """An original index as one into the flat buffer."""
-    total = IndexExpr()
-    for part, size in zip(index, shape, strict=True):
-        scaled = [term.times(size) for term in total.terms]
-        total = IndexExpr.of(scaled, total.constant * size) + part
-    return total
+def _write_whole(script: Script, runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.write_whole(script)

@@ -16,7 +16,7 @@ from cpembed.embedding.commute import problem_of
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.embedding.flatten import flatten
 from cpembed.errors import TransformError
-from cpembed.hw.instruction import Instruction
+from cpembed.hw.instruction import Instruction, StrideRule
 from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -60,7 +60,7 @@ def derive(
         workload, instruction = problem.workload, problem.instruction
     original = workload
     workload = flatten(workload, embedding.flattened, embedding.pitches)
-    overlaps = overlapping(workload, embedding, in_place) if in_place else {}
+    overlaps = overlapping(workload, instruction, embedding, in_place) if in_place else {}
     loops, axis_map = _iteration(workload, embedding, overlaps)
     lanes = tuple(
         Loop(axis.name, embedding.extents[axis.name], instruction.loop_axis(axis.name).kind)
@@ -110,28 +110,40 @@ def derive(
 
 
 def overlapping(
-    workload: Computation, embedding: Embedding, in_place: Collection[str]
+    workload: Computation,
+    instruction: Instruction,
+    embedding: Embedding,
+    in_place: Collection[str],
 ) -> dict[str, Overlap]:
     """Axes whose last block moves back to end where the axis ends, instead of being padded.
 
-    A spatial axis may, where only operands in place have it: their elements are read, or written
-    with the same result, twice. A reduction axis of integers may where another operand has it too:
-    that one holds zeros for what would be added twice. (A zero times an infinity is no zero.)
+    A spatial axis may, where the output is in place, whose elements are then written with the same
+    result twice, and every other operand that has the axis is in place too, or is packed in a
+    layout in which blocks may begin anywhere. A reduction axis of integers may where one operand is
+    in place and another is not, which holds zeros for what would be added twice. (A zero times an
+    infinity is no zero.)
     """
     exact = all(is_integer(operand.dtype) for operand in workload.operands)
+    roles = {role: name for name, role in embedding.operands.items()}
     found: dict[str, Overlap] = {}
-    for digits in embedding.digits.values():
+    for lane, digits in embedding.digits.items():
         for digit in digits:
             axis = next(a for a in workload.axes if a.name == digit.axis)
             count = -(-axis.extent // digit.count)
-            packed = any(
-                axis.name in index.iterators
+            walked = {
+                operand.name
                 for operand in workload.operands
-                if operand.name not in in_place
-                for index in workload.access(operand.name).index
-            )
-            reduced = axis.kind is AxisKind.REDUCTION
-            fits = packed == reduced and (exact or not reduced)
+                if any(axis.name in i.iterators for i in workload.access(operand.name).index)
+            }
+            packed = walked - set(in_place)
+            if axis.kind is AxisKind.REDUCTION:
+                fits = bool(packed) and packed != walked and exact
+            else:
+                memories = [instruction.memory[roles[name]] for name in packed]
+                anywhere = all(m.stride_rule(lane) is StrideRule.ANY for m in memories)
+                fits = not packed or (
+                    workload.output.name not in packed and len(digits) == 1 and anywhere
+                )
             if digit.stride == 1 and count > 1 and axis.extent % digit.count and fits:
                 loop = f"{axis.name}.o"
                 found[axis.name] = Overlap(

@@ -88,7 +88,8 @@ class OperandLayout(LayoutBuilder):
         for name, index in list(self._indices.items()):
             if name in {*self._direct, *self._joined} or not any(map(self._lane, index.iterators)):
                 continue
-            if set(self.overlaps) & set(index.iterators):
+            walked = set(self.overlaps) & set(index.iterators)
+            if not all(map(self._begins_anywhere, walked)):
                 raise self._shared_blocks()
             axes = tuple([self._index_axis(term, index) for term in index.terms])
             walked = dict.fromkeys(n for axis in axes for n in axis.coordinate.iterators)
@@ -100,6 +101,8 @@ class OperandLayout(LayoutBuilder):
         if lane is None:
             return IndexAxis(axis, term.coefficient, self.axis_map[axis])
         treatments = self._treatments(axis, index)
+        if self._begins_anywhere(axis):
+            treatments = ("in_place",)
         return IndexAxis(axis, term.coefficient, self.axis_map[axis], lane, treatments)
 
     def _apply_unrolling(self, name: str, found: Unrolling) -> None:
@@ -168,7 +171,8 @@ class OperandLayout(LayoutBuilder):
                 if own is not None:
                     found.setdefault(lane, []).append(own)
                 for name in direct:
-                    found.setdefault(lane, []).append(self._split_digit(name, digit, lane))
+                    if not self._begins_anywhere(digit.axis):
+                        found.setdefault(lane, []).append(self._split_digit(name, digit, lane))
         return found
 
     def _split_digit(self, name: str, digit: Digit, lane: str) -> str:

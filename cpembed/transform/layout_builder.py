@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import OperandMemory, StrideRule
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -240,7 +240,8 @@ class LayoutBuilder(ABC):
         own = f"{name}.{member}"
         parts = [Part(own, extent, index.coefficient(member), IndexExpr())]
         others = [term for term in index.terms if term.iterator != member]
-        if any(term.iterator in self.overlaps for term in others):
+        walked = [t.iterator for t in others if t.iterator in self.overlaps]
+        if not all(map(self._begins_anywhere, walked)):
             raise self._shared_blocks()
         low = 0
         if others:
@@ -274,6 +275,13 @@ class LayoutBuilder(ABC):
         if len(digits) == 1 and ((free and step > 0) or contiguous):
             return ("in_place", "digit", "axis")
         return ("digit", "axis")
+
+    def _begins_anywhere(self, axis: str) -> bool:
+        """Whether an axis has blocks that overlap and need no place of their own."""
+        overlap, lane = self.overlaps.get(axis), self._lane(axis)
+        if overlap is None or lane is None or overlap.kind is not AxisKind.SPATIAL:
+            return False
+        return self.memory.stride_rule(lane) is StrideRule.ANY
 
     def _diagonal(self, axis: str) -> TransformError:
         return TransformError(

@@ -21,6 +21,7 @@ from cpembed.backends.runtime import thread_count
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration, calibration
 from cpembed.backends.x86.estimate import Estimate
+from cpembed.backends.x86.register_blocks import Schedules
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.errors import LoweringError
@@ -50,7 +51,8 @@ ahead), or the contraction alone."""
 @dataclass(frozen=True)
 class Estimated:
     """An embedding with its fastest schedule by the model; ``moves_us`` is what packing what is not
-    packed ahead, and unpacking, take by the model, in microseconds."""
+    packed ahead, and unpacking, take by the model, in microseconds. ``kernel`` reads what it packs
+    itself from where it has just been packed."""
 
     ranked: RankedCandidate
     knobs: Knobs
@@ -144,26 +146,37 @@ def estimated(
     """A candidate on the schedule that is the fastest by the model, where ``epilogue`` is stored.
 
     Raises :class:`LoweringError` where the instruction cannot execute the program."""
-    program, figures = ranked.candidate.program, machine or calibration()
+    program = ranked.candidate.program
     space = schedule_space(program, spec, machine, epilogue)
     schedules = space.ranked()
     if not moved(program):
-        schedules = schedules[:1]
-    found = [
-        Estimated(ranked, knobs, kernel, moves_us(program, figures, space.applied(knobs)))
-        for kernel, knobs in schedules[:_WITH_MOVES]
-    ]
+        kernel, knobs = schedules[0]
+        return Estimated(ranked, knobs, kernel, 0.0)
+    found: list[Estimated] = []
+    for kernel, knobs in schedules[:_WITH_MOVES]:
+        whole, moves = whole_call(program, space, knobs)
+        found.append(Estimated(ranked, knobs, whole if objective == "total" else kernel, moves))
     return min(found, key=lambda item: item.us(objective))
 
 
-def moves_us(program: DerivedProgram, machine: Calibration, nest: Nest) -> float:
+def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
+    """The contraction on what it packs itself, and the microseconds of moving, by the model; raises
+    as :meth:`Schedules.applied`."""
+    nest = space.applied(knobs)
+    inside = space.packing(program, nest)
+    kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
+    return kernel, moves_us(program, space.machine, nest, inside)
+
+
+def moves_us(
+    program: DerivedProgram, machine: Calibration, nest: Nest, inside: PrivatePacking | None
+) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest`` as
-    it is executed.
+    it is executed, ``inside`` what it packs itself.
 
     Layouts that are the same memory cost nothing.
     """
     threads = thread_count()
-    inside = PrivatePacking.of(program, nest, threads)
     total = 0.0
     for operand in moved(program):
         if inside is not None and operand.name == inside.operand.name:

@@ -49,7 +49,7 @@ class CpuSearch(Search[CpuProposal]):
             proposal(design, canonical(design, knobs), self._objective, kernel)
             for kernel, knobs in design.ranked
         )
-        return [item for item in found if item is not None]
+        return sorted((item for item in found if item is not None), key=_estimate)
 
     @staticmethod
     def _best_of_families(found: Iterable[CpuProposal]) -> list[CpuProposal]:

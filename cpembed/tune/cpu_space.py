@@ -10,14 +10,14 @@ from random import Random
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.nest import TaskLoop
-from cpembed.backends.x86.calibration import Calibration, calibration
+from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import Estimate
 from cpembed.backends.x86.register_blocks import Schedules, apply_knobs
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.strategy.candidate import Candidate
-from cpembed.tune.cpu_choice import Objective, moved, moves_us
+from cpembed.tune.cpu_choice import Objective, moved, whole_call
 from cpembed.tune.cpu_trials import trial_key
 
 _CHANGES = ("block", "block", "order", "panel", "stream", "embedding")
@@ -30,17 +30,21 @@ _ANOTHER = 0.3
 @dataclass(frozen=True, eq=False)
 class CpuDesign:
     """An embedding that takes part: its place ``rank`` in the ranking of the constraint set
-    ``constraints``, its schedules, and the model's time of packing and unpacking."""
+    ``constraints``, and its schedules."""
 
     candidate: Candidate
     rank: int
     constraints: str
     space: Schedules
-    moves_us: float
 
     @property
     def identifier(self) -> str:
         return self.candidate.identifier
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether anything is packed or unpacked whenever it runs."""
+        return bool(moved(self.candidate.program))
 
     @cached_property
     def ranked(self) -> list[tuple[Estimate, Knobs]]:
@@ -65,12 +69,13 @@ class CpuDesign:
 
 @dataclass(frozen=True)
 class CpuProposal:
-    """A schedule of a design; ``estimate`` is what tuning minimises by the model, in
-    microseconds."""
+    """A schedule of a design; ``moves_us`` is the model's time of packing and unpacking,
+    ``estimate`` what tuning minimises by the model, both in microseconds."""
 
     design: CpuDesign
     knobs: Knobs
     kernel: Estimate
+    moves_us: float
     estimate: float
 
     @property
@@ -82,22 +87,26 @@ def design_of(
     ranked: RankedCandidate, spec: HardwareSpec, machine: Calibration | None
 ) -> CpuDesign:
     """Raises :class:`LoweringError` where the instruction cannot execute a program."""
-    program = ranked.candidate.program
-    space = schedule_space(program, spec, machine)
-    moves = moves_us(program, machine or calibration(), space.applied(Knobs()))
-    return CpuDesign(ranked.candidate, ranked.rank, ranked.constraints, space, moves)
+    space = schedule_space(ranked.candidate.program, spec, machine)
+    return CpuDesign(ranked.candidate, ranked.rank, ranked.constraints, space)
 
 
 def proposal(
     design: CpuDesign, knobs: Knobs, objective: Objective, kernel: Estimate | None = None
 ) -> CpuProposal | None:
-    """None where the schedule does not fit; ``kernel`` where its estimate is known."""
+    """None where the schedule does not fit; ``kernel`` where the estimate of the contraction alone
+    is known."""
+    space, moves = design.space, 0.0
     try:
-        found = kernel or design.space.estimate(knobs)
+        alone = kernel or space.estimate(knobs)
+        whole = alone
+        if design.moves:
+            whole, moves = whole_call(design.candidate.program, space, knobs)
     except LoweringError:
         return None
-    moves = design.moves_us if objective == "total" else 0.0
-    return CpuProposal(design, knobs, found, found.us + moves)
+    if objective == "kernel":
+        return CpuProposal(design, knobs, alone, moves, alone.us)
+    return CpuProposal(design, knobs, whole, moves, whole.us + moves)
 
 
 def distinct(designs: Iterable[CpuDesign]) -> list[CpuDesign]:

@@ -48,9 +48,9 @@ def with_variants(
     found: dict[str, RankedCandidate] = {}
     admitted: dict[str, bool] = {}
     for ranked in candidates:
-        fused = [*in_rows(ranked, spec), in_windows(ranked, spec)] if fuses else []
-        for item in (*fused, in_place(ranked, spec), ranked):
-            if item is None or item.candidate.identifier in found:
+        fused = [*in_rows(ranked, spec), *in_windows(ranked, spec)] if fuses else []
+        for item in (*fused, *in_place(ranked, spec), ranked):
+            if item.candidate.identifier in found:
                 continue
             name = item.candidate.embedding.identifier()
             if item.candidate.variant and name not in admitted:
@@ -71,16 +71,18 @@ def _admitted(candidate: Candidate, spec: HardwareSpec) -> bool:
     return True
 
 
-def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> RankedCandidate | None:
-    """The same embedding on operands in place; None where the instruction cannot take them from
-    there, or where no less is moved."""
+def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
+    """The same embedding on operands in place, and on the output alone, where less is moved and the
+    instruction can take them from there."""
     program = ranked.candidate.program
     if program.in_place or not moved(program):
-        return None
-    twin = _derived(ranked, spec, ranked.candidate.embedding, _moving(program))
-    if twin is None or _moved_bytes(twin.candidate.program) >= _moved_bytes(program):
-        return None
-    return twin
+        return []
+    found: dict[int, RankedCandidate] = {}
+    for kept in (_moving(program), (program.unfused.output.name,)):
+        twin = _derived(ranked, spec, ranked.candidate.embedding, kept)
+        if twin is not None:
+            found.setdefault(_moved_bytes(twin.candidate.program), twin)
+    return [twin for size, twin in found.items() if size < _moved_bytes(program)]
 
 
 def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
@@ -97,14 +99,22 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
     return [item for item in found if item is not None]
 
 
-def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> RankedCandidate | None:
-    """The embedding over whole windows as one axis; None where there are none, or it takes no fewer
-    executions of the instruction."""
+def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
+    """The embedding over whole windows as one axis, with the output in place and not; none where
+    there are no windows, or it takes no fewer executions of the instruction."""
     program = ranked.candidate.program
     if program.in_place or not _has_single_accesses(program.workload):
-        return None
-    found = over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
-    return None if found is None else _derived(ranked, spec, found, (), OVER_WINDOWS)
+        return []
+    windows = over_windows(program.unfused, spec.instruction, ranked.candidate.embedding)
+    if windows is None:
+        return []
+    output = program.unfused.output.name
+    found = [_derived(ranked, spec, windows, kept, OVER_WINDOWS) for kept in ((output,), ())]
+    if found[1] is not None and not any(
+        o.name == output for o in moved(found[1].candidate.program)
+    ):
+        found = found[1:]
+    return [item for item in found if item is not None]
 
 
 def _has_single_accesses(workload: Computation) -> bool:

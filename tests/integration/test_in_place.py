@@ -10,7 +10,6 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.packing import packed_before
-from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
@@ -34,6 +33,7 @@ LAYERS = [
     "conv2d n=2 c=65 h=18 w=5 k=16 r=3 s=3 pad=1 dilation=2 layout=NHWC",
     "conv2d n=1 c=3 h=31 w=33 k=32 r=7 s=7 pad=3 stride=2 layout=NHWC",
     "conv2d n=1 c=20 h=12 w=13 k=24 r=3 s=3 pad=1",
+    "conv2d n=2 c=1 h=11 w=75 k=32 r=5 s=5 pad=1 stride=2 layout=NHWC",
     "gemm m=37 n=48 k=100",
     "gemm m=1 n=33 k=70",
 ]
@@ -83,7 +83,7 @@ def test_parts_pack_only_what_they_read(target: str, monkeypatch: pytest.MonkeyP
     for ranked in solve(given, spec, top=4).embeddings:
         space = schedule_space(ranked.candidate.program, spec)
         for _, knobs in space.ranked():
-            packing = PrivatePacking.of(ranked.candidate.program, space.applied(knobs), 2)
+            packing = space.packing(ranked.candidate.program, space.applied(knobs))
             if packing is not None and not knobs.panels:
                 shares[knobs.columns_outermost].add(packing.share())
     assert max(shares[True]) == 1.0

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from cpembed.backends.nest import Nest
-from cpembed.backends.traffic import LINE_BYTES, Reuse
+from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.ir.dtypes import size_bytes
 
@@ -80,11 +80,14 @@ def estimate(
     step: BlockStep,
     machine: Calibration,
     threads: int,
+    reuse: Reuse,
     streamed: int | None = None,
+    packed_bytes: int = 0,
 ) -> Estimate:
-    """The time of a blocked nest; ``streamed`` is the factor, by number, whose loads leave the
-    first-level cache to the other operands."""
-    reuse = Reuse(nest, threads)
+    """The time of a blocked nest, whose ``reuse`` it is by so many threads; ``streamed`` is the
+    factor, by number, whose loads leave the first-level cache to the other operands.
+    ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
+    has room for them."""
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
     steps = tasks * math.prod(loop.extent for loop in nest.reductions)
     products = steps * step.products_ns
@@ -97,6 +100,8 @@ def estimate(
             continue
         past = streamed if level == 0 else None
         first, second, output = (lines * share for lines in reuse.traffic(size, past))
+        if 0 < packed_bytes <= size * USED_SHARE:
+            first = 0.0
         if past is not None:
             first += steps * step.loaded_lines[past]
         further = step.line_ns[level + 1] - step.line_ns[level]

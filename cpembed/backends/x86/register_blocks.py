@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cpembed.backends.blocking import block, cut_panels, drop_unit_loops, order_tasks
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import Nest, TaskLoop
 from cpembed.backends.private_packing import PrivatePacking
-from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, touched_lines
+from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_lines
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep, Estimate, estimate
 from cpembed.backends.x86.roles import column_loops, row_loops
@@ -86,6 +86,9 @@ class Schedules:
     model: RegisterModel
     machine: Calibration
     threads: int
+    _kept: dict[object, tuple[Nest, Reuse]] = field(
+        default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
+    )
 
     def ranked(self) -> list[tuple[Estimate, Knobs]]:
         """Schedules worth timing, the fastest by estimate first; the same for the same machine."""
@@ -103,15 +106,27 @@ class Schedules:
     def best(self) -> Knobs:
         return self.ranked()[0][1]
 
-    def estimate(self, knobs: Knobs) -> Estimate:
+    def estimate(self, knobs: Knobs, packed_bytes: int = 0) -> Estimate:
+        """``packed_bytes``: what the kernel packs of its first factor at a time; 0 where that comes
+        packed."""
         rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
         streamed = self.model.streamed(self.nest, knobs)
-        return estimate(self.applied(knobs), step, self.machine, self.threads, streamed)
+        nest, reuse = self._executed(knobs)
+        return estimate(nest, step, self.machine, self.threads, reuse, streamed, packed_bytes)
 
     def applied(self, knobs: Knobs) -> Nest:
         """The nest as it is executed; raises as :func:`apply_knobs`."""
-        return apply_knobs(self.nest, self.model, knobs)
+        return self._executed(knobs)[0]
+
+    def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
+        """The same with and without streaming, and estimated for either and for whole calls."""
+        blocks, panels = tuple(knobs.blocks.items()), tuple(knobs.panels.items())
+        key = blocks, panels, knobs.columns_outermost
+        if key not in self._kept or (knobs.streams and not self.model.streams):
+            nest = apply_knobs(self.nest, self.model, knobs)
+            self._kept[key] = nest, Reuse(nest, self.threads)
+        return self._kept[key]
 
     def scheduled(self, program: DerivedProgram, knobs: Knobs, *, packs: bool = False) -> Scheduled:
         """What a back end writes down; raises as :func:`apply_knobs`.
@@ -119,9 +134,13 @@ class Schedules:
         ``packs``: each part packs the first factor for itself.
         """
         nest, streamed = self.applied(knobs), self.model.streamed(self.nest, knobs)
-        packing = PrivatePacking.of(program, nest, self.threads) if packs else None
+        packing = self.packing(program, nest) if packs else None
         nest = nest if packing is None else packing.contraction
         return Scheduled(nest, self.threads, streamed, packing)
+
+    def packing(self, program: DerivedProgram, nest: Nest) -> PrivatePacking | None:
+        """How the parts of a kernel pack the first factor; ``nest`` as it is executed."""
+        return PrivatePacking.of(program, nest, self.threads, self.machine.cache_bytes[:2])
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():

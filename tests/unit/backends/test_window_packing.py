@@ -24,8 +24,7 @@ def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedPro
     given = workload(layer.split(), target=spec)
     found: list[DerivedProgram] = []
     for ranked in solve(given, spec, top=3).embeddings:
-        item = in_windows(ranked, spec)
-        if item is not None:
+        for item in in_windows(ranked, spec):
             require_variant(item.candidate)
             found.append(item.candidate.program)
     return found
@@ -48,6 +47,10 @@ def windows_of(image: PackedOperand) -> Windows | None:
         # Rows alone, of each channel.
         ("conv2d n=1 c=3 h=9 w=11 k=16 r=3 s=7 pad=1", 7, 9),
         ("conv2d n=2 c=5 h=9 w=6 k=16 r=3 s=3 pad=2 layout=NHWC", 15, 3),
+        # Windows that are all inside beside some that are not; the last runs end with the image.
+        ("conv2d n=2 c=3 h=9 w=70 k=16 r=3 s=3 pad=1 layout=NHWC", 9, 3),
+        ("conv2d n=1 c=1 h=9 w=70 k=16 r=5 s=5 layout=NHWC", 5, 5),
+        ("conv2d n=1 c=1 h=11 w=69 k=16 r=5 s=20 stride=2 layout=NHWC", 20, 5),
     ],
 )
 def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None:
@@ -56,7 +59,9 @@ def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None
     windows = windows_of(image)
     assert windows is not None
     assert windows.run == run
-    assert effort(image) < SCATTERED
+    assert effort(image) <= SCATTERED
+    # One that two blocks share counts twice.
+    assert runs <= windows.copied <= runs + 1
     data = random_inputs(program.unfused, 5)["I"]
     plan = KernelPlan("packing", packing_source(image, 3, Direction.PACK))
     target = runtime.empty(image.elements, image.dtype)

@@ -21,6 +21,7 @@ from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram, Overlap
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import Overlapped
+from cpembed.tune.cpu_variants import in_place, in_windows
 from tests.unit.transform.small_tiles import small_amx
 
 IMAGE = ("I", "O")
@@ -103,6 +104,39 @@ def test_programs_on_data_in_place_compute_the_workload(layer: str, axes: set[st
         inputs_in_place += candidate.program.operand(names[0]).is_identity
     assert axes <= overlapping
     assert inputs_in_place
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "conv2d n=1 c=3 h=7 w=9 k=4 r=3 s=3 layout=NHWC",
+        "conv2d n=1 c=1 h=9 w=15 k=8 r=3 s=2 pad=1 stride=2 layout=NHWC",
+        "conv2d n=1 c=6 h=7 w=9 k=4 r=2 s=2 layout=NHWC",
+    ],
+)
+def test_the_output_alone_may_be_in_place(layer: str) -> None:
+    """Tiles overlap in a packed image whose rows may begin anywhere, on either kind of layout."""
+    spec = small_amx()
+    found = workload(layer.split(), target=spec)
+    overlapping: set[str] = set()
+    windows = 0
+    for ranked in solve(found, spec, top=8).embeddings:
+        twins = [*in_place(ranked, spec), *in_windows(ranked, spec)]
+        for candidate in (twin.candidate for twin in twins):
+            program = candidate.program
+            if program.in_place != ("O",) or not program.overlaps:
+                continue
+            assert not program.operand("I").is_identity
+            assert program.operand("O").is_identity
+            assert prove(program).failed == ()
+            data = random_inputs(found, 5)
+            assert np.array_equal(execute(program, data), reference(found, data))
+            overlapping |= {overlap.axis for overlap in program.overlaps}
+            windows += bool(candidate.variant)
+    assert overlapping & {"p", "q"}
+    # Weights are packed in blocks, and all reductions are padded where nothing needs them whole.
+    assert overlapping <= {"p", "q"}
+    assert windows or layer.split()[2] == "c=6"
 
 
 def test_a_margin_is_all_that_is_added() -> None:

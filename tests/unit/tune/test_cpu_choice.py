@@ -81,18 +81,20 @@ def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
     image, result = program.operand("I"), program.operand("O")
     assert image.elements == 16 * 16 * 64
     assert result.elements == 14 * 14 * 64
-    packing = PrivatePacking.of(program, nest, 2)
+    packing = PrivatePacking.of(program, nest, 2, machine().cache_bytes)
     assert packing is not None
     lines = 16 * 16 * effort(image) * packing.share(), 14 * 14 * 4 * effort(result)
     still = replace(machine(), vector_line_ns=(0.25, 0.5, 0.0, 4.0))
     figures = replace(still, copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
-    assert moves_us(program, figures, nest) == pytest.approx(0.5 + sum(lines) / 1e3)
+    assert moves_us(program, figures, nest, packing) == pytest.approx(0.5 + sum(lines) / 1e3)
     # Much to copy is shared out.
     figures = replace(still, copy_ns_per_line=1e3, launch_us=1.0)
-    assert moves_us(program, figures, nest) == pytest.approx(1.0 + lines[0] + lines[1] / 2)
+    assert moves_us(program, figures, nest, packing) == pytest.approx(1.0 + lines[0] + lines[1] / 2)
     figures = replace(figures, vector_line_ns=(0.25, 0.5, 2.0, 4.0))
     waited = 14 * 14 * 4 * 16 * 2.0 / 2 / 1e3
-    assert moves_us(program, figures, nest) == pytest.approx(1 + lines[0] + lines[1] / 2 + waited)
+    assert moves_us(program, figures, nest, packing) == pytest.approx(
+        1 + lines[0] + lines[1] / 2 + waited
+    )
 
 
 def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def proposals() -> tuple[CpuProposal, CpuProposal, CpuProposal]:
 
     def of(design: CpuDesign, place: int) -> CpuProposal:
         estimate, knobs = design.ranked[place]
-        return CpuProposal(design, knobs, estimate, estimate.us)
+        return CpuProposal(design, knobs, estimate, 0.0, estimate.us)
 
     return of(first, 0), of(first, 1), of(second, 0)
 

@@ -41,7 +41,7 @@ def test_neighbours_fit_and_everything_moves(words: str) -> None:
         if found is None:
             continue
         apply_knobs(found.design.space.nest, found.design.space.model, found.knobs)
-        assert found.estimate == found.kernel.us + found.design.moves_us
+        assert found.estimate == found.kernel.us + found.moves_us
         if found.design is not first.design:
             moved.add("embedding")
         elif found.knobs.blocks != first.knobs.blocks:
