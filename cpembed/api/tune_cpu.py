@@ -123,6 +123,11 @@ class CpuTuning(Tuning[CpuTrial, CpuProposal]):
                 moves = Moves(trial.packing_us or 0.0, trial.unpacking_us or 0.0)
                 measurer.known.setdefault(trial.identifier, moves)
 
+    @property
+    def field(self) -> Field:
+        """What takes part."""
+        return self._field
+
     def _measure(self, proposal: CpuProposal) -> CpuTrial:
         champion = None if self._champion is None else self._champion[1]
         found = self._measurer.measure(proposal, champion)

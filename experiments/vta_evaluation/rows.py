@@ -26,8 +26,8 @@ TRIALS = 16
 
 @dataclass(frozen=True)
 class Experiment:
-    """``keys`` names the rows; ``compute`` makes one with so many trials; ``markdown`` and ``plot``
-    show those that there are."""
+    """``keys`` names the rows; ``compute`` makes one with so many trials, of what ``measured``
+    says; ``markdown`` and ``plot`` show those that there are."""
 
     folder: Path
     description: str
@@ -35,6 +35,7 @@ class Experiment:
     compute: Callable[[str, int], Row]
     markdown: Callable[[list[Row]], list[str]]
     plot: Callable[[list[Row], Path], bool]
+    measured: str = "timed simulations of a mapping"
 
     @staticmethod
     def of_script(
@@ -44,17 +45,19 @@ class Experiment:
         compute: Callable[[str, int], Row],
         markdown: Callable[[list[Row]], list[str]],
         plot: Callable[[list[Row], Path], bool],
+        measured: str = measured,
     ) -> Experiment:
         """By the file and the docstring of its script."""
         description = str(text).split("\n\n", maxsplit=1)[0]
-        return Experiment(Path(script).resolve().parent, description, keys, compute, markdown, plot)
+        folder = Path(script).resolve().parent
+        return Experiment(folder, description, keys, compute, markdown, plot, measured)
 
     def main(self) -> int:
         """The command line of the experiment."""
         parser = argparse.ArgumentParser(description=self.description)
         parser.add_argument("rows", nargs="*", help="rows to compute, by default all missing ones")
         parser.add_argument(
-            "--trials", type=int, default=TRIALS, help="timed simulations a mapping"
+            "--trials", type=int, default=TRIALS, help=f"by default {TRIALS} {self.measured}"
         )
         parser.add_argument("--again", action="store_true", help="also rows that are stored")
         parser.add_argument("--rewrite", action="store_true", help="the table and the plot alone")
@@ -90,7 +93,7 @@ class Experiment:
         rows = self._sorted(stored)
         (folder / "results.json").write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         if rows:
-            lines = [*self.markdown(rows), "", *_origins(rows, len(self.keys))]
+            lines = [*self.markdown(rows), "", *_origins(rows, len(self.keys), self.measured)]
             (folder / "results.md").write_text("\n".join(lines) + "\n")
 
 
@@ -102,7 +105,7 @@ def load(folder: Path) -> dict[str, Row]:
     return {row["key"]: row for row in json.loads(path.read_text())["rows"]}
 
 
-def _origins(rows: list[Row], total: int) -> list[str]:
+def _origins(rows: list[Row], total: int, measured: str) -> list[str]:
     """Where the rows come from: one list for each machine and set of versions. The package may have
     changed between rows of one run: all its commits are named."""
     groups: dict[str, list[Row]] = {}
@@ -115,7 +118,7 @@ def _origins(rows: list[Row], total: int) -> list[str]:
         seconds = sum(row["seconds"] for row in group)
         document = {**latest, "git_commit": ", ".join(short)}
         trials = " or ".join(map(str, sorted({row["trials"] for row in group})))
-        about = f"{len(group)} rows in {seconds:.0f} s, {trials} timed simulations of a mapping"
+        about = f"{len(group)} rows in {seconds:.0f} s, {trials} {measured}"
         lines += ["", *provenance_lines(document, about)]
     return lines
 

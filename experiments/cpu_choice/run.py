@@ -1,0 +1,163 @@
+"""What the model's choice, and tuning, lose to brute force on this machine's CPU.
+
+    python experiments/cpu_choice/run.py                       # all rows that are missing
+    python experiments/cpu_choice/run.py unit16:1 --trials 32
+
+Writes ``results.json``, ``results.md`` and, where matplotlib is installed, ``results.svg`` into
+``--output``, by default beside this file; README.md says what is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from cpembed.api.solve import hardware_spec, workload
+from cpembed.api.tune import open_tuning
+from cpembed.api.tune_cpu import CpuTuning, Field
+from cpembed.tune.cpu_contest import Failed
+from cpembed.tune.cpu_measure import Workbench
+from cpembed.tune.cpu_space import CpuProposal, canonical, proposal
+from cpembed.workloads.suites import layer
+from experiments.vta_evaluation.plot import bars
+from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+
+TARGET, THREADS = "amx_int8", "1"
+LAYERS = ("unit16:1", "unit16:12", "resnet50:15", "deepbench:10", "odd:3")
+HOPELESS = 4.0
+"""Estimates beyond so many times the best one are not measured, by nobody."""
+
+
+def compute(key: str, trials: int) -> Row:
+    """Tune a layer as ``cpembed tune`` does, then measure everything that could have been chosen,
+    then the model's choice, the tuned one and the best of all beside each other."""
+    os.environ["TVM_NUM_THREADS"] = THREADS
+    suite, number = key.split(":")
+    spec = hardware_spec(TARGET)
+    given = workload([key, "layout=NHWC"], target=spec)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        tuning = open_tuning(given, spec, trials=trials, database=Path(folder))
+        assert isinstance(tuning, CpuTuning)
+        prepared = time.perf_counter()
+        list(tuning.run())
+        tuned_seconds = time.perf_counter() - prepared
+        tuned = tuning.result().best
+    every = everything(tuning.field)
+    first = every[_untuned(tuning.field)]
+    known = {item.key: item for item in every.values()}
+    bench = Workbench(given, spec, "total")
+    began = time.perf_counter()
+    best, measured, failed = brute_force(bench, list(known.values()), first)
+    brute_seconds = time.perf_counter() - began
+    found = next(
+        found
+        for design in tuning.field.designs
+        if design.identifier == tuned.identifier
+        and (found := proposal(design, tuned.knobs, "total")) is not None
+    )
+    names = {"untuned": first, "tuned": found, "best": best}
+    distinct = list({item.key: item for item in names.values()}.values())
+    timed = dict(zip([item.key for item in distinct], bench.final(distinct), strict=True))
+    least = min(item.ratio for item in timed.values())
+    return {
+        "layer": layer(suite, int(number)).label,
+        "trials": trials,
+        "embeddings": len(tuning.field.designs),
+        "schedules": len(known),
+        "measured": measured,
+        "without_kernel": failed,
+        "choice_seconds": round(prepared - started, 2),
+        "tuned_seconds": round(tuned_seconds, 1),
+        "brute_seconds": round(brute_seconds, 1),
+        "noisy": any(item.noisy for item in timed.values()),
+        **{f"{name}_us": timed[item.key].us("total") for name, item in names.items()},
+        **{f"{name}_loss": timed[item.key].ratio / least - 1 for name, item in names.items()},
+    }
+
+
+def _untuned(field: Field) -> tuple[str, str]:
+    design = field.designs[0]
+    return design.identifier, repr(canonical(design, field.untuned))
+
+
+def everything(field: Field) -> dict[tuple[str, str], CpuProposal]:
+    """All schedules of all embeddings that take part, but for hopeless ones, by embedding and
+    schedule; the best by the model first."""
+    found: list[CpuProposal] = []
+    for design in field.designs:
+        knobs = [knobs for _, knobs in design.ranked]
+        extra = [field.untuned] if design is field.designs[0] else []
+        proposed = (proposal(design, canonical(design, k), "total") for k in (*extra, *knobs))
+        found += [item for item in proposed if item is not None]
+    found.sort(key=lambda item: item.estimate)
+    limit, untuned = HOPELESS * found[0].estimate, _untuned(field)
+    named = {(item.design.identifier, repr(item.knobs)): item for item in found}
+    return {name: item for name, item in named.items() if item.estimate <= limit or name == untuned}
+
+
+def brute_force(
+    bench: Workbench, every: list[CpuProposal], first: CpuProposal
+) -> tuple[CpuProposal, int, int]:
+    """The fastest of all, how many were measured, and how many have no kernel."""
+    champion = first
+    failed = int(isinstance(bench.measure(first, None), Failed))
+    for item in every:
+        if item.key == first.key:
+            continue
+        timed = bench.measure(item, champion)
+        if isinstance(timed, Failed):
+            failed += 1
+        elif not timed.rejected and timed.ratio < 1:
+            champion = item
+    return champion, len(every) - failed, failed
+
+
+def markdown(rows: list[Row]) -> list[str]:
+    lines = [
+        "# What the model and tuning lose to brute force",
+        "",
+        "Written by `run.py`; README.md says what is counted. One thread, whole calls, packing",
+        f"included, `{TARGET}`, NHWC. Rows with a * were disturbed at the end.",
+        "",
+        "| layer | best us | model | tuned | trials | all schedules | choice s | tuned s | all s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {row['key']}{'*' if row['noisy'] else ''} `{row['layer']}` | {row['best_us']:.1f} "
+        f"| +{row['untuned_loss']:.1%} | +{row['tuned_loss']:.1%} | {row['trials']} "
+        f"| {row['measured']:,} of {row['embeddings']} embeddings "
+        f"| {row['choice_seconds']:.1f} | {row['tuned_seconds']:.0f} | {row['brute_seconds']:.0f} |"
+        for row in rows
+    ]
+    lines.append("")
+    for name, text in (("untuned", "the model's choice"), ("tuned", "the tuned one")):
+        losses = [row[f"{name}_loss"] for row in rows]
+        mean = geometric_mean([1 + loss for loss in losses]) - 1
+        lines.append(
+            f"- {text} takes {mean:.1%} longer than the best of all in the geometric mean, "
+            f"{max(losses):.1%} at worst."
+        )
+    ratios = [row["brute_seconds"] / row["tuned_seconds"] for row in rows]
+    lines.append(f"- brute force takes {geometric_mean(ratios):.0f} times as long as tuning.")
+    return lines
+
+
+def plot(rows: list[Row], folder: Path) -> bool:
+    title = "Time of a call over the fastest of all schedules"
+    values = {
+        "model": [1 + row["untuned_loss"] for row in rows],
+        "tuned": [1 + row["tuned_loss"] for row in rows],
+    }
+    return bars([row["key"] for row in rows], values, folder / "results.svg", title=title)
+
+
+EXPERIMENT = Experiment.of_script(
+    __file__, __doc__, LAYERS, compute, markdown, plot, "kernels that tuning measures"
+)
+
+if __name__ == "__main__":
+    sys.exit(EXPERIMENT.main())
