@@ -51,7 +51,9 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--parts", nargs="*", default=PARTS, metavar="SUITE/TARGET/THREADS")
+    parser.add_argument(
+        "--parts", nargs="*", default=PARTS, metavar="SUITE[:LAYERS]/TARGET/THREADS"
+    )
     parser.add_argument("--attempts", type=int, default=3)
     parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
     parser.add_argument("--output", type=Path, default=HERE)
@@ -65,11 +67,13 @@ def main() -> None:
 
 
 def measured(part: str, attempts: int, *, tuned: bool) -> Row:
-    suite, target, threads = part.split("/")
+    layers, target, threads = part.split("/")
+    suite, _, only = layers.partition(":")
     layout = [] if suite in NO_LAYOUT else ["--layout", "NHWC"]
     command = [
         *(sys.executable, "-m", "cpembed", "bench", suite, "--target", target, *layout),
         *("--baseline", "onednn", "--threads", threads, "--json"),
+        *(["--layers", only] if only else []),
         *([] if tuned else ["--untuned"]),
     ]
     document: Row = {}

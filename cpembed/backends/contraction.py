@@ -37,6 +37,7 @@ def contraction_source(
     stages: bool = False,
     results: Results | None = None,
     packing: PrivatePacking | None = None,
+    begins: Sequence[str] = (),
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -47,7 +48,7 @@ def contraction_source(
     nothing but a store can read them; what becomes of them is computed while the next task's
     products are on their way, as ``results`` writes it down where it does. ``packing``: each part
     packs the first factor for itself; the nest is then that of ``packing``, its original the first
-    parameter and the parts' copies the last.
+    parameter and the parts' copies the last. ``begins``: statements with which each task begins.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -79,6 +80,8 @@ def contraction_source(
                     script.line(f"now = T.axis.spatial({total}, task)")
                 _bind_task(script, nest)
                 _regions(script, nest, stages=delayed is not None)
+                for statement in begins:
+                    script.line(statement)
                 added = vectorized if vectorized_update else ()
                 _sums(script, nest, unrolled, plain, added)
                 if delayed is not None:

@@ -14,6 +14,7 @@ from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_lines
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep, Estimate, estimate
+from cpembed.backends.x86.fetched_results import fetches_results
 from cpembed.backends.x86.roles import column_loops, row_loops
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -65,12 +66,14 @@ class RegisterModel:
 @dataclass(frozen=True)
 class Scheduled:
     """A nest as a kernel executes it on so many threads; with ``packing`` on the parts' own copies
-    of the first factor. ``streamed``: see :meth:`RegisterModel.streamed`."""
+    of the first factor. ``streamed``: see :meth:`RegisterModel.streamed`; ``fetches``: see
+    :func:`~cpembed.backends.x86.fetched_results.fetches_results`."""
 
     nest: Nest
     threads: int
     streamed: int | None
     packing: PrivatePacking | None
+    fetches: bool
 
     @property
     def copies(self) -> int:
@@ -133,10 +136,11 @@ class Schedules:
 
         ``packs``: each part packs the first factor for itself.
         """
-        nest, streamed = self.applied(knobs), self.model.streamed(self.nest, knobs)
+        (nest, reuse), streamed = self._executed(knobs), self.model.streamed(self.nest, knobs)
+        fetches = fetches_results(nest, reuse, self.machine)
         packing = self.packing(program, nest) if packs else None
         nest = nest if packing is None else packing.contraction
-        return Scheduled(nest, self.threads, streamed, packing)
+        return Scheduled(nest, self.threads, streamed, packing, fetches)
 
     def packing(self, program: DerivedProgram, nest: Nest) -> PrivatePacking | None:
         """How the parts of a kernel pack the first factor; ``nest`` as it is executed."""
