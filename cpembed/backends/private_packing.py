@@ -117,8 +117,6 @@ class PrivatePacking:
         with script.nested(header, 'with T.sblock("stretch"):'):
             first, end = found.tasks("stretch", tasks)
             lines = f"{found.walk.first_row_text(first)} * {self._row_elements} // {self._line}"
-            if self._row_elements % self._line == 0:
-                lines = f"{found.walk.first_row_text(first)} * {self._row_elements // self._line}"
             limit = self.operand.elements // self._line + 1
             script.line(f"{_FIRST} = T.axis.spatial({total}, {first})")
             script.line(f"{_END} = T.axis.spatial({total + 1}, {end})")

@@ -121,11 +121,11 @@ class Windows:
                 return
             decides = not any(bound.never for bound in together)
             if decides:
-                decided = condition("if", sorted(map(str, together)))
+                decided = condition(sorted(map(str, together)))
                 with script.nested(*decided, *self._grid(inner)):
                     _write_whole(script, runs)
             with script.nested(*(["else:"] if decides else []), *self._grid(inner)):
-                with script.nested(*condition("if", map(str, bounds))):
+                with script.nested(*condition(map(str, bounds))):
                     _write_whole(script, runs)
                 with script.nested("else:"):
                     for run in runs:

@@ -137,12 +137,12 @@ class Run:
         if not (around or ends):
             self._fill(script, self._element)
             return
-        with script.nested(*condition("if", [*around, *ends])):
+        with script.nested(*condition([*around, *ends])):
             self._fill(script, self._element)
         with script.nested("else:"):
             self._fill(script, self.zero)
             if ends:
-                with script.nested(*condition("if", around)):
+                with script.nested(*condition(around)):
                     self._fill(script, self._element, *self._clipped())
 
     @property
@@ -196,6 +196,6 @@ class Run:
         return f"T.max(0, T.min({self.length}, {place}))"
 
 
-def condition(word: str, conditions: Iterable[str]) -> list[str]:
+def condition(conditions: Iterable[str]) -> list[str]:
     """The header of what runs where all of them hold."""
-    return [f"{word} {' and '.join(conditions) or 'True'}:"]
+    return [f"if {' and '.join(conditions) or 'True'}:"]

@@ -77,12 +77,10 @@ def in_place(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidat
     program = ranked.candidate.program
     if program.in_place or not moved(program):
         return []
-    found: dict[int, RankedCandidate] = {}
-    for kept in (_moving(program), (program.unfused.output.name,)):
-        twin = _derived(ranked, spec, ranked.candidate.embedding, kept)
-        if twin is not None:
-            found.setdefault(_moved_bytes(twin.candidate.program), twin)
-    return [twin for size, twin in found.items() if size < _moved_bytes(program)]
+    output = program.unfused.output.name
+    found = _in_places(ranked, spec, ranked.candidate.embedding, [_moving(program), (output,)])
+    most = _moved_bytes(program)
+    return [twin for twin in found if _moved_bytes(twin.candidate.program) < most]
 
 
 def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
@@ -95,8 +93,7 @@ def in_rows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate
     rows = over_rows(program.unfused, spec.instruction, embedding)
     if rows is None:
         return []
-    found = (_derived(ranked, spec, rows, kept, OVER_ROWS) for kept in (_moving(program), ()))
-    return [item for item in found if item is not None]
+    return _in_places(ranked, spec, rows, [_moving(program), ()], OVER_ROWS)
 
 
 def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
@@ -109,12 +106,7 @@ def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandid
     if windows is None:
         return []
     output = program.unfused.output.name
-    found = [_derived(ranked, spec, windows, kept, OVER_WINDOWS) for kept in ((output,), ())]
-    if found[1] is not None and not any(
-        o.name == output for o in moved(found[1].candidate.program)
-    ):
-        found = found[1:]
-    return [item for item in found if item is not None]
+    return _in_places(ranked, spec, windows, [(), (output,)], OVER_WINDOWS)
 
 
 def _has_single_accesses(workload: Computation) -> bool:
@@ -125,6 +117,23 @@ def _moving(program: DerivedProgram) -> tuple[str, ...]:
     """Operands that are not packed ahead."""
     ahead = packed_before(program.unfused)
     return tuple(o.name for o in program.unfused.operands if o.name not in ahead)
+
+
+def _in_places(
+    ranked: RankedCandidate,
+    spec: HardwareSpec,
+    embedding: Embedding,
+    choices: Iterable[Collection[str]],
+    variant: str = "",
+) -> list[RankedCandidate]:
+    """The candidate with an embedding on each choice of operands in place that the instruction can
+    take so; one where choices move as much, first what moves least."""
+    found: dict[int, RankedCandidate] = {}
+    for kept in choices:
+        item = _derived(ranked, spec, embedding, kept, variant)
+        if item is not None:
+            found.setdefault(_moved_bytes(item.candidate.program), item)
+    return [found[size] for size in sorted(found)]
 
 
 def _derived(

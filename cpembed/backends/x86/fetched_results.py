@@ -16,8 +16,9 @@ from cpembed.backends.x86.calibration import Calibration
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 
-_WRITTEN, _NEAR, _DATA = 1, 2, 1
-"""Arguments of LLVM's prefetch: for writing, into the second-level cache, data."""
+_WRITTEN, _KEPT, _DATA = 1, 3, 1
+"""Arguments of LLVM's prefetch: for writing, which is PREFETCHW however near lines are to be kept;
+data."""
 
 
 def fetches_results(nest: Nest, reuse: Reuse, machine: Calibration) -> bool:
@@ -36,7 +37,7 @@ def fetch_statements(nest: Nest) -> list[str]:
     number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
     return [
         f"T.evaluate(T.call_llvm_intrin({number}, T.address_of({output.parameter}[{first + at}]), "
-        f'{_WRITTEN}, {_NEAR}, {_DATA}, dtype="void"))'
+        f'{_WRITTEN}, {_KEPT}, {_DATA}, dtype="void"))'
         for at in _lines(nest)
     ]
 

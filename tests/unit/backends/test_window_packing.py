@@ -10,7 +10,7 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.packing import SCATTERED, Direction, effort, packing_source
+from cpembed.backends.packing import Direction, effort, packing_source
 from cpembed.backends.window_packing import Windows
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.transform.data import execute, pack
@@ -59,7 +59,8 @@ def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None
     windows = windows_of(image)
     assert windows is not None
     assert windows.run == run
-    assert effort(image) <= SCATTERED
+    # Few runs a line take as long as copying it; single elements would take 14 times as long.
+    assert 1 <= effort(image) < 2
     # One that two blocks share counts twice.
     assert runs <= windows.copied <= runs + 1
     data = random_inputs(program.unfused, 5)["I"]
