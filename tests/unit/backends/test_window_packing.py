@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import numpy as np
@@ -12,6 +14,8 @@ from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.packing import Direction, effort, packing_source
 from cpembed.backends.window_packing import Windows
+from cpembed.backends.window_runs import Bound
+from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.transform.data import execute, pack
 from cpembed.transform.program import DerivedProgram, PackedOperand
@@ -72,6 +76,42 @@ def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None
     # Past the last run there are zeros, not the image's next row.
     used = np.moveaxis(expected.reshape(-1, *image.shape), 0, -1)
     assert np.count_nonzero(used) <= run * runs * used.size // windows.size
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "conv2d n=1 c=1 h=9 w=20 k=16 r=5 s=5 layout=NHWC",
+        "conv2d n=2 c=3 h=8 w=13 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC",
+    ],
+)
+def test_what_is_copied_with_a_run_is_in_the_image(layer: str) -> None:
+    """And would not be if it were not asked for."""
+    (program, *_) = over_windows(layer)
+    image = program.operand("I")
+    windows = windows_of(image)
+    assert windows is not None
+    runs = windows._runs(str, str, IndexExpr(), dict.fromkeys(windows.walked, 0), "0")
+    wide = [run for run in runs if run._taken > run.length]
+    assert wide
+    names = [name for name in windows.extents if name not in windows.walked]
+    size, beyond = math.prod(image.original_shape), 0
+    for point in itertools.product(*(range(windows.extents[name]) for name in names)):
+        values = dict(zip(names, point, strict=True))
+
+        def holds(bound: Bound, at: dict[str, int] = values) -> bool:
+            value = bound.index.evaluate(at)
+            return value >= bound.limit if bound.least else value <= bound.limit
+
+        for run in wide:
+            first = int(run.source.flat.evaluate(values)) + run.skipped
+            inside = first >= 0 and first + run._taken <= size
+            if all(map(holds, run.needed)):
+                assert inside
+            elif all(map(holds, [*run._around, *run._ends])):
+                assert not inside
+                beyond += 1
+    assert beyond
 
 
 def test_what_is_no_window_has_no_runs() -> None:
