@@ -37,7 +37,7 @@ def contraction_source(
     stages: bool = False,
     results: Results | None = None,
     packing: PrivatePacking | None = None,
-    begins: Sequence[str] = (),
+    each_step: Callable[[Script, Nest], None] | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -48,7 +48,8 @@ def contraction_source(
     nothing but a store can read them; what becomes of them is computed while the next task's
     products are on their way, as ``results`` writes it down where it does. ``packing``: each part
     packs the first factor for itself; the nest is then that of ``packing``, its original the first
-    parameter and the parts' copies the last. ``begins``: statements with which each task begins.
+    parameter and the parts' copies the last. ``each_step`` writes down what comes before the
+    products of a step of the reductions.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -80,10 +81,8 @@ def contraction_source(
                     script.line(f"now = T.axis.spatial({total}, task)")
                 _bind_task(script, nest)
                 _regions(script, nest, stages=delayed is not None)
-                for statement in begins:
-                    script.line(statement)
                 added = vectorized if vectorized_update else ()
-                _sums(script, nest, unrolled, plain, added)
+                _sums(script, nest, unrolled, plain, added, each_step)
                 if delayed is not None:
                     delayed.write(script, "now - 1", f"now > {first}")
                 _store(script, nest, unrolled, plain, stages=delayed is not None)
@@ -219,15 +218,19 @@ def _sums(
     unrolled: Collection[str],
     vectorized: Collection[str],
     added: Collection[str],
+    each_step: Callable[[Script, Nest], None] | None,
 ) -> None:
     spatial = nest.spatial_inner
     _local(script, "acc", nest)
     with script.nested(*loop_headers(spatial, unrolled, vectorized)):
         accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
-    update = (*nest.reductions, *nest.inner)
-    with script.nested(*loop_headers(update, unrolled, added)):
-        write_block(script, UPDATE, update, update_statement(nest))
+    with script.nested(*loop_headers(nest.reductions, unrolled, added)):
+        if each_step is not None:
+            each_step(script, nest)
+        with script.nested(*loop_headers(nest.inner, unrolled, added)):
+            update = (*nest.reductions, *nest.inner)
+            write_block(script, UPDATE, update, update_statement(nest))
 
 
 def _store(
@@ -274,12 +277,22 @@ class _Delayed:
             _bind_task(script, nest, task, named)
             _regions(script, nest, stages=True)
             conditions = [] if condition is None else [f"if {condition}:"]
-            headers = loop_headers(spatial, self.unrolled, self.vectorized)
             with script.nested(*conditions):
                 if self.results is not None and self.results(script, nest):
                     return
-                with script.nested(*headers):
-                    write_block(script, "result", spatial, statement)
+                inward = self._in_order(spatial, output)
+                with script.nested(*loop_headers(inward, self.unrolled, self.vectorized)):
+                    write_block(script, "result", inward, statement)
+
+    def _in_order(self, loops: Sequence[Loop], output: KernelOperand) -> list[Loop]:
+        """The loops in the order in which results lie in memory, as far as vectors let them: lines
+        that are stored together come together (of results beyond the second-level cache, 1.2 times
+        the time in the order of tiles)."""
+
+        def inward(loop: Loop) -> tuple[bool, int]:
+            return loop.name in self.vectorized, -abs(output.stride(loop.name))
+
+        return sorted(loops, key=inward)
 
 
 def _local(script: Script, name: str, nest: Nest) -> None:

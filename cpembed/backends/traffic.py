@@ -47,9 +47,11 @@ class Reuse:
         extents = {loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)}
         self.footprints = [_footprint(nest, extents, steps)]
         """Of a task, then of what each task loop and all inside it touch."""
+        self._pieces = [_pieces(nest.operands[2], extents, steps)[0]]
         for task, count in zip(reversed(nest.tasks), self._trips, strict=True):
             extents[task.name] = math.ceil(count)
             self.footprints.append(_footprint(nest, extents, steps))
+            self._pieces.append(_pieces(nest.operands[2], extents, steps)[0])
 
     @property
     def tasks(self) -> float:
@@ -69,6 +71,14 @@ class Reuse:
             0.0 if number == without else self._moved(number, fitting) for number in range(3)
         )
         return first, second, output
+
+    def pieces(self, cache_bytes: float) -> float:
+        """Of each line of the output, the share of a piece: lines that lie together are one where
+        they are written before the output has filled so much."""
+        lines = [footprint[2] for footprint in self.footprints]
+        room = max(lines[0], cache_bytes / LINE_BYTES)
+        last = max(number for number, touched in enumerate(lines) if touched <= room)
+        return self._pieces[last] / lines[last]
 
     def _filled(self, around: int, without: int | None) -> float:
         """Lines of a cache that the loops inside fill."""
@@ -106,12 +116,20 @@ def touched_lines(
     Exact for rows that begin at a line; overlapping windows are counted once where their steps are
     multiples of each other.
     """
+    pieces, lines = _pieces(operand, extents, steps or {})
+    return pieces * lines
+
+
+def _pieces(
+    operand: KernelOperand, extents: Mapping[str, int], steps: Mapping[str, int]
+) -> tuple[int, int]:
+    """Into how many pieces what :func:`touched_lines` counts falls apart, and the lines of one."""
     size = size_bytes(operand.dtype)
     moves: list[tuple[int, int]] = []
     for term in operand.access.terms:
         if not set(term.iterators) <= extents.keys():
             continue
-        step = (steps or {}).get(term.iterator, 1)
+        step = steps.get(term.iterator, 1)
         reach = {name: (extents[name] - 1) * step + 1 for name in term.iterators}
         if term.is_affine:
             moves.append((abs(term.coefficient) * size * step, extents[term.iterator]))
@@ -126,4 +144,4 @@ def touched_lines(
             apart[-1] = inner, points + (count - 1) * (distance // inner)
         else:
             apart.append((distance, count))
-    return math.prod(count for _, count in apart) * -(-span // LINE_BYTES)
+    return math.prod(count for _, count in apart), -(-span // LINE_BYTES)

@@ -23,7 +23,7 @@ from cpembed.backends.x86.amx_intrinsics import (
 )
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.fetched_results import fetch_statements
+from cpembed.backends.x86.fetched_results import fetch_lines
 from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.backends.x86.narrow_store import stored_together, write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
@@ -79,7 +79,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         stages=True,
         results=write_narrow,
         packing=scheduled.packing,
-        begins=fetch_statements(nest) if scheduled.fetches else (),
+        each_step=fetch_lines if scheduled.fetches else None,
     )
     intrinsics = {
         INIT: (init_intrinsic(nest, grid), 0),

@@ -2,15 +2,18 @@
 
 A store to a line that is in no near cache waits for the line, and few of them can wait at a time:
 where the output does not stay in the second-level cache, a task of an AMX kernel asks for its lines
-when it begins, and they come while its products run (PREFETCHW: Intel 64 and IA-32 Architectures
-Software Developer's Manual, volume 2).
+while its products run (PREFETCHW: Intel 64 and IA-32 Architectures Software Developer's Manual,
+volume 2). Each step of the reductions asks for a share: loads of tiles wait behind what is asked
+for at once.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 
+from cpembed.backends.contraction import loop_variable
 from cpembed.backends.nest import Nest
+from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.ir.dtypes import size_bytes
@@ -24,36 +27,51 @@ data."""
 def fetches_results(nest: Nest, reuse: Reuse, machine: Calibration) -> bool:
     """Whether results go farther than the second-level cache, by whole lines of a task."""
     size = machine.cache_bytes[1]
-    lines = _lines(nest)
-    stored = nest.accumulators * size_bytes(nest.operands[2].dtype)
-    return bool(size and reuse.traffic(size)[2] and len(lines) * LINE_BYTES == stored)
+    return bool(size and reuse.traffic(size)[2] and _lines(nest))
 
 
-def fetch_statements(nest: Nest) -> list[str]:
-    """Ask for the lines of a task's results."""
+def fetch_lines(script: Script, nest: Nest) -> None:
+    """Ask, in a step of the reductions, for its share of the lines of a task's results."""
     output, inner = nest.operands[2], {loop.name for loop in nest.spatial_inner}
     outside = [t for t in output.access.terms if not inner & set(t.iterators)]
     first = IndexExpr.of(outside, output.access.constant)
+    lines = _lines(nest)
+    count = math.prod(extent for extent, _ in lines)
+    steps = math.prod(loop.extent for loop in nest.reductions)
+    share = -(-count // steps)
+    step = "0"
+    for loop in nest.reductions:
+        step = f"({step}) * {loop.extent} + {loop_variable(loop)}"
+    for at in range(share):
+        number = f"(({step}) * {share} + {at})"
+        conditions = [f"if {number} < {count}:"] if steps * share > count else []
+        place, rest = str(first), 1
+        for extent, distance in lines:
+            place += f" + {number} // {rest} % {extent} * {distance}"
+            rest *= extent
+        with script.nested(*conditions):
+            script.line(_prefetch(f"{output.parameter}[{place}]"))
+
+
+def _prefetch(place: str) -> str:
     number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
-    return [
-        f"T.evaluate(T.call_llvm_intrin({number}, T.address_of({output.parameter}[{first + at}]), "
-        f'{_WRITTEN}, {_KEPT}, {_DATA}, dtype="void"))'
-        for at in _lines(nest)
-    ]
+    arguments = f"T.address_of({place}), {_WRITTEN}, {_KEPT}, {_DATA}"
+    return f'T.evaluate(T.call_llvm_intrin({number}, {arguments}, dtype="void"))'
 
 
-def _lines(nest: Nest) -> list[int]:
-    """Elements with which lines begin, from a task's first result, if that begins one; none where
-    an access is not affine."""
+def _lines(nest: Nest) -> list[tuple[int, int]]:
+    """How many lines of a task's results lie at which distances, in elements, the nearest first;
+    empty where they are no whole lines, or an access is not affine."""
     output, loops = nest.operands[2], nest.spatial_inner
-    names = [loop.name for loop in loops]
-    own = [term for term in output.access.terms if set(names) & set(term.iterators)]
+    names = {loop.name for loop in loops}
+    own = [term for term in output.access.terms if names & set(term.iterators)]
     if not all(term.is_affine for term in own):
         return []
-    strides = [output.stride(name) for name in names]
+    together, apart = 1, list[tuple[int, int]]()
+    for distance, extent in sorted((abs(output.stride(o.name)), o.extent) for o in loops):
+        if distance == together and not apart:
+            together *= extent
+        else:
+            apart.append((extent, distance))
     per_line = LINE_BYTES // size_bytes(output.dtype)
-    found = {
-        sum(step * at for step, at in zip(strides, point, strict=True)) // per_line * per_line
-        for point in itertools.product(*(range(loop.extent) for loop in loops))
-    }
-    return sorted(found)
+    return [] if together % per_line else [(together // per_line, per_line), *apart]

@@ -177,19 +177,22 @@ class Schedules:
 
     def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
         """Panels of the loops of either factor, where all data are more than the second-level
-        cache holds."""
+        cache holds, and such whose results stay in it until all columns of them are written."""
         room = self.machine.cache_bytes[1] * USED_SHARE / LINE_BYTES
         inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
         everything = inner | {task.name: task.extent for task in self.nest.tasks}
+        first, second, output = self.nest.operands
         if sum(touched_lines(o, everything) for o in self.nest.operands) <= room:
             return
+        rows, columns = self.model.rows(self.nest), self.model.columns(self.nest)
+        filling = [*itertools.product((rows[:1],), (first,), _PANELS)]
+        filling += itertools.product((columns[:1],), (second,), _PANELS)
+        if knobs.columns_outermost and touched_lines(output, everything) > room:
+            filling.append((rows[:1], output, _PANELS[0]))
         found: set[tuple[str, int]] = set()
-        sides = (self.model.rows(self.nest), self.model.columns(self.nest))
-        for number, loops in enumerate(sides):
-            operand = self.nest.operands[number]
-            for loop, share in itertools.product(loops[:1], _PANELS):
-                extents = everything | {loop.name: 1}
-                each = max(1, touched_lines(operand, extents))
+        for loops, operand, share in filling:
+            for loop in loops:
+                each = max(1, touched_lines(operand, everything | {loop.name: 1}))
                 size = knobs.blocks.get(loop.origin, 1)
                 points = size * max(1, int(room * share / each) // size)
                 if size <= points < loop.steps and (loop.origin, points) not in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -9,20 +10,25 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
+from cpembed.backends.contraction import loop_variable
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.nest import Nest
+from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import calibration
-from cpembed.backends.x86.fetched_results import fetch_statements, fetches_results
+from cpembed.backends.x86.fetched_results import fetch_lines, fetches_results
 from cpembed.ir.dtypes import size_bytes
 
 SPEC = hardware_spec("amx_int8")
-LAYER = "conv2d n=1 c=64 h=32 w=32 k=64 r=1 s=1 layout=NHWC"
+LAYERS = (
+    "conv2d n=1 c=64 h=32 w=32 k=64 r=1 s=1 layout=NHWC",
+    "conv2d n=1 c=64 h=34 w=34 k=64 r=3 s=3 layout=NHWC",
+)
 
 
-def nest_of(dtype: str, blocks: dict[str, int]) -> Nest:
-    (ranked, *_) = solve(workload(LAYER.split(), target=SPEC), SPEC, top=1).embeddings
+def nest_of(layer: str, dtype: str, blocks: dict[str, int]) -> Nest:
+    (ranked, *_) = solve(workload(layer.split(), target=SPEC), SPEC, top=1).embeddings
     space = schedule_space(ranked.candidate.program, SPEC, epilogue=Epilogue(dtype))
     rows = next(loop.origin for loop in space.model.rows(space.nest) if loop.steps > 1)
     columns = next(loop.origin for loop in space.model.columns(space.nest) if loop.steps > 1)
@@ -40,8 +46,11 @@ def nest_of(dtype: str, blocks: dict[str, int]) -> Nest:
         ("uint8", {"columns": 2}, None),
     ],
 )
-def test_whole_lines_are_asked_for(dtype: str, blocks: dict[str, int], lines: int | None) -> None:
-    nest, machine = nest_of(dtype, blocks), calibration()
+@pytest.mark.parametrize("layer", LAYERS)
+def test_whole_lines_are_asked_for(
+    layer: str, dtype: str, blocks: dict[str, int], lines: int | None
+) -> None:
+    nest, machine = nest_of(layer, dtype, blocks), calibration()
     small = replace(machine, cache_bytes=(16 << 10, 32 << 10, 64 << 20))
     assert fetches_results(nest, Reuse(nest), small) == (lines is not None)
     # What stays in the cache is there.
@@ -49,15 +58,30 @@ def test_whole_lines_are_asked_for(dtype: str, blocks: dict[str, int], lines: in
     assert not fetches_results(nest, Reuse(nest), large)
     if lines is None:
         return
-    statements = fetch_statements(nest)
-    assert len(statements) == lines
     size = size_bytes(nest.operands[2].dtype)
-    names = set(nest.operands[2].access.iterators) - {loop.name for loop in nest.spatial_inner}
-    places: set[int] = set()
-    for statement in statements:
-        found = re.search(r"address_of\(C\[(.*?)\]\)", statement)
-        assert found is not None
-        at = int(eval(found[1], dict.fromkeys(names, 0)))
-        assert at * size % LINE_BYTES == 0
-        places.add(at * size // LINE_BYTES)
-    assert len(places) == lines
+    places = [
+        at * size
+        for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
+        for at in asked(nest, step)
+    ]
+    assert all(at % LINE_BYTES == 0 for at in places)
+    assert len(places) == len(set(places)) == lines
+
+
+def asked(nest: Nest, step: tuple[int, ...]) -> list[int]:
+    """Elements whose lines a step asks for, from where the task's results begin."""
+    script = Script()
+    fetch_lines(script, nest)
+    values = dict.fromkeys(nest.operands[2].access.iterators, 0)
+    values |= {loop_variable(o): at for o, at in zip(nest.reductions, step, strict=True)}
+    found: list[int] = []
+    condition = "True"
+    for line in script.text().splitlines():
+        if line.lstrip().startswith("if "):
+            condition = line.strip().removeprefix("if ").removesuffix(":")
+            continue
+        place = re.search(r"address_of\(C\[(.*?)\]\)", line)
+        assert place is not None
+        if eval(condition, values):
+            found.append(int(eval(place[1], values)))
+    return found
