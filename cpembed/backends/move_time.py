@@ -6,7 +6,7 @@ import math
 
 from cpembed.backends.packing import effort
 from cpembed.backends.private_packing import PrivatePacking
-from cpembed.backends.traffic import LINE_BYTES
+from cpembed.backends.traffic import LINE_BYTES, USED_SHARE
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import HANDED_OVER
 from cpembed.ir.dtypes import size_bytes
@@ -36,13 +36,36 @@ def move_us(operand: PackedOperand, machine: Calibration, threads: int) -> float
 
 
 def private_move_us(packing: PrivatePacking, machine: Calibration) -> float:
-    """Microseconds of packing inside a kernel, in the part that packs most."""
-    return _alone_us(packing.operand, machine) * packing.share()
+    """Microseconds of packing inside a kernel, in the part that packs most; what it writes stays
+    near."""
+    operand = packing.operand
+    alone = _copied_us(operand, machine) + _far_us(_original_bytes(operand), machine)
+    return alone * packing.share()
 
 
 def _alone_us(operand: PackedOperand, machine: Calibration) -> float:
-    """Of one thread, which walks the larger of the two layouts."""
+    """Of one thread, which walks the larger of the two layouts, both where they lie."""
+    sides = _original_bytes(operand), operand.elements * size_bytes(operand.dtype)
+    return _copied_us(operand, machine) + sum(_far_us(side, machine) for side in sides)
+
+
+def _copied_us(operand: PackedOperand, machine: Calibration) -> float:
+    """Both layouts being in the second-level cache."""
     return _lines(operand) * effort(operand) * machine.copy_ns_per_line / 1e3
+
+
+def _far_us(size: int, machine: Calibration) -> float:
+    """What it takes more to read, or to write, so many bytes from beyond that cache."""
+    level = 1
+    for farther in (2, 3):
+        held = machine.cache_bytes[farther - 1]
+        level = farther if held and size > held * USED_SHARE else level
+    line_ns = max(0.0, machine.vector_line_ns[level] - machine.vector_line_ns[1])
+    return size / LINE_BYTES * line_ns / 1e3
+
+
+def _original_bytes(operand: PackedOperand) -> int:
+    return math.prod(operand.original_shape) * size_bytes(operand.dtype)
 
 
 def _lines(operand: PackedOperand) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -21,6 +21,9 @@ from cpembed.transform.program import PackedOperand
 
 _INNER_ELEMENTS = 64
 """Elements moved at least between two decodings of a row number."""
+_COPIED_ELEMENTS = 2**14
+"""Elements of a row at most where a row is a copy of several runs: finding out where a row is, and
+whether it is inside, takes as long as copying a few lines."""
 _ROW_ELEMENTS = 2**15
 """Elements of a row at most where a row is to hold a transposition: what stays in a near cache."""
 _UNROLLED = 8
@@ -135,6 +138,13 @@ class _Move:
             conditions += [f"{index} < {size}"] if high >= size else []
         return of_row, ranges, of_element
 
+    @property
+    def copies(self) -> bool:
+        """Whether neighbours stay neighbours."""
+        last = self.names[-1]
+        along = [t for t in self.original_index.terms if last in t.iterators]
+        return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
+
     def sides(self) -> tuple[str, str] | None:
         """The loops along which the packed layout and the original are contiguous, of a move that
         is a transposition: other loops, and every element at a place that needs no division."""
@@ -178,9 +188,7 @@ def effort(operand: PackedOperand) -> float:
     if not operand.dimensions:
         return 1.0
     move = _plan(operand)
-    last = move.names[-1]
-    along = [t for t in move.original_index.terms if last in t.iterators]
-    if [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]:
+    if move.copies:
         return 1.0
     if move.windows is not None:
         lines = move.windows.size * size_bytes(operand.dtype) / LINE_BYTES
@@ -271,6 +279,11 @@ def _plan(operand: PackedOperand) -> _Move:
     while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
         rows -= 1
     rows = min(rows, len(names) - 1)
+    while rows > 1 and math.prod(operand.shape[rows - 1 :]) <= _COPIED_ELEMENTS:
+        longer = _Move(operand, names, source, rows - 1, names[rows - 1 :])
+        if not longer.copies or longer.bounds()[2]:
+            break
+        rows -= 1
     order = list(names[rows:])
     last = source[-1].terms if source else ()
     steps = [t.iterator for t in last if t.is_affine and t.coefficient == 1]
@@ -305,18 +318,20 @@ def _loops(move: _Move, ranges: Mapping[str, tuple[int, int]]) -> list[str]:
 
 
 def _pack_row(script: Script, move: _Move) -> None:
-    """The row's condition is tested once; a row with a margin is cleared before it is filled."""
+    """The row's condition is tested once; a row's margins are cleared, or all of it where they are
+    scattered."""
     if move.windows is not None:
         _pack_window(script, move, move.windows)
         return
     of_row, ranges, of_element = move.bounds()
     clear = f"{move.packed_element} = {zero(move.operand.dtype)}"
-    plain = grid(move.names[move.rows :], move.operand.shape[move.rows :])
+    names, extents = move.names[move.rows :], move.operand.shape[move.rows :]
+    plain = grid(names, extents)
     guard = [f"if {' and '.join(of_element)}:"] if of_element else []
 
     def fill() -> None:
-        if ranges or of_element:
-            with script.nested(*plain):
+        for loops in [plain] if of_element else _margins(names, extents, ranges):
+            with script.nested(*loops):
                 script.line(clear)
         if not _transpose(script, move, Direction.PACK):
             with script.nested(*_loops(move, ranges), *guard):
@@ -329,6 +344,19 @@ def _pack_row(script: Script, move: _Move) -> None:
         fill()
     with script.nested("else:", *plain):
         script.line(clear)
+
+
+def _margins(
+    names: Sequence[str], extents: Sequence[int], ranges: Mapping[str, tuple[int, int]]
+) -> Iterator[list[str]]:
+    """The loops over each margin of a row: what lies before and after a loop's range."""
+    for name, (first, end) in ranges.items():
+        extent = extents[names.index(name)]
+        for begin, stop in (0, min(first, extent)), (end, extent):
+            if begin < stop:
+                bounds = {n: (0, e) for n, e in zip(names, extents, strict=True)}
+                bounds[name] = begin, stop
+                yield [f"for {n} in T.serial({a}, {b}):" for n, (a, b) in bounds.items()]
 
 
 def _pack_window(script: Script, move: _Move, windows: Windows) -> None:

@@ -33,6 +33,14 @@ _REDRAW = 0.1
 """Seconds between two drawings of the progress bar."""
 
 
+def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> str:
+    from cpembed.workloads.suites import LAYOUTS, is_layout
+
+    if not is_layout(layout):
+        raise click.BadParameter(f"{layout} is none of {' '.join(LAYOUTS)}")
+    return layout
+
+
 @click.command(cls=Subcommand)
 @click.argument("suite")
 @click.option(
@@ -59,11 +67,12 @@ _REDRAW = 0.1
 @click.option("--no-run", is_flag=True, help="Solve only.")
 @click.option(
     "--layout",
-    type=click.Choice(["NCHW", "NHWC"]),
+    metavar="NCHW|NHWC|NCHW16c",
     default="NCHW",
     show_default=True,
-    help="Channels before or after the image (NDHWC of planes, NWC of rows); not every operator "
-    "has layouts.",
+    callback=_layout,
+    help="Channels before or after the image (NDHWC of planes, NWC of rows), or in blocks of any "
+    "number; not every operator has layouts.",
 )
 @click.option(
     "--timeout",

@@ -6,9 +6,9 @@ from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
 from cpembed.operators.stencil import (
     WINDOW,
+    Layout,
     convolution,
     image_axes,
-    is_channels_last,
     layout_parameter,
 )
 
@@ -29,22 +29,20 @@ def conv1d(
     """``O[n,k,q] += I[n, c, stride*q + dilation*s - pad] * W[k,c,s]``; axes n, k, q, c, s.
 
     Operands by layout: NCW has I [n,c,w], W [k,c,s] and O [n,k,q]; NWC has I [n,w,c], W [k,s,c]
-    and O [n,q,k]. A padded image reads as zero outside its shape.
+    and O [n,q,k]; NCW16c has blocks as conv2d's. A padded image reads as zero outside its shape.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CONV1D.check_sizes(n=n, c=c, w=w, k=k, s=s)
-    channels_last = is_channels_last(CONV1D, layout)
+    order = Layout.of(CONV1D, layout, c=c, k=k)
     (axis,) = image_axes(CONV1D, (("q", "w", "s", w, s),), pad, stride, dilation)
-    if channels_last:
-        statement = f"O[n,q,k] += I[n,{axis.index},c] * W[k,s,c]"
-    else:
-        statement = f"O[n,k,q] += I[n,c,{axis.index}] * W[k,c,s]"
+    window = f"{order.channel('c')}, s" if order.first else "s, c"
     return convolution(
         CONV1D,
-        statement,
-        {"n": n, "k": k, "q": axis.output_extent, "c": c, "s": s},
-        (n, w, c) if channels_last else (n, c, w),
+        f"O[n, {order.indices('q', 'k')}] += "
+        f"I[n, {order.indices(axis.index, 'c')}] * W[{order.channel('k')}, {window}]",
+        {"n": n, **order.axes("k", k), "q": axis.output_extent, **order.axes("c", c), "s": s},
+        (n, *order.shape((w,), c)),
         padded=axis.pad > 0,
         dtype=dtype,
     )

@@ -1,4 +1,4 @@
-"""Two-dimensional convolution: strided, dilated, grouped, in two layouts."""
+"""Two-dimensional convolution: strided, dilated, grouped, in any layout of channels."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
 from cpembed.operators.stencil import (
     WINDOW,
+    Layout,
     convolution,
     image_sizes,
-    is_channels_last,
     layout_parameter,
     rows_and_columns,
 )
@@ -33,8 +33,10 @@ def conv2d(
     """``O[n,k,p,q] += I[n, c, stride*p + dilation*r - pad, ...] * W[k,c,r,s]``.
 
     Axes n, k, p, q, c, r, s. Operands by layout: NCHW has I [n,c,h,w], W [k,c,r,s] and
-    O [n,k,p,q]; NHWC has I [n,h,w,c], W [k,r,s,c] and O [n,p,q,k]. A padded image reads as zero
-    outside its shape.
+    O [n,k,p,q]; NHWC has I [n,h,w,c], W [k,r,s,c] and O [n,p,q,k]; NCHW16c, or another
+    number, has blocks of channels and filters: I [n,c,h,w,ci], W [k,ki,c,ci,r,s] (KCRS in memory)
+    and O [n,k,p,q,ki], with axes ci and ki within a block. A padded image reads as zero outside its
+    shape.
 
     With ``groups`` above 1 there is an axis g after n, and ``c`` and ``k`` are the channels and
     filters of one group. Channels are then two dimensions, group and channel within it: I
@@ -47,27 +49,27 @@ def conv2d(
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CONV2D.check_sizes(n=n, c=c, h=h, w=w, k=k, r=r, s=s, groups=groups)
-    channels_last = is_channels_last(CONV2D, layout)
+    order = Layout.of(CONV2D, layout, c=c, k=k)
     rows, columns = rows_and_columns(CONV2D, (h, w), (r, s), pad, stride, dilation)
-    group = ""
-    extents = {"n": n, "k": k, "p": rows.output_extent, "q": columns.output_extent}
-    if groups > 1:
-        group = "g,"
-        extents = {"n": n, "g": groups, **extents}
-    image = f"{rows.index}, {columns.index}"
-    if channels_last:
-        output = f"O[n, p, q, {group} k]"
-        value = f"I[n, {image}, {group} c] * W[{group}k,r,s,c]"
-        shape = (n, h, w, groups, c) if group else (n, h, w, c)
-    else:
-        output = f"O[n, {group} k, p, q]"
-        value = f"I[n, {group} c, {image}] * W[{group}k,c,r,s]"
-        shape = (n, groups, c, h, w) if group else (n, c, h, w)
+    group = {"g": groups} if groups > 1 else {}
+    window = f"{order.channel('c')}, r, s" if order.first else "r, s, c"
+    output = order.indices("p, q", "k", group="".join(group))
+    image = order.indices(f"{rows.index}, {columns.index}", "c", group="".join(group))
+    weights = ", ".join([*group, order.channel("k"), window])
     return convolution(
         CONV2D,
-        f"{output} += {value}",
-        {**extents, "c": c, "r": r, "s": s},
-        shape,
+        f"O[n, {output}] += I[n, {image}] * W[{weights}]",
+        {
+            "n": n,
+            **group,
+            **order.axes("k", k),
+            "p": rows.output_extent,
+            "q": columns.output_extent,
+            **order.axes("c", c),
+            "r": r,
+            "s": s,
+        },
+        (n, *order.shape((h, w), *group.values(), c)),
         padded=rows.pad > 0 or columns.pad > 0,
         dtype=dtype,
     )

@@ -6,9 +6,9 @@ from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
 from cpembed.operators.stencil import (
     WINDOW,
+    Layout,
     convolution,
     image_axes,
-    is_channels_last,
     layout_parameter,
 )
 
@@ -33,13 +33,13 @@ def conv3d(
     """``O[n,k,o,p,q] += I[n,c,o+t,p+r,q+s] * W[k,c,t,r,s]``; axes n, k, o, p, q, c, t, r, s.
 
     Operands by layout: NCDHW has I [n,c,d,h,w], W [k,c,t,r,s] and O [n,k,o,p,q]; NDHWC has
-    I [n,d,h,w,c], W [k,t,r,s,c] and O [n,o,p,q,k]. ``pad``, ``stride`` and ``dilation`` as in
-    conv2d, per image axis in the order planes, rows, columns.
+    I [n,d,h,w,c], W [k,t,r,s,c] and O [n,o,p,q,k]; NCDHW16c has blocks as conv2d's. ``pad``,
+    ``stride`` and ``dilation`` as in conv2d, per image axis in the order planes, rows, columns.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     CONV3D.check_sizes(n=n, c=c, d=d, h=h, w=w, k=k, t=t, r=r, s=s)
-    channels_last = is_channels_last(CONV3D, layout)
+    order = Layout.of(CONV3D, layout, c=c, k=k)
     axes = image_axes(
         CONV3D,
         (("o", "d", "t", d, t), ("p", "h", "r", h, r), ("q", "w", "s", w, s)),
@@ -49,15 +49,21 @@ def conv3d(
     )
     outputs = {axis.output: axis.output_extent for axis in axes}
     image = ", ".join(axis.index for axis in axes)
-    if channels_last:
-        statement = f"O[n,o,p,q,k] += I[n, {image}, c] * W[k,t,r,s,c]"
-    else:
-        statement = f"O[n,k,o,p,q] += I[n, c, {image}] * W[k,c,t,r,s]"
+    window = f"{order.channel('c')}, t, r, s" if order.first else "t, r, s, c"
     return convolution(
         CONV3D,
-        statement,
-        {"n": n, "k": k, **outputs, "c": c, "t": t, "r": r, "s": s},
-        (n, d, h, w, c) if channels_last else (n, c, d, h, w),
+        f"O[n, {order.indices('o, p, q', 'k')}] += "
+        f"I[n, {order.indices(image, 'c')}] * W[{order.channel('k')}, {window}]",
+        {
+            "n": n,
+            **order.axes("k", k),
+            **outputs,
+            **order.axes("c", c),
+            "t": t,
+            "r": r,
+            "s": s,
+        },
+        (n, *order.shape((d, h, w), c)),
         padded=any(axis.pad for axis in axes),
         dtype=dtype,
     )

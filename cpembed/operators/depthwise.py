@@ -6,8 +6,8 @@ from cpembed.ir.computation import Computation
 from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, PerAxis
 from cpembed.operators.stencil import (
     WINDOW,
+    Layout,
     convolution,
-    is_channels_last,
     layout_parameter,
     rows_and_columns,
 )
@@ -31,34 +31,33 @@ def depthwise(
     """``O[n,c,p,q] += I[n,c,p+r,q+s] * W[c,r,s]``: every channel has its own filter.
 
     Axes n, c, p, q, r, s; operands W [c,r,s] and by layout: NCHW has I [n,c,h,w] and O [n,c,p,q],
-    NHWC has I [n,h,w,c] and O [n,p,q,c]. With a multiplier ``m`` above 1 there is an axis m after
-    c, also in W and O: in memory the usual layout with ``m * c`` channels.
+    NHWC has I [n,h,w,c] and O [n,p,q,c], NCHW16c blocks: I [n,c,h,w,ci], O [n,c,p,q,ci] and W
+    [c,ci,r,s]. With a multiplier ``m`` above 1 there is an axis m after c (in blocks ci), also in W
+    and O: in memory the usual layout with ``m * c`` channels, blocks of the output ``m`` times as
+    large.
 
     Raises :class:`WorkloadError` for a size below 1 or an output without elements.
     """
     DEPTHWISE.check_sizes(n=n, c=c, h=h, w=w, r=r, s=s, m=m)
-    channels_last = is_channels_last(DEPTHWISE, layout)
+    order = Layout.of(DEPTHWISE, layout, c=c)
     rows, columns = rows_and_columns(DEPTHWISE, (h, w), (r, s), pad, stride, dilation)
     multiplier = {"m": m} if m > 1 else {}
-    channel = "c,m" if multiplier else "c"
-    image = f"{rows.index}, {columns.index}"
-    if channels_last:
-        statement = f"O[n,p,q,{channel}] += I[n, {image}, c] * W[{channel},r,s]"
-    else:
-        statement = f"O[n,{channel},p,q] += I[n, c, {image}] * W[{channel},r,s]"
+    image = order.indices(f"{rows.index}, {columns.index}", "c")
+    output = order.indices("p, q", "c", inside="".join(multiplier))
+    filters = ", ".join([order.channel("c"), *multiplier])
     return convolution(
         DEPTHWISE,
-        statement,
+        f"O[n, {output}] += I[n, {image}] * W[{filters}, r, s]",
         {
             "n": n,
-            "c": c,
+            **order.axes("c", c),
             **multiplier,
             "p": rows.output_extent,
             "q": columns.output_extent,
             "r": r,
             "s": s,
         },
-        (n, h, w, c) if channels_last else (n, c, h, w),
+        (n, *order.shape((h, w), c)),
         padded=rows.pad > 0 or columns.pad > 0,
         dtype=dtype,
     )

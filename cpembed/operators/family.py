@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,7 +35,7 @@ class Parameter:
     """A parameter of an operator, as the command line and ``cpembed operators`` show it.
 
     ``default`` is the text of the default, None for a required parameter; ``choices`` are the words
-    of a CHOICE.
+    of a CHOICE, where a number stands for any (``NCHW16c``).
     """
 
     name: str
@@ -46,6 +47,16 @@ class Parameter:
     @property
     def required(self) -> bool:
         return self.default is None
+
+
+def stands_for(choice: str, value: str) -> bool:
+    """Whether a word is a choice, whose number stands for any above 0.
+
+    >>> stands_for("NCHW16c", "NCHW64c"), stands_for("NCHW16c", "NHWC")
+    (True, False)
+    """
+    pattern = re.sub(r"\d+", lambda _: r"[1-9]\d*", re.escape(choice))
+    return re.fullmatch(pattern, value) is not None
 
 
 DTYPE = Parameter(
@@ -146,7 +157,7 @@ class OperatorFamily:
 
     def check_choice(self, name: str, value: str) -> None:
         choices = next(p.choices for p in self.parameters if p.name == name)
-        if value not in choices:
+        if not any(stands_for(choice, value) for choice in choices):
             raise self.error(f"{name}={value} is none of {' '.join(choices)}")
 
     def per_axis(self, name: str, value: PerAxis, axes: int, minimum: int) -> tuple[int, ...]:

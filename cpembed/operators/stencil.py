@@ -3,6 +3,7 @@ parameters, and the computation over the operands I, W and O."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,15 +31,69 @@ WINDOW = (PAD, STRIDE, DILATION)
 
 
 def layout_parameter(first: str, last: str, weights: str) -> Parameter:
-    """The choice between channels before the image and after it; the former is the default."""
-    meaning = f"{first}, or {last} {weights}"
-    return Parameter("layout", meaning, ParameterKind.CHOICE, first, (first, last))
+    """The choice between channels before the image, which is the default, after it, and in blocks:
+    blocks before it, the channels of one after it."""
+    meaning = f"{first}, {last} {weights}, or blocks of channels as in {first}16c"
+    choices = first, last, f"{first}16c"
+    return Parameter("layout", meaning, ParameterKind.CHOICE, first, choices)
 
 
-def is_channels_last(family: OperatorFamily, layout: str) -> bool:
-    """Raises :class:`WorkloadError` for a layout that the family does not have."""
-    family.check_choice("layout", layout)
-    return layout.endswith("C")
+@dataclass(frozen=True)
+class Layout:
+    """Where the channels of an image are: before its axes, after them (``last``), or in blocks of
+    ``block``, which are before, the channels of a block after."""
+
+    name: str
+    last: bool
+    block: int
+
+    @classmethod
+    def of(cls, family: OperatorFamily, layout: str, **channels: int) -> Layout:
+        """The layout by its name, for operands of so many ``channels``, by the size's name.
+
+        Raises :class:`WorkloadError` for a layout that the family does not have, and for channels
+        that are not whole blocks.
+        """
+        family.check_choice("layout", layout)
+        number = re.search(r"\d+", layout)
+        block = 1 if number is None else int(number[0])
+        for name, count in channels.items():
+            if count % block:
+                raise family.error(
+                    f"{name}={count} is no multiple of the {block} channels of a block of {layout}"
+                )
+        return cls(layout, layout.endswith("C"), block)
+
+    @property
+    def first(self) -> bool:
+        """Weights have the order of an image whose channels come first in blocks, too."""
+        return not self.last
+
+    def axes(self, name: str, channels: int) -> dict[str, int]:
+        """The axis of so many channels, or that of the blocks and ``<name>i`` within one."""
+        if self.block == 1:
+            return {name: channels}
+        return {name: channels // self.block, f"{name}i": self.block}
+
+    def channel(self, name: str) -> str:
+        """Indices of channels that are one dimension, or two in blocks, as weights have them."""
+        return name if self.block == 1 else f"{name}, {name}i"
+
+    def indices(self, image: str, channel: str, *, group: str = "", inside: str = "") -> str:
+        """Indices of an image or an output after the first: those of its axes, and the channel's,
+        with that of its ``group`` before it and what is ``inside`` of it after it, if any."""
+        before, after = (f"{group}, " if group else ""), (f", {inside}" if inside else "")
+        if self.block > 1:
+            return f"{before}{channel}, {image}, {channel}i{after}"
+        channels = f"{before}{channel}{after}"
+        return f"{image}, {channels}" if self.last else f"{channels}, {image}"
+
+    def shape(self, image: tuple[int, ...], *channels: int) -> tuple[int, ...]:
+        """Extents in the order of :meth:`indices`; of ``channels`` the last one is in blocks."""
+        if self.block > 1:
+            *groups, count = channels
+            return (*groups, count // self.block, *image, self.block)
+        return (*image, *channels) if self.last else (*channels, *image)
 
 
 _SIZES = {

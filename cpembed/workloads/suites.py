@@ -8,6 +8,7 @@ names; the tables are this project's own.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from types import MappingProxyType
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.operators.family import Dtypes, OperatorFamily
+from cpembed.operators.family import Dtypes, OperatorFamily, stands_for
 from cpembed.operators.registry import OPERATORS
 
 SUITES: dict[str, str] = {
@@ -37,8 +38,13 @@ DEFAULT_LAYOUT = "NCHW"
 choice of layout."""
 
 
-_LAYOUTS = ("NCHW", "NHWC")
-"""What a suite's layout can be, whatever its operators call it."""
+LAYOUTS = ("NCHW", "NHWC", "NCHW16c")
+"""What a suite's layout can be, whatever its operators call it; a number stands for any."""
+
+
+def is_layout(layout: str) -> bool:
+    """Whether it is one of :data:`LAYOUTS`."""
+    return any(stands_for(choice, layout) for choice in LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Layer:
 
     def layout_settings(self, layout: str) -> dict[str, object]:
         """The operator's own word for a layout of images of two axes (``NHWC`` is ``NDHWC`` of
-        planes), as its parameter; empty where it has no layouts.
+        planes, ``NCHW16c`` is ``NCDHW16c``), as its parameter; empty where it has no layouts.
 
         >>> layer("unit_conv3d", 0).layout_settings("NHWC")
         {'layout': 'NDHWC'}
@@ -93,9 +99,11 @@ class Layer:
         if not choices and layout == DEFAULT_LAYOUT:
             return {}
         for choice in choices:
+            if stands_for(choice, layout):
+                return {"layout": layout}
             # The first and the last letter tell where the channels are.
-            if choice == layout or (layout in _LAYOUTS and choice[-1] == layout[-1]):
-                return {"layout": choice}
+            if is_layout(layout) and choice[-1] == layout[-1]:
+                return {"layout": re.sub(r"\d+", lambda _: re.sub(r"\D", "", layout), choice)}
         if choices:
             operator.check_choice("layout", layout)
         raise WorkloadError(

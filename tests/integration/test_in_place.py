@@ -34,6 +34,8 @@ LAYERS = [
     "conv2d n=1 c=3 h=31 w=33 k=32 r=7 s=7 pad=3 stride=2 layout=NHWC",
     "conv2d n=1 c=20 h=12 w=13 k=24 r=3 s=3 pad=1",
     "conv2d n=2 c=1 h=11 w=75 k=32 r=5 s=5 pad=1 stride=2 layout=NHWC",
+    "conv2d n=1 c=64 h=12 w=13 k=32 r=3 s=3 pad=1 layout=NCHW16c",
+    "conv2d n=1 c=128 h=9 w=11 k=64 r=3 s=3 layout=NCHW64c",
     "gemm m=37 n=48 k=100",
     "gemm m=1 n=33 k=70",
 ]

@@ -44,6 +44,7 @@ LAYERS = [
     "depthwise n=2 c=37 h=12 w=7 r=5 s=3 stride=2 layout=NHWC",
     "depthwise n=1 c=64 h=14 w=14 r=3 s=3 dilation=2 layout=NHWC",
     "depthwise n=1 c=5 h=8 w=8 r=3 s=3 m=4 layout=NHWC",
+    "depthwise n=1 c=64 h=9 w=11 r=3 s=3 pad=1 layout=NCHW16c",
     "depthwise n=1 c=16 h=20 w=1 r=9 s=1 layout=NHWC",
 ]
 

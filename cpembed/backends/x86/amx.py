@@ -51,6 +51,9 @@ beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page o
 4 to 100 % on Sapphire Rapids, where this decides between programs that are otherwise alike: a
 preference, not an estimate."""
 _NEAR_BYTES = 512
+_PLACE_BYTES = 2048
+"""Half a page, within which lines are foreseen: rows of a tile that are farther apart are as many
+places."""
 _STORED = {64: 1.0, 32: 1.4, 16: 2.5}
 """What it takes to convert and store 16 sums by stores of so many bytes, in rows of sums that are
 stored as they are (measured on Sapphire Rapids: 1x1 filters from 64 to 256 channels on 56 x 56
@@ -129,6 +132,7 @@ def _step(
     timed = _TIMED.get(product, "tdpbusd")
     missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
     per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
+    distance = _rows_apart(first, roles) * size_bytes(first.dtype)
     apart = max(_rows_apart(o, roles) * size_bytes(o.dtype) for o in nest.operands[::2])
     return BlockStep(
         products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
@@ -136,6 +140,7 @@ def _step(
         line_ns=machine.tile_line_ns,
         stored_lines=rows * tile_rows * _stored(nest, roles, columns),
         loaded_lines=(rows * tile_rows, columns * (depth // group)),
+        streams=math.ceil(rows * tile_rows * min(_PLACE_BYTES, distance) / _PLACE_BYTES),
         share_more=_APART * max(0.0, math.log2(max(1, apart) / _NEAR_BYTES)),
     )
 

@@ -184,20 +184,22 @@ class Schedules:
         first, second, output = self.nest.operands
         if sum(touched_lines(o, everything) for o in self.nest.operands) <= room:
             return
-        rows, columns = self.model.rows(self.nest), self.model.columns(self.nest)
-        filling = [*itertools.product((rows[:1],), (first,), _PANELS)]
-        filling += itertools.product((columns[:1],), (second,), _PANELS)
+        rows, columns = (
+            [loop for loop in loops if loop.steps > 1][:1]
+            for loops in (self.model.rows(self.nest), self.model.columns(self.nest))
+        )
+        filling = [*itertools.product(rows, (first,), _PANELS)]
+        filling += itertools.product(columns, (second,), _PANELS)
         if knobs.columns_outermost and touched_lines(output, everything) > room:
-            filling.append((rows[:1], output, _PANELS[0]))
+            filling += itertools.product(rows, (output,), _PANELS[:1])
         found: set[tuple[str, int]] = set()
-        for loops, operand, share in filling:
-            for loop in loops:
-                each = max(1, touched_lines(operand, everything | {loop.name: 1}))
-                size = knobs.blocks.get(loop.origin, 1)
-                points = size * max(1, int(room * share / each) // size)
-                if size <= points < loop.steps and (loop.origin, points) not in found:
-                    found.add((loop.origin, points))
-                    yield {loop.origin: points}
+        for loop, operand, share in filling:
+            each = max(1, touched_lines(operand, everything | {loop.name: 1}))
+            size = knobs.blocks.get(loop.origin, 1)
+            points = size * max(1, int(room * share / each) // size)
+            if size <= points < loop.steps and (loop.origin, points) not in found:
+                found.add((loop.origin, points))
+                yield {loop.origin: points}
 
 
 def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:

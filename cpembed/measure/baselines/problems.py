@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -20,7 +21,8 @@ Numbers = tuple[int, ...]
 class Convolution:
     """Two or three image axes (one axis is two, the first of extent 1), outermost first.
 
-    ``channels`` and ``filters`` are those of one group, ``pad`` is on either side.
+    ``channels`` and ``filters`` are those of one group, ``pad`` is on either side; ``blocks``
+    are the numbers of channels in a block of the image and of the output, 1 where there are none.
     """
 
     workload: Computation
@@ -34,14 +36,16 @@ class Convolution:
     stride: Numbers
     dilation: Numbers
     channels_last: bool
+    blocks: tuple[int, int] = (1, 1)
 
     def images(self, inputs: Arrays) -> Array:
         """The image, channels last and contiguous: ``[n, *image, groups * channels]``."""
         channels = self.groups * self.channels
         if self.channels_last:
             return np.ascontiguousarray(inputs["I"].reshape(self.batch, *self.image, channels))
-        first = inputs["I"].reshape(self.batch, channels, *self.image)
-        return np.ascontiguousarray(np.moveaxis(first, 1, -1))
+        blocked = inputs["I"].reshape(self.batch, -1, *self.image, self.blocks[0])
+        found = np.moveaxis(blocked, 1, -2).reshape(self.batch, *self.image, channels)
+        return np.ascontiguousarray(found)
 
     def weights(self, inputs: Arrays) -> Array:
         """``[groups * filters, channels, *window]``."""
@@ -55,6 +59,9 @@ class Convolution:
         """``[n, groups * filters, *output]`` as the workload's output."""
         if self.channels_last:
             found = np.moveaxis(found, 1, -1)
+        elif self.blocks[1] > 1:
+            batch, _, *image = found.shape
+            found = np.moveaxis(found.reshape(batch, -1, self.blocks[1], *image), 2, -1)
         return found.reshape(self.workload.output.shape)
 
 
@@ -123,7 +130,10 @@ def _convolution(subject: Subject, image: str, window: str) -> Convolution:
         numbers = tuple(_size(subject, name) for name in names)
         return (1, *numbers) if one_axis else numbers
 
-    depthwise = subject.operator == "depthwise"
+    depthwise, layout = subject.operator == "depthwise", str(sizes.get("layout"))
+    number = re.search(r"\d+", layout)
+    block = 1 if number is None else int(number[0])
+    more = _size(subject, "m") if depthwise else 1
     return Convolution(
         subject.workload,
         batch=_size(subject, "n"),
@@ -135,7 +145,8 @@ def _convolution(subject: Subject, image: str, window: str) -> Convolution:
         pad=each("pad", 0),
         stride=each("stride", 1),
         dilation=each("dilation", 1),
-        channels_last=str(sizes.get("layout")).endswith("C"),
+        channels_last=layout.endswith("C"),
+        blocks=(block, block * more if block > 1 else 1),
     )
 
 

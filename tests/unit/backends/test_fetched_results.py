@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
-from cpembed.backends.contraction import loop_variable
+from cpembed.backends.contraction import contraction_source, loop_variable
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.nest import Nest
@@ -85,3 +85,44 @@ def asked(nest: Nest, step: tuple[int, ...]) -> list[int]:
         if eval(condition, values):
             found.append(int(eval(place[1], values)))
     return found
+
+
+def test_results_beyond_the_cache_are_written_whole() -> None:
+    """Four tasks fill a pixel's 16 lines: one after the other or, with the weights outermost, in a
+    panel that the cache holds; the model prefers either to a whole image in pieces."""
+    words = "conv2d n=1 c=64 h=56 w=56 k=256 r=1 s=1 layout=NHWC"
+    layer = workload(words.split(), target=SPEC)
+    found = (
+        schedule_space(ranked.candidate.program, SPEC, epilogue=Epilogue("float32"))
+        for ranked in solve(layer, SPEC, top=8).embeddings
+    )
+    # A panel of rows that are not the tiles' own.
+    space = next(s for s in found if any(loop.steps == 56 for loop in s.model.rows(s.nest)[:2]))
+    machine = replace(space.machine, cache_bytes=(48 << 10, 2 << 20, 64 << 20))
+    space = replace(space, machine=machine, _kept={})
+    ranking = [knobs for _, knobs in space.ranked()]
+    columns = space.model.columns(space.nest)[0].origin
+    assert not ranking[0].columns_outermost or ranking[0].panels
+    pieces = Knobs({columns: 4}, columns_outermost=True)
+    panels = [k for k in ranking if k.blocks == pieces.blocks and k.columns_outermost and k.panels]
+    assert panels
+    stores = [space.estimate(replace(k, streams=False)).stores_us for k in (panels[0], pieces)]
+    whole = space.estimate(replace(pieces, columns_outermost=False)).stores_us
+    assert whole < stores[0] < stores[1]
+    # Where the output stays in the cache it does not matter.
+    near = replace(space, machine=replace(machine, cache_bytes=(48 << 10, 8 << 20, 64 << 20)))
+    near = replace(near, _kept={})
+    assert near.estimate(pieces).stores_us == pytest.approx(
+        near.estimate(replace(pieces, columns_outermost=False)).stores_us
+    )
+
+
+def test_results_are_written_in_the_order_of_memory() -> None:
+    """By pixels, and the columns of a pixel together, not by tiles."""
+    nest = nest_of(LAYERS[0], "float32", {"rows": 2, "columns": 2})
+    source = contraction_source(nest, 1, stages=True)
+    loops = re.findall(r"for at_(\w+) in", source.partition('T.sblock("results")')[2])
+    written = loops[: len(nest.spatial_inner)]
+    strides = [nest.operands[2].stride(name) for name in written]
+    assert len(strides) == 4
+    assert strides == sorted(strides, reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 
@@ -123,3 +124,32 @@ def test_overlapping_windows_count_once(
     terms: dict[str, int], extents: dict[str, int], lines: int
 ) -> None:
     assert touched_lines(operand("A", "int8", terms), extents) == lines
+
+
+@pytest.mark.parametrize(
+    "columns_outermost, block, lines, piece",
+    [
+        # The columns of a row come one after the other: rows of eight lines, or everything.
+        (False, 1, 8, 1 / 8),
+        (False, 1, 48, 1 / 48),
+        # A column of all rows: single lines, or pairs of a block, until everything is written.
+        (True, 1, 8, 1),
+        (True, 2, 16, 1 / 2),
+        (True, 2, 48, 1 / 48),
+        # Where not even a task has room, it is still written together.
+        (True, 2, 1, 1 / 2),
+    ],
+)
+def test_pieces_of_the_output(
+    columns_outermost: bool, block: int, lines: int, piece: float
+) -> None:
+    nest = gemm(6, 8, 4, columns_outermost=columns_outermost, block=block)
+    first, second, output = nest.operands
+    # Results fill their lines.
+    whole = replace(output, access=output.access + IndexExpr.iterator("byte"))
+    nest = replace(
+        nest,
+        inner=(*nest.inner, Loop("byte", 64, AxisKind.SPATIAL)),
+        operands=(first, second, whole),
+    )
+    assert Reuse(nest).pieces(lines * LINE_BYTES) == pytest.approx(piece)

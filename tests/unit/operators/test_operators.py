@@ -104,6 +104,56 @@ def test_channels_last_is_the_same_operator_on_other_layouts(name):
         build(**sizes, layout="HCNW")
 
 
+BLOCKS = [
+    (conv1d, {"n": 2, "c": 6, "w": 9, "k": 4, "s": 3, "pad": 1}, "NCW2c", 1),
+    (conv2d, {"n": 2, "c": 8, "h": 7, "w": 6, "k": 12, "r": 3, "s": 2, "stride": 2}, "NCHW4c", 2),
+    (
+        conv2d,
+        {"n": 1, "c": 4, "h": 5, "w": 6, "k": 2, "r": 3, "s": 2, "pad": (1, 0), "groups": 3},
+        "NCHW2c",
+        2,
+    ),
+    (
+        conv3d,
+        {"n": 1, "c": 6, "d": 4, "h": 5, "w": 4, "k": 3, "t": 2, "r": 3, "s": 2},
+        "NCDHW3c",
+        3,
+    ),
+    (depthwise, {"n": 2, "c": 6, "h": 7, "w": 6, "r": 3, "s": 2, "pad": 1}, "NCHW3c", 2),
+    (depthwise, {"n": 1, "c": 6, "h": 5, "w": 5, "r": 3, "s": 3, "m": 2}, "NCHW3c", 2),
+]
+
+
+@pytest.mark.parametrize("build, sizes, layout, axes", BLOCKS)
+def test_blocks_of_channels_are_the_same_operator(build, sizes, layout, axes):
+    first, blocks = build(**sizes), build(**sizes, layout=layout)
+    inputs = random_inputs(first, 5)
+
+    def in_blocks(array, operand):
+        """Blocks of channels before the image's axes, the channels of one after them."""
+        image = array.shape[-axes:]
+        start = next(p for p in range(2, 4) if operand.shape[p : p + axes] == image)
+        inside = operand.shape[start + axes :]
+        apart = array.reshape(array.shape[0], -1, int(np.prod(inside)), *image)
+        return np.moveaxis(apart, 2, -1).reshape(operand.shape)
+
+    # Weights lie in memory as they are without blocks.
+    weights = inputs["W"].reshape(blocks.operand("W").shape)
+    moved = {"I": in_blocks(inputs["I"], blocks.operand("I")), "W": weights}
+    expected = in_blocks(reference(first, inputs), blocks.output)
+    assert np.array_equal(reference(blocks, moved), expected)
+
+
+def test_blocks_are_whole():
+    with pytest.raises(WorkloadError, match="c=3 is no multiple of the 16 channels of a block"):
+        conv2d(n=1, c=3, h=8, w=8, k=16, r=3, s=3, layout="NCHW16c")
+    with pytest.raises(WorkloadError, match="k=24 is no multiple of the 16 channels of a block"):
+        conv2d(n=1, c=32, h=8, w=8, k=24, r=3, s=3, layout="NCHW16c")
+    for strange in ("NCHWc", "NCHW0c", "NHW16cC", "NCHW16C", "NCHW-2c"):
+        with pytest.raises(WorkloadError, match=f"layout={strange} is none of"):
+            conv2d(n=1, c=32, h=8, w=8, k=32, r=3, s=3, layout=strange)
+
+
 def test_depthwise_channels_last_with_a_multiplier():
     sizes = {"n": 1, "c": 3, "h": 5, "w": 5, "r": 3, "s": 3, "m": 2, "pad": 1}
     first, last = depthwise(**sizes), depthwise(**sizes, layout="NHWC")

@@ -47,6 +47,13 @@ def test_dtypes_and_layout_of_a_layer():
     given = suite("gemm")[0].workload(("uint8", "int8", "int32"))
     assert [operand.dtype for operand in given.operands] == ["uint8", "int8", "int32"]
     assert suite("gemm")[0].workload("float32").output.dtype == "float32"
+    blocks = parse_workload(["deepbench:5", "layout=NCHW16c"])
+    assert blocks == suite("deepbench")[5].workload(layout="NCHW16c")
+    assert blocks.operand("I").shape[-1] == 16
+    # Of planes, by the operator's name for it or by that of images.
+    planes = suite("unit_conv3d")[3]
+    assert planes.workload(layout="NCHW32c") == planes.workload(layout="NCDHW32c")
+    assert planes.layout_settings("NCHW32c") == {"layout": "NCDHW32c"}
     # NCHW is also the layout of operators that have no choice.
     assert suite("gemm")[0].workload(layout="NCHW") == suite("gemm")[0].workload()
     with pytest.raises(WorkloadError, match="gemm:0: gemm has no layout NHWC"):

@@ -61,6 +61,12 @@ def convolve(problem: Convolution, image: NDArray[Any], weights: NDArray[Any]) -
         ("conv3d n=1 c=2 d=4 h=5 w=6 k=3 t=2 r=3 s=2 pad=1,0,2 stride=1,2,3", ("NCHW", "NHWC")),
         ("depthwise n=2 c=3 h=6 w=5 r=3 s=2 pad=1", ("NCHW", "NHWC")),
         ("depthwise n=2 c=3 h=6 w=5 r=3 s=2 m=2 stride=2", ("NCHW", "NHWC")),
+        ("conv1d n=2 c=4 w=9 k=6 s=3", ("NCHW2c",)),
+        ("conv2d n=2 c=8 h=7 w=9 k=12 r=3 s=2 pad=1,2", ("NCHW4c",)),
+        ("conv2d n=2 c=4 h=6 w=5 k=2 r=2 s=3 groups=3", ("NCHW2c",)),
+        ("conv3d n=1 c=2 d=4 h=5 w=6 k=4 t=2 r=3 s=2 stride=1,2,3", ("NCHW2c",)),
+        ("depthwise n=2 c=6 h=6 w=5 r=3 s=2 pad=1", ("NCHW3c",)),
+        ("depthwise n=2 c=6 h=6 w=5 r=3 s=2 m=2", ("NCHW3c",)),
     ],
 )
 def test_convolutions(label: str, layouts: tuple[str, ...]) -> None:
