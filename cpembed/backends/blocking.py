@@ -73,6 +73,35 @@ def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
     return _substituted(nest, split, tasks=(*outside, *tasks))
 
 
+def loop_in_parts(nest: Nest, parts: int) -> Loop | None:
+    """The outermost loop of the reductions that can be cut into so many parts."""
+    return next((loop for loop in nest.reductions if loop.extent % parts == 0), None)
+
+
+def cut_sums(nest: Nest, parts: int, sums: str) -> Nest:
+    """Make tasks of the ``parts`` of a reduction: the outermost task loop walks them, and each
+    stores its sums to its own part of the buffer ``sums``."""
+    found = loop_in_parts(nest, parts)
+    if found is None:
+        raise LoweringError(f"no loop of the reductions has a multiple of {parts} steps")
+    whole = f"{found.name}_part"
+    steps = found.extent // parts
+    split = {found.name: IndexExpr.of([IndexTerm(whole, steps), IndexTerm(found.name)])}
+    shorter = (replace(o, extent=steps) if o is found else o for o in nest.reductions)
+    part = TaskLoop(whole, parts, origin="part of the sums")
+    nest = _substituted(nest, split, tasks=(part, *nest.tasks), reductions=tuple(shorter))
+    first, second, output = nest.operands
+    mine = IndexExpr.of([IndexTerm(whole, output.elements)])
+    apart = KernelOperand(sums, nest.sums, output.elements * parts, output.access + mine)
+    return replace(
+        nest,
+        operands=(first, second, apart),
+        epilogue=None,
+        channels=None,
+        sums_dtype=nest.sums,
+    )
+
+
 def split_lanes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> Nest:
     """Replace each inner loop by the digits in which the accesses use it, outermost first.
 

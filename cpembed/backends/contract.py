@@ -17,12 +17,14 @@ class Knobs:
     program loop, how many points are taken together before any others are: all tasks of a panel
     come before those of the next, so that a panel's data stay in a farther cache. ``streams``: the
     factor that the inner tasks move is loaded past the nearest cache, which the other factor keeps.
+    ``parts``: into how many parts a reduction is cut, which different tasks sum.
     """
 
     blocks: Mapping[str, int] = field(default_factory=dict[str, int])
     columns_outermost: bool = True
     panels: Mapping[str, int] = field(default_factory=dict[str, int])
     streams: bool = False
+    parts: int = 1
 
 
 @dataclass(frozen=True)

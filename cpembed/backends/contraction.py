@@ -10,6 +10,7 @@ from cpembed.backends.epilogue import BIAS, SCALE
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
+from cpembed.backends.shared_sums import SharedSums
 from cpembed.ir.computation import AxisKind
 from cpembed.transform.program import Loop
 
@@ -38,6 +39,7 @@ def contraction_source(
     results: Results | None = None,
     packing: PrivatePacking | None = None,
     each_step: Callable[[Script, Nest], None] | None = None,
+    shared: SharedSums | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -49,7 +51,8 @@ def contraction_source(
     products are on their way, as ``results`` writes it down where it does. ``packing``: each part
     packs the first factor for itself; the nest is then that of ``packing``, its original the first
     parameter and the parts' copies the last. ``each_step`` writes down what comes before the
-    products of a step of the reductions.
+    products of a step of the reductions. ``shared``: the nest stores parts of sums, which are added
+    up at the end.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -58,11 +61,14 @@ def contraction_source(
     plain = () if stages else vectorized
     script = Script()
     script.line(HEADER)
-    parameters = ", ".join(_parameters(nest, packing))
+    output = nest.operands[2] if shared is None else shared.output
+    parameters = ", ".join(_parameters(nest, packing, output))
     total = nest.task_count
     chunks = min(chunks, total)
     with script.nested(f"def main({parameters}):"):
         script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        if shared is not None:
+            shared.allocate(script)
         with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
             script.line(f"part = T.axis.spatial({chunks}, chunk)")
             _regions(script, nest, packing)
@@ -90,6 +96,8 @@ def contraction_source(
                 delayed.write(script, f"{end} - 1")
             for statement in epilogue:
                 script.line(statement)
+        if shared is not None:
+            shared.add_up(script, chunks)
     return script.text()
 
 
@@ -139,8 +147,10 @@ def loop_headers(
     return headers
 
 
-def _parameters(nest: Nest, packing: PrivatePacking | None) -> list[str]:
-    first, second, output = (buffer(o.parameter, o.elements, o.dtype) for o in nest.operands)
+def _parameters(nest: Nest, packing: PrivatePacking | None, result: KernelOperand) -> list[str]:
+    first, second, output = (
+        buffer(o.parameter, o.elements, o.dtype) for o in (*nest.operands[:2], result)
+    )
     vectors: list[str] = []
     if nest.epilogue is not None and nest.channels is not None:
         for name in nest.epilogue.vectors:

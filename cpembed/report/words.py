@@ -106,6 +106,7 @@ def knobs(chosen: Knobs, embedding: Embedding) -> str:
             f"{second if chosen.columns_outermost else first} outermost",
             *((f"panels of {panels}",) if panels else ()),
             *(("streamed past L1",) if chosen.streams else ()),
+            *((f"sums in {chosen.parts} parts",) if chosen.parts > 1 else ()),
         )
     )
 

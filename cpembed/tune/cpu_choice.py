@@ -162,17 +162,16 @@ def estimated(
 def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
     """The contraction on what it packs itself, and the microseconds of moving, by the model; raises
     as :meth:`Schedules.applied`."""
-    nest = space.applied(knobs)
-    inside = space.packing(program, nest)
+    inside = space.packing(program, knobs)
     kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
-    return kernel, moves_us(program, space.machine, nest, inside)
+    return kernel, moves_us(program, space.machine, space.nest, inside)
 
 
 def moves_us(
     program: DerivedProgram, machine: Calibration, nest: Nest, inside: PrivatePacking | None
 ) -> float:
-    """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest`` as
-    it is executed, ``inside`` what it packs itself.
+    """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``
+    stores the results, ``inside`` is what it packs itself.
 
     Layouts that are the same memory cost nothing.
     """

@@ -176,6 +176,7 @@ def transferred(knobs: Knobs, source: CpuDesign, target: CpuDesign) -> Knobs:
         knobs.columns_outermost,
         of_target(knobs.panels.items()),
         knobs.streams,
+        knobs.parts,
     )
 
 
@@ -194,7 +195,8 @@ def canonical(design: CpuDesign, knobs: Knobs) -> Knobs:
     sides = (model.rows(nest), model.columns(nest))
     walked = [any(loop.blocks_of(1) > 1 for loop in loops) for loops in sides]
     ordered = knobs.columns_outermost or not all(walked)
-    return Knobs(blocks, ordered, panels, knobs.streams and design.space.model.streams)
+    streams = knobs.streams and design.space.model.streams
+    return Knobs(blocks, ordered, panels, streams, knobs.parts)
 
 
 def _changed(design: CpuDesign, knobs: Knobs, change: str, random: Random) -> Knobs:

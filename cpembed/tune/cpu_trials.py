@@ -102,6 +102,7 @@ def trial_key(identifier: str, knobs: Knobs) -> str:
         knobs.columns_outermost,
         sorted(knobs.panels.items()),
         knobs.streams,
+        *([knobs.parts] if knobs.parts > 1 else []),
     )
     return f"{identifier} {parts!r}"
 

@@ -85,7 +85,7 @@ def test_parts_pack_only_what_they_read(target: str, monkeypatch: pytest.MonkeyP
     for ranked in solve(given, spec, top=4).embeddings:
         space = schedule_space(ranked.candidate.program, spec)
         for _, knobs in space.ranked():
-            packing = space.packing(ranked.candidate.program, space.applied(knobs))
+            packing = space.packing(ranked.candidate.program, knobs)
             if packing is not None and not knobs.panels:
                 shares[knobs.columns_outermost].add(packing.share())
     assert max(shares[True]) == 1.0

@@ -82,6 +82,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         stages=True,
         results=write_narrow,
         packing=scheduled.packing,
+        shared=scheduled.shared,
         each_step=fetch_lines if scheduled.fetches else None,
     )
     intrinsics = {

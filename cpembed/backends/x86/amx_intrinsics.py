@@ -91,7 +91,7 @@ def store_intrinsic(nest: Nest, grid: TileGrid, *, scope: str = "") -> Intrinsic
         call(
             "tilestored64",
             f"T.int8({grid.accumulator(row, column)})",
-            f"T.address_of(C[{offset}])",
+            f"T.address_of({output.parameter}[{offset}])",
             stride,
         )
         for row, offsets in enumerate(grid.c_offsets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cpembed.backends.nest import Nest
+from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.ir.dtypes import size_bytes
@@ -141,3 +141,10 @@ def estimate(
         stores_us=stores / 1e3,
         overhead_us=overhead / 1e3 + launch,
     )
+
+
+def adding_us(sums: KernelOperand, machine: Calibration, threads: int) -> float:
+    """Microseconds of adding up parts of sums, most of which other threads have made."""
+    lines = sums.elements * size_bytes(sums.dtype) / LINE_BYTES / threads
+    line_ns = HANDED_OVER * machine.vector_line_ns[2]
+    return machine.launch_us + lines * line_ns * (1 - 1 / threads) / 1e3

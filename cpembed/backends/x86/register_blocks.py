@@ -7,13 +7,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpembed.backends.blocking import block, cut_panels, drop_unit_loops, order_tasks
+from cpembed.backends.blocking import (
+    block,
+    cut_panels,
+    cut_sums,
+    drop_unit_loops,
+    loop_in_parts,
+    order_tasks,
+)
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import Nest, TaskLoop
 from cpembed.backends.private_packing import PrivatePacking
+from cpembed.backends.shared_sums import SUMS, SharedSums
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_lines
 from cpembed.backends.x86.calibration import Calibration
-from cpembed.backends.x86.estimate import BlockStep, Estimate, estimate
+from cpembed.backends.x86.estimate import BlockStep, Estimate, adding_us, estimate
 from cpembed.backends.x86.fetched_results import fetches_results
 from cpembed.backends.x86.roles import column_loops, row_loops
 from cpembed.errors import LoweringError
@@ -66,7 +74,8 @@ class RegisterModel:
 @dataclass(frozen=True)
 class Scheduled:
     """A nest as a kernel executes it on so many threads; with ``packing`` on the parts' own copies
-    of the first factor. ``streamed``: see :meth:`RegisterModel.streamed`; ``fetches``: see
+    of the first factor; with ``shared`` it stores parts of sums. ``streamed``: see
+    :meth:`RegisterModel.streamed`; ``fetches``: see
     :func:`~cpembed.backends.x86.fetched_results.fetches_results`."""
 
     nest: Nest
@@ -74,6 +83,7 @@ class Scheduled:
     streamed: int | None
     packing: PrivatePacking | None
     fetches: bool
+    shared: SharedSums | None = None
 
     @property
     def copies(self) -> int:
@@ -116,7 +126,11 @@ class Schedules:
         step = self.model.step(self.nest, self.machine, rows, columns)
         streamed = self.model.streamed(self.nest, knobs)
         nest, reuse = self._executed(knobs)
-        return estimate(nest, step, self.machine, self.threads, reuse, streamed, packed_bytes)
+        found = estimate(nest, step, self.machine, self.threads, reuse, streamed, packed_bytes)
+        if knobs.parts == 1:
+            return found
+        more = adding_us(nest.operands[2], self.machine, self.threads)
+        return replace(found, us=found.us + more, overhead_us=found.overhead_us + more)
 
     def applied(self, knobs: Knobs) -> Nest:
         """The nest as it is executed; raises as :func:`apply_knobs`."""
@@ -125,7 +139,7 @@ class Schedules:
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
         """The same with and without streaming, and estimated for either and for whole calls."""
         blocks, panels = tuple(knobs.blocks.items()), tuple(knobs.panels.items())
-        key = blocks, panels, knobs.columns_outermost
+        key = blocks, panels, knobs.columns_outermost, knobs.parts
         if key not in self._kept or (knobs.streams and not self.model.streams):
             nest = apply_knobs(self.nest, self.model, knobs)
             self._kept[key] = nest, Reuse(nest, self.threads)
@@ -138,12 +152,17 @@ class Schedules:
         """
         (nest, reuse), streamed = self._executed(knobs), self.model.streamed(self.nest, knobs)
         fetches = fetches_results(nest, reuse, self.machine)
-        packing = self.packing(program, nest) if packs else None
+        shared = SharedSums.of(self.nest, knobs.parts) if knobs.parts > 1 else None
+        packing = self.packing(program, knobs) if packs else None
         nest = nest if packing is None else packing.contraction
-        return Scheduled(nest, self.threads, streamed, packing, fetches)
+        return Scheduled(nest, self.threads, streamed, packing, fetches, shared)
 
-    def packing(self, program: DerivedProgram, nest: Nest) -> PrivatePacking | None:
-        """How the parts of a kernel pack the first factor; ``nest`` as it is executed."""
+    def packing(self, program: DerivedProgram, knobs: Knobs) -> PrivatePacking | None:
+        """How the parts of a kernel pack the first factor; None where they do not, because it is in
+        place or they share sums. Raises as :func:`apply_knobs`."""
+        nest = self.applied(knobs)
+        if knobs.parts > 1:
+            return None
         return PrivatePacking.of(program, nest, self.threads, self.machine.cache_bytes[:2])
 
     def _proposals(self) -> Iterator[Knobs]:
@@ -151,6 +170,9 @@ class Schedules:
             for columns_outermost in (True, False):
                 knobs = Knobs(blocks, columns_outermost)
                 yield knobs
+                parts = self._parts(knobs)
+                if parts > 1:
+                    yield replace(knobs, parts=parts)
                 for panels in self._panels(knobs):
                     yield replace(knobs, panels=panels)
 
@@ -174,6 +196,15 @@ class Schedules:
             {name: size for name, size in zip(names, sizes, strict=True) if size > 1}
             for _, sizes in sorted(scored)[:_SCREENED]
         ]
+
+    def _parts(self, knobs: Knobs) -> int:
+        """As many parts of a reduction as give each thread a task, or nearly; 1 where tasks are
+        enough, or sums are not shared."""
+        tasks = self.applied(knobs).task_count
+        if tasks >= self.threads or (self.nest.epilogue and self.nest.epilogue.vectors):
+            return 1
+        wanted = -(-self.threads // tasks)
+        return next((n for n in range(wanted, 1, -1) if loop_in_parts(self.nest, n)), 1)
 
     def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
         """Panels of the loops of either factor, where all data are more than the second-level
@@ -226,7 +257,11 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
     nest = order_tasks(nest, [loop.name for loop in (*outer, *inner)])
     nest = cut_panels(nest, {by_origin[name].name: size for name, size in knobs.panels.items()})
     blocks = {by_origin[name].name: size for name, size in knobs.blocks.items()}
-    return drop_unit_loops(block(nest, blocks))
+    nest = drop_unit_loops(block(nest, blocks))
+    if knobs.parts == 1:
+        return nest
+    SharedSums.of(nest, knobs.parts)
+    return drop_unit_loops(cut_sums(nest, knobs.parts, SUMS))
 
 
 def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:

@@ -45,6 +45,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         vectorized={lane},
         vectorized_update=True,
         packing=scheduled.packing,
+        shared=scheduled.shared,
     )
     return KernelPlan("x86.vector", source, attributes=ATTRIBUTES, copies=scheduled.copies)
 

@@ -33,6 +33,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         unrolled=steps,
         vectorized={lane_roles(program).column},
         packing=scheduled.packing,
+        shared=scheduled.shared,
     )
 
     def schedule(work: Any) -> None:

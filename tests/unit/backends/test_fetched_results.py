@@ -117,6 +117,22 @@ def test_results_beyond_the_cache_are_written_whole() -> None:
     )
 
 
+def test_few_places_at_a_time_where_data_come_from_afar() -> None:
+    """Rows of 64 KiB of which nothing is read twice: no more of them together than are foreseen."""
+    tall = workload("gemm m=512 n=1 k=65536", target=SPEC)
+    (ranked, *_) = solve(tall, SPEC, top=1).embeddings
+    space = schedule_space(ranked.candidate.program, SPEC)
+    tile_rows = ranked.candidate.program.extents["x"]
+    (rows,) = [loop.origin for loop in space.model.rows(space.nest) if loop.steps > 1]
+    near = replace(space.machine, cache_bytes=(48 << 10, 1 << 30, 1 << 31))
+    afar = replace(space.machine, cache_bytes=(48 << 10, 1 << 20, 1 << 21))
+    most = [
+        replace(space, machine=machine, _kept={}).best().blocks.get(rows, 1) * tile_rows
+        for machine in (near, afar)
+    ]
+    assert most[0] > 32 >= most[1]
+
+
 def test_results_are_written_in_the_order_of_memory() -> None:
     """By pixels, and the columns of a pixel together, not by tiles."""
     nest = nest_of(LAYERS[0], "float32", {"rows": 2, "columns": 2})

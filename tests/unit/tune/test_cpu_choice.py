@@ -97,6 +97,35 @@ def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
     )
 
 
+def test_moves_wait_for_what_is_in_no_near_cache() -> None:
+    """An image of 12,544 bytes (14 x 14 x 64) is packed near; from beyond the second-level cache
+    each of its lines takes longer, and so does each side of what a move of its own unpacks."""
+    program = candidates(LAYER)[0].candidate.program
+    nest = schedule_space(program, SPEC).applied(Knobs())
+    figures = replace(
+        machine(),
+        threads=1,
+        vector_line_ns=(0.0, 0.0, 3.0, 5.0),
+        copy_ns_per_line=0.0,
+        launch_us=0.0,
+        call_us=0.0,
+    )
+    packing = PrivatePacking.of(program, nest, 1, figures.cache_bytes)
+    assert packing is not None
+    image, result = 14 * 14, 14 * 14 * 4
+
+    def waited(*cache_bytes: int) -> float:
+        held = replace(figures, cache_bytes=(0, *cache_bytes))
+        handed_over = result * 16 * 3.0 / 2
+        return 1e3 * moves_us(program, held, nest, packing) - handed_over
+
+    assert waited(1 << 20, 1 << 21) == pytest.approx(0)
+    # The image fits, the sums of four bytes do not; two threads share their two sides.
+    assert waited(1 << 15, 1 << 21) == pytest.approx(result * 3.0)
+    assert waited(1 << 10, 1 << 21) == pytest.approx((image + result) * 3.0)
+    assert waited(1 << 10, 1 << 11) == pytest.approx((image + result) * 5.0)
+
+
 def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = candidates(LAYER)
     space = cpu_choice.schedule_space
