@@ -27,7 +27,7 @@ from cpembed.backends.x86.fetched_results import fetch_lines
 from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.backends.x86.narrow_store import stored_together, write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
-from cpembed.backends.x86.roles import LaneRoles, column_loops, digits, lane_roles
+from cpembed.backends.x86.roles import LaneRoles, column_loops, digits, lane_roles, useful_depth
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
@@ -72,7 +72,8 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
     roles, product, nest = lane_roles(program), _product(program), scheduled.nest
     stored = nest if nest.epilogue is None else staged(nest)
-    grid = tile_grid(stored, roles, _GROUPS.get(product, 4))
+    group = _GROUPS.get(product, 4)
+    grid = tile_grid(stored, roles, group, useful_depth(program, roles, group))
     source = contraction_source(
         nest,
         scheduled.threads,
@@ -111,23 +112,28 @@ def schedules(
     """The schedules of a program, with their estimates."""
     roles = lane_roles(program)
     lanes = _lanes_only(program, roles, epilogue)
-    return Schedules(lanes, _registers(lanes, roles, _product(program)), machine, threads)
-
-
-def _registers(lanes: Nest, roles: LaneRoles, product: str) -> RegisterModel:
-    return RegisterModel(fits, partial(_step, roles, product), largest=TILES, streams=True)
+    product = _product(program)
+    depth = useful_depth(program, roles, _GROUPS.get(product, 4))
+    step = partial(_step, roles, product, depth)
+    model = RegisterModel(fits, step, largest=TILES, streams=True)
+    return Schedules(lanes, model, machine, threads)
 
 
 def _step(
-    roles: LaneRoles, product: str, nest: Nest, machine: Calibration, rows: int, columns: int
+    roles: LaneRoles,
+    product: str,
+    depth: int,
+    nest: Nest,
+    machine: Calibration,
+    rows: int,
+    columns: int,
 ) -> BlockStep:
-    """A tile row that does not begin at a cache line lies in two, which are loaded one after the
-    other."""
+    """A tile row that does not end in the cache line in which it begins lies in two, which are
+    loaded one after the other."""
     first = nest.operands[0]
     tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
-    depth = math.prod(loop.extent for loop in digits(nest, roles.depth))
     group = _GROUPS.get(product, 4)
-    split = _split_share(first, {loop.name for loop in digits(nest, roles.depth)}, group)
+    split = _split_share(first, {loop.name for loop in digits(nest, roles.depth)}, depth, group)
     line_ns = machine.tile_line_ns[0]
     row_ns = line_ns + split * max(0.0, machine.split_line_ns - line_ns)
     timed = _TIMED.get(product, "tdpbusd")
@@ -167,9 +173,10 @@ def _rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:
     return 0 if roles.row is None else abs(operand.stride(roles.row))
 
 
-def _split_share(factor: KernelOperand, inside: Set[str], group: int) -> float:
-    """Of the rows of a factor's tiles, those in two lines: rows begin at all multiples, in a line,
-    of what divides every distance between them; ``inside`` are the loops along a row."""
+def _split_share(factor: KernelOperand, inside: Set[str], depth: int, group: int) -> float:
+    """Of the rows of a factor's tiles, ``depth`` steps each, those in two lines: rows begin at all
+    multiples, in a line, of what divides every distance between them; ``inside`` are the loops
+    along a row."""
     size = 4 // group
     moves = [
         abs(term.coefficient) * size
@@ -177,7 +184,9 @@ def _split_share(factor: KernelOperand, inside: Set[str], group: int) -> float:
         if not inside & set(term.iterators)
     ]
     step = math.gcd(LINE_BYTES, *moves)
-    return 1 - step / LINE_BYTES
+    begins = LINE_BYTES // step
+    within = max(0, LINE_BYTES - depth * size) // step + 1
+    return 1 - min(begins, within) / begins
 
 
 def _product(program: DerivedProgram) -> str:

@@ -41,6 +41,16 @@ def lane_roles(program: DerivedProgram) -> LaneRoles:
     return LaneRoles(row, lane_name(columns[0]), lane_name(depths[0]))
 
 
+def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
+    """Steps of the depth lane that can add to a sum, in whole groups: an axis that is shorter than
+    the lane and feeds it alone leaves the others to padding, which one factor holds zeros for."""
+    lane = next(o for o in program.lanes if lane_name(o.name) == roles.depth)
+    found = program.embedding.digits.get(lane.name, ())
+    if len(found) != 1 or found[0].stride != 1:
+        return lane.extent
+    return min(lane.extent, -(-program.workload.extents[found[0].axis] // group) * group)
+
+
 def lane_extent(nest: Nest, lane: str | None) -> int:
     """Extent of a lane; 1 where the nest does not have it."""
     return nest.inner_loop(lane).extent if lane in {loop.name for loop in nest.inner} else 1

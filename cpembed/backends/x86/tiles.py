@@ -92,8 +92,9 @@ class TileGrid:
         return bytes(data)
 
 
-def tile_grid(nest: Nest, roles: LaneRoles, group: int) -> TileGrid:
-    """Geometry of a blocked nest whose lanes are split into digits.
+def tile_grid(nest: Nest, roles: LaneRoles, group: int, depth_used: int) -> TileGrid:
+    """Geometry of a blocked nest whose lanes are split into digits; tiles hold the first
+    ``depth_used`` steps of the depth, beyond which all products are zero.
 
     Raises :class:`LoweringError` where a layout is not rows at one distance.
     """
@@ -126,7 +127,7 @@ def tile_grid(nest: Nest, roles: LaneRoles, group: int) -> TileGrid:
     return TileGrid(
         rows=extents[0],
         columns=extents[1],
-        depth=extents[2],
+        depth=min(extents[2], depth_used),
         group=group,
         a_offsets=offsets(first, row_steps),
         b_offsets=offsets(second, column_steps),
