@@ -141,7 +141,8 @@ class _Move:
     @property
     def copies(self) -> bool:
         """Whether neighbours stay neighbours."""
-        last = self.names[-1]
+        moving = [name for name, extent in self.extents.items() if extent > 1]
+        last = moving[-1] if moving else self.names[-1]
         along = [t for t in self.original_index.terms if last in t.iterators]
         return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
 

@@ -36,11 +36,10 @@ def conv1d(
     CONV1D.check_sizes(n=n, c=c, w=w, k=k, s=s)
     order = Layout.of(CONV1D, layout, c=c, k=k)
     (axis,) = image_axes(CONV1D, (("q", "w", "s", w, s),), pad, stride, dilation)
-    window = f"{order.channel('c')}, s" if order.first else "s, c"
+    weights = f"{order.channel('k')}, {order.window('s')}"
     return convolution(
         CONV1D,
-        f"O[n, {order.indices('q', 'k')}] += "
-        f"I[n, {order.indices(axis.index, 'c')}] * W[{order.channel('k')}, {window}]",
+        f"O[n, {order.indices('q', 'k')}] += I[n, {order.indices(axis.index, 'c')}] * W[{weights}]",
         {"n": n, **order.axes("k", k), "q": axis.output_extent, **order.axes("c", c), "s": s},
         (n, *order.shape((w,), c)),
         padded=axis.pad > 0,

@@ -52,10 +52,9 @@ def conv2d(
     order = Layout.of(CONV2D, layout, c=c, k=k)
     rows, columns = rows_and_columns(CONV2D, (h, w), (r, s), pad, stride, dilation)
     group = {"g": groups} if groups > 1 else {}
-    window = f"{order.channel('c')}, r, s" if order.first else "r, s, c"
     output = order.indices("p, q", "k", group="".join(group))
     image = order.indices(f"{rows.index}, {columns.index}", "c", group="".join(group))
-    weights = ", ".join([*group, order.channel("k"), window])
+    weights = ", ".join([*group, order.channel("k"), order.window("r, s")])
     return convolution(
         CONV2D,
         f"O[n, {output}] += I[n, {image}] * W[{weights}]",

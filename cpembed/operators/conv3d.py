@@ -49,11 +49,11 @@ def conv3d(
     )
     outputs = {axis.output: axis.output_extent for axis in axes}
     image = ", ".join(axis.index for axis in axes)
-    window = f"{order.channel('c')}, t, r, s" if order.first else "t, r, s, c"
+    weights = f"{order.channel('k')}, {order.window('t, r, s')}"
     return convolution(
         CONV3D,
         f"O[n, {order.indices('o, p, q', 'k')}] += "
-        f"I[n, {order.indices(image, 'c')}] * W[{order.channel('k')}, {window}]",
+        f"I[n, {order.indices(image, 'c')}] * W[{weights}]",
         {
             "n": n,
             **order.axes("k", k),

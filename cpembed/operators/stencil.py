@@ -43,7 +43,6 @@ class Layout:
     """Where the channels of an image are: before its axes, after them (``last``), or in blocks of
     ``block``, which are before, the channels of a block after."""
 
-    name: str
     last: bool
     block: int
 
@@ -62,12 +61,7 @@ class Layout:
                 raise family.error(
                     f"{name}={count} is no multiple of the {block} channels of a block of {layout}"
                 )
-        return cls(layout, layout.endswith("C"), block)
-
-    @property
-    def first(self) -> bool:
-        """Weights have the order of an image whose channels come first in blocks, too."""
-        return not self.last
+        return cls(layout.endswith("C"), block)
 
     def axes(self, name: str, channels: int) -> dict[str, int]:
         """The axis of so many channels, or that of the blocks and ``<name>i`` within one."""
@@ -76,8 +70,13 @@ class Layout:
         return {name: channels // self.block, f"{name}i": self.block}
 
     def channel(self, name: str) -> str:
-        """Indices of channels that are one dimension, or two in blocks, as weights have them."""
+        """Indices of the channel of weights: two in blocks, which is the same memory as one."""
         return name if self.block == 1 else f"{name}, {name}i"
+
+    def window(self, axes: str) -> str:
+        """Indices of weights after the filter's: the channel's before or after those of the
+        window."""
+        return f"{axes}, c" if self.last else f"{self.channel('c')}, {axes}"
 
     def indices(self, image: str, channel: str, *, group: str = "", inside: str = "") -> str:
         """Indices of an image or an output after the first: those of its axes, and the channel's,
