@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from cpembed.api.run import RunResult
+from cpembed.api.run_cpu import build_first, choices_storing
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import CompiledKernel, build
+from cpembed.backends.kernel import CompiledKernel
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.baselines.base import Baseline, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
 from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Quantiles
-from cpembed.tune.cpu_choice import estimated
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -76,15 +76,11 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
     def storing(dtype: str) -> CompiledKernel:
         if dtype == subject.workload.output.dtype:
             return result.kernel
+        assert result.choice is not None
+        # Bytes take less of a line than sums: another kernel may suit them, as `run --output` says.
         spec, epilogue = result.solved.target, Epilogue(dtype)
-        choice = result.choice
-        if choice is None or choice.tuned is None:
-            # Bytes take less of a line than sums: another order of the tasks may suit them.
-            knobs = estimated(result.candidate, spec, epilogue=epilogue).knobs
-        else:
-            knobs = choice.knobs
-        program = result.candidate.candidate.program
-        return build(program, spec, backend="native", knobs=knobs, epilogue=epilogue)
+        kernel, _ = build_first(choices_storing(result.choice, spec, epilogue), spec, epilogue)
+        return kernel
 
     pace = Pace.of(result.solved.target)
     usual = None if pace is None else pace.wait

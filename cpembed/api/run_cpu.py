@@ -105,7 +105,19 @@ def model_choices(
 
     Raises :class:`LoweringError` where the instruction can execute none of them.
     """
-    model = choose(with_variants(candidates, spec, fuses=fuses), spec, epilogue=epilogue)
+    return _by_model(choose(with_variants(candidates, spec, fuses=fuses), spec, epilogue=epilogue))
+
+
+def choices_storing(choice: CpuChoice, spec: HardwareSpec, epilogue: Epilogue) -> list[CpuChoice]:
+    """What the model chooses, of what it chose among, where ``epilogue`` is stored; a choice that
+    it did not make stays."""
+    if choice.model is None:
+        return [choice]
+    considered = [item.ranked for item in choice.model.estimates]
+    return _by_model(choose(considered, spec, epilogue=epilogue))
+
+
+def _by_model(model: ModelChoice) -> list[CpuChoice]:
     if not model.estimates:
         raise LoweringError(model.refused[0])
     return [CpuChoice(item.ranked, item.knobs, None, model, item) for item in model.estimates]
