@@ -80,7 +80,13 @@ def loop_in_parts(nest: Nest, parts: int) -> Loop | None:
 
 def cut_sums(nest: Nest, parts: int, sums: str) -> Nest:
     """Make tasks of the ``parts`` of a reduction: the outermost task loop walks them, and each
-    stores its sums to its own part of the buffer ``sums``."""
+    stores its sums to its own part of the buffer ``sums``.
+
+    Raises :class:`LoweringError` where no loop can be cut so, or the epilogue has vectors, which
+    are not known by the place of an element.
+    """
+    if nest.epilogue is not None and nest.epilogue.vectors:
+        raise LoweringError("with a bias or a scale, sums are not shared by threads")
     found = loop_in_parts(nest, parts)
     if found is None:
         raise LoweringError(f"no loop of the reductions has a multiple of {parts} steps")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.script import Script, storage_dtype
-from cpembed.errors import LoweringError
 
 SUMS = "Sums"
 """Name of the buffer in the text."""
@@ -32,10 +31,7 @@ class SharedSums:
 
     @staticmethod
     def of(nest: Nest, parts: int) -> SharedSums:
-        """Of a nest before it is cut; raises :class:`LoweringError` where the epilogue has
-        vectors, which are not known by the place of an element."""
-        if nest.epilogue is not None and nest.epilogue.vectors:
-            raise LoweringError("with a bias or a scale, sums are not shared by threads")
+        """Of a nest before it is cut."""
         return SharedSums(nest.operands[2], nest.epilogue, nest.sums, parts)
 
     def allocate(self, script: Script) -> None:

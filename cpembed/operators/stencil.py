@@ -38,6 +38,16 @@ def layout_parameter(first: str, last: str, weights: str) -> Parameter:
     return Parameter("layout", meaning, ParameterKind.CHOICE, first, choices)
 
 
+def block_of(layout: str) -> int:
+    """Channels in a block of a layout, by its name; 1 where there are no blocks.
+
+    >>> block_of("NCHW16c"), block_of("NHWC")
+    (16, 1)
+    """
+    number = re.search(r"\d+", layout)
+    return 1 if number is None else int(number[0])
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where the channels of an image are: before its axes, after them (``last``), or in blocks of
@@ -54,8 +64,7 @@ class Layout:
         that are not whole blocks.
         """
         family.check_choice("layout", layout)
-        number = re.search(r"\d+", layout)
-        block = 1 if number is None else int(number[0])
+        block = block_of(layout)
         for name, count in channels.items():
             if count % block:
                 raise family.error(

@@ -19,6 +19,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.operators.family import Dtypes, OperatorFamily, stands_for
 from cpembed.operators.registry import OPERATORS
+from cpembed.operators.stencil import block_of
 
 SUITES: dict[str, str] = {
     "deepbench": "108 inference convolutions of DeepBench",
@@ -103,7 +104,7 @@ class Layer:
                 return {"layout": layout}
             # The first and the last letter tell where the channels are.
             if is_layout(layout) and choice[-1] == layout[-1]:
-                return {"layout": re.sub(r"\d+", lambda _: re.sub(r"\D", "", layout), choice)}
+                return {"layout": re.sub(r"\d+", str(block_of(layout)), choice)}
         if choices:
             operator.check_choice("layout", layout)
         raise WorkloadError(

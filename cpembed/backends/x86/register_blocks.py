@@ -260,7 +260,6 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
     nest = drop_unit_loops(block(nest, blocks))
     if knobs.parts == 1:
         return nest
-    SharedSums.of(nest, knobs.parts)
     return drop_unit_loops(cut_sums(nest, knobs.parts, SUMS))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from cpembed.ir.computation import Computation
 from cpembed.measure.baselines.base import Arrays, NotCovered, Subject
+from cpembed.operators.stencil import block_of
 
 Array = NDArray[Any]
 Numbers = tuple[int, ...]
@@ -131,8 +131,7 @@ def _convolution(subject: Subject, image: str, window: str) -> Convolution:
         return (1, *numbers) if one_axis else numbers
 
     depthwise, layout = subject.operator == "depthwise", str(sizes.get("layout"))
-    number = re.search(r"\d+", layout)
-    block = 1 if number is None else int(number[0])
+    block = block_of(layout)
     more = _size(subject, "m") if depthwise else 1
     return Convolution(
         subject.workload,
