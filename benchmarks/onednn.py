@@ -10,7 +10,9 @@ run goes on where it stopped, and rows that were disturbed are measured again, a
 
 Writes ``onednn.json`` after every part and ``onednn.md`` into ``--output``, by default beside this
 file. Ratios are oneDNN's time over ours in the same round, medians of rounds; a geometric mean is
-over the layers that were compared undisturbed.
+over the layers that were compared undisturbed. The *peak* is the time of a layer's products alone,
+at the rate that was calibrated for the target's instruction on operands in registers: oneDNN's time
+over it bounds the ratio of any kernel that computes the same products.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ RATIOS = {
     "call_ratio_with_packing": "call, packing",
 }
 
+SUMMARISED = {**RATIOS, "primitive_over_peak": "primitive over peak"}
+
 Row = dict[str, Any]
 
 
@@ -58,6 +62,7 @@ def main() -> None:
     parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
     parser.add_argument("--output", type=Path, default=HERE)
     asked = parser.parse_args()
+    asked.output.mkdir(parents=True, exist_ok=True)
     file = asked.output / "onednn.json"
     parts: dict[str, Row] = json.loads(file.read_text())["parts"] if file.exists() else {}
     for part in asked.parts:
@@ -99,7 +104,17 @@ def row_of(row: Row) -> Row:
     times = ("primitive_us", "call_us", "ours_us", "ours_with_packing_us")
     kept = {name: median(compared, name) for name in (*RATIOS, *times)}
     kept |= {name: compared.get(name) for name in ("missing", "stored", "noisy", "slow_rounds")}
+    kept["peak_us"] = peak_us(row["macs"], run)
+    theirs, peak = kept["primitive_us"], kept["peak_us"]
+    kept["primitive_over_peak"] = theirs / peak if theirs and peak else None
     return {"index": row["index"], "layer": row["label"], **kept, "verified": run.get("verified")}
+
+
+def peak_us(macs: int, run: Row) -> float | None:
+    """Microseconds of the products alone, on all threads; None where the rate was not measured."""
+    if not run.get("peak_share"):
+        return None
+    return 2 * macs / (run["gops"] / run["peak_share"]) / 1e3
 
 
 def median(compared: Row, name: str) -> float | None:
@@ -113,16 +128,17 @@ def text(parts: dict[str, Row]) -> str:
         "",
         "oneDNN's time over ours, above 1 where ours is faster: its own account of its computation",
         "(*primitive*), and a call through PyTorch (*call*); of our contraction on packed data,",
-        "and with packing and unpacking (weights are packed ahead on both sides). Made by",
+        "and with packing and unpacking (weights are packed ahead on both sides).",
+        "*Primitive over peak*: what no kernel of the same products can exceed. Made by",
         "`benchmarks/onednn.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
         "",
         "| suite / target / threads | verified | compared | "
-        + " | ".join(f"{name}: mean (worst)" for name in RATIOS.values())
+        + " | ".join(f"{name}: mean (worst)" for name in SUMMARISED.values())
         + " |",
-        "| --- |" + " --- |" * (len(RATIOS) + 2),
+        "| --- |" + " --- |" * (len(SUMMARISED) + 2),
     ]
     for part, found in parts.items():
-        cells = [_mean(found["rows"], name) for name in RATIOS]
+        cells = [_mean(found["rows"], name) for name in SUMMARISED]
         good = len(_counted(found["rows"], "call_ratio"))
         lines.append(
             f"| {part} | {found['verified']} of {len(found['rows'])} | {good} | "
@@ -137,8 +153,8 @@ def text(parts: dict[str, Row]) -> str:
             *provenance_lines(found["provenance"], threads_of(part)),
             "",
         ]
-        lines += ["| layer | oneDNN us | ours us | with packing | ratio | with packing |"]
-        lines += ["| --- | --- | --- | --- | --- | --- |"]
+        lines += ["| layer | oneDNN us | ours us | with packing | peak us | ratio | with packing |"]
+        lines += ["| --- |" + " --- |" * 6]
         lines += [_row_line(row) for row in found["rows"]]
     return "\n".join(lines) + "\n"
 
@@ -148,7 +164,7 @@ def threads_of(part: str) -> str:
 
 
 def _counted(rows: list[Row], name: str) -> list[float]:
-    return [row[name] for row in rows if row[name] is not None and not row["noisy"]]
+    return [row[name] for row in rows if row.get(name) is not None and not row["noisy"]]
 
 
 def _mean(rows: list[Row], name: str) -> str:
@@ -168,8 +184,9 @@ def _row_line(row: Row) -> str:
     theirs = row["primitive_us"] if primitive else row["call_us"]
     names = ("primitive_ratio", "primitive_ratio_with_packing")
     ratios = [row[name if primitive else name.replace("primitive", "call")] for name in names]
-    times = (theirs, row["ours_us"], row["ours_with_packing_us"])
-    cells = [f"{us:.1f}" for us in times] + [f"{ratio:.2f}" for ratio in ratios]
+    times = (theirs, row["ours_us"], row["ours_with_packing_us"], row.get("peak_us"))
+    cells = ["·" if us is None else f"{us:.1f}" for us in times]
+    cells += [f"{ratio:.2f}" for ratio in ratios]
     mark = " (disturbed)" if row["noisy"] else ""
     return f"| {row['index']} {row['layer']}{mark} | " + " | ".join(cells) + " |"
 

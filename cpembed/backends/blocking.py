@@ -153,6 +153,17 @@ def order_tasks(nest: Nest, outermost_first: Sequence[str]) -> Nest:
     return replace(nest, tasks=(*rest, *(named[name] for name in outermost_first)))
 
 
+def order_reductions(nest: Nest) -> Nest:
+    """Sum in the order in which the second factor lies in memory: a core foresees a few places that
+    it walks along, not one for each point of a window."""
+    second = nest.operands[1]
+
+    def inward(loop: Loop) -> int:
+        return -abs(second.stride(loop.name))
+
+    return replace(nest, reductions=tuple(sorted(nest.reductions, key=inward)))
+
+
 def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **others: Any) -> Nest:
     return nest.changed(lambda o: replace(o, access=o.access.substitute(split)), **others)
 

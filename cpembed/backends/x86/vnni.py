@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpembed.backends.blocking import split_lanes
+from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import UPDATE, contraction_source
 from cpembed.backends.epilogue import Epilogue
@@ -81,7 +81,7 @@ def _lanes_only(
 ) -> Nest:
     nest = split_lanes(kernel_nest(program, epilogue))
     _check(nest, roles)
-    return nest
+    return order_reductions(nest)
 
 
 def _check(nest: Nest, roles: LaneRoles) -> None:

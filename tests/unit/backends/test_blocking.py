@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.backends.blocking import block, drop_unit_loops, order_tasks, split_lanes
+from cpembed.backends.blocking import (
+    block,
+    drop_unit_loops,
+    order_reductions,
+    order_tasks,
+    split_lanes,
+)
 from cpembed.backends.contract import Knobs
 from cpembed.backends.nest import KernelOperand, Nest, TaskLoop, kernel_nest
 from cpembed.backends.x86.calibration import Calibration, default_calibration
@@ -86,6 +92,16 @@ def test_dropping_unit_loops_and_reordering_keeps_the_points() -> None:
     changed = drop_unit_loops(order_tasks(nest, [nest.tasks[-1].name, nest.tasks[0].name]))
     assert points(changed) == points(nest)
     assert [task.name for task in changed.tasks][-2:] == [nest.tasks[-1].name, nest.tasks[0].name]
+
+
+def test_sums_walk_the_second_factor_as_it_lies_in_memory() -> None:
+    nest = conv_nest()
+    ordered = order_reductions(nest)
+    second = ordered.operands[1]
+    distances = [abs(second.stride(loop.name)) for loop in ordered.reductions]
+    assert distances == sorted(distances, reverse=True)
+    assert points(ordered) == points(nest)
+    assert distances != [abs(second.stride(loop.name)) for loop in nest.reductions]
 
 
 def test_lane_digits_are_split_where_an_operand_reads_them_apart() -> None:
