@@ -308,9 +308,9 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
 
 
 def _specifications(spec: HardwareSpec) -> str:
-    """Of the target, and of the one that runs what it cannot."""
-    other = [] if spec.otherwise is None else [load_hardware_spec(spec.otherwise)]
-    return _digest(b"".join(Path(one.path).read_bytes() for one in (spec, *other)))
+    """Of the target, and of those that run in its place."""
+    others = [load_hardware_spec(name) for name in (spec.otherwise, spec.beside) if name]
+    return _digest(b"".join(Path(one.path).read_bytes() for one in (spec, *others)))
 
 
 def _tuned(maker: RowMaker) -> str | None:

@@ -91,9 +91,9 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
     work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
     ``peak_share`` is ``gops`` over the instruction's rate on operands in registers, None where that
     is not known; ``instead``: the target that ran the layer, where no embedding of the suite's
-    exists; ``baselines`` has the comparisons that were asked for, by name. ``chosen`` and
-    ``tuned`` say which embedding ran and why. From ``output`` on: of simulated targets only, which
-    have no measured latency.
+    exists or it is slower by the model; ``baselines`` has the comparisons that were asked for, by
+    name. ``chosen`` and ``tuned`` say which embedding ran and why. From ``output`` on: of simulated
+    targets only, which have no measured latency.
     """
 
     backend: str

@@ -21,6 +21,7 @@ from typing import Any, get_args
 
 from numpy.typing import NDArray
 
+from cpembed.api.beside import Beside, faster_beside
 from cpembed.api.choice import pick, stand_in
 from cpembed.api.run_cpu import (
     CpuChoice,
@@ -72,8 +73,8 @@ class RunResult:
     ``backend`` is then ``generic``: portable code verified the program, and the times in
     ``measurement`` are not those of the instruction. ``seed`` made the data. ``choice`` is where
     the candidate and its schedule come from, None for portable code. ``instead_of``: the search
-    that proved that the target which was asked for has no embedding; ``solved`` is then of the
-    target that it names to run such workloads.
+    for the target that was asked for, where another one ran, of which ``solved`` is; it proved that
+    there is no embedding, or ``beside`` says which of the two is faster.
     """
 
     solved: SolveResult
@@ -86,6 +87,7 @@ class RunResult:
     choice: CpuChoice | None
     kernel: CompiledKernel = field(repr=False)
     instead_of: SolveResult | None = None
+    beside: Beside | None = None
 
     @property
     def asked(self) -> HardwareSpec:
@@ -173,7 +175,9 @@ def run(
     embeddings on fused axes. Of a place in the ranking, tuning gives the schedule only.
 
     Where nothing is asked for and the search proves that the instruction cannot be embedded, the
-    target that its specification names (``otherwise``) runs the workload.
+    target that its specification names (``otherwise``) runs the workload; where it would leave
+    the instruction mostly idle, the one that it names ``beside``, if the model says that this is
+    faster.
 
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
     :class:`WorkloadError` for a rank that does not exist or a form that the output does not have,
@@ -209,15 +213,20 @@ def run(
         seed=seed or 0,
         progress=progress,
     )
-    if not solved.count:
-        other = stand_in(solved)
-        if other is None or constraints is not None or backend != "auto" or not asked.any_embedding:
-            return solved
+    anything = constraints is None and backend == "auto" and asked.any_embedding
+
+    def instead(other: str, beside: Beside | None = None) -> RunResult | SolveResult:
         found = run(
             workload, other, seed=seed, timeout=timeout, progress=progress, output=output,
             relu=relu, untuned=untuned,
         )  # fmt: skip
-        return replace(found, instead_of=solved) if isinstance(found, RunResult) else solved
+        if not isinstance(found, RunResult):
+            return solved
+        return replace(found, instead_of=solved, beside=beside)
+
+    if not solved.count:
+        other = stand_in(solved)
+        return instead(other) if other is not None and anything else solved
     if simulation is not None:
         try:
             return _simulated(simulation, solved, asked, data_seed, report)
@@ -234,7 +243,9 @@ def run(
 
     report("build", 0)
     others = fused if by_model and constraints is None else None
-    built = _built(solved, asked, missing, native=native, others=others)
+    built = _built(solved, asked, missing, native=native, others=others, compares=anything)
+    if isinstance(built, Beside):
+        return instead(built.target, built)
     return _measured(solved, built, data_seed, report)
 
 
@@ -314,13 +325,17 @@ def _built(
     *,
     native: bool,
     others: Search | None,
-) -> _Built:
+    compares: bool,
+) -> _Built | Beside:
     """The kernel, and what is missing where it is not native; ``others`` searches for more to
-    choose from."""
+    choose from. With ``compares``, the target beside this one where that is faster."""
     candidate = pick(solved, asked.rank or 1)
     if native:
         try:
             choices = _choices(solved, candidate, asked, others)
+            beside = faster_beside(solved, choices[0], asked.epilogue) if compares else None
+            if beside is not None:
+                return beside
             kernel, choice = build_first(choices, solved.target, asked.epilogue)
             return _Built(choice.candidate, kernel, (), choice)
         except LoweringError as error:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cpembed.api.beside import faster_beside
 from cpembed.api.choice import stand_in
 from cpembed.api.run import missing_for
 from cpembed.api.run_cpu import fused_candidates
@@ -70,7 +71,8 @@ def tune(
     short (:data:`~cpembed.tune.cpu_choice.Objective`), by default the total. Returns the
     :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
     proven under :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`, the target that the specification
-    names (``otherwise``) is tuned.
+    names (``otherwise``) is tuned; likewise, where the model says it is faster, the one that it
+    names ``beside``.
 
     Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes,
     :class:`WorkloadError` for an option of another target, :class:`LoweringError` where the
@@ -137,7 +139,7 @@ def open_tuning(
     if constraints is None:
         usual = searched(DEFAULT_CONSTRAINTS, considered)
         # As untuned: what the widest set still finds there is no match for it.
-        other = stand_in(usual) if simulation is None else None
+        other = _other(usual) if simulation is None else None
         if other is not None:
             left = None if timeout is None else max(0.0, started + timeout - time.perf_counter())
             return open_tuning(
@@ -160,6 +162,12 @@ def open_tuning(
     fused = fused_candidates(first, spec, searched) if constraints is None else ()
     field = Field.of(found, spec, fused=fused, fuses=constraints is None)
     return CpuTuning(task, field, Workbench(workload, spec, chosen), chosen, folder)
+
+
+def _other(usual: SolveResult) -> str | None:
+    """The target that runs the workload untuned, where that is not the one that was searched."""
+    beside = faster_beside(usual)
+    return stand_in(usual) if beside is None else beside.target
 
 
 def require_tunable(spec: HardwareSpec) -> None:

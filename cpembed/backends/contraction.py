@@ -12,6 +12,7 @@ from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
 from cpembed.backends.shared_sums import SharedSums
 from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
 INIT, UPDATE, STORE = "init", "update", "store"
@@ -40,6 +41,7 @@ def contraction_source(
     packing: PrivatePacking | None = None,
     each_step: Callable[[Script, Nest], None] | None = None,
     shared: SharedSums | None = None,
+    added_up: str | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -52,7 +54,8 @@ def contraction_source(
     packs the first factor for itself; the nest is then that of ``packing``, its original the first
     parameter and the parts' copies the last. ``each_step`` writes down what comes before the
     products of a step of the reductions. ``shared``: the nest stores parts of sums, which are added
-    up at the end.
+    up at the end. ``added_up``: the innermost spatial loop, whose accumulators are the parts of one
+    sum that is stored.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -91,7 +94,10 @@ def contraction_source(
                 _sums(script, nest, unrolled, plain, added, each_step)
                 if delayed is not None:
                     delayed.write(script, "now - 1", f"now > {first}")
-                _store(script, nest, unrolled, plain, stages=delayed is not None)
+                if added_up is not None:
+                    _store_added_up(script, nest, unrolled, added_up)
+                else:
+                    _store(script, nest, unrolled, plain, stages=delayed is not None)
             if delayed is not None:
                 delayed.write(script, f"{end} - 1")
             for statement in epilogue:
@@ -121,7 +127,7 @@ def update_statement(nest: Nest) -> str:
     return f"{accumulator} = {accumulator} + {factors}"
 
 
-def write_block(script: Script, name: str, loops: Sequence[Loop], statement: str) -> None:
+def write_block(script: Script, name: str, loops: Sequence[Loop], *statements: str) -> None:
     """A block whose iterators are ``loops``, each bound to the loop variable ``at_<name>``."""
     with script.nested(f'with T.sblock("{name}"):'):
         if loops:
@@ -129,7 +135,8 @@ def write_block(script: Script, name: str, loops: Sequence[Loop], statement: str
             names = ", ".join(loop.name for loop in loops)
             variables = ", ".join(loop_variable(loop) for loop in loops)
             script.line(f'{names} = T.axis.remap("{kinds}", [{variables}])')
-        script.line(statement)
+        for statement in statements:
+            script.line(statement)
 
 
 def loop_variable(loop: Loop) -> str:
@@ -257,6 +264,23 @@ def _store(
         statement = f"{STAGE}[{nest.accumulator_access}] = {accumulator}"
     with script.nested(*loop_headers(spatial, unrolled, vectorized)):
         write_block(script, STORE, spatial, statement)
+
+
+def _store_added_up(script: Script, nest: Nest, unrolled: Collection[str], parts: str) -> None:
+    """Add the accumulators along a loop, the innermost of them, as one vector."""
+    spatial = [loop for loop in nest.spatial_inner if loop.name != parts]
+    lanes = nest.inner_loop(parts).extent
+    first = nest.accumulator_access.substitute({parts: IndexExpr()})
+    vector = f'acc.vload([{first}], dtype="{nest.sums}x{lanes}")'
+    name = f"llvm.vector.reduce.add.v{lanes}{nest.sums.replace('int', 'i')}"
+    found = f'T.llvm_lookup_intrinsic_id("{name}")'
+    total = f'T.call_llvm_pure_intrin({found}, {vector}, dtype="{nest.sums}")'
+    regions = (
+        f"T.reads(acc[{first} : {first} + {lanes}])",
+        f"T.writes({element(nest.operands[2])})",
+    )
+    with script.nested(*loop_headers(spatial, unrolled)):
+        write_block(script, STORE, spatial, *regions, _store_statement(nest, total))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cpembed.backends.epilogue import Epilogue, channel_axes
 from cpembed.backends.move_time import threads_worth
 from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
-from cpembed.backends.x86 import amx, features, vector, vnni
+from cpembed.backends.x86 import amx, dot, features, vector, vnni
 from cpembed.backends.x86.calibration import Calibration, calibration
 from cpembed.backends.x86.register_blocks import Scheduled, Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
@@ -41,6 +41,7 @@ class _BackEnd:
 
 _VNNI = _BackEnd(vnni.schedules, vnni.plan)
 _AMX = _BackEnd(amx.schedules, amx.plan)
+_DOT = _BackEnd(dot.schedules, dot.plan)
 _VECTOR = _BackEnd(vector.schedules, vector.plan)
 
 _BACK_ENDS: Mapping[str, _BackEnd] = {
@@ -339,4 +340,4 @@ def _back_end(spec: HardwareSpec) -> _BackEnd:
     found = [back_end for name, back_end in _BACK_ENDS.items() if name in spec.cpu_features]
     if spec.backend not in EXECUTED or not found:
         raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
-    return found[0]
+    return _DOT if dot.is_dot(spec) else found[0]

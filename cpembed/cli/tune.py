@@ -193,8 +193,9 @@ def _show(
     found = known(database)
     if target is not None:
         spec = hardware_spec(target)
-        # What cannot be embedded in its instruction is kept under the target that runs it.
-        found = [file for file in found if file.key["target"] in (spec.name, spec.otherwise)]
+        # What another target runs in its place is kept under that one's name.
+        names = (spec.name, spec.otherwise, spec.beside)
+        found = [file for file in found if file.key["target"] in names]
     if words:
         if target is None:
             context = click.get_current_context()

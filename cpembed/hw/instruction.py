@@ -250,7 +250,8 @@ class HardwareSpec:
     none: solving works, running uses the generic code path. ``cpu_features`` are the features that
     a machine must report, as Linux spells them in ``/proc/cpuinfo`` (``avx512_vnni``, ``amx_tile``,
     ``asimddp``). ``otherwise`` is the target that runs a workload in which this instruction cannot
-    be embedded, if there is one. ``memories`` are the capacities in bytes of all scopes (None: not
+    be embedded, if there is one; ``beside`` one that is compared with it where it would be poorly
+    used. ``memories`` are the capacities in bytes of all scopes (None: not
     limited), also of those that hold no operand; ``machine`` is None where the processor moves the
     data. ``path`` is the file it was read from.
     """
@@ -262,6 +263,7 @@ class HardwareSpec:
     backend: str | None = None
     cpu_features: tuple[str, ...] = ()
     otherwise: str | None = None
+    beside: str | None = None
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     machine: Machine | None = None

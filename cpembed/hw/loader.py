@@ -118,6 +118,7 @@ class _Builder:
             backend=table.backend,
             cpu_features=tuple(table.cpu_features),
             otherwise=table.otherwise,
+            beside=table.beside,
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
             machine=self._machine(),
@@ -158,8 +159,9 @@ class _Builder:
                 f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, "
                 "or leave the key out while nothing executes the instruction",
             )
-        if table.otherwise is not None:
-            self._check_otherwise(table.otherwise)
+        for key, other in (("otherwise", table.otherwise), ("beside", table.beside)):
+            if other is not None:
+                self._check_other(key, other)
         for position, feature in enumerate(table.cpu_features):
             if not _CPU_FEATURE.fullmatch(feature):
                 spelled = re.sub(r"[^a-z0-9]+", "_", feature.lower()).strip("_")
@@ -169,18 +171,19 @@ class _Builder:
                     "and _)" + (f" (did you mean {spelled}?)" if spelled else ""),
                 )
 
-    def _check_otherwise(self, name: str) -> None:
+    def _check_other(self, key: str, name: str) -> None:
         """A target that is known, and that runs everything itself."""
         files = _named_files()
         if name not in files:
             raise self.error(
-                ("otherwise",),
+                (key,),
                 f"unknown target {name!r}{close_match(name, files)}; allowed: a name that "
                 "`cpembed targets` lists",
             )
-        if read_table(files[name], HardwareTable).otherwise is not None:
+        other = read_table(files[name], HardwareTable)
+        if other.otherwise is not None or other.beside is not None:
             raise self.error(
-                ("otherwise",),
+                (key,),
                 f"{name} names another target in turn; allowed: one that names none",
             )
 

@@ -76,6 +76,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backend: str | None = None
     cpu_features: list[str] = []
     otherwise: str | None = None
+    beside: str | None = None
     machine: MachineTable | None = None
 
 

@@ -59,6 +59,10 @@ def _instead(result: RunResult) -> list[tuple[str, str]]:
     if search is None:
         return []
     why = f"which cannot be embedded: proven under {search.constraints.name}"
+    if result.beside is not None:
+        used = search.embeddings[0].overheads.utilisation
+        slower = f"{words.duration(result.beside.asked_us)} by estimate"
+        why = f"of which {used:.1%} would be useful: {slower}, packing and unpacking included"
     return [("instead of", f"{search.target.name}, {why}")]
 
 

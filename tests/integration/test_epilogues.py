@@ -42,6 +42,7 @@ WORKLOADS: dict[str, Callable[[Any], Computation]] = {
 }
 TARGETS = {
     "avx512_vnni": ("uint8", "int8", "int32"),
+    "avx512_vnni_dot": ("uint8", "int8", "int32"),
     "amx_int8": ("uint8", "int8", "int32"),
     "amx_bf16": ("bfloat16", "bfloat16", "float32"),
 }

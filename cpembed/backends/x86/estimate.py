@@ -47,8 +47,9 @@ class BlockStep:
     ``loads_ns`` is for all rows of tiles, or vectors, that are loaded; ``line_ns`` for one that
     comes from L1, L2, L3 or memory, ``loaded_lines`` how many are loaded of each factor;
     ``stored_lines`` are rows that the block's results fill; ``share_more`` is added to the kernel's
-    time, as a share of it. ``streams`` are the places of the first factor that steps walk along, at
-    so many a time, where they are far from each other.
+    time, as a share of it; ``task_ns`` is what a task takes beside its steps. ``streams`` are the
+    places of the first factor that steps walk along, at so many a time, where they are far from
+    each other.
     """
 
     products_ns: float
@@ -58,6 +59,7 @@ class BlockStep:
     loaded_lines: tuple[int, int] = (0, 0)
     share_more: float = 0.0
     streams: int = 1
+    task_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def estimate(
     busy = max(products, loads) + _NOT_HIDDEN * min(products, loads)
     launch = machine.call_us if threads == 1 or nest.task_count == 1 else machine.launch_us
     line_ns = HANDED_OVER * machine.vector_line_ns[2]
-    overhead = tasks * machine.task_ns + shared_lines(nest, threads) * line_ns
+    overhead = tasks * (machine.task_ns + step.task_ns) + shared_lines(nest, threads) * line_ns
     return Estimate(
         us=(1 + step.share_more) * (busy + stores + overhead) / 1e3 + launch,
         products_us=products / 1e3,

@@ -22,6 +22,11 @@ DEPTH = 4
 _REGISTERS = 24
 """Of the 32: blocks that want more ran no faster on Zen 4, and spilled in some layers."""
 
+PLACES = 12
+"""Rows or columns of a block at most: ways of the first-level cache. A block's rows often lie a
+multiple of 4 KiB apart, and more of them evict each other (measured on Zen 5: 64 columns of 512
+channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."""
+
 
 def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     """A kernel on ``vpdpbusd``."""
@@ -73,7 +78,7 @@ def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockSte
     )
 
 
-REGISTERS = RegisterModel(_fits, _step, largest=_REGISTERS)
+REGISTERS = RegisterModel(_fits, _step, largest=PLACES)
 
 
 def _lanes_only(
@@ -110,8 +115,9 @@ def _check(nest: Nest, roles: LaneRoles) -> None:
             )
 
 
-def register_dot(*, signed_first: bool) -> str:
-    """Register the intrinsic with TVM and return its name.
+def register_dot(*, signed_first: bool, broadcast: bool = True) -> str:
+    """Register the intrinsic with TVM and return its name: the first factor is four bytes for all
+    lanes, or without ``broadcast`` as many for each.
 
     LLVM 22 and later take the factors as 64 bytes; the intrinsic that TVM ships passes 16 words.
     """
@@ -119,37 +125,42 @@ def register_dot(*, signed_first: bool) -> str:
 
     from cpembed.backends.runtime import tvm
 
-    name = f"cpembed_vpdpbusd_{'signed' if signed_first else 'unsigned'}_broadcast"
+    sign = "signed" if signed_first else "unsigned"
+    name = f"cpembed_vpdpbusd_{sign}_{'broadcast' if broadcast else 'rows'}"
     if TensorIntrin.get(name, allow_missing=True) is None:
         parse = tvm().script.from_source
-        description, implementation = dot_sources(signed_first=signed_first)
+        description, implementation = dot_sources(signed_first=signed_first, broadcast=broadcast)
         TensorIntrin.register(name, parse(description), parse(implementation))
     return name
 
 
-def dot_sources(*, signed_first: bool) -> tuple[str, str]:
-    """Description (scalar loops) and implementation of one ``vpdpbusd``."""
+def dot_sources(*, signed_first: bool, broadcast: bool = True) -> tuple[str, str]:
+    """Description (scalar loops) and implementation of one ``vpdpbusd``: :func:`register_dot`."""
     first, second = ("int8", "uint8") if signed_first else ("uint8", "int8")
+    read = DEPTH if broadcast else LANES * DEPTH
     head = f"""{HEADER}
 def dot(
-    A: T.Buffer(({DEPTH},), "{first}", offset_factor=1),
+    A: T.Buffer(({read},), "{first}", offset_factor=1),
     B: T.Buffer(({LANES * DEPTH},), "{second}", offset_factor=1),
     C: T.Buffer(({LANES},), "int32", offset_factor=1, scope="local"),
 ):
     with T.sblock("root"):
-        T.reads(C[0:{LANES}], A[0:{DEPTH}], B[0:{LANES * DEPTH}])
+        T.reads(C[0:{LANES}], A[0:{read}], B[0:{LANES * DEPTH}])
         T.writes(C[0:{LANES}])
 """
+    at = "k" if broadcast else f"i * {DEPTH} + k"
     description = f"""{head}
         for lane, depth in T.grid({LANES}, {DEPTH}):
             with T.sblock("update"):
                 i, k = T.axis.remap("SR", [lane, depth])
-                C[i] = C[i] + T.cast(A[k], "int32") * T.cast(B[i * {DEPTH} + k], "int32")
+                C[i] = C[i] + T.cast(A[{at}], "int32") * T.cast(B[i * {DEPTH} + k], "int32")
 """
-    word = f'T.reinterpret(A.vload([0], dtype="{first}x{DEPTH}"), dtype="int32")'
-    broadcast = f'T.reinterpret(T.broadcast({word}, {LANES}), dtype="{first}x64")'
+    given = f'A.vload([0], dtype="{first}x{read}")'
+    if broadcast:
+        word = f'T.reinterpret({given}, dtype="int32")'
+        given = f'T.reinterpret(T.broadcast({word}, {LANES}), dtype="{first}x64")'
     loaded = f'B.vload([0], dtype="{second}x64")'
-    unsigned, signed = (loaded, broadcast) if signed_first else (broadcast, loaded)
+    unsigned, signed = (loaded, given) if signed_first else (given, loaded)
     implementation = f"""{head}
         C[T.ramp(0, 1, {LANES})] = T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),

@@ -127,6 +127,11 @@ def test_another_target_may_run_what_this_one_cannot(tmp_path: Path) -> None:
     path = write(tmp_path, named.replace("avx512_int8", "amx_int8"))
     with pytest.raises(SpecError, match="otherwise: amx_int8 names another target in turn"):
         load_hardware_spec(path)
+    named = GOOD.replace('name = "toy"', 'name = "toy"\nbeside = "avx512_vnni_dot"')
+    assert load_hardware_spec(write(tmp_path, named)).beside == "avx512_vnni_dot"
+    path = write(tmp_path, named.replace("avx512_vnni_dot", "amx_int8"))
+    with pytest.raises(SpecError, match="beside: amx_int8 names another target in turn"):
+        load_hardware_spec(path)
 
 
 def test_an_unknown_target_lists_close_matches_and_the_command() -> None:

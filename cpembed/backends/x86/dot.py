@@ -1,0 +1,120 @@
+"""AVX-512 VNNI along rows: dot products of 64 bytes, whose 16 lanes are parts of one sum.
+
+For products of few columns, which leave most lanes of a matrix instruction idle: both factors are
+read as they lie, once, and the lanes of a sum are added up when it is whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from cpembed.backends.blocking import order_reductions, split_lanes
+from cpembed.backends.contract import KernelPlan
+from cpembed.backends.contraction import UPDATE, contraction_source
+from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.nest import KernelOperand, Nest, kernel_nest, lane_name
+from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
+from cpembed.backends.x86.vnni import DEPTH, LANES, PLACES, register_dot
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import DerivedProgram, Loop
+
+_REGISTERS = 28
+_ADDING_UP = 4
+"""Products that take as long as adding up the lanes of a sum: four halvings, each a move between
+lanes and an addition, which the sums of a block share (measured on Zen 5: 256 x 256 by four columns
+1.6 us, of which 0.55 are products)."""
+
+PARTS = "parts"
+"""The lanes of an accumulator, as a loop."""
+
+
+def is_dot(spec: HardwareSpec) -> bool:
+    """Whether an instruction adds all its products to one sum."""
+    return not spec.instruction.computation.output.shape
+
+
+def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on ``vpdpbusd`` whose lanes are added up."""
+    nest = scheduled.nest
+    source = contraction_source(
+        nest,
+        scheduled.threads,
+        unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
+        vectorized={PARTS},
+        added_up=PARTS,
+        packing=scheduled.packing,
+        shared=scheduled.shared,
+    )
+
+    signed_first = nest.operands[0].dtype == "int8"
+
+    def schedule(work: Any) -> None:
+        intrinsic = register_dot(signed_first=signed_first, broadcast=False)
+        loops = work.get_loops(work.get_sblock(UPDATE, "main"))
+        work.tensorize(loops[-2], intrinsic)
+
+    return KernelPlan("x86.dot", source, schedule, copies=scheduled.copies)
+
+
+def schedules(
+    program: DerivedProgram,
+    machine: Calibration,
+    threads: int,
+    epilogue: Epilogue | None = None,
+) -> Schedules:
+    """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
+    layout does not suit the instruction."""
+    return Schedules(_in_parts(program, epilogue), REGISTERS, machine, threads)
+
+
+def _fits(rows: int, columns: int) -> bool:
+    """One side of the block stays in registers while the other passes through one more."""
+    return rows * columns + min(rows, columns) + 1 <= _REGISTERS
+
+
+def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+    product = machine.product_ns["vpdpbusd"]
+    return BlockStep(
+        products_ns=max(rows * columns * product, machine.latency_ns["vpdpbusd"]),
+        loads_ns=(rows + columns) * machine.vector_line_ns[0],
+        line_ns=machine.vector_line_ns,
+        stored_lines=rows * columns,
+        task_ns=rows * columns * _ADDING_UP * product,
+        streams=rows,
+    )
+
+
+REGISTERS = RegisterModel(_fits, _step, largest=PLACES)
+
+
+def _in_parts(program: DerivedProgram, epilogue: Epilogue | None) -> Nest:
+    """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
+    factors."""
+    nest = split_lanes(kernel_nest(program, epilogue))
+    names = [lane_name(lane.name) for lane in program.lanes]
+    lanes = [loop for loop in nest.inner if loop.name in names]
+    if len(names) != 1 or [loop.extent for loop in lanes] != [LANES * DEPTH]:
+        raise LoweringError(f"a dot product needs {LANES * DEPTH} neighbours that are one digit")
+    lane = lanes[0]
+    for operand in nest.operands[:2]:
+        if operand.stride(lane.name) != 1:
+            raise LoweringError(
+                f"a dot product needs its factors at stride 1, not operand {operand.parameter} at "
+                f"{operand.stride(lane.name)}"
+            )
+    if {o.dtype for o in nest.operands[:2]} != {"uint8", "int8"} or nest.sums != "int32":
+        raise LoweringError("vpdpbusd multiplies uint8 by int8 into int32")
+    digits = Loop(PARTS, LANES, AxisKind.SPATIAL), replace(lane, extent=DEPTH)
+    split = {lane.name: IndexExpr.of([IndexTerm(PARTS, DEPTH), IndexTerm(lane.name)])}
+
+    def in_digits(operand: KernelOperand) -> KernelOperand:
+        return replace(operand, access=operand.access.substitute(split))
+
+    inner = tuple(loop for loop in nest.inner if loop is not lane)
+    return order_reductions(nest.changed(in_digits, inner=(*inner, *digits)))

@@ -1,0 +1,142 @@
+"""Dot products along rows: kernels, and when one runs in another target's place."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpembed.api.beside import faster_beside
+from cpembed.api.run import RunResult, run
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.api.tune import open_tuning
+from cpembed.api.tune_cpu import CpuTuning
+from cpembed.backends.contract import Knobs
+from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.packing import packed_before
+from cpembed.backends.x86.features import missing_features
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.measure.runner import Expected
+from cpembed.tune.cpu_variants import with_variants
+from cpembed.tune.database import DIRECTORY_VARIABLE
+
+DOT, VNNI, AMX = (hardware_spec(name) for name in ("avx512_vnni_dot", "avx512_vnni", "amx_int8"))
+
+needs_vnni = pytest.mark.skipif(
+    bool(missing_features(DOT)), reason=f"missing: {', '.join(missing_features(DOT))}"
+)
+
+WORKLOADS = [
+    "gemm m=33 n=1 k=256",
+    "gemm m=5 n=3 k=100",
+    "gemm m=1 n=40 k=64",
+    "conv2d n=1 c=70 h=1 w=1 k=19 r=1 s=1 layout=NHWC",
+    "conv2d n=1 c=5 h=9 w=9 k=2 r=3 s=3 pad=1 layout=NHWC",
+]
+
+
+@needs_vnni
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("words", WORKLOADS)
+def test_kernels_compute_the_workload(
+    words: str, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    given = workload(words, target=DOT)
+    inputs = random_inputs(given, 5)
+    expected, ahead = Expected(given, inputs), packed_before(given)
+    for ranked in with_variants(solve(given, DOT, top=2).embeddings, DOT):
+        kernel = build(ranked.candidate.program, DOT, backend="native")
+        assert kernel.backend == "x86.dot"
+        assert expected.judge(kernel.run(inputs)).verified
+        assert expected.judge(kernel.run_whole(inputs, ahead)).verified
+
+
+@needs_vnni
+@pytest.mark.parametrize("seed", range(6))
+def test_every_block_of_a_random_product_is_right(seed: int) -> None:
+    rng = random.Random(seed)
+    words = f"gemm m={rng.randint(1, 70)} n={rng.randint(1, 7)} k={rng.randint(1, 300)}"
+    given = workload(words, target=DOT)
+    inputs = random_inputs(given, seed)
+    expected = reference(given, inputs)
+    program = solve(given, DOT, top=1).embeddings[0].candidate.program
+    ranked = schedule_space(program, DOT).ranked()
+    for _, knobs in [ranked[0], *rng.sample(ranked, min(4, len(ranked)))]:
+        kernel = build(program, DOT, backend="native", knobs=knobs)
+        assert np.array_equal(kernel.run(inputs), expected), (words, knobs)
+
+
+@needs_vnni
+def test_threads_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    given = workload("gemm m=1 n=1 k=4096", target=DOT)
+    inputs = random_inputs(given, 3)
+    program = solve(given, DOT, top=1).embeddings[0].candidate.program
+    kernel = build(program, DOT, backend="native", knobs=Knobs(parts=2))
+    assert np.array_equal(kernel.run(inputs), reference(given, inputs))
+
+
+def test_a_block_fits_the_registers() -> None:
+    given = workload("gemm m=64 n=8 k=128", target=DOT)
+    program = solve(given, DOT, top=1).embeddings[0].candidate.program
+    space = schedule_space(program, DOT)
+    assert all(np.prod([*knobs.blocks.values(), 1]) <= 28 for _, knobs in space.ranked())
+    with pytest.raises(LoweringError, match="does not fit the registers"):
+        space.applied(Knobs({"m.o": 8, "n.o": 8}))
+
+
+@needs_vnni
+def test_the_signed_factor_may_come_first() -> None:
+    given = workload("gemm m=16 n=2 k=512 dtype=int8,uint8,int32", target=DOT)
+    inputs = random_inputs(given, 3)
+    program = solve(given, DOT, "complete", top=1).embeddings[0].candidate.program
+    kernel = build(program, DOT, backend="native")
+    assert np.array_equal(kernel.run(inputs), reference(given, inputs))
+
+
+@needs_vnni
+def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    given = workload("gemm m=512 n=1 k=512", target=VNNI)
+    found = run(given, VNNI, seed=1)
+    assert isinstance(found, RunResult)
+    assert found.solved.target.name == "avx512_vnni_dot"
+    assert found.asked.name == "avx512_vnni"
+    assert found.backend == "x86.dot"
+    assert found.beside is not None
+    assert found.beside.us < found.beside.asked_us
+    tuning = open_tuning(given, VNNI, trials=1, database=tmp_path)
+    assert isinstance(tuning, CpuTuning)
+    assert tuning.task.target.name == "avx512_vnni_dot"
+
+
+@needs_vnni
+@pytest.mark.parametrize("target", [VNNI, AMX], ids=lambda spec: spec.name)
+def test_which_is_faster_the_model_says(target: HardwareSpec) -> None:
+    few = workload("gemm m=2048 n=1 k=1000", target="avx512_vnni")
+    many = workload("gemm m=64 n=64 k=256", target="avx512_vnni")
+    beside = faster_beside(solve(few, target, top=4))
+    assert beside is not None
+    assert beside.target == "avx512_vnni_dot"
+    assert faster_beside(solve(many, target, top=4)) is None
+    assert faster_beside(solve(few, DOT, top=1)) is None
+
+
+@needs_vnni
+def test_types_that_the_other_does_not_multiply() -> None:
+    signed = workload("gemm m=2048 n=1 k=1000 dtype=int8,int8,int32", target=AMX)
+    assert faster_beside(solve(signed, AMX, top=4)) is None
+
+
+@needs_vnni
+def test_what_is_asked_for_runs_itself() -> None:
+    given = workload("gemm m=64 n=1 k=256", target=VNNI)
+    for asked in ({"rank": 1}, {"constraints": "in_place_padded"}, {"backend": "native"}):
+        found = run(given, VNNI, seed=1, untuned=True, **asked)  # type: ignore[arg-type]
+        assert isinstance(found, RunResult)
+        assert found.instead_of is None
