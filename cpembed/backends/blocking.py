@@ -23,13 +23,14 @@ class _Digit:
     extent: int
 
 
-def can_block(nest: Nest, loop: TaskLoop) -> bool:
-    """Whether a block of the loop advances every operand by a constant."""
+def can_block(nest: Nest, loop: TaskLoop, *, results: bool = False) -> bool:
+    """Whether a block of the loop advances both factors by a constant, and with ``results`` what is
+    stored too: that of overlapping tiles it need not."""
     return all(
         term.is_affine
-        for operand in nest.accessed
+        for operand in (nest.accessed if results else nest.operands[:2])
         for term in operand.access.terms
-        if term.iterator == loop.name
+        if loop.name in term.iterators
     )
 
 

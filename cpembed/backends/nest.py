@@ -11,7 +11,7 @@ dimensions: a row lane inside a compound dimension is only a stride.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,7 +183,7 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
     sums = output.dtype
     if epilogue is not None:
         output = replace(output, dtype=epilogue.dtype)
-    overlaps = {o.loop: o for o in program.overlaps if o.kind is AxisKind.SPATIAL}
+    overlaps = _walked_by_points(program, (first, second, output))
 
     def task(loop: Loop) -> TaskLoop:
         if loop.name not in overlaps:
@@ -192,9 +192,7 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
         return TaskLoop(names[loop.name], found.extent, found.block, loop.name, found.block)
 
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
-        access = flat_access(operand)
-        for overlap in overlaps.values():
-            access = in_points(access, overlap)
+        access = _all_in_points(flat_access(operand), overlaps.values())
         return KernelOperand(
             parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
         )
@@ -209,9 +207,33 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
             flat("C", output),
         ),
         epilogue=epilogue,
-        channels=_channels(program, names) if epilogue and epilogue.vectors else None,
+        channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
     )
+
+
+def _walked_by_points(
+    program: DerivedProgram, operands: Sequence[PackedOperand]
+) -> dict[str, Overlap]:
+    """Loops over overlapping tiles of the output that walk the points of their axis; the others,
+    of which an operand is packed tile by tile, count tiles."""
+    found: dict[str, Overlap] = {}
+    for overlap in program.overlaps:
+        if overlap.kind is AxisKind.SPATIAL:
+            walked = [in_points(flat_access(operand), overlap) for operand in operands]
+            if all(access is not None for access in walked):
+                found[overlap.loop] = overlap
+    return found
+
+
+def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr:
+    """An access over the points of loops that all operands walk by them."""
+    for overlap in overlaps:
+        found = in_points(access, overlap)
+        if found is None:
+            raise LoweringError(f"the channels lie at no constant distance along {overlap.axis}")
+        access = found
+    return access
 
 
 def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
@@ -229,9 +251,13 @@ def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
     return total, tuple(extents)
 
 
-def _channels(program: DerivedProgram, names: Mapping[str, str]) -> KernelOperand:
+def _channels(
+    program: DerivedProgram, names: Mapping[str, str], by_points: Mapping[str, Overlap]
+) -> KernelOperand:
     index, extents = channel_index(program)
-    if any(term.inner is not None for term in index.terms):
+    index = _all_in_points(index, by_points.values())
+    over_tiles = {(overlap.loop,) for overlap in program.overlaps}
+    if any(term.inner is not None and term.iterators not in over_tiles for term in index.terms):
         raise LoweringError(
             "the channels of this embedding are digits of a fused axis: a bias or a scale needs "
             "another embedding"
@@ -240,8 +266,9 @@ def _channels(program: DerivedProgram, names: Mapping[str, str]) -> KernelOperan
     return KernelOperand("Channel", "float32", math.prod(extents), access)
 
 
-def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr:
-    """An access whose tiles overlap, over the point at which a tile begins instead of its number.
+def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
+    """An access whose tiles overlap, over the point at which a tile begins instead of its number;
+    None where tiles lie at no constant distance by their points.
 
     The last tile begins where it has to; so may every other tile, of a block that ends at the
     extent.
@@ -253,7 +280,7 @@ def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr:
     turned = [term.times(-step) for term in start.terms]
     fixed = IndexExpr.of([*access.terms, *turned], access.constant)
     if rest or loop in fixed.iterators:
-        raise LoweringError(f"the tiles of {overlap.axis} overlap and lie at no constant distance")
+        return None
     return fixed + IndexExpr.of([IndexTerm(loop, step)])
 
 

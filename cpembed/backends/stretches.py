@@ -199,9 +199,13 @@ def _move(
 ) -> tuple[int, int, int] | None:
     """Elements of a dimension that a point of the last loop moves, forwards, and the range of what
     else moves it; None where another of the loops does."""
+    by_points = {loop.origin for loop in loops if loop.unit > 1}
     for overlap in program.overlaps:
-        if overlap.loop in [loop.origin for loop in loops]:
-            index = in_points(index, overlap)
+        if overlap.loop in by_points:
+            walked = in_points(index, overlap)
+            if walked is None:
+                return None
+            index = walked
     *outer, loop = loops
     step = index.coefficient(loop.origin)
     rest = IndexExpr.of([t for t in index.terms if t.iterator != loop.origin], index.constant)

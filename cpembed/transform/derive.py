@@ -118,8 +118,9 @@ def overlapping(
     """Axes whose last block moves back to end where the axis ends, instead of being padded.
 
     A spatial axis may, where the output is in place, whose elements are then written with the same
-    result twice, and every other operand that has the axis is in place too, or is packed in a
-    layout in which blocks may begin anywhere. A reduction axis of integers may where one operand is
+    result twice, and every other operand that has the axis is in place too, or is packed: in a
+    layout in which blocks may begin anywhere, or, where no other axis shares the index, block by
+    block. A reduction axis of integers may where one operand is
     in place and another is not, which holds zeros for what would be added twice. (A zero times an
     infinity is no zero.)
     """
@@ -139,10 +140,13 @@ def overlapping(
             if axis.kind is AxisKind.REDUCTION:
                 fits = bool(packed) and packed != walked and exact
             else:
-                memories = [instruction.memory[roles[name]] for name in packed]
-                anywhere = all(m.stride_rule(lane) is StrideRule.ANY for m in memories)
+                placed = all(
+                    instruction.memory[roles[name]].stride_rule(lane) is StrideRule.ANY
+                    or _is_alone(workload, name, axis.name)
+                    for name in packed
+                )
                 fits = not packed or (
-                    workload.output.name not in packed and len(digits) == 1 and anywhere
+                    workload.output.name not in packed and len(digits) == 1 and placed
                 )
             if digit.stride == 1 and count > 1 and axis.extent % digit.count and fits:
                 loop = f"{axis.name}.o"
@@ -150,6 +154,12 @@ def overlapping(
                     axis.name, loop, digit.count, count, axis.extent, axis.kind
                 )
     return found
+
+
+def _is_alone(workload: Computation, operand: str, axis: str) -> bool:
+    """Whether an axis shares no index of an operand with another."""
+    indices = workload.access(operand).index
+    return all(i.single_iterator == axis for i in indices if axis in i.iterators)
 
 
 def _has_single_accesses(workload: Computation, instruction: Instruction) -> bool:

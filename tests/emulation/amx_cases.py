@@ -45,7 +45,9 @@ def gemm(m: int, n: int, k: int, dtype: str = "uint8,int8", **options: Any) -> D
     return gemm_program(spec, m=m, n=n, k=k, depth=depth, dtype=dtype, **options)
 
 
-def derived(workload: Computation, **digits: tuple[Digit, ...]) -> DerivedProgram:
+def derived(
+    workload: Computation, in_place: tuple[str, ...] = (), **digits: tuple[Digit, ...]
+) -> DerivedProgram:
     """The program that the package derives from an embedding of AMX."""
     spec = BF16 if workload.inputs[0].dtype == "bfloat16" else INT8
     first, second = (operand.name for operand in workload.inputs)
@@ -54,7 +56,7 @@ def derived(workload: Computation, **digits: tuple[Digit, ...]) -> DerivedProgra
         {lane: math.prod(digit.count for digit in found) for lane, found in digits.items()},
         digits,
     )
-    return derive(workload, spec.instruction, embedding)
+    return derive(workload, spec.instruction, embedding, in_place=in_place)
 
 
 CASES: dict[str, Callable[[], DerivedProgram]] = {
@@ -115,6 +117,13 @@ CASES: dict[str, Callable[[], DerivedProgram]] = {
     "derived-gemm-interleaved-rows": lambda: derived(
         gemm_workload(m=33, n=50, k=70, dtype="uint8,int8"),
         x=(Digit("m", 11, 3),),
+        y=(Digit("n", 16),),
+        z=(Digit("k", 64),),
+    ),
+    "derived-gemm-last-columns-twice": lambda: derived(
+        gemm_workload(m=40, n=83, k=128, dtype="uint8,int8"),
+        ("A", "C"),
+        x=(Digit("m", 16),),
         y=(Digit("n", 16),),
         z=(Digit("k", 64),),
     ),

@@ -38,6 +38,7 @@ LAYERS = [
     "conv2d n=1 c=128 h=9 w=11 k=64 r=3 s=3 layout=NCHW64c",
     "gemm m=37 n=48 k=100",
     "gemm m=1 n=33 k=70",
+    "gemm m=40 n=83 k=128",
 ]
 
 

@@ -27,7 +27,14 @@ from cpembed.backends.x86.fetched_results import fetch_lines
 from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.backends.x86.narrow_store import stored_together, write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
-from cpembed.backends.x86.roles import LaneRoles, column_loops, digits, lane_roles, useful_depth
+from cpembed.backends.x86.roles import (
+    LaneRoles,
+    column_loops,
+    digits,
+    lane_roles,
+    row_loops,
+    useful_depth,
+)
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
@@ -60,6 +67,9 @@ stored as they are (measured on Sapphire Rapids: 1x1 filters from 64 to 256 chan
 pixels take 70 us in blocks of 1x4 tiles, 83 of 2x2, 102 of 4x1, of which 20 are products)."""
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
+
+_ROWS, _COLUMNS = partial(row_loops, results=True), partial(column_loops, results=True)
+"""A block of tiles is stored at constant distances."""
 
 ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16", *STORES)
 
@@ -115,8 +125,8 @@ def schedules(
     product = _product(program)
     depth = useful_depth(program, roles, _GROUPS.get(product, 4))
     step = partial(_step, roles, product, depth)
-    model = RegisterModel(fits, step, largest=TILES, streams=True)
-    return Schedules(lanes, model, machine, threads)
+    model = RegisterModel(fits, step, largest=TILES, rows=_ROWS, columns=_COLUMNS, streams=True)
+    return Schedules(lanes, model, machine.knowing(_TIMED.get(product, "tdpbusd")), threads)
 
 
 def _step(

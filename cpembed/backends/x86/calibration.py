@@ -84,6 +84,11 @@ class Calibration:
         """Whether nothing was measured."""
         return not self.measured
 
+    def knowing(self, product: str) -> Calibration:
+        """These figures where they have the product, else published ones: kernels are planned also
+        on a machine that cannot execute them."""
+        return self if product in self.product_ns else default_calibration(self.threads)
+
     def peak_gops(self, product: str) -> float:
         """Operations a nanosecond of a thread that has its core for itself."""
         return OPERATIONS[product] / self.product_ns[product]

@@ -70,7 +70,7 @@ def schedules(
 ) -> Schedules:
     """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
     layout does not suit the instruction."""
-    return Schedules(_in_parts(program, epilogue), REGISTERS, machine, threads)
+    return Schedules(_in_parts(program, epilogue), REGISTERS, machine.knowing("vpdpbusd"), threads)
 
 
 def _fits(rows: int, columns: int) -> bool:

@@ -65,26 +65,27 @@ def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
     )
 
 
-def row_loops(nest: Nest) -> tuple[TaskLoop, ...]:
+def row_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
     """Task loops that move the first factor and keep the second: what to block for its reuse.
 
-    By falling distance between their points.
+    By falling distance between their points. With ``results``, those that move the results by a
+    constant too.
     """
-    return _blockable(nest, moves=0, keeps=1)
+    return _blockable(nest, moves=0, keeps=1, results=results)
 
 
-def column_loops(nest: Nest) -> tuple[TaskLoop, ...]:
+def column_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
     """Task loops that move the second factor and keep the first, likewise."""
-    return _blockable(nest, moves=1, keeps=0)
+    return _blockable(nest, moves=1, keeps=0, results=results)
 
 
-def _blockable(nest: Nest, *, moves: int, keeps: int) -> tuple[TaskLoop, ...]:
+def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[TaskLoop, ...]:
     def walks(number: int, loop: TaskLoop) -> bool:
         return loop.name in nest.operands[number].access.iterators
 
     found = (
         loop
         for loop in nest.tasks
-        if walks(moves, loop) and not walks(keeps, loop) and can_block(nest, loop)
+        if walks(moves, loop) and not walks(keeps, loop) and can_block(nest, loop, results=results)
     )
     return tuple(sorted(found, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))

@@ -153,6 +153,9 @@ def depth_parts(depth: Sequence[Loop], group: int) -> tuple[list[Loop], list[Loo
 
 def offsets(operand: KernelOperand, steps: Sequence[Loop]) -> tuple[int, ...]:
     """Element offsets over the points of the steps, first step outermost."""
+    names = {loop.name for loop in steps}
+    if any(names & set(t.iterators) and not t.is_affine for t in operand.access.terms):
+        raise LoweringError(f"the tiles of operand {operand.parameter} lie at no constant distance")
     points = itertools.product(*(range(loop.extent) for loop in steps))
     strides = [operand.stride(loop.name) for loop in steps]
     return tuple(sum(i * s for i, s in zip(point, strides, strict=True)) for point in points)

@@ -13,7 +13,7 @@ from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, TaskLoop, kernel_nest, lane_name
-from cpembed.backends.x86.calibration import Calibration, default_calibration
+from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.backends.x86.roles import lane_extent, row_loops
@@ -82,8 +82,7 @@ def _fits(rows: int, columns: int) -> bool:
 def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
     """A product has a row of its own to widen, and shares its column's weights."""
     products = _TIMES * rows * columns + columns
-    # A machine that is calibrated need not have the timed product.
-    known = machine if _TIMED in machine.product_ns else default_calibration(machine.threads)
+    known = machine.knowing(_TIMED)
     return BlockStep(
         products_ns=max(products * known.product_ns[_TIMED], known.latency_ns[_TIMED]),
         loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],

@@ -57,7 +57,7 @@ def schedules(
     """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
     layout does not suit the instruction."""
     lanes = _lanes_only(program, lane_roles(program), epilogue)
-    return Schedules(lanes, REGISTERS, machine, threads)
+    return Schedules(lanes, REGISTERS, machine.knowing("vpdpbusd"), threads)
 
 
 def _fits(rows: int, columns: int) -> bool:
