@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cpembed.backends.epilogue import BIAS, SCALE
+from cpembed.backends.margins import guarded
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
@@ -242,12 +243,23 @@ def _sums(
     with script.nested(*loop_headers(spatial, unrolled, vectorized)):
         accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
-    with script.nested(*loop_headers(nest.reductions, unrolled, added)):
+    with script.nested(*_reduction_headers(nest, unrolled, added)):
         if each_step is not None:
             each_step(script, nest)
         with script.nested(*loop_headers(nest.inner, unrolled, added)):
             update = (*nest.reductions, *nest.inner)
             write_block(script, UPDATE, update, update_statement(nest))
+
+
+def _reduction_headers(
+    nest: Nest, unrolled: Collection[str], vectorized: Collection[str]
+) -> list[str]:
+    """Loops, each with the condition of the steps that see more than padding."""
+    variables = {loop.name: loop_variable(loop) for loop in nest.reductions}
+    headers: list[str] = []
+    for number, header in enumerate(loop_headers(nest.reductions, unrolled, vectorized), 1):
+        headers += [header, *guarded(nest, nest.reductions[:number], variables)]
+    return headers
 
 
 def _store(

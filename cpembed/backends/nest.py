@@ -11,7 +11,7 @@ dimensions: a row lane inside a compound dimension is only a stride.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,7 +81,8 @@ class Nest:
 
     ``operands`` are the two factors in the instruction's order and the output, which ``sums`` are
     stored to; with an ``epilogue`` their types differ, and ``channels`` are the vectors that it
-    takes, by the index of an element.
+    takes, by the index of an element. ``margins`` are coordinates of the first factor that leave
+    its original dimensions, of ``elements`` each, where it holds padding.
     """
 
     tasks: tuple[TaskLoop, ...]
@@ -91,6 +92,7 @@ class Nest:
     epilogue: Epilogue | None = None
     channels: KernelOperand | None = None
     sums_dtype: str = ""
+    margins: tuple[KernelOperand, ...] = ()
 
     @property
     def sums(self) -> str:
@@ -106,7 +108,9 @@ class Nest:
         """The nest with everything that the loops index changed, and other fields replaced."""
         first, second, output = (change(operand) for operand in self.operands)
         channels = None if self.channels is None else change(self.channels)
-        return replace(self, operands=(first, second, output), channels=channels, **others)
+        margins = tuple(change(margin) for margin in self.margins)
+        kept = {"operands": (first, second, output), "channels": channels, "margins": margins}
+        return replace(self, **(kept | others))
 
     @property
     def task_count(self) -> int:
@@ -209,6 +213,7 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
         epilogue=epilogue,
         channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
+        margins=tuple(_margins(program, first, names, overlaps)),
     )
 
 
@@ -234,6 +239,27 @@ def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr:
             raise LoweringError(f"the channels lie at no constant distance along {overlap.axis}")
         access = found
     return access
+
+
+def _margins(
+    program: DerivedProgram,
+    factor: PackedOperand,
+    names: Mapping[str, str],
+    by_points: Mapping[str, Overlap],
+) -> Iterator[KernelOperand]:
+    """Original coordinates of a factor's elements, where they are affine in the iterators and can
+    lie outside of it."""
+    places = dict(zip((d.name for d in factor.dimensions), factor.access, strict=True))
+    for source, size in zip(factor.source, factor.original_shape, strict=True):
+        coordinate: IndexExpr | None = source.substitute(places)
+        for overlap in by_points.values():
+            coordinate = None if coordinate is None else in_points(coordinate, overlap)
+        if coordinate is None or not coordinate.is_affine:
+            continue
+        low, high = coordinate.bounds(program.extents)
+        if low < 0 or high >= size:
+            access = coordinate.rename(lambda name: names[name])
+            yield KernelOperand("", factor.dtype, size, access)
 
 
 def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:

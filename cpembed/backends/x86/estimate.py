@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cpembed.backends.margins import executed_share
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse
 from cpembed.backends.x86.calibration import Calibration
@@ -107,7 +108,7 @@ def estimate(
     ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
     has room for them."""
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
-    steps = tasks * math.prod(loop.extent for loop in nest.reductions)
+    steps = tasks * math.prod(loop.extent for loop in nest.reductions) * executed_share(nest)
     products = steps * step.products_ns
     loads = steps * step.loads_ns
     stores = tasks * step.stored_lines * machine.store_line_ns[0]

@@ -1,0 +1,99 @@
+"""Steps that see nothing but padding: which they are, by looking at every element."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends.contract import Knobs
+from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.margins import executed_share, guarded
+from cpembed.backends.nest import Nest
+from cpembed.backends.x86.features import missing_features
+from cpembed.ir.reference import random_inputs, reference
+
+VNNI = hardware_spec("avx512_vnni")
+
+
+def layer(words: str) -> Nest:
+    given = workload(words, target=VNNI)
+    return schedule_space(solve(given, VNNI, top=1).embeddings[0].candidate.program, VNNI).nest
+
+
+def applied(words: str, **blocks: int) -> Nest:
+    given = workload(words, target=VNNI)
+    program = solve(given, VNNI, top=1).embeddings[0].candidate.program
+    named = {name.replace("_", "."): size for name, size in blocks.items()}
+    return schedule_space(program, VNNI).applied(Knobs(named))
+
+
+@pytest.mark.parametrize(
+    "words, blocks, share",
+    [
+        ("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=3 pad=1 layout=NHWC", {"q_o": 7}, 19 / 21),
+        ("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=3 pad=1 layout=NHWC", {"p_o": 7}, 19 / 21),
+        ("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=3 pad=1 layout=NHWC", {}, (19 / 21) ** 2),
+        ("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=3 pad=1 layout=NHWC", {"p_o": 7, "q_o": 2}, 1.0),
+        ("conv2d n=1 c=16 h=9 w=7 k=16 r=3 s=3 layout=NHWC", {}, 1.0),
+        # Rows 0, 2, 4, 6 less two of padding, and two rows of filters: two of eight are padding.
+        ("conv2d n=1 c=16 h=4 w=9 k=16 r=2 s=1 stride=2 pad=2 layout=NHWC", {"q_o": 5}, None),
+    ],
+)
+def test_share_of_the_steps(words: str, blocks: dict[str, int], share: float | None) -> None:
+    nest = applied(words, **blocks)
+    assert executed_share(nest) == pytest.approx(share or _counted(nest))
+    assert executed_share(nest) == pytest.approx(_counted(nest))
+
+
+def _counted(nest: Nest) -> float:
+    """By all points of each task and step."""
+    starts = [[min(n * t.block, t.extent - t.block) for n in range(t.count)] for t in nest.tasks]
+    steps = [range(loop.extent) for loop in nest.reductions]
+    inner = [range(loop.extent) for loop in nest.inner]
+    names = [loop.name for loop in (*nest.tasks, *nest.reductions)]
+    seen = total = 0
+    for point in itertools.product(*starts, *steps):
+        at = dict(zip(names, point, strict=True))
+        total += 1
+        for margin in nest.margins:
+            values = [
+                margin.access.evaluate(at | dict(zip((o.name for o in nest.inner), p, strict=True)))
+                for p in itertools.product(*inner)
+            ]
+            if not any(0 <= value < margin.elements for value in values):
+                break
+        else:
+            seen += 1
+    return seen / total
+
+
+def test_a_condition_is_where_its_loop_is_and_only_where_it_can_fail() -> None:
+    nest = applied("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=1 pad=1 layout=NHWC", q_o=7)
+    found = [guarded(nest, nest.reductions[:n], {}) for n in range(1, len(nest.reductions) + 1)]
+    assert sum(map(len, found)) == 1
+    nest = layer("conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 layout=NHWC")
+    assert not nest.margins
+
+
+@pytest.mark.skipif(bool(missing_features(VNNI)), reason=f"missing: {missing_features(VNNI)}")
+@pytest.mark.parametrize("seed", range(8))
+def test_kernels_that_leave_out_steps_are_right(seed: int) -> None:
+    rng = random.Random(seed)
+    r, s, dilation = rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 3)
+    words = (
+        f"conv2d n=1 c={rng.randint(1, 9)} h={rng.randint(3, 9)} w={rng.randint(3, 9)} "
+        f"k={rng.randint(1, 20)} r={r} s={s} pad={max(r, s) * dilation // 2} "
+        f"stride={rng.randint(1, 3)} dilation={dilation} layout={rng.choice(['NCHW', 'NHWC'])}"
+    )
+    given = workload(words, target=VNNI)
+    inputs = random_inputs(given, seed)
+    expected = reference(given, inputs)
+    program = solve(given, VNNI, top=1).embeddings[0].candidate.program
+    ranked = schedule_space(program, VNNI).ranked()
+    for _, knobs in [ranked[0], *rng.sample(ranked, min(2, len(ranked)))]:
+        kernel = build(program, VNNI, backend="native", knobs=knobs)
+        assert np.array_equal(kernel.run(inputs), expected), (words, knobs)
