@@ -256,7 +256,7 @@ def _reduction_headers(
 ) -> list[str]:
     """Loops, each with the condition of the steps that see more than padding."""
     variables = {loop.name: loop_variable(loop) for loop in nest.reductions}
-    headers: list[str] = []
+    headers = guarded(nest, (), variables)
     for number, header in enumerate(loop_headers(nest.reductions, unrolled, vectorized), 1):
         headers += [header, *guarded(nest, nest.reductions[:number], variables)]
     return headers

@@ -19,11 +19,10 @@ _POSITIONS = 4096
 
 def guarded(nest: Nest, opened: Sequence[Loop], variable: dict[str, str]) -> list[str]:
     """Conditions of the steps inside the reduction loops that have been ``opened``, the last of
-    which decides them; ``variable`` names reductions as the text does."""
+    which decides them, if any does; ``variable`` names reductions as the text does."""
     found: list[str] = []
     for margin in nest.margins:
-        loops = _reductions(nest, margin)
-        if not loops or opened[-1].name != loops[-1].name:
+        if list(opened[-1:]) != _reductions(nest, margin)[-1:]:
             continue
         outside, low, high = _range(nest, margin)
         at = outside.rename(lambda name: variable.get(name, name))
@@ -39,11 +38,8 @@ def executed_share(nest: Nest) -> float:
     """Of the steps of the reductions, over all tasks, those that are not left out."""
     share = 1.0
     for margin in nest.margins:
-        loops = _reductions(nest, margin)
-        if not loops:
-            continue
         outside, low, high = _range(nest, margin)
-        positions = {loop.name: list(range(loop.extent)) for loop in loops}
+        positions = {o.name: list(range(o.extent)) for o in _reductions(nest, margin)}
         for task in nest.tasks:
             if task.name in margin.access.iterators:
                 last = task.extent - task.block
