@@ -108,7 +108,8 @@ def estimate(
     ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
     has room for them."""
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
-    steps = tasks * math.prod(loop.extent for loop in nest.reductions) * executed_share(nest)
+    executed = executed_share(nest)
+    steps = tasks * math.prod(loop.extent for loop in nest.reductions) * executed
     products = steps * step.products_ns
     loads = steps * step.loads_ns
     stores = tasks * step.stored_lines * machine.store_line_ns[0]
@@ -126,7 +127,8 @@ def estimate(
         if level > 0 and step.streams > _STREAMS:
             first *= _UNFORESEEN
         further = step.line_ns[level + 1] - step.line_ns[level]
-        loads += (first + second) * max(0.0, further)
+        # What is not multiplied is not loaded either.
+        loads += (first + second) * executed * max(0.0, further)
         if level + 1 < len(machine.store_line_ns):
             stores += output * (machine.store_line_ns[level + 1] - machine.store_line_ns[level])
         if level == 1:

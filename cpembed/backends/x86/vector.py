@@ -7,6 +7,7 @@ for each channel, so nothing is shared between lanes.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from cpembed.backends.blocking import can_block, split_lanes
 from cpembed.backends.contract import KernelPlan
@@ -135,4 +136,6 @@ def _lanes_only(program: DerivedProgram, lane: str, epilogue: Epilogue | None) -
                 f"vectors need the lanes of operand {operand.parameter} at stride 1, "
                 f"not {operand.stride(lane)}"
             )
-    return nest
+    # Taps share what they widen: where some are left out in between, registers no longer suffice
+    # (112 x 112 pixels of 32 channels on Zen 5: 51 us instead of 41).
+    return replace(nest, margins=())
