@@ -139,11 +139,13 @@ def test_rows_depend_on_the_machines_calibration(
     store_calibration(measured)
     again = opened()
     assert again.taken == 0
-    run = complete(again).finished()[0].run
+    row = complete(again).finished()[0]
+    run = row.run
     assert run is not None
     assert run.gops is not None
     assert run.peak_share == pytest.approx(run.gops / (thread_count() * 128 / 0.25))
-    assert opened().taken == 1
+    # Other tests at the same time may disturb the comparison, which is then made again.
+    assert opened().taken == (0 if row.has_noisy_comparison else 1)
     text = printed(again)
     assert "of peak" in text
     assert f"{run.peak_share:.1%}" in text
