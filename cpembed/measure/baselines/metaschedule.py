@@ -117,6 +117,8 @@ class MetaSchedule:
         database = meta_schedule.database.JSONDatabase(work_dir=str(folder))
         missing = self.trials - len(database)
         if missing > 0:
+            # Its log is kept in files; standard output is ours. Each search raises the level again.
+            logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
             started = time.perf_counter()
             database = meta_schedule.tune_tir(
                 module, target, str(folder), missing, num_trials_per_iter=min(32, missing),
@@ -267,7 +269,6 @@ def _meta_schedule() -> Any:
     every GPU: it takes 40 seconds, once a process.
     """
     tvm = runtime.tvm()
-    logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
     from tvm.s_tir import TensorIntrin, meta_schedule
     from tvm.s_tir.tensor_intrin import x86
 

@@ -113,7 +113,10 @@ def printed(bench: Bench) -> str:
 def test_the_baseline_is_part_of_what_rows_depend_on(
     baseline: FakeBaseline, opened: Callable[..., Bench]
 ) -> None:
-    assert complete(opened()).taken == 0
+    first = complete(opened())
+    assert first.taken == 0
+    if first.finished()[0].has_noisy_comparison:
+        pytest.skip("the machine was too busy to compare: the row is made again")
     again = opened()
     assert (again.taken, len(baseline.subjects)) == (1, 1)
     assert complete(again).finished()[0].run is not None

@@ -82,7 +82,9 @@ def test_another_target_has_no_such_baseline() -> None:
 
 
 @pytest.mark.slow
-def test_a_search_finds_a_kernel_that_is_right_and_is_kept(tmp_path: Path) -> None:
+def test_a_search_finds_a_kernel_that_is_right_and_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     lacks = [name for name in ("cloudpickle", "psutil") if find_spec(name) is None]
     lacks += lacking(("avx512f", "avx512_vnni"))
     if lacks:
@@ -97,3 +99,6 @@ def test_a_search_finds_a_kernel_that_is_right_and_is_kept(tmp_path: Path) -> No
         assert np.array_equal(tuned.output(), reference(subject.workload, inputs))
         assert tuned.form.startswith("MetaSchedule, 2 trials in ")
     assert len(list(tmp_path.iterdir())) == 1
+    again = MetaSchedule(trials=2, cost_model="random", folder=tmp_path / "again")
+    assert not isinstance(again.contenders(subject, inputs), NotCovered)
+    assert not capfd.readouterr().out, "standard output is the results'"
