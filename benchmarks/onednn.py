@@ -12,7 +12,8 @@ Writes ``onednn.json`` after every part and ``onednn.md`` into ``--output``, by 
 file. Ratios are oneDNN's time over ours in the same round, medians of rounds; a geometric mean is
 over the layers that were compared undisturbed. The *peak* is the time of a layer's products alone,
 at the rate that was calibrated for the target's instruction on operands in registers: oneDNN's time
-over it bounds the ratio of any kernel that computes the same products.
+over it bounds the ratio of any kernel that computes the same products, as far as the clock stays
+that of the calibration.
 """
 
 from __future__ import annotations
@@ -129,11 +130,12 @@ def text(parts: dict[str, Row]) -> str:
         "oneDNN's time over ours, above 1 where ours is faster: its own account of its computation",
         "(*primitive*), and a call through PyTorch (*call*); of our contraction on packed data,",
         "and with packing and unpacking (weights are packed ahead on both sides).",
-        "*Primitive over peak*: what no kernel of the same products can exceed. Made by",
+        "*Primitive over peak*: what no kernel of the same products can exceed, as long as the clock",
+        "is that of the calibration. Made by",
         "`benchmarks/onednn.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
         "",
         "| suite / target / threads | verified | compared | "
-        + " | ".join(f"{name}: mean (worst)" for name in SUMMARISED.values())
+        + " | ".join(f"{name}: mean (least)" for name in SUMMARISED.values())
         + " |",
         "| --- |" + " --- |" * (len(SUMMARISED) + 2),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cpembed.api.choice import POOR
 from cpembed.api.run_cpu import CpuChoice, model_choices
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
 from cpembed.backends.epilogue import Epilogue
@@ -16,9 +17,6 @@ from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.tune.cpu_choice import CONSIDERED, EQUAL
-
-POOR = 0.5
-"""Utilisation below which the other target is looked at: there a factor of two is lost."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,8 @@ def faster_beside(
     seed: int = 0,
 ) -> Beside | None:
     """The target beside the one that was searched, where this machine has it and the model says it
-    is faster than ``chosen``, by default what the model chooses; None where the instruction is well
+    is faster than ``chosen``, by default what the model chooses; ``timeout`` and ``seed`` are of
+    its search. None where the instruction is well
     used, nothing is named beside it, or tuning made the choice."""
     spec = solved.target
     if spec.beside is None or not solved.embeddings:

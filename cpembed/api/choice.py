@@ -18,8 +18,9 @@ from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.ir.computation import Computation
 
-_POOR = 0.5
-"""Utilisation below which another order of the factors is tried: there a factor of two is lost."""
+POOR = 0.5
+"""Utilisation below which another order of the factors, or another target, is tried: there a factor
+of two is lost."""
 
 _SHORT = 1.0
 """Seconds: only a search that was done sooner is repeated for a note, and no longer than this."""
@@ -99,7 +100,7 @@ def better_order(solved: SolveResult) -> str | None:
     best = solved.embeddings[0]
     instruction = solved.target.instruction
     problem = pair_operands(solved.workload, instruction)
-    if best.overheads.utilisation >= _POOR or not isinstance(problem, EmbeddingProblem):
+    if best.overheads.utilisation >= POOR or not isinstance(problem, EmbeddingProblem):
         return None
     for other in exchanged_problems(problem):
         found = solve(other.workload, solved.target, solved.constraints, top=1, timeout=_SHORT)

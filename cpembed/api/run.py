@@ -15,7 +15,7 @@ A target that is simulated gives another result, of :mod:`cpembed.api.run_vta`:
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, get_args
 
@@ -243,7 +243,12 @@ def run(
 
     report("build", 0)
     others = fused if by_model and constraints is None else None
-    built = _built(solved, asked, missing, native=native, others=others, compares=anything)
+
+    def compared(choice: CpuChoice) -> Beside | None:
+        return faster_beside(solved, choice, epilogue, timeout=timeout, seed=seed or 0)
+
+    compares = compared if anything else None
+    built = _built(solved, asked, missing, native=native, others=others, compares=compares)
     if isinstance(built, Beside):
         return instead(built.target, built)
     return _measured(solved, built, data_seed, report)
@@ -325,15 +330,15 @@ def _built(
     *,
     native: bool,
     others: Search | None,
-    compares: bool,
+    compares: Callable[[CpuChoice], Beside | None] | None,
 ) -> _Built | Beside:
     """The kernel, and what is missing where it is not native; ``others`` searches for more to
-    choose from. With ``compares``, the target beside this one where that is faster."""
+    choose from, ``compares`` a choice with the target beside this one."""
     candidate = pick(solved, asked.rank or 1)
     if native:
         try:
             choices = _choices(solved, candidate, asked, others)
-            beside = faster_beside(solved, choices[0], asked.epilogue) if compares else None
+            beside = None if compares is None else compares(choices[0])
             if beside is not None:
                 return beside
             kernel, choice = build_first(choices, solved.target, asked.epilogue)

@@ -139,7 +139,10 @@ def open_tuning(
     if constraints is None:
         usual = searched(DEFAULT_CONSTRAINTS, considered)
         # As untuned: what the widest set still finds there is no match for it.
-        other = _other(usual) if simulation is None else None
+        other = None
+        if simulation is None:
+            beside = faster_beside(usual, timeout=limit, seed=seed)
+            other = stand_in(usual) if beside is None else beside.target
         if other is not None:
             left = None if timeout is None else max(0.0, started + timeout - time.perf_counter())
             return open_tuning(
@@ -162,12 +165,6 @@ def open_tuning(
     fused = fused_candidates(first, spec, searched) if constraints is None else ()
     field = Field.of(found, spec, fused=fused, fuses=constraints is None)
     return CpuTuning(task, field, Workbench(workload, spec, chosen), chosen, folder)
-
-
-def _other(usual: SolveResult) -> str | None:
-    """The target that runs the workload untuned, where that is not the one that was searched."""
-    beside = faster_beside(usual)
-    return stand_in(usual) if beside is None else beside.target
 
 
 def require_tunable(spec: HardwareSpec) -> None:

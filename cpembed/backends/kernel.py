@@ -15,11 +15,11 @@ from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.epilogue import Epilogue, channel_axes
 from cpembed.backends.move_time import threads_worth
-from cpembed.backends.nest import channel_index
+from cpembed.backends.nest import Nest, channel_index
 from cpembed.backends.packing import Direction, packing_source
 from cpembed.backends.x86 import amx, dot, features, vector, vnni
 from cpembed.backends.x86.calibration import Calibration, calibration
-from cpembed.backends.x86.register_blocks import Scheduled, Schedules
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
@@ -32,17 +32,18 @@ BackendChoice = Literal["auto", "native", "generic"]
 
 @dataclass(frozen=True)
 class _BackEnd:
-    """``schedules`` of a program on a machine and so many threads, storing an epilogue; ``plan``
-    writes one of them down."""
+    """``nest`` is a program's with lanes in digits, storing an epilogue; ``model`` what its
+    register blocks cost; ``plan`` writes one of its schedules down."""
 
-    schedules: Callable[[DerivedProgram, Calibration, int, Epilogue | None], Schedules]
+    nest: Callable[[DerivedProgram, Epilogue | None], Nest]
+    model: Callable[[DerivedProgram], RegisterModel]
     plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
 
 
-_VNNI = _BackEnd(vnni.schedules, vnni.plan)
-_AMX = _BackEnd(amx.schedules, amx.plan)
-_DOT = _BackEnd(dot.schedules, dot.plan)
-_VECTOR = _BackEnd(vector.schedules, vector.plan)
+_VNNI = _BackEnd(vnni.lane_nest, lambda _: vnni.REGISTERS, vnni.plan)
+_AMX = _BackEnd(amx.lane_nest, amx.register_model, amx.plan)
+_DOT = _BackEnd(dot.lane_nest, lambda _: dot.REGISTERS, dot.plan)
+_VECTOR = _BackEnd(vector.lane_nest, lambda _: vector.REGISTERS, vector.plan)
 
 _BACK_ENDS: Mapping[str, _BackEnd] = {
     "avx512_vnni": _VNNI,
@@ -314,8 +315,9 @@ def schedule_space(
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    figures, threads = machine or calibration(), runtime.thread_count()
-    return _back_end(spec).schedules(program, figures, threads, epilogue)
+    back_end, figures = _back_end(spec), machine or calibration()
+    nest, model = back_end.nest(program, epilogue), back_end.model(program)
+    return Schedules(nest, model, figures.knowing(model.product), runtime.thread_count())
 
 
 def _build_native(

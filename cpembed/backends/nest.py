@@ -197,6 +197,7 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
 
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
         access = _all_in_points(flat_access(operand), overlaps.values())
+        assert access is not None
         return KernelOperand(
             parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
         )
@@ -231,14 +232,12 @@ def _walked_by_points(
     return found
 
 
-def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr:
-    """An access over the points of loops that all operands walk by them."""
+def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr | None:
+    """:func:`in_points` of all."""
+    found: IndexExpr | None = access
     for overlap in overlaps:
-        found = in_points(access, overlap)
-        if found is None:
-            raise LoweringError(f"the channels lie at no constant distance along {overlap.axis}")
-        access = found
-    return access
+        found = None if found is None else in_points(found, overlap)
+    return found
 
 
 def _margins(
@@ -251,14 +250,11 @@ def _margins(
     lie outside of it."""
     places = dict(zip((d.name for d in factor.dimensions), factor.access, strict=True))
     for source, size in zip(factor.source, factor.original_shape, strict=True):
-        coordinate: IndexExpr | None = source.substitute(places)
-        for overlap in by_points.values():
-            coordinate = None if coordinate is None else in_points(coordinate, overlap)
-        if coordinate is None or not coordinate.is_affine:
-            continue
+        coordinate = source.substitute(places)
         low, high = coordinate.bounds(program.extents)
-        if low < 0 or high >= size:
-            access = coordinate.rename(lambda name: names[name])
+        walked = _all_in_points(coordinate, by_points.values())
+        if (low < 0 or high >= size) and walked is not None and walked.is_affine:
+            access = walked.rename(lambda name: names[name])
             yield KernelOperand("", factor.dtype, size, access)
 
 
@@ -280,10 +276,12 @@ def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
 def _channels(
     program: DerivedProgram, names: Mapping[str, str], by_points: Mapping[str, Overlap]
 ) -> KernelOperand:
-    index, extents = channel_index(program)
-    index = _all_in_points(index, by_points.values())
+    by_tiles, extents = channel_index(program)
+    index = _all_in_points(by_tiles, by_points.values())
     over_tiles = {(overlap.loop,) for overlap in program.overlaps}
-    if any(term.inner is not None and term.iterators not in over_tiles for term in index.terms):
+    if index is None or any(
+        term.inner is not None and term.iterators not in over_tiles for term in index.terms
+    ):
         raise LoweringError(
             "the channels of this embedding are digits of a fused axis: a bias or a scale needs "
             "another embedding"

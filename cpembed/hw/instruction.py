@@ -251,9 +251,9 @@ class HardwareSpec:
     a machine must report, as Linux spells them in ``/proc/cpuinfo`` (``avx512_vnni``, ``amx_tile``,
     ``asimddp``). ``otherwise`` is the target that runs a workload in which this instruction cannot
     be embedded, if there is one; ``beside`` one that is compared with it where it would be poorly
-    used. ``memories`` are the capacities in bytes of all scopes (None: not
-    limited), also of those that hold no operand; ``machine`` is None where the processor moves the
-    data. ``path`` is the file it was read from.
+    used. ``memories`` are the capacities in bytes of all scopes (None: not limited), also of those
+    that hold no operand; ``machine`` is None where the processor moves the data. ``path`` is the
+    file it was read from.
     """
 
     name: str

@@ -120,9 +120,8 @@ def overlapping(
     A spatial axis may, where the output is in place, whose elements are then written with the same
     result twice, and every other operand that has the axis is in place too, or is packed: in a
     layout in which blocks may begin anywhere, or, where no other axis shares the index, block by
-    block. A reduction axis of integers may where one operand is
-    in place and another is not, which holds zeros for what would be added twice. (A zero times an
-    infinity is no zero.)
+    block. A reduction axis of integers may where one operand is in place and another is not, which
+    holds zeros for what would be added twice. (A zero times an infinity is no zero.)
     """
     exact = all(is_integer(operand.dtype) for operand in workload.operands)
     roles = {role: name for name, role in embedding.operands.items()}

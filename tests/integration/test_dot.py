@@ -15,14 +15,12 @@ from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.packing import packed_before
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.runner import Expected
-from cpembed.tune.cpu_variants import with_variants
 from cpembed.tune.database import DIRECTORY_VARIABLE
+from tests.running import check_candidates, check_schedules
 
 DOT, VNNI, AMX = (hardware_spec(name) for name in ("avx512_vnni_dot", "avx512_vnni", "amx_int8"))
 
@@ -46,14 +44,7 @@ def test_kernels_compute_the_workload(
     words: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
-    given = workload(words, target=DOT)
-    inputs = random_inputs(given, 5)
-    expected, ahead = Expected(given, inputs), packed_before(given)
-    for ranked in with_variants(solve(given, DOT, top=2).embeddings, DOT):
-        kernel = build(ranked.candidate.program, DOT, backend="native")
-        assert kernel.backend == "x86.dot"
-        assert expected.judge(kernel.run(inputs)).verified
-        assert expected.judge(kernel.run_whole(inputs, ahead)).verified
+    check_candidates(words, DOT, "x86.dot")
 
 
 @needs_vnni
@@ -61,14 +52,7 @@ def test_kernels_compute_the_workload(
 def test_every_block_of_a_random_product_is_right(seed: int) -> None:
     rng = random.Random(seed)
     words = f"gemm m={rng.randint(1, 70)} n={rng.randint(1, 7)} k={rng.randint(1, 300)}"
-    given = workload(words, target=DOT)
-    inputs = random_inputs(given, seed)
-    expected = reference(given, inputs)
-    program = solve(given, DOT, top=1).embeddings[0].candidate.program
-    ranked = schedule_space(program, DOT).ranked()
-    for _, knobs in [ranked[0], *rng.sample(ranked, min(4, len(ranked)))]:
-        kernel = build(program, DOT, backend="native", knobs=knobs)
-        assert np.array_equal(kernel.run(inputs), expected), (words, knobs)
+    check_schedules(words, DOT, rng, 4)
 
 
 @needs_vnni

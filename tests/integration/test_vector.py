@@ -19,7 +19,6 @@ from cpembed.api.tune_cpu import CpuTuning
 from cpembed.backends.contract import Knobs
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.packing import packed_before
 from cpembed.backends.x86.calibration import default_calibration
 from cpembed.backends.x86.features import missing_features
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -28,9 +27,9 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.runner import Expected
-from cpembed.tune.cpu_variants import with_variants
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
+from tests.running import check_candidates, check_schedules
 
 INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16")
 
@@ -57,15 +56,7 @@ def test_kernels_compute_the_workload(
     spec: HardwareSpec, layer: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
-    given = workload(layer.split(), target=spec)
-    inputs = random_inputs(given, 5)
-    expected, ahead = Expected(given, inputs), packed_before(given)
-    for ranked in with_variants(solve(given, spec, top=2).embeddings, spec):
-        program = ranked.candidate.program
-        kernel = build(program, spec, backend="native")
-        assert kernel.backend == "x86.vector"
-        assert expected.judge(kernel.run(inputs)).verified
-        assert expected.judge(kernel.run_whole(inputs, ahead)).verified
+    check_candidates(layer, spec, "x86.vector")
 
 
 @needs_vectors
@@ -78,14 +69,7 @@ def test_every_block_of_a_random_layer_is_right(seed: int) -> None:
         f"w={rng.randint(s, 20)} r={r} s={s} pad={rng.randint(0, 2)} stride={rng.randint(1, 3)} "
         f"layout={rng.choice(['NCHW', 'NHWC'])}"
     )
-    given = workload(words.split(), target=INT8)
-    inputs = random_inputs(given, seed)
-    expected = reference(given, inputs)
-    program = solve(given, INT8, top=1).embeddings[0].candidate.program
-    ranked = schedule_space(program, INT8).ranked()
-    for _, knobs in [ranked[0], *rng.sample(ranked, min(3, len(ranked)))]:
-        kernel = build(program, INT8, backend="native", knobs=knobs)
-        assert np.array_equal(kernel.run(inputs), expected), (words, knobs)
+    check_schedules(words, INT8, rng, 3)
 
 
 @needs_vectors

@@ -26,7 +26,7 @@ from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.fetched_results import fetch_lines
 from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.backends.x86.narrow_store import stored_together, write_narrow
-from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import (
     LaneRoles,
     column_loops,
@@ -113,20 +113,14 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, scheduled.copies)
 
 
-def schedules(
-    program: DerivedProgram,
-    machine: Calibration,
-    threads: int,
-    epilogue: Epilogue | None = None,
-) -> Schedules:
-    """The schedules of a program, with their estimates."""
-    roles = lane_roles(program)
-    lanes = _lanes_only(program, roles, epilogue)
-    product = _product(program)
+def register_model(program: DerivedProgram) -> RegisterModel:
+    """What blocks of tiles cost in a program."""
+    product, roles = _product(program), lane_roles(program)
     depth = useful_depth(program, roles, _GROUPS.get(product, 4))
     step = partial(_step, roles, product, depth)
-    model = RegisterModel(fits, step, largest=TILES, rows=_ROWS, columns=_COLUMNS, streams=True)
-    return Schedules(lanes, model, machine.knowing(_TIMED.get(product, "tdpbusd")), threads)
+    return RegisterModel(
+        fits, step, TILES, _timed(product), rows=_ROWS, columns=_COLUMNS, streams=True
+    )
 
 
 def _step(
@@ -146,7 +140,7 @@ def _step(
     split = _split_share(first, {loop.name for loop in digits(nest, roles.depth)}, depth, group)
     line_ns = machine.tile_line_ns[0]
     row_ns = line_ns + split * max(0.0, machine.split_line_ns - line_ns)
-    timed = _TIMED.get(product, "tdpbusd")
+    timed = _timed(product)
     missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
     per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
     distance = _rows_apart(first, roles) * size_bytes(first.dtype)
@@ -199,6 +193,11 @@ def _split_share(factor: KernelOperand, inside: Set[str], depth: int, group: int
     return 1 - min(begins, within) / begins
 
 
+def _timed(product: str) -> str:
+    """The product whose time is known, which another takes as well."""
+    return _TIMED.get(product, "tdpbusd")
+
+
 def _product(program: DerivedProgram) -> str:
     """The product instruction for the operands' types."""
     first, second, output = (operand.dtype for operand in kernel_nest(program).operands)
@@ -208,9 +207,8 @@ def _product(program: DerivedProgram) -> str:
     return product
 
 
-def _lanes_only(
-    program: DerivedProgram, roles: LaneRoles, epilogue: Epilogue | None = None
-) -> Nest:
+def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
     """Lanes in digits, the depth cut where a 32-bit word of B ends."""
     group = _GROUPS.get(_product(program), 4)
-    return split_lanes(kernel_nest(program, epilogue), {roles.depth: (group,)})
+    depth = lane_roles(program).depth
+    return split_lanes(kernel_nest(program, epilogue), {depth: (group,)})

@@ -7,17 +7,15 @@ read as they lie, once, and the lanes of a sum are added up when it is whole.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.contraction import UPDATE, contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest, kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
-from cpembed.backends.x86.vnni import DEPTH, LANES, PLACES, register_dot
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
+from cpembed.backends.x86.vnni import DEPTH, LANES, PLACES, dot_plan
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
@@ -25,6 +23,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.program import DerivedProgram, Loop
 
 _REGISTERS = 28
+"""Of the 32, for sums and factors: adding up takes a few more."""
 _ADDING_UP = 4
 """Products that take as long as adding up the lanes of a sum: four halvings, each a move between
 lanes and an addition, which the sums of a block share (measured on Zen 5: 256 x 256 by four columns
@@ -41,36 +40,8 @@ def is_dot(spec: HardwareSpec) -> bool:
 
 def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     """A kernel on ``vpdpbusd`` whose lanes are added up."""
-    nest = scheduled.nest
-    source = contraction_source(
-        nest,
-        scheduled.threads,
-        unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
-        vectorized={PARTS},
-        added_up=PARTS,
-        packing=scheduled.packing,
-        shared=scheduled.shared,
-    )
-
-    signed_first = nest.operands[0].dtype == "int8"
-
-    def schedule(work: Any) -> None:
-        intrinsic = register_dot(signed_first=signed_first, broadcast=False)
-        loops = work.get_loops(work.get_sblock(UPDATE, "main"))
-        work.tensorize(loops[-2], intrinsic)
-
-    return KernelPlan("x86.dot", source, schedule, copies=scheduled.copies)
-
-
-def schedules(
-    program: DerivedProgram,
-    machine: Calibration,
-    threads: int,
-    epilogue: Epilogue | None = None,
-) -> Schedules:
-    """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
-    layout does not suit the instruction."""
-    return Schedules(_in_parts(program, epilogue), REGISTERS, machine.knowing("vpdpbusd"), threads)
+    del program
+    return dot_plan("x86.dot", scheduled, PARTS, along_rows=True)
 
 
 def _fits(rows: int, columns: int) -> bool:
@@ -90,12 +61,12 @@ def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockSte
     )
 
 
-REGISTERS = RegisterModel(_fits, _step, largest=PLACES)
+REGISTERS = RegisterModel(_fits, _step, PLACES, "vpdpbusd")
 
 
-def _in_parts(program: DerivedProgram, epilogue: Epilogue | None) -> Nest:
+def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
     """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
-    factors."""
+    factors; raises :class:`LoweringError` where the layout does not suit the instruction."""
     nest = split_lanes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.lanes]
     lanes = [loop for loop in nest.inner if loop.name in names]

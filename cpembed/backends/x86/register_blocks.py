@@ -39,14 +39,16 @@ class RegisterModel:
     """What a block of ``rows`` x ``columns`` accumulators needs and costs.
 
     ``step(nest, machine, rows, columns)`` is what one reduction step of a block costs, on a nest
-    with lanes in digits; ``largest`` bounds either side. ``rows`` and ``columns`` are the loops
-    whose points make a block, by falling distance in memory. ``streams``: loads can leave the
-    nearest cache as it is (:attr:`~cpembed.backends.contract.Knobs.streams`).
+    with lanes in digits; ``largest`` bounds either side; ``product`` is the one whose time it
+    takes. ``rows`` and ``columns`` are the loops whose points make a block, by falling distance in
+    memory. ``streams``: loads can leave the nearest cache as it is
+    (:attr:`~cpembed.backends.contract.Knobs.streams`).
     """
 
     fits: Callable[[int, int], bool]
     step: Callable[[Nest, Calibration, int, int], BlockStep]
     largest: int
+    product: str
     rows: Callable[[Nest], tuple[TaskLoop, ...]] = row_loops
     columns: Callable[[Nest], tuple[TaskLoop, ...]] = column_loops
     streams: bool = False

@@ -16,7 +16,7 @@ from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, TaskLoop, kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import lane_extent, row_loops
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -51,18 +51,6 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     return KernelPlan("x86.vector", source, attributes=ATTRIBUTES, copies=scheduled.copies)
 
 
-def schedules(
-    program: DerivedProgram,
-    machine: Calibration,
-    threads: int,
-    epilogue: Epilogue | None = None,
-) -> Schedules:
-    """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
-    layout does not suit vectors."""
-    lanes = _lanes_only(program, _lane(program), epilogue)
-    return Schedules(lanes, REGISTERS, machine, threads)
-
-
 def _unrolled(nest: Nest, lane: str) -> set[str]:
     """The steps of the block, and of the reductions as many inner ones as are short."""
     steps = [loop for loop in nest.inner if loop.name != lane]
@@ -83,9 +71,8 @@ def _fits(rows: int, columns: int) -> bool:
 def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
     """A product has a row of its own to widen, and shares its column's weights."""
     products = _TIMES * rows * columns + columns
-    known = machine.knowing(_TIMED)
     return BlockStep(
-        products_ns=max(products * known.product_ns[_TIMED], known.latency_ns[_TIMED]),
+        products_ns=max(products * machine.product_ns[_TIMED], machine.latency_ns[_TIMED]),
         loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
         line_ns=machine.vector_line_ns,
         stored_lines=rows * columns,
@@ -109,7 +96,7 @@ def _all_move(nest: Nest) -> tuple[TaskLoop, ...]:
     return tuple(sorted(found, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
 
 
-REGISTERS = RegisterModel(_fits, _step, largest=_REGISTERS, rows=_along, columns=_all_move)
+REGISTERS = RegisterModel(_fits, _step, _REGISTERS, _TIMED, rows=_along, columns=_all_move)
 
 
 def _lane(program: DerivedProgram) -> str:
@@ -125,7 +112,9 @@ def _lane(program: DerivedProgram) -> str:
     return lane_name(names[0])
 
 
-def _lanes_only(program: DerivedProgram, lane: str, epilogue: Epilogue | None) -> Nest:
+def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit vectors."""
+    lane = _lane(program)
     nest = split_lanes(kernel_nest(program, epilogue))
     extent = program.extents[program.instruction.computation.axes[0].name]
     if lane_extent(nest, lane) != extent:

@@ -12,7 +12,7 @@ from cpembed.backends.nest import Nest, kernel_nest
 from cpembed.backends.script import HEADER
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -30,34 +30,32 @@ channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."
 
 def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     """A kernel on ``vpdpbusd``."""
+    return dot_plan("x86.vnni", scheduled, lane_roles(program).column)
+
+
+def dot_plan(
+    backend: str, scheduled: Scheduled, lane: str, *, along_rows: bool = False
+) -> KernelPlan:
+    """A kernel on ``vpdpbusd`` with accumulators along ``lane``: each is a sum or, ``along_rows``,
+    a part of the one that is stored."""
     nest = scheduled.nest
-    steps = {loop.name for loop in nest.inner if loop.name.endswith("_step")}
     source = contraction_source(
         nest,
         scheduled.threads,
-        unrolled=steps,
-        vectorized={lane_roles(program).column},
+        unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
+        vectorized={lane},
+        added_up=lane if along_rows else None,
         packing=scheduled.packing,
         shared=scheduled.shared,
     )
 
     def schedule(work: Any) -> None:
+        signed_first = nest.operands[0].dtype == "int8"
+        intrinsic = register_dot(signed_first=signed_first, broadcast=not along_rows)
         loops = work.get_loops(work.get_sblock(UPDATE, "main"))
-        work.tensorize(loops[-2], register_dot(signed_first=nest.operands[0].dtype == "int8"))
+        work.tensorize(loops[-2], intrinsic)
 
-    return KernelPlan("x86.vnni", source, schedule, copies=scheduled.copies)
-
-
-def schedules(
-    program: DerivedProgram,
-    machine: Calibration,
-    threads: int,
-    epilogue: Epilogue | None = None,
-) -> Schedules:
-    """The schedules of a program, with their estimates; raises :class:`LoweringError` where the
-    layout does not suit the instruction."""
-    lanes = _lanes_only(program, lane_roles(program), epilogue)
-    return Schedules(lanes, REGISTERS, machine.knowing("vpdpbusd"), threads)
+    return KernelPlan(backend, source, schedule, copies=scheduled.copies)
 
 
 def _fits(rows: int, columns: int) -> bool:
@@ -78,14 +76,14 @@ def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockSte
     )
 
 
-REGISTERS = RegisterModel(_fits, _step, largest=PLACES)
+REGISTERS = RegisterModel(_fits, _step, PLACES, "vpdpbusd")
 
 
-def _lanes_only(
-    program: DerivedProgram, roles: LaneRoles, epilogue: Epilogue | None = None
-) -> Nest:
+def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
+    instruction."""
     nest = split_lanes(kernel_nest(program, epilogue))
-    _check(nest, roles)
+    _check(nest, lane_roles(program))
     return order_reductions(nest)
 
 

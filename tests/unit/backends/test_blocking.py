@@ -158,7 +158,7 @@ def model(largest: int, limit: int = 99) -> RegisterModel:
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
         return BlockStep(rows * columns, rows + columns, (1, 1, 1, 1), rows * columns)
 
-    return RegisterModel(lambda r, c: r * c <= limit, step, largest)
+    return RegisterModel(lambda r, c: r * c <= limit, step, largest, "vpdpbusd")
 
 
 def scheduled(nest: Nest, registers: RegisterModel) -> Schedules:
