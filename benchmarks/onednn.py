@@ -130,7 +130,7 @@ def text(parts: dict[str, Row]) -> str:
         "oneDNN's time over ours, above 1 where ours is faster: its own account of its computation",
         "(*primitive*), and a call through PyTorch (*call*); of our contraction on packed data,",
         "and with packing and unpacking (weights are packed ahead on both sides).",
-        "*Primitive over peak*: what no kernel of the same products can exceed, as long as the clock",
+        "*Primitive over peak*: what no kernel of the same products can exceed, while the clock",
         "is that of the calibration. Made by",
         "`benchmarks/onednn.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
         "",

@@ -212,9 +212,11 @@ def test_an_intrinsic_that_does_not_match_is_a_lowering_error(
 ) -> None:
     monkeypatch.setenv(features.ASSUME_VARIABLE, "avx512f,avx512_vnni")
     right = vnni.register_dot
-    monkeypatch.setattr(
-        vnni, "register_dot", lambda *, signed_first: right(signed_first=not signed_first)
-    )
+
+    def wrong(*, signed_first: bool, broadcast: bool) -> str:
+        return right(signed_first=not signed_first, broadcast=broadcast)
+
+    monkeypatch.setattr(vnni, "register_dot", wrong)
     with pytest.raises(LoweringError, match="does not match the program") as caught:
         build(gemm_program(VNNI, m=4, n=16, k=4), VNNI, backend="native")
     assert "\n" not in str(caught.value)
