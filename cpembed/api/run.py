@@ -41,8 +41,9 @@ from cpembed.api.solve import (
     workload_json,
 )
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import EXECUTED, BackendChoice, CompiledKernel, build
+from cpembed.backends.kernel import BackendChoice, CompiledKernel, build
 from cpembed.backends.packing import packed_before
+from cpembed.backends.x86.back_ends import EXECUTED
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set

@@ -33,8 +33,9 @@ class KernelPlan:
 
     ``schedule`` rewrites the parsed function (tensorizes its blocks); ``attributes`` are
     instruction-set attributes of the compilation target, ``options`` switches of LLVM's code
-    generator. ``copies``: elements of a last parameter, into which the kernel itself packs its
-    first factor; 0 where that comes packed.
+    generator, ``functions`` what the kernel calls that is written in LLVM's own language.
+    ``copies``: elements of a last parameter, into which the kernel itself packs its first factor; 0
+    where that comes packed.
     """
 
     backend: str
@@ -43,3 +44,4 @@ class KernelPlan:
     attributes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     copies: int = 0
+    functions: str = ""

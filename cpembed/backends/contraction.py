@@ -25,6 +25,16 @@ STAGE = "stage"
 Results = Callable[[Script, Nest], bool]
 """Writes what a task stores of its sums; False where it does not."""
 
+
+@dataclass(frozen=True)
+class AddedUp:
+    """The innermost spatial loop, whose accumulators are the parts of one sum that is stored:
+    ``total(vector)`` is TVMScript for that of a vector of them."""
+
+    loop: str
+    total: Callable[[str], str]
+
+
 VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 
 
@@ -42,7 +52,7 @@ def contraction_source(
     packing: PrivatePacking | None = None,
     each_step: Callable[[Script, Nest], None] | None = None,
     shared: SharedSums | None = None,
-    added_up: str | None = None,
+    added_up: AddedUp | None = None,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -55,8 +65,7 @@ def contraction_source(
     packs the first factor for itself; the nest is then that of ``packing``, its original the first
     parameter and the parts' copies the last. ``each_step`` writes down what comes before the
     products of a step of the reductions. ``shared``: the nest stores parts of sums, which are added
-    up at the end. ``added_up``: the innermost spatial loop, whose accumulators are the parts of one
-    sum that is stored.
+    up at the end. ``added_up``: what makes one of several accumulators.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -278,15 +287,13 @@ def _store(
         write_block(script, STORE, spatial, statement)
 
 
-def _store_added_up(script: Script, nest: Nest, unrolled: Collection[str], parts: str) -> None:
-    """Add the accumulators along a loop, the innermost of them, as one vector."""
-    spatial = [loop for loop in nest.spatial_inner if loop.name != parts]
-    lanes = nest.inner_loop(parts).extent
-    first = nest.accumulator_access.substitute({parts: IndexExpr()})
-    vector = f'acc.vload([{first}], dtype="{nest.sums}x{lanes}")'
-    name = f"llvm.vector.reduce.add.v{lanes}{nest.sums.replace('int', 'i')}"
-    found = f'T.llvm_lookup_intrinsic_id("{name}")'
-    total = f'T.call_llvm_pure_intrin({found}, {vector}, dtype="{nest.sums}")'
+def _store_added_up(
+    script: Script, nest: Nest, unrolled: Collection[str], added_up: AddedUp
+) -> None:
+    spatial = [loop for loop in nest.spatial_inner if loop.name != added_up.loop]
+    lanes = nest.inner_loop(added_up.loop).extent
+    first = nest.accumulator_access.substitute({added_up.loop: IndexExpr()})
+    total = added_up.total(f'acc.vload([{first}], dtype="{nest.sums}x{lanes}")')
     regions = (
         f"T.reads(acc[{first} : {first} + {lanes}])",
         f"T.writes({element(nest.operands[2])})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,11 +15,12 @@ from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.epilogue import Epilogue, channel_axes
 from cpembed.backends.move_time import threads_worth
-from cpembed.backends.nest import Nest, channel_index
+from cpembed.backends.nest import channel_index
 from cpembed.backends.packing import Direction, packing_source
-from cpembed.backends.x86 import amx, dot, features, vector, vnni
+from cpembed.backends.x86 import features
+from cpembed.backends.x86.back_ends import back_end
 from cpembed.backends.x86.calibration import Calibration, calibration
-from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled, Schedules
+from cpembed.backends.x86.register_blocks import Schedules
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
@@ -28,33 +29,6 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 Array = NDArray[Any]
 
 BackendChoice = Literal["auto", "native", "generic"]
-
-
-@dataclass(frozen=True)
-class _BackEnd:
-    """``nest`` is a program's with lanes in digits, storing an epilogue; ``model`` what its
-    register blocks cost; ``plan`` writes one of its schedules down."""
-
-    nest: Callable[[DerivedProgram, Epilogue | None], Nest]
-    model: Callable[[DerivedProgram], RegisterModel]
-    plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
-
-
-_VNNI = _BackEnd(vnni.lane_nest, lambda _: vnni.REGISTERS, vnni.plan)
-_AMX = _BackEnd(amx.lane_nest, amx.register_model, amx.plan)
-_DOT = _BackEnd(dot.lane_nest, lambda _: dot.REGISTERS, dot.plan)
-_VECTOR = _BackEnd(vector.lane_nest, lambda _: vector.REGISTERS, vector.plan)
-
-_BACK_ENDS: Mapping[str, _BackEnd] = {
-    "avx512_vnni": _VNNI,
-    "amx_int8": _AMX,
-    "amx_bf16": _AMX,
-    "avx512bw": _VECTOR,
-}
-"""Back end by the CPU feature that provides the instruction; of several features the first."""
-
-EXECUTED = ("x86",)
-"""Values of a specification's ``backend`` that :func:`build` compiles for."""
 
 
 class CompiledKernel:
@@ -315,8 +289,8 @@ def schedule_space(
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    back_end, figures = _back_end(spec), machine or calibration()
-    nest, model = back_end.nest(program, epilogue), back_end.model(program)
+    found, figures = back_end(spec), machine or calibration()
+    nest, model = found.nest(program, epilogue), found.model(program)
     return Schedules(nest, model, figures.knowing(model.product), runtime.thread_count())
 
 
@@ -326,20 +300,13 @@ def _build_native(
     knobs: Knobs | None,
     epilogue: Epilogue | None,
 ) -> CompiledKernel:
-    back_end = _back_end(spec)
+    found = back_end(spec)
     features.require(spec)
     space = schedule_space(program, spec, epilogue=epilogue)
     chosen = knobs or space.best()
-    plan = back_end.plan(program, space.scheduled(program, chosen))
+    plan = found.plan(program, space.scheduled(program, chosen))
 
     def packing() -> KernelPlan:
-        return back_end.plan(program, space.scheduled(program, chosen, packs=True))
+        return found.plan(program, space.scheduled(program, chosen, packs=True))
 
     return CompiledKernel(program, plan, epilogue=epilogue, packing=packing)
-
-
-def _back_end(spec: HardwareSpec) -> _BackEnd:
-    found = [back_end for name, back_end in _BACK_ENDS.items() if name in spec.cpu_features]
-    if spec.backend not in EXECUTED or not found:
-        raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
-    return _DOT if dot.is_dot(spec) else found[0]

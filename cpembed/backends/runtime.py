@@ -99,8 +99,19 @@ def compile_plan(plan: KernelPlan) -> Function:
             last = str(error).strip().splitlines()[-1]
             raise LoweringError(f"the instruction does not match the program: {last}") from error
         module = work.mod
+    if plan.functions:
+        module["main"] = _importing(module["main"], plan.functions)
     with library.transform.PassContext(opt_level=3):
         return Function(library.compile(module, host_target(plan.attributes, plan.options)))
+
+
+def _importing(function: Any, functions: str) -> Any:
+    """A function that calls others, which are written in LLVM's language."""
+    from tvm import ir, tirx
+
+    zero, text = tirx.const(0, "int32"), ir.StringImm(functions)
+    body = tirx.AttrStmt(zero, "pragma_import_llvm", text, function.body)
+    return function.with_body(body)
 
 
 def bits(array: NDArray[Any]) -> NDArray[Any]:

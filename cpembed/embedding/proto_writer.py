@@ -8,6 +8,7 @@ that one instead saves half a second of start-up, which ``cp_model`` spends on i
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from cpembed.errors import SpecError
 
 Ids = NDArray[np.int64]
 INFINITY = 2**62
+_COMPARED = 256
+"""Tuples at most that are compared two by two where their numbers would not fit."""
 
 
 @dataclass(frozen=True)
@@ -180,18 +183,16 @@ class ProtoWriter:
         else:
             self._row({root: 1}, low, high)
 
-    def _tuple_weights(self, tuples: Ids) -> Ids:
-        """Mixed-radix weights that make the weighted sum of a row unique, in 64 bits."""
+    def _tuple_weights(self, tuples: Ids) -> Ids | None:
+        """Mixed-radix weights that make the weighted sum of a row unique; None where 64 bits do
+        not hold the sums of all rows together, as CP-SAT wants it of the domains of a model."""
         roots = self.representative[tuples]
         spans = self.high[roots].max(axis=0) - self.low[roots].min(axis=0) + 1
         weights = [1]
         for span in reversed(spans.tolist()):
             weights.append(weights[-1] * max(1, span))
-        if weights.pop() >= INFINITY:
-            raise SpecError(
-                "this constraint set compares points of a domain beyond 64 bits one by one: "
-                "add hyper_rectangle to it"
-            )
+        if weights.pop() * len(tuples) >= INFINITY:
+            return None
         return np.array(weights[::-1], np.int64)
 
     def _weighted(self, tuple_ids: Ids, weights: Ids) -> tuple[dict[int, int], int]:
@@ -208,6 +209,12 @@ class ProtoWriter:
 
     def all_different(self, tuples: Ids) -> None:
         weights = self._tuple_weights(tuples)
+        if weights is None:
+            if len(tuples) > _COMPARED:
+                raise _too_large()
+            for one, other in itertools.combinations(tuples, 2):
+                self.differ(one, other)
+            return
         constraint = self.proto.constraints.add().all_diff
         for row in tuples:
             terms, offset = self._weighted(row, weights)
@@ -236,6 +243,8 @@ class ProtoWriter:
 
     def differ(self, left: Ids, right: Ids) -> None:
         weights = self._tuple_weights(np.stack([left, right]))
+        if weights is None:
+            raise _too_large()
         terms, offset = self._weighted(left, weights)
         other, other_offset = self._weighted(right, weights)
         for root, weight in other.items():
@@ -285,3 +294,10 @@ def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
         else:
             result += [value, value]
     return result or [1, 0]
+
+
+def _too_large() -> SpecError:
+    return SpecError(
+        "this constraint set compares points of a domain beyond 64 bits one by one: "
+        "add hyper_rectangle to it"
+    )

@@ -39,6 +39,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     "tdpbusd": ("amx_tile", "amx_int8"),
     "tdpbf16ps": ("amx_tile", "amx_bf16"),
     "vpdpbusd": ("avx512f", "avx512_vnni"),
+    "vdpbf16ps": ("avx512f", "avx512_bf16"),
 }
 """CPU features by product instruction."""
 

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from cpembed.backends import runtime
+from cpembed.backends.x86.dot_products import DOT_PRODUCTS, VPDPBUSD
 from cpembed.backends.x86.tiles import MAX_ROWS, TileGrid
 from cpembed.measure import microkernels
 from cpembed.measure.microkernels import BLOCK, BLOCK_LINES, COUNTS, STAMPS, WORDS, Lines
@@ -31,8 +32,8 @@ _HEAT_NS = 300_000
 sample that is to have the clock that kernels have."""
 _TOGETHER = 0.9
 """Of the time that the longest of the parallel parts takes: so much of it all must run."""
-VECTOR_ACCUMULATORS = 12
-"""Accumulators of vector products: more than hide a latency of five cycles at two a cycle."""
+VECTOR_ACCUMULATORS = 16
+"""Accumulators of vector products: more than hide a latency of six cycles at two a cycle."""
 BLOCK_PRODUCTS = ((0, 4, 6), (2, 5, 6), (1, 4, 7), (3, 5, 7))
 """Products of a block of 2 x 2 accumulators, as kernels order them."""
 
@@ -94,7 +95,7 @@ class Laboratory:
         self._streams = max(1, min(threads, l3 * 3 // 4 // self._region))
         """Threads whose regions stay in L3 together."""
         self._tile_products = [name for name in products if name.startswith("tdp")]
-        self._vector_products = [name for name in products if name.startswith("vpdp")]
+        self._vector_products = [name for name in products if name in DOT_PRODUCTS]
         self.has_tiles = bool(self._tile_products)
         self._memory = dict[int, object]()
         self._functions = dict[str, runtime.Function]()
@@ -129,8 +130,8 @@ class Laboratory:
             yield partial(probe, f"latency_ns:{name}", chain)
             yield from self._product_pair(name, partial(probe, body=body))
         for name in self._vector_products:
-            body = microkernels.vector_products(VECTOR_ACCUMULATORS, VECTOR_ACCUMULATORS)
-            chain = microkernels.vector_products(1, VECTOR_ACCUMULATORS)
+            body = microkernels.vector_products(name, VECTOR_ACCUMULATORS, VECTOR_ACCUMULATORS)
+            chain = microkernels.vector_products(name, 1, VECTOR_ACCUMULATORS)
             probe = partial(self._product, tiles=False, units=VECTOR_ACCUMULATORS)
             yield partial(probe, f"latency_ns:{name}", chain, ns=2.0)
             yield from self._product_pair(name, partial(probe, body=body, ns=0.2))
@@ -267,7 +268,8 @@ class Laboratory:
 
     @cached_property
     def _vector_heat(self) -> Callable[[], bool]:
-        body = microkernels.vector_products(VECTOR_ACCUMULATORS, VECTOR_ACCUMULATORS)
+        count = VECTOR_ACCUMULATORS
+        body = microkernels.vector_products(VPDPBUSD.name, count, count)
         return partial(self._kernel(body).run, int(_HEAT_NS / 2.5))
 
 

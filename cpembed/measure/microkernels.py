@@ -19,9 +19,10 @@ import numpy as np
 
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.script import HEADER, Script
+from cpembed.backends.script import HEADER, Script, storage_dtype
 from cpembed.backends.x86.amx import ATTRIBUTES, OPTIONS
 from cpembed.backends.x86.amx_intrinsics import call
+from cpembed.backends.x86.dot_products import DOT_PRODUCTS, VPDPBUSD, DotProduct
 from cpembed.backends.x86.tiles import MAX_ROWS, TILES
 
 LINE = 64
@@ -67,7 +68,8 @@ def plan(body: Sequence[str], region: int, chunks: int = 1, *, tiles: bool = Fal
             for line in (_stamp(0), *body, _stamp(1)):
                 script.line(line)
     options = (ATTRIBUTES, OPTIONS) if tiles else (("+clflushopt",), ())
-    return KernelPlan("x86.calibration", script.text(), None, *options)
+    functions = "".join(dot.functions for dot in DOT_PRODUCTS.values())
+    return KernelPlan("x86.calibration", script.text(), None, *options, functions=functions)
 
 
 def varied_bytes(count: int) -> Any:
@@ -101,14 +103,19 @@ def tile_products(instruction: str, tiles: Sequence[tuple[int, int, int]]) -> Li
     ]
 
 
-def vector_products(accumulators: int, products: int) -> Lines:
-    """A step is so many vpdpbusd, each into the next accumulator."""
-    factors = [f'T.reinterpret({name}[T.ramp(0, 1, {WORDS})], dtype="uint8x64")' for name in "ab"]
-    step = [_multiply_vectors(number % accumulators, *factors) for number in range(products)]
+def vector_products(instruction: str, accumulators: int, products: int) -> Lines:
+    """A step is so many products, each into the next accumulator."""
+    dot = DOT_PRODUCTS[instruction]
+    dtype = f"{storage_dtype(dot.factors[0])}x{WORDS * dot.depth}"
+    factors = [f'T.reinterpret({name}[T.ramp(0, 1, {WORDS})], dtype="{dtype}")' for name in "ab"]
+    step = [_multiply_vectors(dot, number % accumulators, *factors) for number in range(products)]
     return [
         *_accumulators(accumulators),
         *(f'{name} = T.sblock_alloc_buffer(({WORDS},), "int32", scope="local")' for name in "ab"),
-        *(f"{n}[T.ramp(0, 1, {WORDS})] = {_line(at)}" for n, at in (("a", "0"), ("b", "64"))),
+        *(
+            f"{name}[T.ramp(0, 1, {WORDS})] = {_factor(dot, _line(at))}"
+            for name, at in (("a", "0"), ("b", "64"))
+        ),
         *_loop("step", "counts[0]", step),
         *_keep(accumulators),
     ]
@@ -209,7 +216,7 @@ def vector_tasks() -> Lines:
         words = f'T.broadcast(T.reinterpret({word}, dtype="int32"), {WORDS})'
         first = f'T.reinterpret({words}, dtype="uint8x64")'
         second = f'data.vload([{base} + {column * LINE}], dtype="uint8x64")'
-        step.append(_multiply_vectors(number, first, second))
+        step.append(_multiply_vectors(VPDPBUSD, number, first, second))
     stores = [_set_line(f"{8 * TILE + n * LINE}", _register(n)) for n in range(rows * columns)]
     task = [*zero, *_loop("step", "counts[2]", step), *stores]
     return [*_accumulators(rows * columns), *_loop("task", "counts[0]", task)]
@@ -272,8 +279,16 @@ def _set_line(offset: str, value: str) -> str:
     return f'data[T.ramp({offset}, 1, {LINE})] = T.reinterpret({value}, dtype="uint8x{LINE}")'
 
 
-def _multiply_vectors(accumulator: int, first: str, second: str) -> str:
-    intrinsic = 'T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512")'
+def _factor(dot: DotProduct, words: str) -> str:
+    """Bytes as they are, or bfloat16 values between 0.5 and 1 of these bits."""
+    if dot.sums == "int32":
+        return words
+    low, high = (f"T.broadcast({number}, {WORDS})" for number in (0x007F007F, 0x3F003F00))
+    return f"T.bitwise_or(T.bitwise_and({words}, {low}), {high})"
+
+
+def _multiply_vectors(dot: DotProduct, accumulator: int, first: str, second: str) -> str:
     register = _register(accumulator)
-    arguments = f'{intrinsic}, {register}, {first}, {second}, dtype="int32x{WORDS}"'
-    return f"{register} = T.call_llvm_pure_intrin({arguments})"
+    sums = f'T.reinterpret({register}, dtype="{dot.sums}x{WORDS}")'
+    product = dot.call(sums, first, second, False)
+    return f'{register} = T.reinterpret({product}, dtype="int32x{WORDS}")'

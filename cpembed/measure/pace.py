@@ -40,7 +40,7 @@ class Pace:
         body = (
             microkernels.tile_products(product, BLOCK_PRODUCTS)
             if tiles
-            else microkernels.vector_products(count, count)
+            else microkernels.vector_products(product, count, count)
         )
         plan = microkernels.plan(body, _REGION, threads, tiles=tiles)
         data = microkernels.varied_bytes(_REGION * threads)

@@ -1,4 +1,4 @@
-"""Dot products along rows: kernels, and when one runs in another target's place."""
+"""Dot products, along rows and in columns: kernels, and when one runs in another target's place."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from tests.running import check_candidates, check_schedules
 
 DOT, VNNI, AMX = (hardware_spec(name) for name in ("avx512_vnni_dot", "avx512_vnni", "amx_int8"))
+BF16_DOT, BF16, AMX_BF16 = (
+    hardware_spec(name) for name in ("avx512_bf16_dot", "avx512_bf16", "amx_bf16")
+)
 
 needs_vnni = pytest.mark.skipif(
     bool(missing_features(DOT)), reason=f"missing: {', '.join(missing_features(DOT))}"
@@ -37,14 +41,59 @@ WORKLOADS = [
 ]
 
 
-@needs_vnni
+needs_bf16 = pytest.mark.skipif(
+    bool(missing_features(BF16)), reason=f"missing: {', '.join(missing_features(BF16))}"
+)
+
+BACK_ENDS = [
+    pytest.param(DOT, "x86.vnni_rows", marks=needs_vnni, id="vnni_rows"),
+    pytest.param(BF16, "x86.bf16", marks=needs_bf16, id="bf16"),
+    pytest.param(BF16_DOT, "x86.bf16_rows", marks=needs_bf16, id="bf16_rows"),
+]
+
+
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("words", WORKLOADS)
+@pytest.mark.parametrize("spec, backend", BACK_ENDS)
 def test_kernels_compute_the_workload(
-    words: str, threads: str, monkeypatch: pytest.MonkeyPatch
+    spec: HardwareSpec, backend: str, words: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
-    check_candidates(words, DOT, "x86.dot")
+    check_candidates(words, spec, backend)
+
+
+@pytest.mark.parametrize("spec, backend", BACK_ENDS)
+def test_the_instruction_is_used(spec: HardwareSpec, backend: str) -> None:
+    given = workload("gemm m=32 n=32 k=128", target=spec)
+    program = solve(given, spec, top=1).embeddings[0].candidate.program
+    kernel = build(program, spec, backend="native")
+    assert kernel.backend == backend
+    name = "vpdpbusd" if spec is DOT else "vdpbf16ps"
+    lines = [line.split() for line in kernel.assembly().splitlines()]
+    assert [words[0] for words in lines if words[:1] == [name]]
+    # What LLVM is given as a function of its own is no call.
+    assert not [words for words in lines if words[:1] == ["callq"] and "cpembed" in words[1]]
+
+
+@needs_bf16
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_pairs_are_right(seed: int) -> None:
+    """Small integers: sums are the same in every order."""
+    rng = random.Random(seed)
+    spec = rng.choice([BF16, BF16_DOT])
+    given = workload(
+        f"gemm m={rng.randint(1, 70)} n={rng.randint(1, 40)} k={rng.randint(1, 300)}", target=spec
+    )
+    some = np.random.default_rng(seed)
+    inputs = {
+        operand.name: some.integers(-8, 8, operand.shape).astype(numpy_dtype(operand.dtype))
+        for operand in given.inputs
+    }
+    expected = reference(given, inputs)
+    program = solve(given, spec, top=1).embeddings[0].candidate.program
+    for _, knobs in rng.sample(schedule_space(program, spec).ranked(), 4):
+        kernel = build(program, spec, backend="native", knobs=knobs)
+        assert np.array_equal(kernel.run(inputs), expected), knobs
 
 
 @needs_vnni
@@ -91,7 +140,7 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert isinstance(found, RunResult)
     assert found.solved.target.name == "avx512_vnni_dot"
     assert found.asked.name == "avx512_vnni"
-    assert found.backend == "x86.dot"
+    assert found.backend == "x86.vnni_rows"
     assert found.beside is not None
     assert found.beside.us < found.beside.asked_us
     tuning = open_tuning(given, VNNI, trials=1, database=tmp_path)
@@ -100,15 +149,18 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 @needs_vnni
-@pytest.mark.parametrize("target", [VNNI, AMX], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("target", [VNNI, AMX, BF16, AMX_BF16], ids=lambda spec: spec.name)
 def test_which_is_faster_the_model_says(target: HardwareSpec) -> None:
-    few = workload("gemm m=2048 n=1 k=1000", target="avx512_vnni")
-    many = workload("gemm m=64 n=64 k=256", target="avx512_vnni")
+    assert target.beside is not None
+    if target.beside == "avx512_bf16_dot" and missing_features(BF16):
+        pytest.skip(f"missing: {', '.join(missing_features(BF16))}")
+    few = workload("gemm m=2048 n=1 k=1000", target=target.beside)
+    many = workload("gemm m=64 n=64 k=256", target=target.beside)
     beside = faster_beside(solve(few, target, top=4))
     assert beside is not None
-    assert beside.target == "avx512_vnni_dot"
+    assert beside.target == target.beside
     assert faster_beside(solve(many, target, top=4)) is None
-    assert faster_beside(solve(few, DOT, top=1)) is None
+    assert faster_beside(solve(few, target.beside, top=1)) is None
 
 
 @needs_vnni

@@ -45,6 +45,8 @@ TARGETS = {
     "avx512_vnni_dot": ("uint8", "int8", "int32"),
     "amx_int8": ("uint8", "int8", "int32"),
     "amx_bf16": ("bfloat16", "bfloat16", "float32"),
+    "avx512_bf16": ("bfloat16", "bfloat16", "float32"),
+    "avx512_bf16_dot": ("bfloat16", "bfloat16", "float32"),
 }
 
 

@@ -94,6 +94,7 @@ GENERIC = {
     "wmma_f16": {"rows": 16, "depth": 16, "dtype": "float16"},
     "amx_bf16": {"rows": 5, "depth": 32, "dtype": "bfloat16"},
     "avx512_vnni": {"depth": 4, "dtype": "uint8,int8"},
+    "avx512_bf16": {"depth": 2, "dtype": "bfloat16"},
 }
 
 

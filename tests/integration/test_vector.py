@@ -31,7 +31,7 @@ from cpembed.tune.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
 from tests.running import check_candidates, check_schedules
 
-INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16")
+INT8, BF16 = hardware_spec("avx512_int8"), hardware_spec("avx512_bf16_fma")
 
 needs_vectors = pytest.mark.skipif(
     bool(missing_features(INT8)), reason=f"missing: {', '.join(missing_features(INT8))}"

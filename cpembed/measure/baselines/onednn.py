@@ -32,6 +32,7 @@ _LIMITS: dict[str, str | None] = {
     "amx_int8": None,
     "amx_bf16": None,
     "avx512_vnni": "AVX512_CORE_VNNI",
+    "avx512_bf16": "AVX512_CORE_BF16",
 }
 """The limit, None where there is to be none, by the CPU feature that provides the instruction."""
 

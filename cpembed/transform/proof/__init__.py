@@ -77,8 +77,8 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
         # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
         failed = flattening(program)
         return Proof((*failed, *prove_whole(program).failed))
-    if program.overlaps:
-        # The lemmas take every point to be executed once.
+    if program.overlaps or _has_digits_of_sums(program):
+        # The lemmas take every point to be executed once, and every digit to be an iterator's.
         return prove_whole(program)
     lemmas, whole = Factored(program, shared), general.Relations(program)
     outputs = {operand.name for operand in program.workload.outputs}
@@ -94,6 +94,16 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
         failed += [] if written and lemmas.output(name) else general.output(whole, name)
     failed += [] if lemmas.tile() else general.tile(program)
     return Proof(tuple(failed))
+
+
+def _has_digits_of_sums(program: DerivedProgram) -> bool:
+    """Where a lane of several axes is stored in digits that its axes' extents do not end at."""
+    return any(
+        term.inner is not None
+        for operand in program.operands
+        for index in (*operand.source, *operand.access)
+        for term in index.terms
+    )
 
 
 def prove_whole(program: DerivedProgram) -> Proof:

@@ -9,7 +9,7 @@ import pytest
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.nest import kernel_nest
-from cpembed.backends.x86 import amx, features, vnni
+from cpembed.backends.x86 import amx, dot_products, features
 from cpembed.backends.x86.tiles import TILES, TileGrid, fits
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
@@ -211,12 +211,12 @@ def test_an_intrinsic_that_does_not_match_is_a_lowering_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(features.ASSUME_VARIABLE, "avx512f,avx512_vnni")
-    right = vnni.register_dot
+    right = dot_products.register_dot
 
-    def wrong(*, signed_first: bool, broadcast: bool) -> str:
-        return right(signed_first=not signed_first, broadcast=broadcast)
+    def wrong(dot: dot_products.DotProduct, first: str, second: str, *, broadcast: bool) -> str:
+        return right(dot, second, first, broadcast=broadcast)
 
-    monkeypatch.setattr(vnni, "register_dot", wrong)
+    monkeypatch.setattr(dot_products, "register_dot", wrong)
     with pytest.raises(LoweringError, match="does not match the program") as caught:
         build(gemm_program(VNNI, m=4, n=16, k=4), VNNI, backend="native")
     assert "\n" not in str(caught.value)

@@ -42,6 +42,13 @@ def vpdpbusd(broadcast: Array, register: Array, sums: Array) -> None:
             sums[lane] += broadcast[byte] * register[4 * lane + byte]
 
 
+def vdpbf16ps(broadcast: Array, register: Array, sums: Array) -> None:
+    """SDM volume 2, VDPBF16PS: one pair per 32-bit lane."""
+    for lane in range(16):
+        for half in range(2):
+            sums[lane] += broadcast[half] * register[2 * lane + half]
+
+
 def sdot_by_element(element: Array, register: Array, sums: Array) -> None:
     """Arm ARM, SDOT (by element): the same four bytes for every 32-bit lane."""
     for lane in range(4):
@@ -99,7 +106,9 @@ MODELS: dict[str, Model] = {
     "amx_bf16": amx(2),
     "amx_int8": amx(4),
     "arm_sdot": sdot_by_element,
-    "avx512_bf16": lanes,
+    "avx512_bf16": vdpbf16ps,
+    "avx512_bf16_dot": dot,
+    "avx512_bf16_fma": lanes,
     "avx512_int8": lanes,
     "avx512_vnni": vpdpbusd,
     "avx512_vnni_dot": dot,
@@ -298,6 +307,8 @@ def test_shape_backend_and_cpu_features(
             ["int8 int8 int32", "int8 uint8 int32", "uint8 int8 int32", "uint8 uint8 int32"],
         ),
         ("avx512_bf16", ["bfloat16 bfloat16 float32"]),
+        ("avx512_bf16_dot", ["bfloat16 bfloat16 float32"]),
+        ("avx512_bf16_fma", ["bfloat16 bfloat16 float32"]),
         (
             "amx_int8",
             ["int8 int8 int32", "int8 uint8 int32", "uint8 int8 int32", "uint8 uint8 int32"],
@@ -341,6 +352,8 @@ def test_only_the_rows_of_amx_are_configurable() -> None:
         ("avx512_vnni_dot", set()),
         ("avx512_int8", set()),
         ("avx512_bf16", set()),
+        ("avx512_bf16_dot", set()),
+        ("avx512_bf16_fma", set()),
         ("arm_sdot", set()),
         ("axpy", set()),
         ("dot", set()),

@@ -79,9 +79,18 @@ def test_every_part_says_when_it_ran() -> None:
 
 @needs("vpdpbusd")
 def test_vector_products_multiply_as_often_as_they_say() -> None:
-    done = Executed(micro.vector_products(3, 5), (7, 0, 0))
+    done = Executed(micro.vector_products("vpdpbusd", 3, 5), (7, 0, 0))
     a, b = done.before[:64].astype(np.int32), done.before[64:128].astype(np.int32)
     np.testing.assert_array_equal(done.out[0], 5 * 7 * (a * b).reshape(16, 4).sum(axis=1))
+
+
+@needs("vdpbf16ps")
+def test_vector_products_of_pairs() -> None:
+    done = Executed(micro.vector_products("vdpbf16ps", 1, 1), (1, 0, 0))
+    words = done.before[:128].view(np.uint32).reshape(2, 16) & 0x007F007F | 0x3F003F00
+    halves = words.view(np.uint16).reshape(2, 16, 2).astype(np.uint32) << 16
+    a, b = halves.view(np.float32).astype(np.float64)
+    np.testing.assert_allclose(done.out[0].view(np.float32), (a * b).sum(axis=1), rtol=1e-6)
 
 
 @needs("vpdpbusd")

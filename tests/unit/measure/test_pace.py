@@ -43,7 +43,7 @@ def test_a_target_of_another_machine_has_no_pace() -> None:
     assert Pace.of(hardware_spec("vta_1x16x16")) is None
 
 
-@pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni"])
+@pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "avx512_bf16"])
 def test_the_loop_runs(target: str) -> None:
     spec = hardware_spec(target)
     if missing := missing_features(spec):

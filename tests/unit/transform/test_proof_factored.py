@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from cpembed.api.solve import solve
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import (
+    HardwareSpec,
     Instruction,
     InstructionAxis,
     OperandMemory,
@@ -276,3 +278,31 @@ def test_only_factors_of_a_sum_make_padding_neutral() -> None:
     assert absorbing(Operation("mul", (Operation("add", (left, left)), right))) == ("O", "B")
     assert absorbing(Operation("add", (left, right))) == ("O",)
     assert absorbing(Operation("mul", (left, right)), "max") == ("O",)
+
+
+def test_lanes_of_two_axes_in_digits_that_end_at_neither() -> None:
+    """x counts 3 pixels for each of 2 images, and pairs of its 6 points are stored together: a
+    pixel is a digit of a sum, of which the lemmas do not speak."""
+    axes = InstructionAxis("x", 2, 8, 2), InstructionAxis("z", 2, 2)
+    pairs = (TileDimension("x", 2), TileDimension("z"), TileDimension("x", 1, 2))
+    memory = {
+        "A": OperandMemory("local", pairs),
+        "B": OperandMemory("local", (TileDimension("z"),)),
+        "C": OperandMemory("local", (TileDimension("x"),)),
+    }
+    computation = parse_computation("C[x] += A[x,z] * B[z]", {"x": 8, "z": 2})
+    dtypes = {operand.name: (operand.dtype,) for operand in computation.operands}
+    spec = HardwareSpec("pairs", "", "", Instruction("pairs", axes, computation, dtypes, memory))
+    workload = parse_computation(
+        "O[n,k,q] += I[n,c,q+s] * W[k,c,s]", {"n": 2, "k": 4, "q": 6, "c": 8, "s": 3}
+    )
+    found = [
+        item.candidate.program for item in solve(workload, spec, "complete", top=40).embeddings
+    ]
+    of_sums = [
+        program
+        for program in found
+        if any(t.inner is not None for o in program.operands for i in o.source for t in i.terms)
+    ]
+    assert of_sums
+    assert all(prove(program).holds for program in of_sums)

@@ -1,4 +1,4 @@
-"""AVX-512 VNNI along rows: dot products of 64 bytes, whose 16 lanes are parts of one sum.
+"""Dot products along rows, whose 16 lanes are parts of one sum.
 
 For products of few columns, which leave most lanes of a matrix instruction idle: both factors are
 read as they lie, once, and the lanes of a sum are added up when it is whole.
@@ -7,15 +7,17 @@ read as they lie, once, and the lanes of a sum are added up when it is whole.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest, kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.dot_columns import PLACES
+from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan
 from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
-from cpembed.backends.x86.vnni import DEPTH, LANES, PLACES, dot_plan
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
@@ -33,15 +35,15 @@ PARTS = "parts"
 """The lanes of an accumulator, as a loop."""
 
 
-def is_dot(spec: HardwareSpec) -> bool:
+def is_along_rows(spec: HardwareSpec) -> bool:
     """Whether an instruction adds all its products to one sum."""
     return not spec.instruction.computation.output.shape
 
 
-def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
-    """A kernel on ``vpdpbusd`` whose lanes are added up."""
+def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on a dot product whose lanes are added up."""
     del program
-    return dot_plan("x86.dot", scheduled, PARTS, along_rows=True)
+    return dot_plan(dot, scheduled, PARTS, along_rows=True)
 
 
 def _fits(rows: int, columns: int) -> bool:
@@ -49,40 +51,44 @@ def _fits(rows: int, columns: int) -> bool:
     return rows * columns + min(rows, columns) + 1 <= _REGISTERS
 
 
-def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-    product = machine.product_ns["vpdpbusd"]
-    return BlockStep(
-        products_ns=max(rows * columns * product, machine.latency_ns["vpdpbusd"]),
-        loads_ns=(rows + columns) * machine.vector_line_ns[0],
-        line_ns=machine.vector_line_ns,
-        stored_lines=rows * columns,
-        task_ns=rows * columns * _ADDING_UP * product,
-        streams=rows,
-    )
+@cache
+def registers(dot: DotProduct) -> RegisterModel:
+    """What a block of its accumulators costs."""
+
+    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+        del nest
+        product, latency = machine.product_ns[dot.name], machine.latency_ns[dot.name]
+        return BlockStep(
+            products_ns=max(rows * columns * product, latency),
+            loads_ns=(rows + columns) * machine.vector_line_ns[0],
+            line_ns=machine.vector_line_ns,
+            stored_lines=rows * columns,
+            task_ns=rows * columns * _ADDING_UP * product,
+            streams=rows,
+        )
+
+    return RegisterModel(_fits, step, PLACES, dot.name)
 
 
-REGISTERS = RegisterModel(_fits, _step, PLACES, "vpdpbusd")
-
-
-def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
     """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
     factors; raises :class:`LoweringError` where the layout does not suit the instruction."""
     nest = split_lanes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.lanes]
     lanes = [loop for loop in nest.inner if loop.name in names]
-    if len(names) != 1 or [loop.extent for loop in lanes] != [LANES * DEPTH]:
-        raise LoweringError(f"a dot product needs {LANES * DEPTH} neighbours that are one digit")
+    if len(names) != 1 or [loop.extent for loop in lanes] != [LANES * dot.depth]:
+        wanted = LANES * dot.depth
+        raise LoweringError(f"{dot.name} along rows needs {wanted} neighbours that are one digit")
     lane = lanes[0]
     for operand in nest.operands[:2]:
         if operand.stride(lane.name) != 1:
             raise LoweringError(
-                f"a dot product needs its factors at stride 1, not operand {operand.parameter} at "
-                f"{operand.stride(lane.name)}"
+                f"{dot.name} along rows needs operand {operand.parameter} at stride 1, "
+                f"not {operand.stride(lane.name)}"
             )
-    if {o.dtype for o in nest.operands[:2]} != {"uint8", "int8"} or nest.sums != "int32":
-        raise LoweringError("vpdpbusd multiplies uint8 by int8 into int32")
-    digits = Loop(PARTS, LANES, AxisKind.SPATIAL), replace(lane, extent=DEPTH)
-    split = {lane.name: IndexExpr.of([IndexTerm(PARTS, DEPTH), IndexTerm(lane.name)])}
+    dot.check(nest)
+    digits = Loop(PARTS, LANES, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
+    split = {lane.name: IndexExpr.of([IndexTerm(PARTS, dot.depth), IndexTerm(lane.name)])}
 
     def in_digits(operand: KernelOperand) -> KernelOperand:
         return replace(operand, access=operand.access.substitute(split))

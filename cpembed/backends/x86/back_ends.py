@@ -1,0 +1,62 @@
+"""Which code generator a target has: by the CPU feature that provides its instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from cpembed.backends.contract import KernelPlan
+from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.nest import Nest
+from cpembed.backends.x86 import amx, dot_columns, dot_rows, vector
+from cpembed.backends.x86.dot_products import DOT_PRODUCTS, DotProduct
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
+from cpembed.errors import BackendUnavailable
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.transform.program import DerivedProgram
+
+EXECUTED = ("x86",)
+"""Values of a specification's ``backend`` that kernels are compiled for."""
+
+
+@dataclass(frozen=True)
+class BackEnd:
+    """``nest`` is a program's with lanes in digits, storing an epilogue; ``model`` what its
+    register blocks cost; ``plan`` writes one of its schedules down."""
+
+    nest: Callable[[DerivedProgram, Epilogue | None], Nest]
+    model: Callable[[DerivedProgram], RegisterModel]
+    plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
+
+
+def _columns(dot: DotProduct) -> BackEnd:
+    nest, plan = partial(dot_columns.lane_nest, dot), partial(dot_columns.plan, dot)
+    return BackEnd(nest, lambda _: dot_columns.registers(dot), plan)
+
+
+def _rows(dot: DotProduct) -> BackEnd:
+    nest, plan = partial(dot_rows.lane_nest, dot), partial(dot_rows.plan, dot)
+    return BackEnd(nest, lambda _: dot_rows.registers(dot), plan)
+
+
+_AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
+
+_BY_FEATURE: Mapping[str, BackEnd] = {
+    "amx_int8": _AMX,
+    "amx_bf16": _AMX,
+    **{dot.feature: _columns(dot) for dot in DOT_PRODUCTS.values()},
+    "avx512bw": BackEnd(vector.lane_nest, lambda _: vector.REGISTERS, vector.plan),
+}
+"""Of several features the first."""
+
+_ALONG_ROWS: Mapping[str, BackEnd] = {dot.feature: _rows(dot) for dot in DOT_PRODUCTS.values()}
+
+
+def back_end(spec: HardwareSpec) -> BackEnd:
+    """Raises :class:`BackendUnavailable` where a target has none."""
+    by_feature = _ALONG_ROWS if dot_rows.is_along_rows(spec) else _BY_FEATURE
+    found = [of for name, of in by_feature.items() if name in spec.cpu_features]
+    if spec.backend not in EXECUTED or not found:
+        raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
+    return found[0]

@@ -1,0 +1,87 @@
+"""Dot products whose lanes are columns, with their sums in registers: the first factor's neighbours
+feed every lane."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from cpembed.backends.blocking import order_reductions, split_lanes
+from cpembed.backends.contract import KernelPlan
+from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.x86.calibration import Calibration
+from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan
+from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
+from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
+from cpembed.errors import LoweringError
+from cpembed.transform.program import DerivedProgram
+
+_REGISTERS = 24
+"""Of the 32: blocks that want more ran no faster on Zen 4, and spilled in some layers."""
+
+PLACES = 12
+"""Rows or columns of a block at most: ways of the first-level cache. A block's rows often lie a
+multiple of 4 KiB apart, and more of them evict each other (measured on Zen 5: 64 columns of 512
+channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."""
+
+
+def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on a dot product."""
+    return dot_plan(dot, scheduled, lane_roles(program).column)
+
+
+def _fits(rows: int, columns: int) -> bool:
+    """One side of the block stays in registers beside the accumulators while the other passes
+    through one more."""
+    return rows * columns + min(rows, columns) + 1 <= _REGISTERS
+
+
+@cache
+def registers(dot: DotProduct) -> RegisterModel:
+    """What a block of its accumulators costs."""
+
+    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+        """A row costs a broadcast of 4 bytes, a column a load of a line."""
+        del nest
+        product, latency = machine.product_ns[dot.name], machine.latency_ns[dot.name]
+        return BlockStep(
+            products_ns=max(rows * columns * product, latency),
+            loads_ns=(rows + columns) * machine.vector_line_ns[0],
+            line_ns=machine.vector_line_ns,
+            stored_lines=rows * columns,
+        )
+
+    return RegisterModel(_fits, step, PLACES, dot.name)
+
+
+def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
+    instruction."""
+    nest = split_lanes(kernel_nest(program, epilogue))
+    dot.check(nest)
+    _check_lanes(dot, nest, lane_roles(program))
+    return order_reductions(nest)
+
+
+def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
+    first, second, output = nest.operands
+    if roles.row is not None or (
+        lane_extent(nest, roles.column),
+        lane_extent(nest, roles.depth),
+    ) != (LANES, dot.depth):
+        raise LoweringError(
+            f"{dot.name} needs {LANES} lanes of {dot.depth} neighbours, each lane one digit"
+        )
+    wanted = (
+        (first, roles.depth, 1),
+        (second, roles.depth, 1),
+        (second, roles.column, dot.depth),
+        (output, roles.column, 1),
+    )
+    for operand, lane, stride in wanted:
+        if operand.stride(lane) != stride:
+            raise LoweringError(
+                f"{dot.name} needs {lane} of operand {operand.parameter} at stride {stride}, "
+                f"not {operand.stride(lane)}"
+            )
