@@ -11,9 +11,8 @@ run goes on where it stopped, and rows that were disturbed are measured again, a
 Writes ``onednn.json`` after every part and ``onednn.md`` into ``--output``, by default beside this
 file. Ratios are oneDNN's time over ours in the same round, medians of rounds; a geometric mean is
 over the layers that were compared undisturbed. The *peak* is the time of a layer's products alone,
-at the rate that was calibrated for the target's instruction on operands in registers: oneDNN's time
-over it bounds the ratio of any kernel that computes the same products, as far as the clock stays
-that of the calibration.
+on operands in registers and as many threads, timed in the same rounds: oneDNN's time over it bounds
+the ratio of any kernel that computes the same products.
 """
 
 from __future__ import annotations
@@ -102,20 +101,10 @@ def row_of(row: Row) -> Row:
     run: Row = row.get("run") or {}
     baselines: dict[str, Row] = run.get("baselines") or {}
     compared = baselines.get("onednn", {})
-    times = ("primitive_us", "call_us", "ours_us", "ours_with_packing_us")
-    kept = {name: median(compared, name) for name in (*RATIOS, *times)}
+    times = ("primitive_us", "call_us", "ours_us", "ours_with_packing_us", "peak_us")
+    kept = {name: median(compared, name) for name in (*SUMMARISED, *times)}
     kept |= {name: compared.get(name) for name in ("missing", "stored", "noisy", "slow_rounds")}
-    kept["peak_us"] = peak_us(row["macs"], run)
-    theirs, peak = kept["primitive_us"], kept["peak_us"]
-    kept["primitive_over_peak"] = theirs / peak if theirs and peak else None
     return {"index": row["index"], "layer": row["label"], **kept, "verified": run.get("verified")}
-
-
-def peak_us(macs: int, run: Row) -> float | None:
-    """Microseconds of the products alone, on all threads; None where the rate was not measured."""
-    if not run.get("peak_share"):
-        return None
-    return 2 * macs / (run["gops"] / run["peak_share"]) / 1e3
 
 
 def median(compared: Row, name: str) -> float | None:
@@ -130,8 +119,8 @@ def text(parts: dict[str, Row]) -> str:
         "oneDNN's time over ours, above 1 where ours is faster: its own account of its computation",
         "(*primitive*), and a call through PyTorch (*call*); of our contraction on packed data,",
         "and with packing and unpacking (weights are packed ahead on both sides).",
-        "*Primitive over peak*: what no kernel of the same products can exceed, while the clock",
-        "is that of the calibration. Made by",
+        "*Primitive over peak*: its time over that of the products alone, which no kernel of the",
+        "same products can exceed (those with padding can be left out). Made by",
         "`benchmarks/onednn.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
         "",
         "| suite / target / threads | verified | compared | "

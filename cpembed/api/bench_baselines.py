@@ -42,9 +42,10 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     as it wants them, both means. ``ours_us``: our contraction on packed operands;
     ``ours_with_packing_us``: with packing and unpacking. The ratios are the baseline's time over
     ours in the same round, above 1 where ours is faster; ``primitive_ratio_with_packing`` adds
-    ``reorder_us``. ``elsewhere_cores``: what other processes had of the machine meanwhile.
-    ``noisy``: too much, or a ratio varied too much (:class:`~cpembed.measure.turns.Turns`): then
-    the ratios mean little.
+    ``reorder_us``. ``peak_us``: the layer's products alone, on registers, in the same rounds, and
+    ``primitive_over_peak`` the library's time over that. ``elsewhere_cores``: what other processes
+    had of the machine meanwhile. ``noisy``: too much, or a ratio varied too much
+    (:class:`~cpembed.measure.turns.Turns`): then the ratios mean little.
     """
 
     missing: str | None = None
@@ -62,6 +63,8 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     call_ratio_with_packing: Latency | None = None
     primitive_ratio: Latency | None = None
     primitive_ratio_with_packing: Latency | None = None
+    peak_us: Latency | None = None
+    primitive_over_peak: Latency | None = None
     elsewhere_cores: float | None = None
     slow_rounds: int = 0
     noisy: bool = False
@@ -83,8 +86,7 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
         return kernel
 
     pace = Pace.of(result.solved.target)
-    usual = None if pace is None else pace.wait
-    found = contest(storing, baseline, subject, inputs, usual=usual)
+    found = contest(storing, baseline, subject, inputs, pace=pace)
     if isinstance(found, NotCovered):
         return BaselineRow(missing=found.reason)
     return _compared(found)
@@ -107,6 +109,8 @@ def _compared(found: Comparison) -> BaselineRow:
         call_ratio_with_packing=Latency.of(found.call_ratio(packing=True)),
         primitive_ratio=_latency(found.primitive_ratio(packing=False)),
         primitive_ratio_with_packing=_latency(found.primitive_ratio(packing=True)),
+        peak_us=_latency(found.peak),
+        primitive_over_peak=_latency(found.primitive_over_peak),
         elsewhere_cores=found.turns.elsewhere,
         slow_rounds=found.turns.slow,
         noisy=found.turns.is_noisy,

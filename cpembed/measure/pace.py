@@ -12,7 +12,7 @@ import time
 from functools import cache
 
 from cpembed.backends.runtime import compile_plan, thread_count
-from cpembed.backends.x86.calibration import load_calibration
+from cpembed.backends.x86.calibration import OPERATIONS, load_calibration
 from cpembed.backends.x86.features import lacking
 from cpembed.backends.x86.tiles import MAX_ROWS
 from cpembed.hw.instruction import HardwareSpec
@@ -28,6 +28,7 @@ PATIENCE = 0.1
 
 _SAMPLE_NS = 100_000
 """On each thread."""
+_STRETCHES = 10
 _REGION = microkernels.BLOCK
 
 
@@ -49,6 +50,9 @@ class Pace:
         steps_ns = (7.0 * len(BLOCK_PRODUCTS)) if tiles else 0.2 * count
         self._steps = int(_SAMPLE_NS / steps_ns)
         products = len(BLOCK_PRODUCTS) if tiles else count
+        per_thread = products * self._steps * _STRETCHES
+        self.macs = OPERATIONS[product] // 2 * per_thread * threads
+        """Multiply-accumulates of :meth:`stretch`, at the product's largest shape."""
         shared = None if known is None else known.product_shared_ns.get(product)
         self._best = math.inf if shared is None else shared * products * self._steps
         """Nanoseconds of the loop when nothing else had the unit."""
@@ -70,6 +74,11 @@ class Pace:
             if time.perf_counter() > deadline:
                 return False
         return True
+
+    def stretch(self) -> None:
+        """Products for about a millisecond, to be timed: what starting the threads takes does not
+        show in it."""
+        self._kernel.run(self._steps * _STRETCHES)
 
     def is_usual(self) -> bool:
         """Whether the loop takes about as long as it did at best."""

@@ -18,10 +18,12 @@ from cpembed.measure.baselines.base import (
     Primitives,
     Subject,
 )
-from cpembed.measure.runner import Expected, Quantiles, Verification, wall_clock
+from cpembed.measure.pace import Pace
+from cpembed.measure.runner import Expected, Quantiles, Verification, quantiles, wall_clock
 from cpembed.measure.turns import OUR_POOL, Side, Turns, time_in_turns
 
 _OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
+_PRODUCTS = "products"
 
 _TRIAL_ROUNDS = 3
 """Rounds that choose among a baseline's forms."""
@@ -33,7 +35,8 @@ class Comparison:
 
     ``names`` are the implementations that the library chose, ``reorder_us`` and ``weights_us`` its
     moving of activations and of weights in a call (means), which its primitive time does not hold;
-    None where the library keeps no account of itself.
+    None where the library keeps no account of itself. ``share``: of the products in the sample of
+    such, those of the workload.
     """
 
     form: str
@@ -43,6 +46,7 @@ class Comparison:
     reorder_us: float | None
     weights_us: float | None
     turns: Turns
+    share: float | None = None
 
     @property
     def ours(self) -> Quantiles:
@@ -63,6 +67,23 @@ class Comparison:
     def primitive(self) -> Quantiles | None:
         """What the library itself says that its computation took."""
         return self.turns.times(_PRIMITIVE) if _PRIMITIVE in self.turns.samples else None
+
+    @property
+    def peak(self) -> Quantiles | None:
+        """The workload's products alone, on registers and all threads, at the clock of these
+        rounds."""
+        if self.share is None:
+            return None
+        return quantiles([us * self.share for us in self.turns.samples[_PRODUCTS]])
+
+    @property
+    def primitive_over_peak(self) -> Quantiles | None:
+        """The baseline's computation over :attr:`peak` in the same round: what no kernel of the
+        same products exceeds beside it."""
+        if self.share is None or _PRIMITIVE not in self.turns.samples:
+            return None
+        found = self.turns.ratio(_PRIMITIVE, _PRODUCTS)
+        return Quantiles(*(of / self.share for of in (found.median, found.p10, found.p90)))
 
     def call_ratio(self, *, packing: bool) -> Quantiles:
         """The baseline's call over ours, round by round: above 1 where ours is faster."""
@@ -85,14 +106,14 @@ def contest(
     *,
     rounds: int = 11,
     round_ms: float = 10.0,
-    usual: Callable[[], bool] | None = None,
+    pace: Pace | None = None,
 ) -> Comparison | NotCovered:
     """Compare our kernel with the fastest of a baseline's forms that are right.
 
     ``kernel_of`` gives ours by the type of the results that it stores: that of the baseline's form,
     since bytes take a quarter of the memory of sums. :class:`NotCovered` where the baseline has no
-    form of the workload, or only wrong ones. ``usual`` as in
-    :func:`~cpembed.measure.turns.time_in_turns`.
+    form of the workload, or only wrong ones. ``pace`` is that of the instruction: rounds in
+    which it is slow are repeated, and its products are timed beside the others.
 
     Raises :class:`InvariantError` where our kernel's numbers are wrong.
     """
@@ -117,6 +138,9 @@ def contest(
     account = _Account(chosen)
     if account.names is not None:
         sides[_PRIMITIVE] = Side(account, baseline.pool)
+    if pace is not None:
+        sides[_PRODUCTS] = Side(wall_clock(pace.stretch), OUR_POOL)
+    usual = None if pace is None else pace.wait
     found = time_in_turns(sides, rounds=rounds, round_ms=round_ms, usual=usual)
     return Comparison(
         chosen.form,
@@ -126,6 +150,7 @@ def contest(
         account.mean_us("reorder_us"),
         account.mean_us("weights_us"),
         found,
+        None if pace is None else subject.workload.macs / pace.macs,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure import turns
 from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
+from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Expected
 from cpembed.operators.gemm import gemm
 from tests.unit.backends.handwritten import conv2d_program
@@ -38,7 +40,7 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
     subject = Subject(workload, "conv2d", {})
     inputs = random_inputs(workload, 0)
 
-    def call(*forms: FakeForm) -> Comparison | NotCovered:
+    def call(*forms: FakeForm, pace: Pace | None = None) -> Comparison | NotCovered:
         def contenders(subject: Subject, inputs: Arrays) -> Sequence[Contender]:
             right = reference(workload, inputs)
             for form in forms:
@@ -52,7 +54,7 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
             return build(kernel.program, VNNI, backend="generic", epilogue=epilogue)
 
         baseline = FakeBaseline(contenders)
-        return contest(kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5)
+        return contest(kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5, pace=pace)
 
     return call
 
@@ -197,3 +199,37 @@ def test_a_bfloat16_result_may_be_off_by_its_rounding() -> None:
     assert not expected.judge(rounded.astype(np.float32)).verified
     wrong = (rounded.astype(np.float32) * np.float32(1.02)).astype(ml_dtypes.bfloat16)
     assert not expected.judge_converted(wrong).verified
+
+
+class FakePace(Pace):
+    """Products that take a millisecond, whatever the machine does."""
+
+    macs = 10**6
+
+    def __init__(self) -> None:
+        pass
+
+    def stretch(self) -> None:
+        time.sleep(1e-3)
+
+    def wait(self) -> bool:
+        return True
+
+
+def test_the_products_alone_are_timed_beside_both(
+    fought: Callable[..., Comparison | NotCovered],
+) -> None:
+    found = fought(FakeForm("right", EXACT, 1e-4, primitive_us=200.0), pace=FakePace())
+    assert isinstance(found, Comparison)
+    assert found.share is not None
+    loops = found.turns.samples["products"]
+    assert found.peak is not None
+    assert found.peak.median == pytest.approx(np.median(loops) * found.share)
+    assert found.peak.median >= 1000 * found.share
+    assert found.primitive_over_peak is not None
+    assert found.primitive_over_peak.median == pytest.approx(
+        np.median([200 / us for us in loops]) / found.share
+    )
+    without = fought(FakeForm("right", EXACT, 1e-4, primitive_us=200.0))
+    assert isinstance(without, Comparison)
+    assert without.peak is without.primitive_over_peak is None
