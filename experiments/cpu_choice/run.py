@@ -1,7 +1,7 @@
 """What the model's choice, and tuning, lose to brute force on this machine's CPU.
 
     python experiments/cpu_choice/run.py                       # all rows that are missing
-    python experiments/cpu_choice/run.py unit16:1 --trials 32
+    python experiments/cpu_choice/run.py unit16:1/amx_int8 --trials 32
 
 Writes ``results.json``, ``results.md`` and, where matplotlib is installed, ``results.svg`` into
 ``--output``, by default beside this file; README.md says what is counted.
@@ -18,6 +18,7 @@ from pathlib import Path
 from cpembed.api.solve import hardware_spec, workload
 from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning, Field
+from cpembed.backends.x86.features import missing_features
 from cpembed.tune.cpu_contest import Failed
 from cpembed.tune.cpu_measure import Workbench
 from cpembed.tune.cpu_space import CpuProposal, canonical, proposal
@@ -25,10 +26,11 @@ from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
 
-TARGET, THREADS = "amx_int8", "1"
+TARGETS, THREADS = ("amx_int8", "avx512_vnni"), "1"
 BRUTE = ("unit16:1", "unit16:12", "resnet50:15", "deepbench:10", "odd:3")
 """Layers of which everything is measured; of the others the model's choice and the tuned one."""
 LAYERS = (*BRUTE, *(f"unit16:{number}" for number in range(16) if f"unit16:{number}" not in BRUTE))
+ROWS = tuple(f"{layer}/{target}" for target in TARGETS for layer in LAYERS)
 HOPELESS = 4.0
 """Estimates beyond so many times the best one are not measured, by nobody."""
 
@@ -37,9 +39,10 @@ def compute(key: str, trials: int) -> Row:
     """Tune a layer as ``cpembed tune`` does, for some then measure everything that could have been
     chosen, then the model's choice, the tuned one and the best of all beside each other."""
     os.environ["TVM_NUM_THREADS"] = THREADS
-    suite, number = key.split(":")
-    spec = hardware_spec(TARGET)
-    given = workload([key, "layout=NHWC"], target=spec)
+    named, target = key.split("/")
+    suite, number = named.split(":")
+    spec = hardware_spec(target)
+    given = workload([named, "layout=NHWC"], target=spec)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         tuning = open_tuning(given, spec, trials=trials, database=Path(folder))
@@ -60,7 +63,7 @@ def compute(key: str, trials: int) -> Row:
     bench = Workbench(given, spec, "total")
     began = time.perf_counter()
     best, measured, failed = found, 0, 0
-    if key in BRUTE:
+    if named in BRUTE:
         best, measured, failed = brute_force(bench, list(known.values()), first)
     brute_seconds = time.perf_counter() - began
     names = {"untuned": first, "tuned": found, "best": best}
@@ -125,16 +128,25 @@ def markdown(rows: list[Row]) -> list[str]:
         "# What the model and tuning lose to brute force",
         "",
         "Written by `run.py`; README.md says what is counted. One thread, whole calls, packing",
-        f"included, `{TARGET}`, NHWC. Rows with a * were disturbed at the end.",
-        "",
+        "included, NHWC. Rows with a * were disturbed at the end.",
+    ]
+    for target in TARGETS:
+        own = [row for row in rows if row["key"].endswith(f"/{target}")]
+        lines += ["", f"## {target}", "", *_table(own)] if own else []
+    return lines
+
+
+def _table(rows: list[Row]) -> list[str]:
+    lines = [
         "| layer | best us | model | tuned | trials | all schedules | choice s | tuned s | all s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         everything = f"{row['measured']:,} of {row['embeddings']} embeddings"
         brute = (everything, f"{row['brute_seconds']:.0f}") if row["measured"] else ("", "")
+        name = row["key"].split("/")[0] + ("*" if row["noisy"] else "")
         lines.append(
-            f"| {row['key']}{'*' if row['noisy'] else ''} `{row['layer']}` | {row['best_us']:.1f} "
+            f"| {name} `{row['layer']}` | {row['best_us']:.1f} "
             f"| +{row['untuned_loss']:.1%} | +{row['tuned_loss']:.1%} | {row['trials']} "
             f"| {brute[0]} | {row['choice_seconds']:.1f} | {row['tuned_seconds']:.0f} "
             f"| {brute[1]} |"
@@ -171,7 +183,14 @@ def plot(rows: list[Row], folder: Path) -> bool:
 
 
 EXPERIMENT = Experiment.of_script(
-    __file__, __doc__, LAYERS, compute, markdown, plot, "kernels that tuning measures"
+    __file__,
+    __doc__,
+    ROWS,
+    compute,
+    markdown,
+    plot,
+    "kernels that tuning measures",
+    lambda key: ", ".join(missing_features(hardware_spec(key.split("/")[1]))),
 )
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class Experiment:
     markdown: Callable[[list[Row]], list[str]]
     plot: Callable[[list[Row], Path], bool]
     measured: str = "timed simulations of a mapping"
+    lacking: Callable[[str], str] = lambda key: ""
+    """What this machine lacks for a row, in words; empty where nothing."""
 
     @staticmethod
     def of_script(
@@ -46,11 +48,12 @@ class Experiment:
         markdown: Callable[[list[Row]], list[str]],
         plot: Callable[[list[Row], Path], bool],
         measured: str = measured,
+        lacking: Callable[[str], str] = lacking,
     ) -> Experiment:
         """By the file and the docstring of its script."""
         description = str(text).split("\n\n", maxsplit=1)[0]
         folder = Path(script).resolve().parent
-        return Experiment(folder, description, keys, compute, markdown, plot, measured)
+        return Experiment(folder, description, keys, compute, markdown, plot, measured, lacking)
 
     def main(self) -> int:
         """The command line of the experiment."""
@@ -76,6 +79,9 @@ class Experiment:
         stored = load(folder)
         for key in wanted:
             if key in stored and not again:
+                continue
+            if missing := self.lacking(key):
+                print(f"{key}: left out, missing: {missing}", file=sys.stderr, flush=True)
                 continue
             started = time.perf_counter()
             row = self.compute(key, trials)
