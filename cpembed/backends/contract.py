@@ -35,7 +35,7 @@ class KernelPlan:
     instruction-set attributes of the compilation target, ``options`` switches of LLVM's code
     generator, ``functions`` what the kernel calls that is written in LLVM's own language.
     ``copies``: elements of a last parameter, into which the kernel itself packs its first factor; 0
-    where that comes packed.
+    where that comes packed. ``original``: it is read as it came, without packing.
     """
 
     backend: str
@@ -45,3 +45,4 @@ class KernelPlan:
     options: tuple[str, ...] = ()
     copies: int = 0
     functions: str = ""
+    original: bool = False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from cpembed.backends.epilogue import BIAS, SCALE
-from cpembed.backends.margins import guarded
+from cpembed.backends.margins import bodies, guarded, readable
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
@@ -101,13 +101,15 @@ def contraction_source(
                 _bind_task(script, nest)
                 _regions(script, nest, stages=delayed is not None)
                 added = vectorized if vectorized_update else ()
-                _sums(script, nest, unrolled, plain, added, each_step)
-                if delayed is not None:
-                    delayed.write(script, "now - 1", f"now > {first}")
-                if added_up is not None:
-                    _store_added_up(script, nest, unrolled, added_up)
-                else:
-                    _store(script, nest, unrolled, plain, stages=delayed is not None)
+                _local(script, "acc", nest)
+                for body in _each_body(script, nest):
+                    _sums(script, body, unrolled, plain, added, each_step)
+                    if delayed is not None:
+                        delayed.write(script, "now - 1", f"now > {first}")
+                    if added_up is not None:
+                        _store_added_up(script, body, unrolled, added_up)
+                    else:
+                        _store(script, body, unrolled, plain, stages=delayed is not None)
             if delayed is not None:
                 delayed.write(script, f"{end} - 1")
             for statement in epilogue:
@@ -133,8 +135,12 @@ def element(operand: KernelOperand) -> str:
 def update_statement(nest: Nest) -> str:
     """The multiply-accumulate of one point."""
     accumulator = f"acc[{nest.accumulator_access}]"
-    factors = " * ".join(read(element(o), o.dtype, nest.sums) for o in nest.operands[:2])
-    return f"{accumulator} = {accumulator} + {factors}"
+    first, second = nest.operands[:2]
+    condition = readable(nest) if nest.unpadded else ""
+    one = f"T.if_then_else({condition}, {element(first)}, {zero(first.dtype)})"
+    factors = (one if condition else element(first), first.dtype), (element(second), second.dtype)
+    product = " * ".join(read(factor, dtype, nest.sums) for factor, dtype in factors)
+    return f"{accumulator} = {accumulator} + {product}"
 
 
 def write_block(script: Script, name: str, loops: Sequence[Loop], *statements: str) -> None:
@@ -239,6 +245,18 @@ def _bind_task(
         script.line(binding)
 
 
+def _each_body(script: Script, nest: Nest) -> Generator[Nest]:
+    """What a task computes, at the border and inside; what is written meanwhile is for such."""
+    with ExitStack() as branches:
+        for condition, body in bodies(nest) if nest.unpadded else [("", nest)]:
+            if not condition:
+                yield body
+                continue
+            with script.nested(f"if {condition}:"):
+                yield body
+            branches.enter_context(script.nested("else:"))
+
+
 def _sums(
     script: Script,
     nest: Nest,
@@ -248,7 +266,6 @@ def _sums(
     each_step: Callable[[Script, Nest], None] | None,
 ) -> None:
     spatial = nest.spatial_inner
-    _local(script, "acc", nest)
     with script.nested(*loop_headers(spatial, unrolled, vectorized)):
         accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")

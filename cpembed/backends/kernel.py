@@ -44,11 +44,11 @@ class CompiledKernel:
         plan: KernelPlan,
         fallback: str | None = None,
         epilogue: Epilogue | None = None,
-        packing: Callable[[], KernelPlan] | None = None,
+        whole: Callable[[], KernelPlan] | None = None,
     ) -> None:
         """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
-        of the plan, where it has one; ``packing``: plans the same kernel with the packing of its
-        first factor inside."""
+        of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
+        comes, whose packing, if any, is inside."""
         computation = program.instruction.computation
         self.fallback = fallback
         self.program = program
@@ -60,7 +60,7 @@ class CompiledKernel:
             self._output = replace(self._output, dtype=epilogue.dtype)
         self._contract = runtime.compile_plan(plan)
         self._movers: dict[str, runtime.Function] = {}
-        self._packing = packing
+        self._whole = whole
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -126,17 +126,17 @@ class CompiledKernel:
         not come by way of ``packed``.
         """
         first = self._factors[0].name
-        inside = None if first in ahead or self.is_packed_in_place(first) else self._packs
+        inside = None if first in ahead or self.is_packed_in_place(first) else self._on_original
         if inside is None:
             calls = [*self.bound_packing(inputs, packed, ahead), self.bound(packed, output)]
         else:
             contract, copies = inside
-            own = runtime.empty(copies, self._factors[0].dtype)
+            own = [runtime.empty(copies, self._factors[0].dtype)] if copies else []
             others = [packed[name] for name in self.input_names[1:]]
             original = self.original(first, inputs[first])
             calls = [
                 *self.bound_packing(inputs, packed, {*ahead, first}),
-                contract.bound(original, *others, output, own),
+                contract.bound(original, *others, output, *own),
             ]
         calls += self.bound_unpacking(output)
         return calls[0] if len(calls) == 1 else in_turn(calls)
@@ -144,7 +144,7 @@ class CompiledKernel:
     @property
     def has_inner_packing(self) -> bool:
         """Whether :meth:`bound_whole` may run other code than :meth:`bound`."""
-        return self._packing is not None and not self.is_packed_in_place(self._factors[0].name)
+        return self._whole is not None and not self.is_packed_in_place(self._factors[0].name)
 
     def run_whole(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> Array:
         """:meth:`run` by way of :meth:`bound_whole`."""
@@ -154,11 +154,11 @@ class CompiledKernel:
         return self.unpack(output)
 
     @cached_property
-    def _packs(self) -> tuple[runtime.Function, int] | None:
-        """The kernel that packs its first factor, and the elements of its copies; compiled on
-        first use."""
-        plan = None if self._packing is None else self._packing()
-        if plan is None or not plan.copies:
+    def _on_original(self) -> tuple[runtime.Function, int] | None:
+        """The kernel on the first factor as it comes, and the elements of the copies that it packs;
+        compiled on first use."""
+        plan = None if self._whole is None else self._whole()
+        if plan is None or not (plan.copies or plan.original):
             return None
         return runtime.compile_plan(plan), plan.copies
 
@@ -291,7 +291,9 @@ def schedule_space(
     """
     found, figures = back_end(spec), machine or calibration()
     nest, model = found.nest(program, epilogue), found.model(program)
-    return Schedules(nest, model, figures.knowing(model.product), runtime.thread_count())
+    unpadded = found.nest_unpadded(program, epilogue)
+    figures = figures.knowing(model.product)
+    return Schedules(nest, model, figures, runtime.thread_count(), unpadded)
 
 
 def _build_native(
@@ -306,7 +308,7 @@ def _build_native(
     chosen = knobs or space.best()
     plan = found.plan(program, space.scheduled(program, chosen))
 
-    def packing() -> KernelPlan:
-        return found.plan(program, space.scheduled(program, chosen, packs=True))
+    def whole() -> KernelPlan:
+        return found.plan(program, space.scheduled(program, chosen, whole=True))
 
-    return CompiledKernel(program, plan, epilogue=epilogue, packing=packing)
+    return CompiledKernel(program, plan, epilogue=epilogue, whole=whole)

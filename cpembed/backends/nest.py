@@ -11,7 +11,7 @@ dimensions: a row lane inside a compound dimension is only a stride.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,7 +82,8 @@ class Nest:
     ``operands`` are the two factors in the instruction's order and the output, which ``sums`` are
     stored to; with an ``epilogue`` their types differ, and ``channels`` are the vectors that it
     takes, by the index of an element. ``margins`` are coordinates of the first factor that leave
-    its original dimensions, of ``elements`` each, where it holds padding.
+    its original dimensions, of ``elements`` each, where it holds padding; ``unpadded``: it holds
+    none but lies as it came, and what is outside of it must not be read.
     """
 
     tasks: tuple[TaskLoop, ...]
@@ -93,6 +94,7 @@ class Nest:
     channels: KernelOperand | None = None
     sums_dtype: str = ""
     margins: tuple[KernelOperand, ...] = ()
+    unpadded: bool = False
 
     @property
     def sums(self) -> str:
@@ -166,11 +168,20 @@ def check_product_sum(workload: Computation) -> None:
     )
 
 
-def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+def first_factor(program: DerivedProgram) -> PackedOperand:
+    """The operand of the workload in the place of the instruction's first."""
+    return program.role(program.instruction.computation.inputs[0].name)
+
+
+def kernel_nest(
+    program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
+) -> Nest:
     """The nest with nothing blocked: one point of the spatial loops is a task.
 
-    The output has the type that the epilogue stores. Raises :class:`LoweringError` where the
-    workload is no product-sum, or an epilogue's channels are not affine in the loops.
+    The output has the type that the epilogue stores; ``unpadded``, the first factor is read where
+    it came, not where it is packed. Raises :class:`LoweringError` where the workload is no
+    product-sum, an epilogue's channels are not affine in the loops, or what is read of an unpadded
+    factor is not.
     """
     check_product_sum(program.workload)
     for operand in program.operands:
@@ -202,19 +213,21 @@ def kernel_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Ne
             parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
         )
 
+    coordinates = _coordinates(program, first, names, overlaps)
     return Nest(
         tasks=tuple(task(loop) for loop in spatial),
         reductions=tuple(renamed(loop) for loop in reductions),
         inner=tuple(renamed(loop) for loop in program.lanes),
         operands=(
-            flat("A", first),
+            _as_it_came(first, coordinates) if unpadded else flat("A", first),
             flat("B", second),
             flat("C", output),
         ),
         epilogue=epilogue,
         channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
-        margins=tuple(_margins(program, first, names, overlaps)),
+        margins=tuple(margin for margin, leaves in coordinates if margin and leaves),
+        unpadded=unpadded,
     )
 
 
@@ -240,22 +253,39 @@ def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr 
     return found
 
 
-def _margins(
+def _coordinates(
     program: DerivedProgram,
     factor: PackedOperand,
     names: Mapping[str, str],
     by_points: Mapping[str, Overlap],
-) -> Iterator[KernelOperand]:
-    """Original coordinates of a factor's elements, where they are affine in the iterators and can
-    lie outside of it."""
+) -> list[tuple[KernelOperand | None, bool]]:
+    """Of each original dimension of a factor, the coordinate of what is read, None where that is
+    not affine in the iterators, and whether it can lie outside."""
     places = dict(zip((d.name for d in factor.dimensions), factor.access, strict=True))
+    found: list[tuple[KernelOperand | None, bool]] = []
     for source, size in zip(factor.source, factor.original_shape, strict=True):
         coordinate = source.substitute(places)
         low, high = coordinate.bounds(program.extents)
         walked = _all_in_points(coordinate, by_points.values())
-        if (low < 0 or high >= size) and walked is not None and walked.is_affine:
+        operand: KernelOperand | None = None
+        if walked is not None and walked.is_affine:
             access = walked.rename(lambda name: names[name])
-            yield KernelOperand("", factor.dtype, size, access)
+            operand = KernelOperand("", factor.dtype, size, access)
+        found.append((operand, low < 0 or high >= size))
+    return found
+
+
+def _as_it_came(
+    factor: PackedOperand, coordinates: Sequence[tuple[KernelOperand | None, bool]]
+) -> KernelOperand:
+    access, stride = IndexExpr(), 1
+    for coordinate, _ in reversed(coordinates):
+        if coordinate is None:
+            raise LoweringError(f"{factor.name} is read in another order than it came in")
+        terms = [term.times(stride) for term in coordinate.access.terms]
+        access = access + IndexExpr.of(terms, coordinate.access.constant * stride)
+        stride *= coordinate.elements
+    return KernelOperand("A", factor.dtype, stride, access)
 
 
 def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cpembed.backends.nest import KernelOperand, Nest
+from cpembed.backends.nest import KernelOperand, Nest, first_factor
 from cpembed.backends.packing import ORIGINAL, packed_rows, rows_of
 from cpembed.backends.script import Script
 from cpembed.backends.stretches import Stretches, walks
@@ -57,7 +57,7 @@ class PrivatePacking:
     ) -> PrivatePacking | None:
         """None where the first factor is in place. ``nest`` has its tasks as they are executed;
         ``cache_bytes`` are a core's, the nearest cache first."""
-        operand = program.role(program.instruction.computation.inputs[0].name)
+        operand = first_factor(program)
         if operand.is_identity or not operand.dimensions:
             return None
         chunks = min(chunks, nest.task_count)

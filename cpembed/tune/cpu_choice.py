@@ -14,7 +14,7 @@ from cpembed.backends.contract import Knobs
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.move_time import move_us, private_move_us
-from cpembed.backends.nest import Nest
+from cpembed.backends.nest import Nest, first_factor
 from cpembed.backends.packing import SCATTERED, packed_before
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.runtime import thread_count
@@ -160,24 +160,27 @@ def estimated(
 
 
 def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:
-    """The contraction on what it packs itself, and the microseconds of moving, by the model; raises
-    as :meth:`Schedules.applied`."""
+    """The contraction on what it packs itself or reads as it came, and the microseconds of moving,
+    by the model; raises as :meth:`Schedules.applied`."""
     inside = space.packing(program, knobs)
     kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
-    return kernel, moves_us(program, space.machine, space.nest, inside)
+    return kernel, moves_us(program, space.machine, space.unpadded or space.nest, inside)
 
 
 def moves_us(
     program: DerivedProgram, machine: Calibration, nest: Nest, inside: PrivatePacking | None
 ) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``
-    stores the results, ``inside`` is what it packs itself.
+    stores the results, and may read the first factor as it came; ``inside`` is what it packs
+    itself.
 
     Layouts that are the same memory cost nothing.
     """
     threads = thread_count()
     total = 0.0
     for operand in moved(program):
+        if nest.unpadded and operand is first_factor(program):
+            continue
         if inside is not None and operand.name == inside.operand.name:
             total += private_move_us(inside, machine)
         elif operand.name == program.workload.output.name:

@@ -8,11 +8,11 @@ from functools import partial
 
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Nest
+from cpembed.backends.nest import Nest, first_factor
 from cpembed.backends.x86 import amx, dot_columns, dot_rows, vector
 from cpembed.backends.x86.dot_products import DOT_PRODUCTS, DotProduct
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.transform.program import DerivedProgram
 
@@ -23,11 +23,22 @@ EXECUTED = ("x86",)
 @dataclass(frozen=True)
 class BackEnd:
     """``nest`` is a program's with lanes in digits, storing an epilogue; ``model`` what its
-    register blocks cost; ``plan`` writes one of its schedules down."""
+    register blocks cost; ``plan`` writes one of its schedules down. ``unpadded`` is the nest on the
+    first factor as it comes, without its padding, where kernels can do that."""
 
     nest: Callable[[DerivedProgram, Epilogue | None], Nest]
     model: Callable[[DerivedProgram], RegisterModel]
     plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
+    unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
+
+    def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
+        """None where the layout is more than padding, or none at all."""
+        if self.unpadded is None or first_factor(program).is_identity:
+            return None
+        try:
+            return self.unpadded(program, epilogue)
+        except LoweringError:
+            return None
 
 
 def _columns(dot: DotProduct) -> BackEnd:
@@ -46,7 +57,12 @@ _BY_FEATURE: Mapping[str, BackEnd] = {
     "amx_int8": _AMX,
     "amx_bf16": _AMX,
     **{dot.feature: _columns(dot) for dot in DOT_PRODUCTS.values()},
-    "avx512bw": BackEnd(vector.lane_nest, lambda _: vector.REGISTERS, vector.plan),
+    "avx512bw": BackEnd(
+        vector.lane_nest,
+        lambda _: vector.REGISTERS,
+        vector.plan,
+        partial(vector.lane_nest, unpadded=True),
+    ),
 }
 """Of several features the first."""
 

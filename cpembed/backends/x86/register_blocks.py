@@ -95,12 +95,14 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Schedules:
-    """The schedules of a nest on a machine, by their estimates."""
+    """The schedules of a nest on a machine, by their estimates; ``unpadded``: the nest that whole
+    calls execute, on the first factor as it comes."""
 
     nest: Nest
     model: RegisterModel
     machine: Calibration
     threads: int
+    unpadded: Nest | None = None
     _kept: dict[object, tuple[Nest, Reuse]] = field(
         default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
     )
@@ -147,23 +149,26 @@ class Schedules:
             self._kept[key] = nest, Reuse(nest, self.threads)
         return self._kept[key]
 
-    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, packs: bool = False) -> Scheduled:
+    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole: bool = False) -> Scheduled:
         """What a back end writes down; raises as :func:`apply_knobs`.
 
-        ``packs``: each part packs the first factor for itself.
+        ``whole``: it takes the first factor as it comes, and reads it there or packs it, each part
+        for itself.
         """
         (nest, reuse), streamed = self._executed(knobs), self.model.streamed(self.nest, knobs)
         fetches = fetches_results(nest, reuse, self.machine)
         shared = SharedSums.of(self.nest, knobs.parts) if knobs.parts > 1 else None
-        packing = self.packing(program, knobs) if packs else None
+        packing = self.packing(program, knobs) if whole else None
+        if whole and self.unpadded is not None:
+            nest = apply_knobs(self.unpadded, self.model, knobs)
         nest = nest if packing is None else packing.contraction
         return Scheduled(nest, self.threads, streamed, packing, fetches, shared)
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PrivatePacking | None:
-        """How the parts of a kernel pack the first factor; None where they do not, because it is in
-        place or they share sums. Raises as :func:`apply_knobs`."""
+        """How the parts of a kernel pack the first factor; None where they do not, because it is
+        read where it is or they share sums. Raises as :func:`apply_knobs`."""
         nest = self.applied(knobs)
-        if knobs.parts > 1:
+        if knobs.parts > 1 or self.unpadded is not None:
             return None
         return PrivatePacking.of(program, nest, self.threads, self.machine.cache_bytes[:2])
 

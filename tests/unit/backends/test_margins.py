@@ -10,12 +10,13 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import schedule_space
-from cpembed.backends.margins import executed_share, guarded
+from cpembed.backends.margins import bodies, executed_share, guarded, readable
 from cpembed.backends.nest import Nest
 from cpembed.backends.x86.features import missing_features
+from cpembed.backends.x86.register_blocks import apply_knobs
 from tests.running import check_schedules
 
-VNNI = hardware_spec("avx512_vnni")
+VNNI, VECTOR = hardware_spec("avx512_vnni"), hardware_spec("avx512_int8")
 
 
 def applied(words: str, **blocks: int) -> Nest:
@@ -87,3 +88,67 @@ def test_kernels_that_leave_out_steps_are_right(seed: int) -> None:
         f"stride={rng.randint(1, 3)} dilation={dilation} layout={rng.choice(['NCHW', 'NHWC'])}"
     )
     check_schedules(words, VNNI, rng, 2)
+
+
+def unpadded(words: str, blocks: dict[str, int]) -> Nest | None:
+    given = workload(words, target=VECTOR)
+    program = solve(given, VECTOR, top=1).embeddings[0].candidate.program
+    space = schedule_space(program, VECTOR)
+    if space.unpadded is None:
+        return None
+    return apply_knobs(space.unpadded, space.model, Knobs(blocks))
+
+
+@pytest.mark.parametrize(
+    "words, blocks, count",
+    [
+        # Rows, at the border or not; and the first and the last block of columns, or neither.
+        ("depthwise n=1 c=16 h=9 w=12 r=3 s=3 pad=1 layout=NHWC", {"q.o": 4}, 6),
+        # One block: what is missing is known.
+        ("depthwise n=1 c=16 h=9 w=12 r=3 s=3 pad=1 layout=NHWC", {"q.o": 12}, 2),
+        # Four blocks of eight see padding: conditions instead of bodies.
+        ("depthwise n=1 c=16 h=9 w=16 r=3 s=9 pad=4 layout=NHWC", {"q.o": 2}, 2),
+        (
+            "depthwise n=1 c=16 h=9 w=13 r=3 s=3 pad=2 stride=2 dilation=2 layout=NHWC",
+            {"q.o": 3},
+            6,
+        ),
+        ("depthwise n=2 c=16 h=3 w=30 r=1 s=5 pad=2 layout=NHWC", {"q.o": 7}, 6),
+        ("depthwise n=1 c=16 h=5 w=9 r=3 s=3 pad=1 layout=NHWC", {}, 2),
+    ],
+)
+def test_an_unpadded_image_is_read_where_it_is(
+    words: str, blocks: dict[str, int], count: int
+) -> None:
+    """Each task has one body, in which exactly the elements that exist are read."""
+    nest = unpadded(words, blocks)
+    assert nest is not None
+    found = bodies(nest)
+    assert len(found) == count
+    starts = [[min(n * t.block, t.extent - t.block) for n in range(t.count)] for t in nest.tasks]
+    loops = (*nest.reductions, *nest.inner)
+    steps = [range(loop.extent if not loop.name.startswith("lane") else 1) for loop in loops]
+    same = {loop.name: loop.name for loop in nest.reductions}
+    for place in itertools.product(*starts):
+        at = dict(zip((task.name for task in nest.tasks), place, strict=True))
+        body = next(body for words, body in found if not words or eval(words, {}, at))
+        for step in itertools.product(*steps):
+            point = at | dict(zip((loop.name for loop in loops), step, strict=True))
+            inside = all(
+                0 <= margin.access.evaluate(point | {"lane_y": 0}) < margin.elements
+                for margin in nest.margins
+            )
+            conditions = [readable(body) or "True"]
+            for number in range(len(nest.reductions) + 1):
+                opened = nest.reductions[:number]
+                conditions += [c[3:-1] for c in guarded(body, opened, same)]
+            assert inside == all(eval(c, {}, point) for c in conditions), (point, conditions)
+
+
+def test_what_is_not_read_as_it_came() -> None:
+    blocked = "depthwise n=1 c=20 h=9 w=11 r=3 s=3 pad=1 layout=NHWC"
+    assert unpadded(blocked, {}) is None
+    assert unpadded("depthwise n=1 c=16 h=9 w=11 r=3 s=3 layout=NHWC", {}) is None
+    given = workload("conv2d n=1 c=16 h=7 w=7 k=16 r=3 s=3 pad=1 layout=NHWC", target=VNNI)
+    program = solve(given, VNNI, top=1).embeddings[0].candidate.program
+    assert schedule_space(program, VNNI).unpadded is None
