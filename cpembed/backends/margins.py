@@ -45,18 +45,12 @@ def bodies(nest: Nest) -> list[tuple[str, Nest]]:
     found = [("", nest)]
     for loop in nest.tasks:
         found = [part for one in found for part in _at_places(*one, loop)]
-    return [
-        part
-        for condition, body in found
-        for part in (
-            *(
-                (_both(condition, inside), _in_the_interior(body))
-                for inside in [_interior(body)]
-                if inside
-            ),
-            (condition, body),
-        )
-    ]
+    result: list[tuple[str, Nest]] = []
+    for condition, body in found:
+        if inside := _interior(body):
+            result.append((_both(condition, inside), _in_the_interior(body)))
+        result.append((condition, body))
+    return result
 
 
 def _both(*conditions: str) -> str:
