@@ -27,11 +27,8 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 PART = "part"
 """Number of the parallel part, in the kernel's text."""
 
-_SKIPPED, _FIRST, _END = "skipped", "first_task", "end_task"
-"""In the text: lines of the packed operand before a stretch's, and its tasks."""
-
-_POSITIVE = 2**31 - 1
-"""The bits of a number that is not negative."""
+_LEFT, _FIRST, _END = "left", "first_task", "end_task"
+"""In the text: lines of the packed operand but for those before a stretch's, and its tasks."""
 
 _SHARES = (0.5, 0.25)
 """Of the nearest two caches, what a stretch may fill beside the operands that are not packed."""
@@ -116,13 +113,14 @@ class PrivatePacking:
         header = f"for stretch in T.serial({', '.join(numbers)}):"
         with script.nested(header, 'with T.sblock("stretch"):'):
             first, end = found.tasks("stretch", tasks)
-            lines = f"{found.walk.first_row_text(first)} * {self._row_elements} // {self._line}"
-            limit = self.operand.elements // self._line + 1
+            skipped = f"{found.walk.first_row_text(first)} * {self._row_elements} // {self._line}"
+            limit = self._lines + 1
             script.line(f"{_FIRST} = T.axis.spatial({total}, {first})")
             script.line(f"{_END} = T.axis.spatial({total + 1}, {end})")
             # The simplifier divides by zero where rows cancel, and does not see through the bits.
-            opaque = f"T.bitwise_and({lines}, {_POSITIVE})"
-            script.line(f"{_SKIPPED} = T.axis.spatial({limit}, {opaque})")
+            bits = (1 << limit.bit_length()) - 1
+            opaque = f"T.bitwise_and({self._lines} - {skipped}, {bits})"
+            script.line(f"{_LEFT} = T.axis.spatial({limit}, {opaque})")
             for region in regions:
                 script.line(region)
             rows = found.packing_rows(_FIRST, _END)
@@ -146,7 +144,14 @@ class PrivatePacking:
         own = IndexTerm(PART, self.elements)
         if self.stretches is None:
             return IndexExpr.of([own])
-        return IndexExpr.of([own, IndexTerm(_SKIPPED, -self._line)])
+        # Of a difference LLVM does not know that it fits 32 bits, and extends it in every load (76
+        # instructions for 28 products instead of 51).
+        return IndexExpr.of([own, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
+
+    @property
+    def _lines(self) -> int:
+        """Whole ones of the packed operand."""
+        return self.operand.elements // self._line
 
     def _dearness(self, cache_bytes: Sequence[int]) -> float:
         rooms = [share * size for share, size in zip(_SHARES, cache_bytes, strict=False)]
