@@ -50,7 +50,8 @@ class BlockStep:
     ``stored_lines`` are rows that the block's results fill; ``share_more`` is added to the kernel's
     time, as a share of it; ``task_ns`` is what a task takes beside its steps. ``streams`` are the
     places of the first factor that steps walk along, at so many a time, where they are far from
-    each other.
+    each other. ``waits``: of what a line takes longer from beyond L1, the share that products wait
+    for it.
     """
 
     products_ns: float
@@ -61,6 +62,7 @@ class BlockStep:
     share_more: float = 0.0
     streams: int = 1
     task_ns: float = 0.0
+    waits: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def estimate(
     executed = executed_share(nest)
     steps = tasks * math.prod(loop.extent for loop in nest.reductions) * executed
     products = steps * step.products_ns
-    loads = steps * step.loads_ns
+    loads = nearest = steps * step.loads_ns
     stores = tasks * step.stored_lines * machine.store_line_ns[0]
     share = tasks / reuse.tasks
     for level, size in enumerate(machine.cache_bytes):
@@ -135,7 +137,9 @@ def estimate(
             for near, part, more in _PIECES:
                 pieces = output * reuse.pieces(part * machine.cache_bytes[near])
                 stores += pieces * more * machine.store_line_ns[2]
-    busy = max(products, loads) + _NOT_HIDDEN * min(products, loads)
+    busy = (
+        max(products, loads) + _NOT_HIDDEN * min(products, loads) + step.waits * (loads - nearest)
+    )
     launch = machine.call_us if threads == 1 or nest.task_count == 1 else machine.launch_us
     line_ns = HANDED_OVER * machine.vector_line_ns[2]
     overhead = tasks * (machine.task_ns + step.task_ns) + shared_lines(nest, threads) * line_ns
