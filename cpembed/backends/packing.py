@@ -200,6 +200,13 @@ def effort(operand: PackedOperand) -> float:
     return SCATTERED if _blocks(move, Direction.PACK) is None else _TRANSPOSED
 
 
+@lru_cache(1 << 10)
+def runs(operand: PackedOperand) -> int:
+    """Runs of neighbours that packing copies for windows; 0 where it does not."""
+    windows = _plan(operand).windows if operand.dimensions else None
+    return 0 if windows is None else operand.elements // windows.size * windows.copied
+
+
 def packing_source(operand: PackedOperand, chunks: int, direction: Direction) -> str:
     """TVMScript of ``main(source, target)``: pack reads the original, unpack the packed buffer.
 

@@ -12,7 +12,7 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.packing import Direction, effort, packing_source
+from cpembed.backends.packing import Direction, effort, packing_source, runs
 from cpembed.backends.window_packing import Windows
 from cpembed.backends.window_runs import Bound
 from cpembed.ir.index import IndexExpr
@@ -135,3 +135,10 @@ def test_random_windows() -> None:
             data = random_inputs(program.unfused, 3)
             assert np.array_equal(execute(program, data), reference(program.unfused, data))
     assert found > 20
+
+
+def test_how_many_runs_are_copied() -> None:
+    """3 rows of 3 x 3 neighbours for each of 7 x 9 windows, one that two blocks share twice."""
+    (program, *_) = over_windows("conv2d n=1 c=3 h=9 w=11 k=16 r=3 s=3 layout=NHWC")
+    assert 3 * 7 * 9 <= runs(program.operand("I")) <= 4 * 7 * 16
+    assert runs(program.operand("W")) == 0
