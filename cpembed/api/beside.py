@@ -39,8 +39,8 @@ def faster_beside(
 ) -> Beside | None:
     """The target beside the one that was searched, where this machine has it and the model says it
     is faster than ``chosen``, by default what the model chooses; ``timeout`` and ``seed`` are of
-    its search. None where the instruction is well
-    used, nothing is named beside it, or tuning made the choice."""
+    its search. None where the instruction is well used, nothing is named beside it, or tuning made
+    the choice."""
     spec = solved.target
     if spec.beside is None or not solved.embeddings:
         return None

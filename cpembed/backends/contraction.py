@@ -136,7 +136,7 @@ def update_statement(nest: Nest) -> str:
     """The multiply-accumulate of one point."""
     accumulator = f"acc[{nest.accumulator_access}]"
     first, second = nest.operands[:2]
-    condition = readable(nest) if nest.unpadded else ""
+    condition = readable(nest)
     one = f"T.if_then_else({condition}, {element(first)}, {zero(first.dtype)})"
     factors = (one if condition else element(first), first.dtype), (element(second), second.dtype)
     product = " * ".join(read(factor, dtype, nest.sums) for factor, dtype in factors)
@@ -248,7 +248,7 @@ def _bind_task(
 def _each_body(script: Script, nest: Nest) -> Generator[Nest]:
     """What a task computes, at the border and inside; what is written meanwhile is for such."""
     with ExitStack() as branches:
-        for condition, body in bodies(nest) if nest.unpadded else [("", nest)]:
+        for condition, body in bodies(nest):
             if not condition:
                 yield body
                 continue

@@ -11,12 +11,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cpembed.backends.nest import KernelOperand, Nest, TaskLoop
+from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
-_PLACES = 2
-"""Of a task loop, those that have a body of their own: the first and the last one."""
 _POSITIONS = 4096
 """Of a margin, those that are looked at to say how much is left out; with more it is little."""
 
@@ -39,51 +37,19 @@ def guarded(nest: Nest, opened: Sequence[Loop], variable: dict[str, str]) -> lis
 
 
 def bodies(nest: Nest) -> list[tuple[str, Nest]]:
-    """An unpadded nest for tasks at the border and for the others, each with the condition of what
-    the ones before leave, the last with none: what a task at a known place reads is known, and
-    conditions inside would keep steps from sharing registers."""
-    found = [("", nest)]
-    for loop in nest.tasks:
-        found = [part for one in found for part in _at_places(*one, loop)]
-    result: list[tuple[str, Nest]] = []
-    for condition, body in found:
-        if inside := _interior(body):
-            result.append((_both(condition, inside), _in_the_interior(body)))
-        result.append((condition, body))
-    return result
+    """What tasks compute that see no margin of an unpadded factor, with their condition, and what
+    the others do: conditions inside would keep steps from sharing registers."""
+    inside = _interior(nest) if nest.unpadded else ""
+    return [*([(inside, _in_the_interior(nest))] if inside else []), ("", nest)]
 
 
-def _both(*conditions: str) -> str:
-    return " and ".join(condition for condition in conditions if condition)
-
-
-def _at_places(condition: str, nest: Nest, loop: TaskLoop) -> list[tuple[str, Nest]]:
-    """Bodies of their own for the places of a task loop where elements are missing that a step of
-    the reductions sees beside others, if these are few."""
+def is_alike(nest: Nest) -> bool:
+    """Whether what a step sees of a margin beside other elements is the same in every task, and so
+    known when the kernel is compiled: where it is not, packing is faster (measured on Zen 5: images
+    of 112 and 56 columns in bfloat16, 1.7 times the time of packing and computing)."""
+    moving = {loop.name for loop in nest.tasks if loop.count > 1}
     left = _seen_whole(nest)
-    seen = [m for m in nest.margins if m not in left and loop.name in m.access.iterators]
-    if not seen or loop.count == 1:
-        return [(condition, nest)]
-    last = loop.extent - loop.block
-    found: list[tuple[str, Nest]] = []
-    for place in dict.fromkeys(min(n * loop.block, last) for n in range(loop.count)):
-        here = {loop.name: IndexExpr((), place)}
-        fixed = [replace(m, access=m.access.substitute(here)) for m in seen]
-        if not any(_leaves(nest, margin) for margin in fixed):
-            continue
-        if len(found) == _PLACES:
-            return [(condition, nest)]
-        others = [m for m in nest.margins if m not in seen]
-        at_place = _both(condition, f"{loop.name} == {place}")
-        found.append((at_place, replace(nest, margins=(*others, *fixed))))
-    rest = replace(nest, margins=tuple(m for m in nest.margins if m not in seen))
-    return [*found, (condition, rest)]
-
-
-def _leaves(nest: Nest, margin: KernelOperand) -> bool:
-    extents = _extents(nest) | {loop.name: loop.extent for loop in nest.inner}
-    least, most = margin.access.bounds(extents)
-    return least < 0 or most >= margin.elements
+    return not any(moving & set(m.access.iterators) for m in nest.margins if m not in left)
 
 
 def _interior(nest: Nest) -> str:
@@ -110,8 +76,10 @@ def _in_the_interior(nest: Nest) -> Nest:
 
 
 def readable(nest: Nest) -> str:
-    """The condition of elements of an unpadded factor that are there, given those of
+    """The condition of elements of the first factor that are there, given those of
     :func:`guarded`; empty where that is true."""
+    if not nest.unpadded:
+        return ""
     extents = _extents(nest) | {loop.name: loop.extent for loop in nest.inner}
     left = _seen_whole(nest)
     found: list[str] = []

@@ -164,7 +164,8 @@ def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple
     by the model; raises as :meth:`Schedules.applied`."""
     inside = space.packing(program, knobs)
     kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
-    return kernel, moves_us(program, space.machine, space.unpadded or space.nest, inside)
+    nest = space.on_original(knobs) or space.nest
+    return kernel, moves_us(program, space.machine, nest, inside)
 
 
 def moves_us(

@@ -18,7 +18,6 @@ from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from tests.running import check_candidates, check_schedules
@@ -75,33 +74,15 @@ def test_the_instruction_is_used(spec: HardwareSpec, backend: str) -> None:
     assert not [words for words in lines if words[:1] == ["callq"] and "cpembed" in words[1]]
 
 
-@needs_bf16
-@pytest.mark.parametrize("seed", range(4))
-def test_blocks_of_pairs_are_right(seed: int) -> None:
-    """Small integers: sums are the same in every order."""
-    rng = random.Random(seed)
-    spec = rng.choice([BF16, BF16_DOT])
-    given = workload(
-        f"gemm m={rng.randint(1, 70)} n={rng.randint(1, 40)} k={rng.randint(1, 300)}", target=spec
-    )
-    some = np.random.default_rng(seed)
-    inputs = {
-        operand.name: some.integers(-8, 8, operand.shape).astype(numpy_dtype(operand.dtype))
-        for operand in given.inputs
-    }
-    expected = reference(given, inputs)
-    program = solve(given, spec, top=1).embeddings[0].candidate.program
-    for _, knobs in rng.sample(schedule_space(program, spec).ranked(), 4):
-        kernel = build(program, spec, backend="native", knobs=knobs)
-        assert np.array_equal(kernel.run(inputs), expected), knobs
-
-
-@needs_vnni
 @pytest.mark.parametrize("seed", range(6))
-def test_every_block_of_a_random_product_is_right(seed: int) -> None:
+@pytest.mark.parametrize("spec, backend", BACK_ENDS)
+def test_every_block_of_a_random_product_is_right(
+    spec: HardwareSpec, backend: str, seed: int
+) -> None:
+    del backend
     rng = random.Random(seed)
     words = f"gemm m={rng.randint(1, 70)} n={rng.randint(1, 7)} k={rng.randint(1, 300)}"
-    check_schedules(words, DOT, rng, 4)
+    check_schedules(words, spec, rng, 4)
 
 
 @needs_vnni

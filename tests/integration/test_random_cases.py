@@ -15,27 +15,14 @@ from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
-from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array, interpret_all
-from cpembed.ir.reference import random_inputs
 from cpembed.transform.data import execute_all
 from tests.cases import Case, make_case
+from tests.running import exact_inputs
 
 TOP = 3
 LARGEST_RUN = 1 << 17
 """Scalar operations of a program, padding included, up to which it is executed."""
-
-
-def exact_inputs(workload: Computation, seed: int) -> dict[str, Array]:
-    """Random inputs whose sums are the same in every order: floats hold small integers."""
-    rng = np.random.default_rng(seed)
-    inputs = random_inputs(workload, seed)
-    for operand in workload.inputs:
-        if not is_integer(operand.dtype):
-            small = rng.integers(-8, 8, operand.shape, endpoint=True)
-            inputs[operand.tensor] = small.astype(numpy_dtype(operand.dtype))
-    return inputs
 
 
 def check_case(case: Case) -> Counter[str]:

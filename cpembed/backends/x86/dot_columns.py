@@ -9,9 +9,7 @@ from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import Nest, kernel_nest
-from cpembed.backends.x86.calibration import Calibration
-from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan
-from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.errors import LoweringError
@@ -19,11 +17,6 @@ from cpembed.transform.program import DerivedProgram
 
 _REGISTERS = 24
 """Of the 32: blocks that want more ran no faster on Zen 4, and spilled in some layers."""
-
-PLACES = 12
-"""Rows or columns of a block at most: ways of the first-level cache. A block's rows often lie a
-multiple of 4 KiB apart, and more of them evict each other (measured on Zen 5: 64 columns of 512
-channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."""
 
 _WAITS = 0.2
 """Of a line from beyond L1, what products wait for (measured on Zen 5: of blocks that take as long
@@ -36,29 +29,10 @@ def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> Kern
     return dot_plan(dot, scheduled, lane_roles(program).column)
 
 
-def _fits(rows: int, columns: int) -> bool:
-    """One side of the block stays in registers beside the accumulators while the other passes
-    through one more."""
-    return rows * columns + min(rows, columns) + 1 <= _REGISTERS
-
-
 @cache
 def registers(dot: DotProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
-
-    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-        """A row costs a broadcast of 4 bytes, a column a load of a line."""
-        del nest
-        product, latency = machine.product_ns[dot.name], machine.latency_ns[dot.name]
-        return BlockStep(
-            products_ns=max(rows * columns * product, latency),
-            loads_ns=(rows + columns) * machine.vector_line_ns[0],
-            line_ns=machine.vector_line_ns,
-            stored_lines=rows * columns,
-            waits=_WAITS,
-        )
-
-    return RegisterModel(_fits, step, PLACES, dot.name)
+    return register_model(dot, _REGISTERS, waits=_WAITS, streams=False)
 
 
 def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:

@@ -13,10 +13,7 @@ from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest, kernel_nest, lane_name
-from cpembed.backends.x86.calibration import Calibration
-from cpembed.backends.x86.dot_columns import PLACES
-from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan
-from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -46,28 +43,10 @@ def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> Kern
     return dot_plan(dot, scheduled, PARTS, along_rows=True)
 
 
-def _fits(rows: int, columns: int) -> bool:
-    """One side of the block stays in registers while the other passes through one more."""
-    return rows * columns + min(rows, columns) + 1 <= _REGISTERS
-
-
 @cache
 def registers(dot: DotProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
-
-    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-        del nest
-        product, latency = machine.product_ns[dot.name], machine.latency_ns[dot.name]
-        return BlockStep(
-            products_ns=max(rows * columns * product, latency),
-            loads_ns=(rows + columns) * machine.vector_line_ns[0],
-            line_ns=machine.vector_line_ns,
-            stored_lines=rows * columns,
-            task_ns=rows * columns * _ADDING_UP * product,
-            streams=rows,
-        )
-
-    return RegisterModel(_fits, step, PLACES, dot.name)
+    return register_model(dot, _REGISTERS, adding_up=_ADDING_UP, streams=True)
 
 
 def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:

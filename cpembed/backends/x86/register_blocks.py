@@ -16,6 +16,7 @@ from cpembed.backends.blocking import (
     order_tasks,
 )
 from cpembed.backends.contract import Knobs
+from cpembed.backends.margins import is_alike
 from cpembed.backends.nest import Nest, TaskLoop
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.shared_sums import SUMS, SharedSums
@@ -42,7 +43,8 @@ class RegisterModel:
     with lanes in digits; ``largest`` bounds either side; ``product`` is the one whose time it
     takes. ``rows`` and ``columns`` are the loops whose points make a block, by falling distance in
     memory. ``streams``: loads can leave the nearest cache as it is
-    (:attr:`~cpembed.backends.contract.Knobs.streams`).
+    (:attr:`~cpembed.backends.contract.Knobs.streams`). ``unpadded``: accumulators of a block at
+    most that reads its first factor as it came.
     """
 
     fits: Callable[[int, int], bool]
@@ -52,6 +54,7 @@ class RegisterModel:
     rows: Callable[[Nest], tuple[TaskLoop, ...]] = row_loops
     columns: Callable[[Nest], tuple[TaskLoop, ...]] = column_loops
     streams: bool = False
+    unpadded: int = 0
 
     def streamed(self, nest: Nest, knobs: Knobs) -> int | None:
         """The factor, by number, that is loaded past the nearest cache: the one that the innermost
@@ -95,8 +98,8 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Schedules:
-    """The schedules of a nest on a machine, by their estimates; ``unpadded``: the nest that whole
-    calls execute, on the first factor as it comes."""
+    """The schedules of a nest on a machine, by their estimates; ``unpadded``: the nest on the first
+    factor as it came, where it can be read so."""
 
     nest: Nest
     model: RegisterModel
@@ -159,16 +162,26 @@ class Schedules:
         fetches = fetches_results(nest, reuse, self.machine)
         shared = SharedSums.of(self.nest, knobs.parts) if knobs.parts > 1 else None
         packing = self.packing(program, knobs) if whole else None
-        if whole and self.unpadded is not None:
-            nest = apply_knobs(self.unpadded, self.model, knobs)
+        if whole:
+            nest = self.on_original(knobs) or nest
         nest = nest if packing is None else packing.contraction
         return Scheduled(nest, self.threads, streamed, packing, fetches, shared)
+
+    def on_original(self, knobs: Knobs) -> Nest | None:
+        """What whole calls execute on the first factor as it came; None where they have it packed.
+        Raises as :func:`apply_knobs`."""
+        if self.unpadded is None or math.prod(self.model.sides(self.nest, knobs)) > (
+            self.model.unpadded
+        ):
+            return None
+        nest = apply_knobs(self.unpadded, self.model, knobs)
+        return nest if is_alike(nest) else None
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PrivatePacking | None:
         """How the parts of a kernel pack the first factor; None where they do not, because it is
         read where it is or they share sums. Raises as :func:`apply_knobs`."""
         nest = self.applied(knobs)
-        if knobs.parts > 1 or self.unpadded is not None:
+        if knobs.parts > 1 or self.on_original(knobs) is not None:
             return None
         return PrivatePacking.of(program, nest, self.threads, self.machine.cache_bytes[:2])
 
