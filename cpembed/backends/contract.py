@@ -46,3 +46,4 @@ class KernelPlan:
     copies: int = 0
     functions: str = ""
     original: bool = False
+    in_registers: bool = False

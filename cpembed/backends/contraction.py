@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from cpembed.backends.epilogue import BIAS, SCALE
-from cpembed.backends.margins import bodies, guarded, readable
+from cpembed.backends.margins import Body, bodies, guarded
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
@@ -18,6 +19,11 @@ from cpembed.transform.program import Loop
 
 INIT, UPDATE, STORE = "init", "update", "store"
 """Names of the blocks that a back end tensorizes."""
+
+ON_STACK = '{"disable_lower_builtin": True}'
+"""A local buffer with this stays on the stack, however large, so that the compiler can make
+registers of it: memory of 1024 bytes and more is taken from the runtime otherwise, and what a
+branch changes of it is stored and loaded again."""
 
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
@@ -53,6 +59,7 @@ def contraction_source(
     each_step: Callable[[Script, Nest], None] | None = None,
     shared: SharedSums | None = None,
     added_up: AddedUp | None = None,
+    in_registers: bool = False,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -65,7 +72,8 @@ def contraction_source(
     packs the first factor for itself; the nest is then that of ``packing``, its original the first
     parameter and the parts' copies the last. ``each_step`` writes down what comes before the
     products of a step of the reductions. ``shared``: the nest stores parts of sums, which are added
-    up at the end. ``added_up``: what makes one of several accumulators.
+    up at the end. ``added_up``: what makes one of several accumulators. ``in_registers``: these are
+    values of the compiler's, which a plan says too (:class:`~cpembed.backends.contract.KernelPlan`).
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -101,15 +109,16 @@ def contraction_source(
                 _bind_task(script, nest)
                 _regions(script, nest, stages=delayed is not None)
                 added = vectorized if vectorized_update else ()
-                _local(script, "acc", nest)
-                for body in _each_body(script, nest):
-                    _sums(script, body, unrolled, plain, added, each_step)
+                _local(script, "acc", nest, in_registers=in_registers)
+                for number, body in enumerate(_each_body(script, nest)):
+                    name = block_name(UPDATE, number)
+                    _sums(script, name, body, unrolled, plain, added, each_step)
                     if delayed is not None:
                         delayed.write(script, "now - 1", f"now > {first}")
                     if added_up is not None:
-                        _store_added_up(script, body, unrolled, added_up)
+                        _store_added_up(script, body.nest, unrolled, added_up)
                     else:
-                        _store(script, body, unrolled, plain, stages=delayed is not None)
+                        _store(script, body.nest, unrolled, plain, stages=delayed is not None)
             if delayed is not None:
                 delayed.write(script, f"{end} - 1")
             for statement in epilogue:
@@ -135,11 +144,7 @@ def element(operand: KernelOperand) -> str:
 def update_statement(nest: Nest) -> str:
     """The multiply-accumulate of one point."""
     accumulator = f"acc[{nest.accumulator_access}]"
-    first, second = nest.operands[:2]
-    condition = readable(nest)
-    one = f"T.if_then_else({condition}, {element(first)}, {zero(first.dtype)})"
-    factors = (one if condition else element(first), first.dtype), (element(second), second.dtype)
-    product = " * ".join(read(factor, dtype, nest.sums) for factor, dtype in factors)
+    product = " * ".join(read(element(o), o.dtype, nest.sums) for o in nest.operands[:2])
     return f"{accumulator} = {accumulator} + {product}"
 
 
@@ -245,46 +250,55 @@ def _bind_task(
         script.line(binding)
 
 
-def _each_body(script: Script, nest: Nest) -> Generator[Nest]:
+def block_name(block: str, number: int) -> str:
+    """Of a block in one of the bodies (:func:`~cpembed.backends.margins.bodies`)."""
+    return f"{block}_{number}" if number else block
+
+
+def _each_body(script: Script, nest: Nest) -> Generator[Body]:
     """What a task computes, at the border and inside; what is written meanwhile is for such."""
     with ExitStack() as branches:
-        for condition, body in bodies(nest):
-            if not condition:
+        for body in bodies(nest):
+            if not body.condition:
                 yield body
                 continue
-            with script.nested(f"if {condition}:"):
+            with script.nested(f"if {body.condition}:"):
                 yield body
             branches.enter_context(script.nested("else:"))
 
 
 def _sums(
     script: Script,
-    nest: Nest,
+    name: str,
+    body: Body,
     unrolled: Collection[str],
     vectorized: Collection[str],
     added: Collection[str],
     each_step: Callable[[Script, Nest], None] | None,
 ) -> None:
+    nest = body.nest
     spatial = nest.spatial_inner
     with script.nested(*loop_headers(spatial, unrolled, vectorized)):
         accumulator = f"acc[{nest.accumulator_access}]"
         write_block(script, INIT, spatial, f"{accumulator} = {zero(nest.sums)}")
-    with script.nested(*_reduction_headers(nest, unrolled, added)):
+    unrolled = {*unrolled, *body.unrolled}
+    update = (*nest.reductions, *nest.inner)
+    headers = _guarded_headers(nest, update, unrolled, added)
+    with script.nested(*itertools.chain(*headers[: len(nest.reductions) + 1])):
         if each_step is not None:
             each_step(script, nest)
-        with script.nested(*loop_headers(nest.inner, unrolled, added)):
-            update = (*nest.reductions, *nest.inner)
-            write_block(script, UPDATE, update, update_statement(nest))
+        with script.nested(*itertools.chain(*headers[len(nest.reductions) + 1 :])):
+            write_block(script, name, update, update_statement(nest))
 
 
-def _reduction_headers(
-    nest: Nest, unrolled: Collection[str], vectorized: Collection[str]
-) -> list[str]:
-    """Loops, each with the condition of the steps that see more than padding."""
-    variables = {loop.name: loop_variable(loop) for loop in nest.reductions}
-    headers = guarded(nest, (), variables)
-    for number, header in enumerate(loop_headers(nest.reductions, unrolled, vectorized), 1):
-        headers += [header, *guarded(nest, nest.reductions[:number], variables)]
+def _guarded_headers(
+    nest: Nest, loops: Sequence[Loop], unrolled: Collection[str], vectorized: Collection[str]
+) -> list[list[str]]:
+    """Before all loops, and of each, with the conditions of what sees more than padding."""
+    variables = {loop.name: loop_variable(loop) for loop in loops}
+    headers = [guarded(nest, (), variables)]
+    for number, header in enumerate(loop_headers(loops, unrolled, vectorized), 1):
+        headers.append([header, *guarded(nest, loops[:number], variables)])
     return headers
 
 
@@ -365,9 +379,12 @@ class _Delayed:
         return sorted(loops, key=inward)
 
 
-def _local(script: Script, name: str, nest: Nest) -> None:
-    dtype = storage_dtype(nest.sums)
-    script.line(f'{name} = T.sblock_alloc_buffer(({nest.accumulators},), "{dtype}", scope="local")')
+def _local(script: Script, name: str, nest: Nest, *, in_registers: bool = False) -> None:
+    what = f'({nest.accumulators},), "{storage_dtype(nest.sums)}", scope="local"'
+    if in_registers:
+        script.line(f"{name} = T.alloc_buffer({what}, annotations={ON_STACK})")
+    else:
+        script.line(f"{name} = T.sblock_alloc_buffer({what})")
 
 
 def _store_statement(nest: Nest, value: str) -> str:

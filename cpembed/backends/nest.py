@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from cpembed.backends.epilogue import Epilogue, channel_axes
@@ -61,6 +62,14 @@ class TaskLoop:
         return f"{self.name}_step"
 
 
+class Borders(Enum):
+    """Which products with zero padding a kernel leaves out (:mod:`~cpembed.backends.margins`)."""
+
+    WHOLE = "steps of the reductions in which a task sees nothing else"
+    POINTS = "those, and in each step the points of a block that see nothing else"
+    EVERY = "those, all of them known when the kernel is compiled"
+
+
 @dataclass(frozen=True)
 class KernelOperand:
     """A packed operand as the kernel sees it: flat, with one index expression."""
@@ -82,8 +91,9 @@ class Nest:
     ``operands`` are the two factors in the instruction's order and the output, which ``sums`` are
     stored to; with an ``epilogue`` their types differ, and ``channels`` are the vectors that it
     takes, by the index of an element. ``margins`` are coordinates of the first factor that leave
-    its original dimensions, of ``elements`` each, where it holds padding; ``unpadded``: it holds
-    none but lies as it came, and what is outside of it must not be read.
+    its original dimensions, of ``elements`` each, where it holds padding; ``borders`` says what is
+    left out there. ``unpadded``: it holds none but lies as it came, and what is outside of it must
+    not be read.
     """
 
     tasks: tuple[TaskLoop, ...]
@@ -94,6 +104,7 @@ class Nest:
     channels: KernelOperand | None = None
     sums_dtype: str = ""
     margins: tuple[KernelOperand, ...] = ()
+    borders: Borders = Borders.WHOLE
     unpadded: bool = False
 
     @property
@@ -117,6 +128,12 @@ class Nest:
     @property
     def task_count(self) -> int:
         return math.prod(loop.count for loop in self.tasks)
+
+    @property
+    def steps(self) -> tuple[Loop, ...]:
+        """The points of a block."""
+        names = {task.step for task in self.tasks}
+        return tuple(loop for loop in self.inner if loop.name in names)
 
     @property
     def spatial_inner(self) -> tuple[Loop, ...]:

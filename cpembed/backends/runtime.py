@@ -101,7 +101,9 @@ def compile_plan(plan: KernelPlan) -> Function:
         module = work.mod
     if plan.functions:
         module["main"] = _importing(module["main"], plan.functions)
-    with library.transform.PassContext(opt_level=3):
+    # This pass forgets what a buffer is annotated with.
+    config = {"tirx.disable_storage_rewrite": plan.in_registers}
+    with library.transform.PassContext(opt_level=3, config=config):
         return Function(library.compile(module, host_target(plan.attributes, plan.options)))
 
 

@@ -43,7 +43,8 @@ class BackEnd:
 
 def _columns(dot: DotProduct) -> BackEnd:
     nest, plan = partial(dot_columns.lane_nest, dot), partial(dot_columns.plan, dot)
-    return BackEnd(nest, lambda _: dot_columns.registers(dot), plan)
+    unpadded = partial(dot_columns.lane_nest, dot, unpadded=True)
+    return BackEnd(nest, lambda _: dot_columns.registers(dot), plan, unpadded)
 
 
 def _rows(dot: DotProduct) -> BackEnd:

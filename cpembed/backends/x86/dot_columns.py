@@ -3,12 +3,13 @@ feed every lane."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Nest, kernel_nest
+from cpembed.backends.nest import Borders, Nest, kernel_nest
 from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
@@ -35,13 +36,19 @@ def registers(dot: DotProduct) -> RegisterModel:
     return register_model(dot, _REGISTERS, waits=_WAITS, streams=False)
 
 
-def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+def lane_nest(
+    dot: DotProduct,
+    program: DerivedProgram,
+    epilogue: Epilogue | None = None,
+    *,
+    unpadded: bool = False,
+) -> Nest:
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
-    instruction."""
-    nest = split_lanes(kernel_nest(program, epilogue))
+    instruction; ``unpadded`` as in :func:`~cpembed.backends.nest.kernel_nest`."""
+    nest = split_lanes(kernel_nest(program, epilogue, unpadded=unpadded))
     dot.check(nest)
     _check_lanes(dot, nest, lane_roles(program))
-    return order_reductions(nest)
+    return replace(order_reductions(nest), borders=Borders.POINTS)
 
 
 def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.contraction import UPDATE, AddedUp, contraction_source
+from cpembed.backends.contraction import UPDATE, AddedUp, block_name, contraction_source
+from cpembed.backends.margins import bodies
 from cpembed.backends.nest import Nest
 from cpembed.backends.script import HEADER, read, storage_dtype
 from cpembed.backends.x86.calibration import Calibration
@@ -147,7 +148,7 @@ def register_model(
             waits=waits,
         )
 
-    return RegisterModel(fits, step, _PLACES, dot.name)
+    return RegisterModel(fits, step, _PLACES, dot.name, unpadded=registers)
 
 
 def dot_plan(
@@ -164,16 +165,26 @@ def dot_plan(
         added_up=AddedUp(lane, dot.total) if along_rows else None,
         packing=scheduled.packing,
         shared=scheduled.shared,
+        in_registers=True,
     )
 
     def schedule(work: Any) -> None:
         first, second = (operand.dtype for operand in nest.operands[:2])
         intrinsic = register_dot(dot, first, second, broadcast=not along_rows)
-        loops = work.get_loops(work.get_sblock(UPDATE, "main"))
-        work.tensorize(loops[-2], intrinsic)
+        for number in range(len(bodies(nest))):
+            loops = work.get_loops(work.get_sblock(block_name(UPDATE, number), "main"))
+            work.tensorize(loops[-2], intrinsic)
 
     backend = f"{dot.backend}_rows" if along_rows else dot.backend
-    return KernelPlan(backend, source, schedule, copies=scheduled.copies, functions=dot.functions)
+    return KernelPlan(
+        backend,
+        source,
+        schedule,
+        copies=scheduled.copies,
+        functions=dot.functions,
+        original=nest.unpadded,
+        in_registers=True,
+    )
 
 
 def register_dot(dot: DotProduct, first: str, second: str, *, broadcast: bool = True) -> str:

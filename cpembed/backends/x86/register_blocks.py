@@ -16,7 +16,7 @@ from cpembed.backends.blocking import (
     order_tasks,
 )
 from cpembed.backends.contract import Knobs
-from cpembed.backends.margins import is_alike
+from cpembed.backends.margins import reads_no_padding
 from cpembed.backends.nest import Nest, TaskLoop
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.shared_sums import SUMS, SharedSums
@@ -175,7 +175,7 @@ class Schedules:
         ):
             return None
         nest = apply_knobs(self.unpadded, self.model, knobs)
-        return nest if is_alike(nest) else None
+        return nest if reads_no_padding(nest) else None
 
     def packing(self, program: DerivedProgram, knobs: Knobs) -> PrivatePacking | None:
         """How the parts of a kernel pack the first factor; None where they do not, because it is

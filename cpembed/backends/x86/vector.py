@@ -13,7 +13,7 @@ from cpembed.backends.blocking import can_block, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Nest, TaskLoop, kernel_nest, lane_name
+from cpembed.backends.nest import Borders, Nest, TaskLoop, kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
@@ -51,6 +51,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         vectorized_update=True,
         packing=scheduled.packing,
         shared=scheduled.shared,
+        in_registers=True,
     )
     return KernelPlan(
         "x86.vector",
@@ -58,6 +59,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         attributes=ATTRIBUTES,
         copies=scheduled.copies,
         original=scheduled.nest.unpadded,
+        in_registers=True,
     )
 
 
@@ -143,7 +145,7 @@ def lane_nest(
     if unpadded:
         if any(lane in margin.access.iterators for margin in nest.margins):
             raise LoweringError("a vector's lanes lie on both sides of a margin")
-        return nest
+        return replace(nest, borders=Borders.EVERY)
     # Taps share what they widen: where some are left out in between, registers no longer suffice
     # (112 x 112 pixels of 32 channels on Zen 5: 51 us instead of 41).
     return replace(nest, margins=())
