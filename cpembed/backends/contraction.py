@@ -73,7 +73,7 @@ def contraction_source(
     parameter and the parts' copies the last. ``each_step`` writes down what comes before the
     products of a step of the reductions. ``shared``: the nest stores parts of sums, which are added
     up at the end. ``added_up``: what makes one of several accumulators. ``in_registers``: these are
-    values of the compiler's, which a plan says too (:class:`~cpembed.backends.contract.KernelPlan`).
+    registers, as :class:`~cpembed.backends.contract.KernelPlan` has to say too.
     """
     delayed = None
     if stages and nest.epilogue is not None:

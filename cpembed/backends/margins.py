@@ -67,10 +67,10 @@ def _kinds(nest: Nest) -> list[_Places]:
     """Of each margin, as many as bodies may be made of."""
     kinds: list[_Places] = []
     for margin in nest.margins:
-        found = _places(nest, margin) if _is_worth_bodies(nest, margin) else []
-        if not found or math.prod(map(len, kinds)) * len(found) > _BODIES:
-            found = [("", margin)]
-        kinds.append(found)
+        together: _Places = [("", margin)]
+        apart = _places(nest, margin) if _is_worth_bodies(nest, margin) else together
+        few = math.prod(map(len, kinds)) * len(apart) <= _BODIES
+        kinds.append(apart if few else together)
     return kinds
 
 

@@ -148,7 +148,7 @@ def register_model(
             waits=waits,
         )
 
-    return RegisterModel(fits, step, _PLACES, dot.name, unpadded=registers)
+    return RegisterModel(fits, step, _PLACES, dot.name)
 
 
 def dot_plan(

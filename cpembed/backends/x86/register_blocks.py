@@ -43,8 +43,7 @@ class RegisterModel:
     with lanes in digits; ``largest`` bounds either side; ``product`` is the one whose time it
     takes. ``rows`` and ``columns`` are the loops whose points make a block, by falling distance in
     memory. ``streams``: loads can leave the nearest cache as it is
-    (:attr:`~cpembed.backends.contract.Knobs.streams`). ``unpadded``: accumulators of a block at
-    most that reads its first factor as it came.
+    (:attr:`~cpembed.backends.contract.Knobs.streams`).
     """
 
     fits: Callable[[int, int], bool]
@@ -54,7 +53,6 @@ class RegisterModel:
     rows: Callable[[Nest], tuple[TaskLoop, ...]] = row_loops
     columns: Callable[[Nest], tuple[TaskLoop, ...]] = column_loops
     streams: bool = False
-    unpadded: int = 0
 
     def streamed(self, nest: Nest, knobs: Knobs) -> int | None:
         """The factor, by number, that is loaded past the nearest cache: the one that the innermost
@@ -170,9 +168,7 @@ class Schedules:
     def on_original(self, knobs: Knobs) -> Nest | None:
         """What whole calls execute on the first factor as it came; None where they have it packed.
         Raises as :func:`apply_knobs`."""
-        if self.unpadded is None or math.prod(self.model.sides(self.nest, knobs)) > (
-            self.model.unpadded
-        ):
+        if self.unpadded is None:
             return None
         nest = apply_knobs(self.unpadded, self.model, knobs)
         return nest if reads_no_padding(nest) else None

@@ -23,10 +23,6 @@ from cpembed.transform.program import DerivedProgram
 
 _REGISTERS = 16
 """Of the 32, for sums: the others hold what is widened, which the taps of a filter share."""
-_UNPADDED = 8
-"""The same where an image is read as it came, for which a task has two bodies (measured on Zen 5,
-3x3 in bfloat16: 1024 channels of 7x7 pixels 5.8 us instead of 8.4 with a halo copied; 512 of 14x14
-20.7 instead of 15.5)."""
 _UNROLLED = 160
 """Products at most that are written one after the other. What taps have in common is then widened
 once: the compiler sees that it is the same. With more of them it keeps more than registers hold."""
@@ -108,9 +104,7 @@ def _all_move(nest: Nest) -> tuple[TaskLoop, ...]:
     return tuple(sorted(found, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
 
 
-REGISTERS = RegisterModel(
-    _fits, _step, _REGISTERS, _TIMED, rows=_along, columns=_all_move, unpadded=_UNPADDED
-)
+REGISTERS = RegisterModel(_fits, _step, _REGISTERS, _TIMED, rows=_along, columns=_all_move)
 
 
 def _lane(program: DerivedProgram) -> str:
