@@ -93,26 +93,24 @@ def test_signs_and_results_of_every_type() -> None:
 @needs_vectors
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("threads", ["1", "3"])
-def test_rows_of_few_columns_are_read_as_they_came(
+def test_images_are_read_without_their_padding(
     seed: int, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole call computes the padding, wherever that is; of longer rows it packs a halo."""
+    """A whole call computes the padding, wherever that is."""
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
     rng = random.Random(seed)
     spec = rng.choice([INT8, BF16])
     r, s, pad = rng.randint(1, 5), rng.randint(1, 4), rng.randint(1, 2)
     words = (
         f"depthwise n={rng.randint(1, 2)} c={16 * rng.randint(1, 3)} h={rng.randint(r, 12)} "
-        f"w={rng.randint(s, 4 + s)} r={r} s={s} pad={pad} stride={rng.randint(1, 2)} layout=NHWC"
+        f"w={rng.randint(s, 20)} r={r} s={s} pad={pad} stride={rng.randint(1, 2)} layout=NHWC"
     )
     given = workload(words, target=spec)
     program = solve(given, spec, top=1).embeddings[0].candidate.program
     space = schedule_space(program, spec)
     columns = space.model.rows(space.nest)
-    row = {columns[0].origin: columns[0].steps} if columns else {}
-    assert (space.on_original(Knobs(row)) is not None) == (math.prod(row.values()) <= 8)
-    if math.prod(row.values()) > 2:
-        assert space.on_original(Knobs(dict.fromkeys(row, 2))) is None
+    row = {columns[0].origin: min(columns[0].steps, rng.randint(2, 16))} if columns else {}
+    assert space.on_original(Knobs(row)) is not None
     check_schedules(words, spec, rng, 2)
     kernel = build(program, spec, backend="native", knobs=Knobs(row))
     inputs = exact_inputs(given, seed)
