@@ -23,8 +23,9 @@ from cpembed.transform.program import Loop
 
 _POSITIONS = 1 << 20
 """Places of a margin that are looked at to say how much is left out; with more it is little."""
-_BODIES = 9
-"""Bodies of a task at most: two borders and the inside of an image, by rows and by columns."""
+_BODIES = 15
+"""Bodies of a task at most: the inside of an image and two borders by columns, and by rows, of
+which a filter of five sees padding in two at each."""
 _WRITTEN = 256
 """Points of a block, over the steps in which they differ, that are written one after the other at
 most."""
@@ -64,14 +65,15 @@ those that see nothing of it."""
 
 
 def _kinds(nest: Nest) -> list[_Places]:
-    """Of each margin, as many as bodies may be made of."""
-    kinds: list[_Places] = []
-    for margin in nest.margins:
+    """Of each margin, as many as bodies may be made of: first those that only bodies can leave
+    out."""
+    kinds: dict[KernelOperand, _Places] = {}
+    for margin in sorted(nest.margins, key=lambda margin: _is_seen_whole(nest, margin)):
         together: _Places = [("", margin)]
         apart = _places(nest, margin) if _is_worth_bodies(nest, margin) else together
-        few = math.prod(map(len, kinds)) * len(apart) <= _BODIES
-        kinds.append(apart if few else together)
-    return kinds
+        few = math.prod(map(len, kinds.values())) * len(apart) <= _BODIES
+        kinds[margin] = apart if few else together
+    return [kinds[margin] for margin in nest.margins]
 
 
 def _is_worth_bodies(nest: Nest, margin: KernelOperand) -> bool:

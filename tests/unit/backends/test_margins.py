@@ -153,7 +153,7 @@ def unpadded(target: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest |
     [
         # Lanes that are partly padding; a border of each column; too much to be written down.
         (VNNI, "conv2d n=1 c=18 h=7 w=9 k=16 r=3 s=3 pad=1 layout=NHWC", {"q.o": 3}),
-        (VECTOR, "depthwise n=1 c=16 h=9 w=9 r=3 s=3 pad=9 layout=NHWC", {"q.o": 2}),
+        (VECTOR, "depthwise n=1 c=16 h=9 w=9 r=3 s=3 pad=19 layout=NHWC", {"q.o": 2}),
         (VNNI, "conv2d n=1 c=16 h=2 w=20 k=16 r=1 s=40 pad=20 layout=NHWC", {"q.o": 7}),
     ],
 )
