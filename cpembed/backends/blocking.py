@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cpembed.backends.nest import KernelOperand, Nest, TaskLoop
+from cpembed.backends.nest import Borders, KernelOperand, Nest, TaskLoop
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -36,10 +36,17 @@ def can_block(nest: Nest, loop: TaskLoop, *, results: bool = False) -> bool:
 
 def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
     """Give each task ``blocks[loop]`` steps of a task loop; they become inner loops, outside the
-    lanes and in the order of ``blocks``."""
+    lanes and in the order of ``blocks``. Of the loops that these do not divide, one has blocks
+    that are a point shorter where the nest's tasks may have several bodies."""
     tasks = tuple(
         replace(t, block=blocks[t.name] * t.unit) if t.name in blocks else t for t in nest.tasks
     )
+    blocked = [task for task in tasks if task.name in blocks and task.unit == 1]
+    uneven = [task for task in blocked if 0 < task.points - task.extent <= task.count]
+    if uneven and nest.borders is not Borders.WHOLE:
+        most = max(uneven, key=lambda task: task.points / task.extent)
+        even = replace(most, shorter=most.points - most.extent)
+        tasks = tuple(even if task is most else task for task in tasks)
     by_name = {task.name: task for task in tasks}
     steps: list[Loop] = []
     split: dict[str, IndexExpr] = {}

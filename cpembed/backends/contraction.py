@@ -240,10 +240,7 @@ def _bind_task(
     inside = 1
     bindings: list[str] = []
     for loop in reversed(nest.tasks):
-        digit = f"({task}) // {inside} % {loop.count}"
-        start = f"{digit} * {loop.block}"
-        if loop.count * loop.block > loop.extent:
-            start = f"T.min({start}, {loop.extent - loop.block})"
+        start = loop.start_text(f"({task}) // {inside} % {loop.count}")
         bindings.append(f"{named(loop.name)} = T.axis.spatial({loop.extent}, {start})")
         inside *= loop.count
     for binding in reversed(bindings):

@@ -13,6 +13,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,28 +49,73 @@ class Body:
         return {loop.name for margin in apart for loop in _reductions(nest, margin)}
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Tasks in which an index over them is ``at`` a value or ``below`` one, or all; and what is
+    there of a margin, or of a block of a loop: its points."""
+
+    index: IndexExpr | None = None
+    at: int | None = None
+    below: int = 0
+    margin: KernelOperand | None = None
+    block: tuple[str, int] | None = None
+
+    @property
+    def condition(self) -> str:
+        if self.index is None:
+            return ""
+        return f"{self.index} < {self.below}" if self.at is None else f"{self.index} == {self.at}"
+
+    def holds(self, tasks: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+        if self.index is None:
+            return np.array(True)
+        value = np.asarray(self.index.evaluate(tasks))
+        return value < self.below if self.at is None else value == self.at
+
+
 def bodies(nest: Nest) -> list[Body]:
-    """What tasks compute, at each border and inside."""
+    """What tasks compute, at each border and inside, in longer and in shorter blocks."""
+    kinds = [*_kinds(nest), *_lengths(nest)]
+    indices = [place.index for kind in kinds for place in kind if place.index is not None]
+    names = {name for index in indices for name in index.iterators}
+    starts = {t.name: list(map(t.start, range(t.count))) for t in nest.tasks if t.name in names}
+    tasks = _grid(starts)
+    left = np.ones([len(places) for places in starts.values()], bool)
+    found: list[Body] = []
+    for kind in itertools.product(*kinds):
+        holds = reduce(np.logical_and, (place.holds(tasks) for place in kind), left)
+        if holds.any():
+            left &= ~holds
+            condition = " and ".join(place.condition for place in kind if place.index is not None)
+            found.append(Body(condition if left.any() else "", _in_places(nest, kind)))
+    return found
+
+
+def _in_places(nest: Nest, places: Sequence[_Place]) -> Nest:
+    points = dict(place.block for place in places if place.block is not None)
+    inner = (replace(o, extent=points.get(o.name, o.extent)) for o in nest.inner)
+    margins = (place.margin for place in places if place.margin is not None)
+    return replace(nest, inner=tuple(inner), margins=tuple(margins))
+
+
+def _lengths(nest: Nest) -> list[list[_Place]]:
+    """Of each loop that has shorter blocks, these and the others."""
     return [
-        Body(
-            " and ".join(condition for condition, _ in kind if condition),
-            replace(nest, margins=tuple(margin for _, margin in kind if margin is not None)),
-        )
-        for kind in itertools.product(*_kinds(nest))
+        [
+            _Place(IndexExpr.iterator(task.name), below=task.start(task.count - task.shorter)),
+            _Place(block=(task.step, task.block - 1)),
+        ]
+        for task in nest.tasks
+        if task.shorter
     ]
 
 
-_Places = list[tuple[str, KernelOperand | None]]
-"""Conditions of the tasks that see a margin alike, each with the margin as they see it, None for
-those that see nothing of it."""
-
-
-def _kinds(nest: Nest) -> list[_Places]:
-    """Of each margin, as many as bodies may be made of: first those that only bodies can leave
-    out."""
-    kinds: dict[KernelOperand, _Places] = {}
+def _kinds(nest: Nest) -> list[list[_Place]]:
+    """Of each margin, as many places as bodies may be made of: first those that only bodies can
+    leave out."""
+    kinds: dict[KernelOperand, list[_Place]] = {}
     for margin in sorted(nest.margins, key=lambda margin: _is_seen_whole(nest, margin)):
-        together: _Places = [("", margin)]
+        together = [_Place(margin=margin)]
         apart = _places(nest, margin) if _is_worth_bodies(nest, margin) else together
         few = math.prod(map(len, kinds.values())) * len(apart) <= _BODIES
         kinds[margin] = apart if few else together
@@ -85,20 +131,17 @@ def _is_worth_bodies(nest: Nest, margin: KernelOperand) -> bool:
     return nest.borders is Borders.POINTS and apart and written <= _WRITTEN
 
 
-def _places(nest: Nest, margin: KernelOperand) -> _Places:
+def _places(nest: Nest, margin: KernelOperand) -> list[_Place]:
+    """Tasks that see a margin alike, those that see nothing of it last."""
     tasks = {task.name for task in nest.tasks}
     own = IndexExpr.of(t for t in margin.access.terms if set(t.iterators) <= tasks)
     rest = [t for t in margin.access.terms if not set(t.iterators) <= tasks]
     others = IndexExpr.of(rest, margin.access.constant)
     low, high = others.bounds({loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)})
-    at = np.unique(_values(own, _starts(nest, margin)))
-    seen = (at + low < 0) | (at + high >= margin.elements)
-    found: _Places = [
-        (f"{own} == {value}", replace(margin, access=others + int(value))) for value in at[seen]
-    ]
-    if not seen.all():
-        return [*found, ("", None)]
-    return [*found[:-1], ("", found[-1][1])]
+    places = np.unique(own.evaluate(_grid(_starts(nest, margin))))
+    seen = places[(places + low < 0) | (places + high >= margin.elements)]
+    found = [_Place(own, int(v), margin=replace(margin, access=others + int(v))) for v in seen]
+    return found if len(seen) == len(places) else [*found, _Place()]
 
 
 def guarded(nest: Nest, opened: Sequence[Loop], variable: Mapping[str, str]) -> list[str]:
@@ -125,12 +168,18 @@ def reads_no_padding(nest: Nest) -> bool:
     )
 
 
+def stepped_share(nest: Nest) -> float:
+    """Of the steps of all tasks, those in which any point of a block is computed."""
+    tasks = tuple(replace(task, shorter=0) for task in nest.tasks)
+    return executed_share(replace(nest, tasks=tasks, borders=Borders.WHOLE))
+
+
 def executed_share(nest: Nest) -> float:
     """Of the products of all tasks, those that are not left out."""
-    share = 1.0
+    share = math.prod(task.points / (task.count * task.block) for task in nest.tasks)
     for margin, kind in zip(nest.margins, _kinds(nest), strict=True):
         places = _starts(nest, margin)
-        apart = kind != [("", margin)]
+        apart = kind != [_Place(margin=margin)]
         deciding = [*_reductions(nest, margin), *(_steps(nest, margin) if apart else [])]
         places |= {loop.name: range(loop.extent) for loop in deciding}
         if math.prod(map(len, places.values())) > _POSITIONS:
@@ -139,8 +188,18 @@ def executed_share(nest: Nest) -> float:
         others = [term for term in margin.access.terms if term not in own]
         inner = {loop.name: loop.extent for loop in nest.inner}
         low, high = IndexExpr.of(others, margin.access.constant).bounds(inner)
-        at = _values(IndexExpr.of(own), places)
-        share *= float(((at + high >= 0) & (at + low < margin.elements)).mean())
+        grid = _grid(places)
+        at = np.asarray(IndexExpr.of(own).evaluate(grid))
+        seen = (at + high >= 0) & (at + low < margin.elements)
+        weights = np.ones(at.shape)
+        for task in nest.tasks:
+            if task.shorter and task.name in places:
+                shorter = grid[task.name] >= task.start(task.count - task.shorter)
+                missing = (
+                    grid[task.step] == task.block - 1 if task.step in places else 1 / task.block
+                )
+                weights *= 1 - shorter * missing
+        share *= float(np.average(seen, weights=weights))
     return share
 
 
@@ -182,20 +241,19 @@ def _range(nest: Nest, margin: KernelOperand) -> tuple[IndexExpr, int, int]:
 
 
 def _extents(nest: Nest) -> dict[str, int]:
-    tasks = {task.name: task.extent - task.block + 1 for task in nest.tasks}
+    tasks = {task.name: task.start(task.count - 1) + 1 for task in nest.tasks}
     return tasks | {loop.name: loop.extent for loop in (*nest.reductions, *nest.steps)}
 
 
 def _starts(nest: Nest, margin: KernelOperand) -> dict[str, Sequence[int]]:
     """Where tasks begin, by the loops that a margin depends on."""
     return {
-        task.name: [min(n * task.block, task.extent - task.block) for n in range(task.count)]
+        task.name: [task.start(number) for number in range(task.count)]
         for task in nest.tasks
         if task.name in margin.access.iterators
     }
 
 
-def _values(index: IndexExpr, places: Mapping[str, Sequence[int]]) -> NDArray[np.int64]:
-    """An index at all places."""
-    grid = np.meshgrid(*(np.array(p) for p in places.values()), indexing="ij", sparse=True)
-    return np.asarray(index.evaluate(dict(zip(places, grid, strict=True))), dtype=np.int64)
+def _grid(places: Mapping[str, Sequence[int]]) -> dict[str, NDArray[np.int64]]:
+    """All combinations, an array a name."""
+    return dict(zip(places, np.meshgrid(*places.values(), indexing="ij"), strict=True))

@@ -32,9 +32,10 @@ class TaskLoop:
     program.
 
     Where the block does not divide the extent the last block is moved back to end at the extent:
-    it computes some points twice, with the same result, and needs no code of its own. Of a loop
-    over overlapping tiles (:class:`~cpembed.transform.program.Overlap`) the points are those of the
-    axis, ``unit`` of which make a tile.
+    it computes some points twice, with the same result, and needs no code of its own. Or so many
+    blocks as ``shorter`` says, the last ones, have a point less. Of a loop over overlapping tiles
+    (:class:`~cpembed.transform.program.Overlap`) the points are those of the axis, ``unit`` of
+    which make a tile.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TaskLoop:
     block: int = 1
     origin: str = ""
     unit: int = 1
+    shorter: int = 0
 
     @property
     def steps(self) -> int:
@@ -55,6 +57,31 @@ class TaskLoop:
     @property
     def count(self) -> int:
         return -(-self.extent // self.block)
+
+    @property
+    def points(self) -> int:
+        """That are computed, some of them twice."""
+        return self.count * self.block - self.shorter
+
+    def start(self, number: int) -> int:
+        """Where a block begins."""
+        whole = number * self.block
+        if self.shorter:
+            return min(whole, number * (self.block - 1) + self.count - self.shorter)
+        return min(whole, max(0, self.extent - self.block))
+
+    def start_text(self, number: str) -> str:
+        """The same in a kernel's text."""
+        whole = number if self.block == 1 else f"{number} * {self.block}"
+        if self.shorter:
+            after = f"{number} * {self.block - 1} + {self.count - self.shorter}"
+            return f"T.min({whole}, {after})"
+        return f"T.min({whole}, {self.extent - self.block})" if self.repeats else whole
+
+    @property
+    def repeats(self) -> bool:
+        """Whether points are computed twice."""
+        return self.points > self.extent
 
     @property
     def step(self) -> str:

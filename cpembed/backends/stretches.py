@@ -43,15 +43,14 @@ class Walk:
 
     @property
     def move(self) -> int:
-        """Rows from an iteration of the last loop to the next."""
+        """Rows from an iteration of the last loop to the next, at most."""
         return self.steps[-1] * self.loops[-1].block
 
     def first_row(self, task: int) -> int:
         """That a task reads."""
         row, inside = self.low, self.inside
         for loop, step in zip(reversed(self.loops), reversed(self.steps), strict=True):
-            at = task // inside % loop.count * loop.block
-            row += step * min(at, max(0, loop.extent - loop.block))
+            row += step * loop.start(task // inside % loop.count)
             inside *= loop.count
         return max(0, row)
 
@@ -59,9 +58,7 @@ class Walk:
         """:meth:`first_row` in a kernel's text."""
         found, inside = "", self.inside
         for loop, step in zip(reversed(self.loops), reversed(self.steps), strict=True):
-            at = _times(_place(task, inside, loop.count, self.task_count), loop.block)
-            if loop.count * loop.block > loop.extent:
-                at = f"T.min({at}, {loop.extent - loop.block})"
+            at = loop.start_text(_place(task, inside, loop.count, self.task_count))
             found = f"{_times(at, step)} + {found}" if found else _times(at, step)
             inside *= loop.count
         return f"T.max(0, {found} + {self.low})" if self.low else f"({found})"

@@ -12,7 +12,7 @@ from functools import cache
 from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import KernelOperand, Nest, kernel_nest, lane_name
+from cpembed.backends.nest import Borders, KernelOperand, Nest, kernel_nest, lane_name
 from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import LoweringError
@@ -73,4 +73,5 @@ def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | Non
         return replace(operand, access=operand.access.substitute(split))
 
     inner = tuple(loop for loop in nest.inner if loop is not lane)
-    return order_reductions(nest.changed(in_digits, inner=(*inner, *digits)))
+    nest = nest.changed(in_digits, inner=(*inner, *digits))
+    return replace(order_reductions(nest), borders=Borders.POINTS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cpembed.backends.margins import executed_share
+from cpembed.backends.margins import executed_share, stepped_share
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse
 from cpembed.backends.x86.calibration import Calibration
@@ -110,9 +110,10 @@ def estimate(
     ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
     has room for them."""
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
-    executed = executed_share(nest)
-    steps = tasks * math.prod(loop.extent for loop in nest.reductions) * executed
-    products = steps * step.products_ns
+    steps = tasks * math.prod(loop.extent for loop in nest.reductions)
+    products = steps * executed_share(nest) * step.products_ns
+    stepped = stepped_share(nest)
+    steps *= stepped
     loads = nearest = steps * step.loads_ns
     stores = tasks * step.stored_lines * machine.store_line_ns[0]
     share = tasks / reuse.tasks
@@ -130,7 +131,7 @@ def estimate(
             first *= _UNFORESEEN
         further = step.line_ns[level + 1] - step.line_ns[level]
         # What is not multiplied is not loaded either.
-        loads += (first + second) * executed * max(0.0, further)
+        loads += (first + second) * stepped * max(0.0, further)
         if level + 1 < len(machine.store_line_ns):
             stores += output * (machine.store_line_ns[level + 1] - machine.store_line_ns[level])
         if level == 1:

@@ -142,4 +142,4 @@ def lane_nest(
         return replace(nest, borders=Borders.EVERY)
     # Taps share what they widen: where some are left out in between, registers no longer suffice
     # (112 x 112 pixels of 32 channels on Zen 5: 51 us instead of 41).
-    return replace(nest, margins=())
+    return replace(nest, margins=(), borders=Borders.POINTS)

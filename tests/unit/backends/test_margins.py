@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -52,31 +53,28 @@ def test_share_of_the_steps(words: str, blocks: dict[str, int], share: float) ->
 def _counted(nest: Nest) -> float:
     """By the body that each task has, and all points of each step."""
     found = bodies(nest)
-    starts = [[min(n * t.block, t.extent - t.block) for n in range(t.count)] for t in nest.tasks]
-    loops = (*nest.reductions, *nest.steps)
+    starts = [[task.start(number) for number in range(task.count)] for task in nest.tasks]
     read = {name for margin in nest.margins for name in margin.access.iterators}
-    lanes = [loop for loop in nest.inner if loop not in nest.steps and loop.name in read]
-    same = {loop.name: loop.name for loop in loops}
-    seen = total = 0
+    inner = [loop for loop in nest.inner if loop not in nest.steps and loop.name in read]
+    lanes = [
+        dict(zip((loop.name for loop in inner), at, strict=True))
+        for at in itertools.product(*(range(loop.extent) for loop in inner))
+    ]
+    seen = 0
     chosen: set[str] = set()
     for place in itertools.product(*starts):
         at = dict(zip((task.name for task in nest.tasks), place, strict=True))
         body = next(b for b in found if not b.condition or eval(b.condition, {}, at))
         chosen.add(body.condition)
+        loops = (*nest.reductions, *body.nest.steps)
+        same = {loop.name: loop.name for loop in loops}
         for step in itertools.product(*(range(loop.extent) for loop in loops)):
             point = at | dict(zip((loop.name for loop in loops), step, strict=True))
-            values = [
-                [
-                    margin.access.evaluate(
-                        point | dict(zip((o.name for o in lanes), p, strict=True))
-                    )
-                    for p in itertools.product(*(range(loop.extent) for loop in lanes))
-                ]
-                for margin in nest.margins
-            ]
             inside = all(
-                any(0 <= value < margin.elements for value in found)
-                for margin, found in zip(nest.margins, values, strict=True)
+                any(
+                    margin.access.evaluate(point | lane) in range(margin.elements) for lane in lanes
+                )
+                for margin in nest.margins
             )
             executed = all(
                 eval(condition[3:-1], {}, point)
@@ -85,9 +83,10 @@ def _counted(nest: Nest) -> float:
             )
             assert executed >= inside, point
             assert executed == inside or not reads_no_padding(nest), point
-            total, seen = total + 1, seen + executed
+            seen += executed
     assert chosen == {body.condition for body in found}
-    return seen / total
+    points = math.prod(loop.extent for loop in (*nest.reductions, *nest.steps))
+    return seen / points / math.prod(map(len, starts))
 
 
 def test_a_condition_is_where_its_loop_is_and_only_where_it_can_fail() -> None:
@@ -137,6 +136,48 @@ def test_an_unpadded_image_is_read_where_it_is(
     assert reads_no_padding(nest)
     assert len(bodies(nest)) == kinds
     assert _counted(nest) == pytest.approx(executed_share(nest))
+
+
+@pytest.mark.parametrize(
+    "words, blocks, kinds",
+    [
+        # 13 columns as 7 and 6; as 5, 4 and 4, of which the last one is at a border too.
+        ("conv2d n=1 c=16 h=7 w=13 k=16 r=1 s=1 layout=NHWC", {"q.o": 7}, 2),
+        ("conv2d n=1 c=16 h=7 w=13 k=16 r=3 s=3 pad=1 layout=NHWC", {"q.o": 7}, 2),
+        ("conv2d n=1 c=16 h=7 w=13 k=16 r=3 s=3 pad=1 layout=NHWC", {"q.o": 5}, 3),
+        ("conv2d n=1 c=16 h=7 w=13 k=16 r=3 s=3 pad=1 layout=NHWC", {"q.o": 2}, 3),
+        ("conv2d n=1 c=16 h=5 w=13 k=80 r=1 s=1 layout=NHWC", {"k.o": 2}, 2),
+        # One loop has shorter blocks, the one that gains most.
+        ("conv2d n=1 c=16 h=5 w=13 k=16 r=1 s=1 layout=NHWC", {"p.o": 2, "q.o": 7}, 2),
+    ],
+)
+def test_blocks_of_which_some_are_shorter(words: str, blocks: dict[str, int], kinds: int) -> None:
+    nest = applied(words, **{name.replace(".", "_"): size for name, size in blocks.items()})
+    assert len(bodies(nest)) == kinds
+    uneven = [task for task in nest.tasks if task.shorter]
+    assert len(uneven) == 1
+    for task in uneven:
+        found = [
+            task.start(number) + point
+            for number in range(task.count)
+            for point in range(task.block - (number >= task.count - task.shorter))
+        ]
+        assert found == list(range(task.extent))
+        starts = [eval(task.start_text(str(n)), {"T": _Min}) for n in range(task.count)]
+        assert starts == [task.start(number) for number in range(task.count)]
+    assert _counted(nest) == pytest.approx(executed_share(nest))
+
+
+class _Min:
+    """What kernels' text calls ``T``."""
+
+    min = min
+
+
+def test_what_cannot_be_a_point_shorter_is_moved_back() -> None:
+    nest = applied("conv2d n=1 c=16 h=5 w=9 k=16 r=1 s=1 layout=NHWC", q_o=7)
+    assert not any(task.shorter for task in nest.tasks)
+    assert [task.start(1) for task in nest.tasks if task.block == 7] == [2]
 
 
 def unpadded(target: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest | None:
