@@ -1,10 +1,10 @@
-"""Products with zero padding that a kernel need not compute.
+"""Products that a kernel need not compute: those with zero padding, and those of a point twice.
 
 At the image's border a task sees nothing but padding through some rows or columns of a filter:
 those steps of the reductions are left out. Of a block of points only some may see padding: where a
 kernel's :class:`~cpembed.backends.nest.Borders` say so, tasks at a border have a body of their own,
 in which each step has the points that see more. Nothing of the padding is read then, so the image
-need not have it.
+need not have it. So have tasks whose block is a point shorter than others.
 """
 
 from __future__ import annotations
@@ -123,12 +123,10 @@ def _kinds(nest: Nest) -> list[list[_Place]]:
 
 
 def _is_worth_bodies(nest: Nest, margin: KernelOperand) -> bool:
-    if nest.borders is Borders.EVERY:
-        return True
-    loops = [*_reductions(nest, margin), *nest.steps]
-    written = math.prod(loop.extent for loop in loops)
-    apart = not _is_seen_whole(nest, margin) and bool(_steps(nest, margin))
-    return nest.borders is Borders.POINTS and apart and written <= _WRITTEN
+    if _is_seen_whole(nest, margin):
+        return nest.borders is Borders.EVERY
+    written = math.prod(loop.extent for loop in (*_reductions(nest, margin), *nest.steps))
+    return nest.borders is not Borders.WHOLE and bool(_steps(nest, margin)) and written <= _WRITTEN
 
 
 def _places(nest: Nest, margin: KernelOperand) -> list[_Place]:

@@ -96,7 +96,7 @@ def test_signs_and_results_of_every_type() -> None:
 def test_images_are_read_without_their_padding(
     seed: int, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole call computes the padding, wherever that is."""
+    """A whole call copies no halo, wherever the padding is."""
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
     rng = random.Random(seed)
     spec = rng.choice([INT8, BF16])
