@@ -5,7 +5,8 @@ whose elements may lie at any distance stays where its workload axis is; a lane 
 moves innermost, in the tile's order. A lane that walks a dimension with several iterators (an
 image row) is read in place where the memory side can, else the dimension is unrolled. All other
 dimensions keep the order of the original operand, so a channels-last operand yields a
-channels-last layout.
+channels-last layout; only in weights, which are packed ahead of time, those that are summed over
+go inside.
 """
 
 from __future__ import annotations

@@ -161,14 +161,21 @@ def test_tiles_of_zeros_are_neither_loaded_nor_multiplied() -> None:
     check(lowered, program.workload)
 
 
-def test_rows_further_apart_than_the_stride_field_are_transferred_one_by_one(tmp_path) -> None:
-    """65,538 tiles in a row of the weights and of the output; 16 bits count to 65,535."""
+@pytest.mark.parametrize(
+    "words, tiles, far",
+    [
+        ("gemm m=2 n=131076 k=4", {"m.o": 2, "n.o": 200, "k.o": 2}, "acc"),
+        ("gemm m=2 n=4 k=131076", {"m.o": 2, "n.o": 2, "k.o": 200}, "wgt"),
+    ],
+)
+def test_rows_further_apart_than_the_stride_field_are_transferred_one_by_one(
+    words: str, tiles: dict[str, int], far: str, tmp_path: Path
+) -> None:
+    """65,538 tiles in a row of the output or of the weights; 16 bits count to 65,535."""
     spec = make_spec(1, 2, tmp_path)
-    words = "gemm m=2 n=131076 k=4"
     (program,) = random_programs(words, spec, "strict", 1, 0)
-    tiles = {"m.o": 2, "n.o": 200, "k.o": 2}
     lowered = lower(program, vta_config(spec), Schedule(tiles, tuple(tiles)))
-    assert lowered.nest.wgt.strides[0] == 65_538
+    assert getattr(lowered.nest, far).strides[0] == 65_538
     check(lowered, program.workload)
 
 

@@ -195,8 +195,8 @@ def test_contiguous_dimensions_are_one_transfer() -> None:
     tile = {"m.o": (2, 4), "n.o": (0, 3), "k.o": (0, 4)}
     (inp,) = region_of(nest.inp, tile).loads
     assert (inp.y, inp.x, inp.dram) == (1, 16, 8)
-    (wgt,) = region_of(nest.wgt, tile | {"n.o": (1, 2)}).loads
-    assert (wgt.y, wgt.x, wgt.x_stride, wgt.dram) == (4, 2, 3, 1)
+    (wgt,) = region_of(nest.wgt, tile | {"k.o": (1, 2)}).loads
+    assert (wgt.y, wgt.x, wgt.x_stride, wgt.dram) == (3, 2, 4, 1)
 
 
 def test_operands_that_stay_are_loaded_once() -> None:

@@ -49,7 +49,7 @@ CONVOLUTIONS = (
 PRODUCTS = (
     "gemm m=5 n=16 k=32",
     "gemm m=16 n=3 k=64 trans_a=1 trans_b=1",
-    "gemv m=24 k=40",
+    "gemv m=240 k=400",
 )
 CASES = [
     *((label, dtypes, "NCHW") for label in CONVOLUTIONS for dtypes in (INTEGER, BFLOAT)),
