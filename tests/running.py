@@ -14,7 +14,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.runner import Expected
+from cpembed.measure.verification import Expected
 from cpembed.tune.cpu_variants import with_variants
 
 

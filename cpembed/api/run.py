@@ -57,7 +57,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.runner import Expected, Measurement, Verification, measure
+from cpembed.measure.runner import Measurement, measure
+from cpembed.measure.verification import Expected, Verification
 from cpembed.tune.cpu_choice import CONSIDERED
 
 GENERIC = "generic"
@@ -128,7 +129,7 @@ class RunResult:
             "packed_ahead": list(times.packed_ahead),
             "noisy": times.noisy,
             "stored": self.stored,
-            "relu": self.kernel.epilogue is not None and self.kernel.epilogue.relu,
+            **_steps(self.kernel.epilogue),
         }
         if self.is_native:
             document |= {"latency_us": latency, "gops": times.gops}
@@ -136,6 +137,12 @@ class RunResult:
         else:
             document |= {"generic_latency_us": latency, "missing": list(self.missing)}
         return document
+
+
+def _steps(epilogue: Epilogue | None) -> dict[str, bool]:
+    """What happens to the sums before they are stored."""
+    names = ("bias", "scale", "relu")
+    return {name: epilogue is not None and getattr(epilogue, name) for name in names}
 
 
 def run(
@@ -152,6 +159,8 @@ def run(
     output: str | None = None,
     shift: int | None = None,
     relu: bool = False,
+    bias: bool = False,
+    scale: bool = False,
     untuned: bool = False,
 ) -> RunResult | VtaRunResult | SolveResult:
     """Solve, build a candidate, verify it on random data, measure it.
@@ -165,7 +174,8 @@ def run(
     :data:`~cpembed.api.run_vta.OutputForm`, which may have a ``shift``
     (:func:`~cpembed.api.run_vta.tail_for`); of others one of
     :data:`~cpembed.backends.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
-    negative sums as 0.
+    negative ones as 0. ``bias`` adds a vector of the sums' type to them, ``scale`` then multiplies
+    by one of float32, both random, with an element for each channel.
 
     ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`. ``rank`` and
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
@@ -192,14 +202,16 @@ def run(
     simulation = None
     epilogue = None
     if simulates(spec) and backend != GENERIC:
-        simulation = VtaSimulation.of(spec, workload, _output_form(spec, output, relu=relu), shift)
+        steps = {"relu": relu, "a bias": bias, "a scale": scale}
+        form = _output_form(spec, output, [step for step, asked in steps.items() if asked])
+        simulation = VtaSimulation.of(spec, workload, form, shift)
     elif shift is not None:
         raise WorkloadError(
             "a shift is for targets that are simulated, "
             f"not for {spec.name} with the {backend} back end: leave it out"
         )
-    elif output is not None or relu:
-        epilogue = Epilogue(output or workload.output.dtype, relu=relu)
+    elif output is not None or relu or bias or scale:
+        epilogue = Epilogue(output or workload.output.dtype, scale, bias, relu)
     asked = _Asked(constraints, rank, weights, backend, untuned, epilogue)
     native = backend != GENERIC and not missing
     by_model = native and simulation is None and asked.any_embedding
@@ -219,7 +231,7 @@ def run(
     def instead(other: str, beside: Beside | None = None) -> RunResult | SolveResult:
         found = run(
             workload, other, seed=seed, timeout=timeout, progress=progress, output=output,
-            relu=relu, untuned=untuned,
+            relu=relu, bias=bias, scale=scale, untuned=untuned,
         )  # fmt: skip
         if not isinstance(found, RunResult):
             return solved
@@ -266,13 +278,13 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
     return (f"this machine lacks {' and '.join(features)}",) if features else ()
 
 
-def _output_form(spec: HardwareSpec, output: str | None, *, relu: bool) -> OutputForm | None:
+def _output_form(spec: HardwareSpec, output: str | None, steps: Sequence[str]) -> OutputForm | None:
     """What a simulated target stores, checked."""
     forms: tuple[OutputForm, ...] = get_args(OutputForm)
     known: dict[str, OutputForm] = {form: form for form in forms}
     form = None if output is None else known.get(output)
-    if relu or (form is None and output is not None):
-        asked = "relu" if relu else output
+    if steps or (form is None and output is not None):
+        asked = steps[0] if steps else output
         raise WorkloadError(
             f"{spec.name} is simulated and stores {', '.join(forms)}, not {asked}: "
             "name one of these, or a target that a CPU executes"
@@ -380,11 +392,13 @@ def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -
     report("verify", 0)
     inputs = random_inputs(solved.workload, seed)
     expected, epilogue = Expected(solved.workload, inputs), kernel.epilogue
+    vectors = {} if epilogue is None else expected.vectors(epilogue, seed)
+    inputs |= vectors
 
     def judged(found: NDArray[Any]) -> Verification:
         if epilogue is None:
             return expected.judge(found)
-        return expected.judge_stored(found.view(numpy_dtype(epilogue.dtype)), epilogue)
+        return expected.judge_stored(found.view(numpy_dtype(epilogue.dtype)), epilogue, vectors)
 
     verification = judged(kernel.run(inputs))
     if verification.verified and kernel.has_inner_packing:

@@ -36,7 +36,7 @@ from cpembed.hw.schema import spec_error
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.moves import MoveTimes, measure_moves
-from cpembed.measure.runner import Verification, compare_integers
+from cpembed.measure.verification import Verification, compare_integers
 from cpembed.tune.kept import TunedChoice
 from cpembed.tune.vta_kept import tuned
 from cpembed.tune.vta_trials import VtaTrial

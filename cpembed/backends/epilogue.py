@@ -138,3 +138,34 @@ def channel_axes(workload: Computation) -> tuple[str, ...]:
         for operand in (workload.output, workload.inputs[1])
     )
     return tuple(axis.name for axis in workload.axes if axis.name in output & weights)
+
+
+def channel_numbers(workload: Computation) -> NDArray[np.int64]:
+    """Of each element of the output, in its shape: the number of its channel, in row-major order
+    of :func:`channel_axes`."""
+    dimensions = [i.single_iterator for i in workload.access(workload.output.name).index]
+    places = np.indices(workload.output.shape, sparse=True)
+    total = np.zeros(workload.output.shape, np.int64)
+    for axis in channel_axes(workload):
+        total = total * workload.extents[axis] + places[dimensions.index(axis)]
+    return total
+
+
+def random_vectors(
+    workload: Computation, epilogue: Epilogue, sums: NDArray[Any], seed: int
+) -> dict[str, NDArray[Any]]:
+    """A bias and a scale for an epilogue that has them, by name, with an extent for each of
+    :func:`channel_axes`: biases of the size of the ``sums``, and scales with which results span
+    the stored type's range (of wide types a byte's), some beyond it."""
+    generator = np.random.default_rng(seed)
+    shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
+    size = max(1e-6, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))
+    found: dict[str, NDArray[Any]] = {}
+    if epilogue.bias:
+        dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
+        found[BIAS] = (generator.normal(size=shape) * size / 2).astype(numpy_dtype(dtype))
+    if epilogue.scale:
+        largest = 255 if epilogue.dtype == "uint8" else 127
+        wanted = generator.uniform(0.5, 1.5, shape) * largest / 2
+        found[SCALE] = (wanted / size).astype(np.float32)
+    return found

@@ -169,7 +169,7 @@ class CompiledKernel:
         same memory."""
         return [
             self._mover(name).bound(self.original(name, inputs[name]), packed[name])
-            for name in self.input_names
+            for name in (operand.name for operand in self._factors)
             if name not in ahead and not self.is_packed_in_place(name)
         ]
 

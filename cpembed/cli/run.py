@@ -62,7 +62,16 @@ if TYPE_CHECKING:
     "requantized is shifted and clipped to int8, int32 all bits, int8 the low eight.  [default: "
     "requantized; int8 where that is the output's type]",
 )
-@click.option("--relu", is_flag=True, help="Negative sums are stored as 0 (not on a VTA).")
+@click.option(
+    "--bias", is_flag=True, help="Adds a random vector, an element a channel (not on a VTA)."
+)
+@click.option(
+    "--scale",
+    is_flag=True,
+    help="Multiplies by a random float32 vector, an element a channel, as requantization does "
+    "(not on a VTA).",
+)
+@click.option("--relu", is_flag=True, help="Negative results are stored as 0 (not on a VTA).")
 @click.option(
     "--shift",
     type=click.IntRange(0, 31),
@@ -87,6 +96,8 @@ def command(
     threads: int | None,
     output: str | None,
     shift: int | None,
+    bias: bool,
+    scale: bool,
     relu: bool,
     untuned: bool,
     trace: Path | None,
@@ -123,6 +134,8 @@ def command(
             output=output,
             shift=shift,
             relu=relu,
+            bias=bias,
+            scale=scale,
             untuned=untuned,
         )
     if as_json:

@@ -106,8 +106,14 @@ def _stored(result: RunResult) -> list[tuple[str, str]]:
     epilogue = result.kernel.epilogue
     if epilogue is None:
         return []
-    relu = ", negative sums as 0" if epilogue.relu else ""
-    return [("stored", f"{epilogue.dtype}{relu}")]
+    steps = {
+        "a bias added": epilogue.bias,
+        "scaled": epilogue.scale,
+        "negative results as 0": epilogue.relu,
+    }
+    return [
+        ("stored", ", ".join([epilogue.dtype, *(step for step, taken in steps.items() if taken)]))
+    ]
 
 
 def _verified(result: RunResult | VtaRunResult) -> str:

@@ -24,7 +24,8 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.pace import Pace
-from cpembed.measure.runner import Expected, Sampler, wall_clock
+from cpembed.measure.runner import Sampler, wall_clock
+from cpembed.measure.verification import Expected
 from cpembed.strategy.candidate import Candidate
 from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.cpu_contest import (

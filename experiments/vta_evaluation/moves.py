@@ -17,7 +17,7 @@ from cpembed.errors import InvariantError
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.moves import measure_moves
-from cpembed.measure.runner import compare_integers
+from cpembed.measure.verification import compare_integers
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,8 +131,24 @@ def test_results_are_stored_as_asked(
     assert called.json["stored"] == (dtype or "int32")
     assert called.json["relu"] == bool(how)
     if asked:
-        words = f"{dtype or 'int32'}{', negative sums as 0' if how else ''}"
+        words = f"{dtype or 'int32'}{', negative results as 0' if how else ''}"
         assert words in cpembed("run", *GEMM, *target, *asked).out
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32", "bfloat16"])
+def test_sums_are_requantized_as_asked(cpembed: Caller, dtype: str) -> None:
+    target = ("--target", "avx512_vnni", "--backend", "generic", "--output", dtype)
+    for steps in (("--bias", "--scale", "--relu"), ("--scale",), ("--bias",)):
+        called = cpembed("run", *GEMM, *target, *steps, "--json")
+        assert (called.code, called.json["verified"]) == (0, True)
+        taken = [f"--{name}" for name in ("bias", "scale", "relu") if called.json[name]]
+        assert taken == list(steps)
+    report = cpembed("run", *GEMM, *target, "--bias", "--scale", "--relu").out
+    assert f"{dtype}, a bias added, scaled, negative results as 0" in report
+
+
+def test_a_vta_has_no_bias_of_its_own(cpembed: Caller) -> None:
+    cpembed("run", *GEMM, *VTA, "--bias").is_one_line_error(2, "a bias", "requantized")
 
 
 def test_a_stored_result_that_is_wrong_is_none(

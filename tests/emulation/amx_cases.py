@@ -23,7 +23,7 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.measure.runner import verify
+from cpembed.measure.verification import verify
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d
 from cpembed.operators.gemm import gemm as gemm_workload

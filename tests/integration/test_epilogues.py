@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from cpembed.api.solve import solve
-from cpembed.backends.epilogue import BIAS, RESULT_TYPES, SCALE, Epilogue, channel_axes
+from cpembed.backends.epilogue import (
+    RESULT_TYPES,
+    SCALE,
+    Epilogue,
+    channel_axes,
+    channel_numbers,
+    random_vectors,
+)
 from cpembed.backends.kernel import BackendChoice, build
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import WorkloadError
@@ -50,39 +55,15 @@ TARGETS = {
 }
 
 
-def channels(workload: Computation) -> NDArray[np.int64]:
-    """Of each element of the output."""
-    index = workload.access(workload.output.name).index
-    places = np.indices(workload.output.shape)
-    total = np.zeros(workload.output.shape, np.int64)
-    for axis in channel_axes(workload):
-        dimension = next(d for d, found in enumerate(index) if found.single_iterator == axis)
-        total = total * workload.extents[axis] + places[dimension]
-    return total
-
-
-def vectors(workload: Computation, epilogue: Epilogue, seed: int) -> dict[str, NDArray[Any]]:
-    """With results across the range of a byte, some beyond it."""
-    rng = np.random.default_rng(seed)
-    count = tuple(workload.extents[axis] for axis in channel_axes(workload))
-    depth = workload.macs / math.prod(workload.output.shape)
-    found: dict[str, NDArray[Any]] = {}
-    if epilogue.bias:
-        dtype = epilogue.vector_dtype(BIAS, workload.output.dtype)
-        found[BIAS] = (rng.normal(size=count) * 2000).astype(dtype)
-    if epilogue.scale:
-        found[SCALE] = (rng.uniform(0.5, 1.5, count) / 60 / math.sqrt(depth)).astype(np.float32)
-    return found
-
-
 def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: BackendChoice) -> None:
     workload = program.original or program.workload
     inputs = random_inputs(workload, 7)
-    extra = vectors(workload, epilogue, 8)
+    sums = reference(workload, inputs)
+    extra = random_vectors(workload, epilogue, sums, 8)
     kernel = build(program, load_hardware_spec(target), backend=backend, epilogue=epilogue)
     found = kernel.run({**inputs, **extra})
     flat = {name: vector.reshape(-1) for name, vector in extra.items()}
-    expected = epilogue.apply(reference(workload, inputs), flat, channels(workload))
+    expected = epilogue.apply(sums, flat, channel_numbers(workload))
     assert found.dtype == np.dtype("uint16" if epilogue.dtype == "bfloat16" else epilogue.dtype)
     if workload.output.dtype == "int32":
         assert np.array_equal(found, expected.view(found.dtype)), epilogue

@@ -23,7 +23,7 @@ from cpembed.backends.x86.features import cpu_features, missing_features
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
-from cpembed.measure.runner import verify
+from cpembed.measure.verification import verify
 from cpembed.operators.conv1d import conv1d
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d

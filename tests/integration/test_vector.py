@@ -27,7 +27,7 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.runner import Expected
+from cpembed.measure.verification import Expected
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
 from tests.running import check_candidates, check_schedules, exact_inputs

@@ -19,8 +19,9 @@ from cpembed.measure.baselines.base import (
     Subject,
 )
 from cpembed.measure.pace import Pace
-from cpembed.measure.runner import Expected, Quantiles, Verification, quantiles, wall_clock
+from cpembed.measure.runner import Quantiles, quantiles, wall_clock
 from cpembed.measure.turns import OUR_POOL, Side, Turns, time_in_turns
+from cpembed.measure.verification import Expected, Verification
 
 _OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
 _PRODUCTS = "products"

@@ -15,7 +15,7 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.runner import verify
+from cpembed.measure.verification import verify
 from cpembed.transform.program import DerivedProgram
 from tests.unit.backends.handwritten import expr, gemm_program
 

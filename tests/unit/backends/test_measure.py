@@ -14,7 +14,8 @@ from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure import runner
-from cpembed.measure.runner import ATTEMPTS, compare, measure
+from cpembed.measure.runner import ATTEMPTS, measure
+from cpembed.measure.verification import compare
 from cpembed.operators.gemm import gemm
 from tests.unit.backends.handwritten import conv2d_program, gemm_program
 

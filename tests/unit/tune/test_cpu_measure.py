@@ -11,8 +11,8 @@ import pytest
 from cpembed.api.solve import hardware_spec
 from cpembed.backends import kernel
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.measure.runner import Verification
 from cpembed.measure.turns import Side, Turns
+from cpembed.measure.verification import Verification
 from cpembed.tune import cpu_contest, cpu_measure
 from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.cpu_contest import FIRST_ROUNDS, Failed, Timed

@@ -20,7 +20,7 @@ from cpembed.measure import turns
 from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
 from cpembed.measure.pace import Pace
-from cpembed.measure.runner import Expected
+from cpembed.measure.verification import Expected
 from cpembed.operators.gemm import gemm
 from tests.unit.backends.handwritten import conv2d_program
 from tests.unit.measure.baselines.fakes import FakeBaseline, FakeForm

@@ -18,7 +18,7 @@ from cpembed.measure.baselines.base import NotCovered, Subject
 from cpembed.measure.baselines.onednn_forms import Form
 from cpembed.measure.baselines.onednn_log import Executed
 from cpembed.measure.baselines.registry import open_baselines
-from cpembed.measure.runner import Expected
+from cpembed.measure.verification import Expected
 from cpembed.workloads.suites import Layer
 
 INT8, BF16, VNNI = map(load_hardware_spec, ("amx_int8", "amx_bf16", "avx512_vnni"))
