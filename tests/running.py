@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
 from cpembed.api.solve import solve, workload
+from cpembed.backends.epilogue import RESULT_TYPES, Epilogue
 from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.packing import packed_before
 from cpembed.hw.instruction import HardwareSpec
@@ -42,13 +44,32 @@ def check_candidates(words: str, spec: HardwareSpec, backend: str) -> None:
 
 
 def check_schedules(words: str, spec: HardwareSpec, rng: random.Random, count: int) -> None:
-    """Of the best candidate, the schedule that the model takes and some others."""
+    """Of the best candidate, the schedule that the model takes and some others, the last of them
+    with a random epilogue as well."""
     given = workload(words, target=spec)
     inputs = exact_inputs(given, rng.randrange(1 << 30))
-    expected, ahead = reference(given, inputs), packed_before(given)
+    expected, ahead = Expected(given, inputs), packed_before(given)
+    sums = reference(given, inputs)
     program = solve(given, spec, top=1).embeddings[0].candidate.program
     ranked = schedule_space(program, spec).ranked()
     for _, knobs in [ranked[0], *rng.sample(ranked, min(count, len(ranked)))]:
         kernel = build(program, spec, backend="native", knobs=knobs)
-        assert np.array_equal(kernel.run(inputs), expected), (words, knobs)
-        assert np.array_equal(kernel.run_whole(inputs, ahead), expected), (words, knobs)
+        assert np.array_equal(kernel.run(inputs), sums), (words, knobs)
+        assert np.array_equal(kernel.run_whole(inputs, ahead), sums), (words, knobs)
+    # Threads do not share sums that have a bias or a scale.
+    epilogue, knobs = random_epilogue(rng), replace(knobs, parts=1)
+    kernel = build(program, spec, backend="native", knobs=knobs, epilogue=epilogue)
+    vectors = expected.vectors(epilogue, rng.randrange(1 << 30))
+    for found in (
+        kernel.run({**inputs, **vectors}),
+        kernel.run_whole({**inputs, **vectors}, ahead),
+    ):
+        stored = found.view(numpy_dtype(epilogue.dtype))
+        assert expected.judge_stored(stored, epilogue, vectors).verified, (words, knobs, epilogue)
+
+
+def random_epilogue(rng: random.Random) -> Epilogue:
+    """Bytes, which are narrowed together where they are neighbours, as often as all others."""
+    dtype = rng.choice(("uint8", "int8", rng.choice(RESULT_TYPES)))
+    scale, bias, relu = rng.choices((False, True), k=3)
+    return Epilogue(dtype, scale=scale, bias=bias, relu=relu)

@@ -28,8 +28,9 @@ branch changes of it is stored and loaded again."""
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
 
-Results = Callable[[Script, Nest], bool]
-"""Writes what a task stores of its sums; False where it does not."""
+Results = Callable[[Script, Nest, str], bool]
+"""Writes what a task stores of its sums, from the buffer in which they are; False where it does
+not."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,13 @@ def contraction_source(
     the accumulators are set and stored, and with ``vectorized_update`` where they are added to.
     ``stages``: with an epilogue of the nest, accumulators are stored to a local buffer first, where
     nothing but a store can read them; what becomes of them is computed while the next task's
-    products are on their way, as ``results`` writes it down where it does. ``packing``: each part
-    packs the first factor for itself; the nest is then that of ``packing``, its original the first
-    parameter and the parts' copies the last. ``each_step`` writes down what comes before the
-    products of a step of the reductions. ``shared``: the nest stores parts of sums, which are added
-    up at the end. ``added_up``: what makes one of several accumulators. ``in_registers``: these are
-    registers, as :class:`~cpembed.backends.contract.KernelPlan` has to say too.
+    products are on their way. ``results`` writes down what is stored, where it does.
+    ``packing``: each part packs the first factor for itself; the nest is then that of ``packing``,
+    its original the first parameter and the parts' copies the last. ``each_step`` writes down what
+    comes before the products of a step of the reductions. ``shared``: the nest stores parts of
+    sums, which are added up at the end. ``added_up``: what makes one of several accumulators.
+    ``in_registers``: these are registers, as :class:`~cpembed.backends.contract.KernelPlan` has to
+    say too.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -117,8 +119,10 @@ def contraction_source(
                         delayed.write(script, "now - 1", f"now > {first}")
                     if added_up is not None:
                         _store_added_up(script, body.nest, unrolled, added_up)
-                    else:
-                        _store(script, body.nest, unrolled, plain, stages=delayed is not None)
+                    elif delayed is not None:
+                        _store(script, body.nest, unrolled, plain, stages=True)
+                    elif results is None or not results(script, body.nest, "acc"):
+                        _store(script, body.nest, unrolled, plain, stages=False)
             if delayed is not None:
                 delayed.write(script, f"{end} - 1")
             for statement in epilogue:
@@ -359,7 +363,7 @@ class _Delayed:
             _regions(script, nest, stages=True)
             conditions = [] if condition is None else [f"if {condition}:"]
             with script.nested(*conditions):
-                if self.results is not None and self.results(script, nest):
+                if self.results is not None and self.results(script, nest, STAGE):
                     return
                 inward = self._in_order(spatial, output)
                 with script.nested(*loop_headers(inward, self.unrolled, self.vectorized)):

@@ -21,7 +21,7 @@ from cpembed.backends.epilogue import (
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import is_integer
+from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 
 _UNIT_ROUNDOFF = {
@@ -50,9 +50,15 @@ class Verification:
 
 
 def verify(kernel: CompiledKernel, workload: Computation, seed: int = 0) -> Verification:
-    """Run the kernel on random inputs and compare with the reference."""
+    """Run the kernel on random inputs, a bias and a scale included, and compare with the
+    reference."""
     inputs = random_inputs(workload, seed)
-    return compare(workload, inputs, kernel.run(inputs))
+    expected, epilogue = Expected(workload, inputs), kernel.epilogue
+    if epilogue is None:
+        return expected.judge(kernel.run(inputs))
+    vectors = expected.vectors(epilogue, seed)
+    found = kernel.run({**inputs, **vectors}).view(numpy_dtype(epilogue.dtype))
+    return expected.judge_stored(found, epilogue, vectors)
 
 
 def compare(

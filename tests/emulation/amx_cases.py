@@ -15,10 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from cpembed.backends.contract import Knobs
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import build
 from cpembed.backends.margins import executed_share
 from cpembed.backends.nest import kernel_nest
-from cpembed.backends.x86.features import ASSUME_VARIABLE
+from cpembed.backends.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
@@ -142,10 +144,37 @@ CASES: dict[str, Callable[[], DerivedProgram]] = {
         z=(Digit("c", 64),),
     ),
 }
+STORED: dict[str, tuple[Epilogue, Knobs]] = {
+    f"{family}-{epilogue.dtype}-{'-'.join(epilogue.vectors)}-{blocks}": (
+        epilogue,
+        Knobs({"n.o": blocks}),
+    )
+    for family in ("int8", "bfloat16")
+    for blocks in (4, 3, 1)
+    for epilogue in (
+        Epilogue("uint8", scale=True, bias=True),
+        Epilogue("int8", scale=True, relu=True),
+        Epilogue("bfloat16", scale=True),
+        Epilogue("int32", bias=True),
+    )
+}
+"""What is stored of a product's sums, by blocks of so many tiles."""
 SLOW_CASES: dict[str, Callable[[], DerivedProgram]] = {
     "resnet-56": lambda: conv(14, sizes=(1, 64, 56, 56, 64, 3, 3), pad=1),
     "resnet-14-strided": lambda: conv(14, sizes=(1, 256, 28, 28, 512, 3, 3), pad=1, stride=2),
 }
+
+
+def run_stored(name: str) -> dict[str, Any]:
+    """Verify one of :data:`STORED`."""
+    epilogue, knobs = STORED[name]
+    missing = missing_features(load_hardware_spec("avx512_bf16"))
+    if missing and epilogue.dtype == "bfloat16":
+        return {"missing": missing}
+    dtype = "bfloat16" if name.startswith("bfloat16") else "uint8,int8"
+    program, spec = gemm(40, 83, 131, dtype, rows=16), BF16 if dtype == "bfloat16" else INT8
+    kernel = build(program, spec, backend="native", knobs=knobs, epilogue=epilogue)
+    return {"verified": verify(kernel, program.workload, seed=1).verified}
 
 
 def run(make: Callable[[], DerivedProgram], products: Callable[[], int]) -> dict[str, Any]:
@@ -178,7 +207,10 @@ def main() -> None:
     if libraries:
         os.environ[ASSUME_VARIABLE] = "amx_tile,amx_int8,amx_bf16"
         products = ctypes.CDLL(libraries[0]).amx_emulator_products
-    print(json.dumps({name: run(make, products) for name, make in cases.items()}))
+    found = {name: run(make, products) for name, make in cases.items()}
+    if cases is CASES:
+        found |= {name: run_stored(name) for name in STORED}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

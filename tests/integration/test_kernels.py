@@ -30,7 +30,7 @@ from cpembed.operators.conv3d import conv3d
 from cpembed.operators.gemm import gemm
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
-from tests.emulation.amx_cases import CASES, SLOW_CASES
+from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
 from tests.unit.backends.handwritten import conv2d_program, gemm_program
 
 ROOT = Path(__file__).parents[2]
@@ -212,6 +212,14 @@ def test_amx_kernel_matches_the_reference(
     name: str, amx_results: dict[str, Any], emulator: Path | None
 ) -> None:
     check_amx(amx_results[name], emulated=emulator is not None)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_amx_kernel_stores_what_is_asked(name: str, amx_results: dict[str, Any]) -> None:
+    found = amx_results[name]
+    if "missing" in found:
+        pytest.skip(f"missing: {', '.join(found['missing'])}")
+    assert found["verified"], found
 
 
 def test_amx_blocks_that_do_not_divide_are_moved_back(

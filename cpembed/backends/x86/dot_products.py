@@ -18,6 +18,7 @@ from cpembed.backends.nest import Nest
 from cpembed.backends.script import HEADER, read, storage_dtype
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.narrow_store import write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import LoweringError
 
@@ -163,6 +164,7 @@ def dot_plan(
         unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
         vectorized={lane},
         added_up=AddedUp(lane, dot.total) if along_rows else None,
+        results=None if along_rows else write_narrow,
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,

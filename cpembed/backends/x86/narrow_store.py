@@ -3,6 +3,7 @@
 Narrowed alone, each vector of 16 sums takes four operations and a store of 16 bytes. Packed in
 pairs, which saturates (VPACKSSDW, then VPACKUSWB or VPACKSSWB: Intel 64 and IA-32 Architectures
 Software Developer's Manual, volume 2), four take four and, where they are neighbours, one store.
+Floats are rounded to integers before (VCVTPS2DQ, which makes the least integer of what is less).
 Two vectors of float32 become one of bfloat16 by VCVTNE2PS2BF16, which takes subnormals for zero.
 """
 
@@ -12,8 +13,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cpembed.backends.contraction import STAGE, VECTOR_PARAMETERS
-from cpembed.backends.epilogue import BIAS, SCALE, Epilogue
+from cpembed.backends.contraction import VECTOR_PARAMETERS
+from cpembed.backends.epilogue import BIAS, SCALE, Epilogue, saturated_range
 from cpembed.backends.nest import Nest
 from cpembed.backends.script import Script
 from cpembed.ir.index import IndexExpr
@@ -32,7 +33,7 @@ def stored_together(epilogue: Epilogue | None, sums: str) -> int:
     """How many vectors of 16 sums are narrowed at a time; 1 where they are not."""
     if epilogue is None:
         return 1
-    if epilogue.dtype in _BYTES and sums == "int32" and epilogue.in_integers(sums):
+    if epilogue.dtype in _BYTES and sums in ("int32", "float32"):
         return 4
     return 2 if epilogue.dtype == "bfloat16" and sums == "float32" else 1
 
@@ -47,9 +48,9 @@ class _Vector:
     channel: int
 
 
-def write_narrow(script: Script, nest: Nest) -> bool:
-    """Write what a task stores of its sums; False, and nothing is written, where these are not
-    narrowed together, or no two vectors of them are neighbours."""
+def write_narrow(script: Script, nest: Nest, sums: str) -> bool:
+    """Write what a task stores of its sums, which are in the buffer ``sums``; False, and nothing is
+    written, where these are not narrowed together, or no two vectors of them are neighbours."""
     epilogue, output = nest.epilogue, nest.operands[2]
     together = stored_together(epilogue, nest.sums)
     vectors = _vectors(nest) if together > 1 else []
@@ -61,7 +62,7 @@ def write_narrow(script: Script, nest: Nest) -> bool:
     channel = None if nest.channels is None else _outside(nest.channels.access, inner)
     for start in range(0, len(vectors), together):
         group = vectors[start : start + together]
-        values = [_value(epilogue, nest.sums, vector, channel) for vector in group]
+        values = [_value(nest, epilogue, sums, vector, channel) for vector in group]
         values += values[-1:] * (together - len(values))
         for at, count in _neighbours(group):
             place = f"{output.parameter}[T.Ramp({first + group[at].result}, 1, {_LANES * count})]"
@@ -100,16 +101,35 @@ def _outside(access: IndexExpr, inner: set[str]) -> IndexExpr:
     return IndexExpr.of([t for t in access.terms if not inner & set(t.iterators)], access.constant)
 
 
-def _value(epilogue: Epilogue, sums: str, vector: _Vector, channel: IndexExpr | None) -> str:
-    """What narrowing alone makes results of."""
-    value = f"{STAGE}[T.Ramp({vector.sums}, 1, {_LANES})]"
+def _value(
+    nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, channel: IndexExpr | None
+) -> str:
+    """What narrowing alone makes results of, and saturates: nothing is left to do for the least of
+    a type, nor in integers for its largest."""
+    value, kind = f"{sums}[T.Ramp({vector.sums}, 1, {_LANES})]", nest.sums
     for name, symbol in ((BIAS, "+"), (SCALE, "*")):
-        if name in epilogue.vectors and channel is not None:
-            place = f"T.Ramp({channel + vector.channel}, 1, {_LANES})"
-            value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
+        if name not in epilogue.vectors or channel is None:
+            continue
+        if name == SCALE and kind != "float32":
+            value, kind = f'T.cast({value}, "float32x{_LANES}")', "float32"
+        place = f"T.Ramp({channel + vector.channel}, 1, {_LANES})"
+        value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
     if epilogue.relu and epilogue.dtype != "uint8":
-        value = f"T.max({value}, T.Broadcast(T.{sums}(0), {_LANES}))"
+        value = f"T.max({value}, {_broadcast(f'T.{kind}(0)')})"
+    if kind == "float32" and epilogue.dtype in _BYTES:
+        largest = _broadcast(f"T.float32({saturated_range(epilogue.dtype)[1]})")
+        return _rounded(f"T.min({value}, {largest})")
     return value
+
+
+def _rounded(value: str) -> str:
+    """Floats to integers, in the current direction: to the nearest even."""
+    arguments = f"{value}, {_broadcast('T.int32(0)')}, T.int16(-1), T.int32(4)"
+    return _intrinsic("avx512.mask.cvtps2dq.512", arguments, f"int32x{_LANES}")
+
+
+def _broadcast(scalar: str) -> str:
+    return f"T.Broadcast({scalar}, {_LANES})"
 
 
 def _bytes(values: Sequence[str], dtype: str, at: int, count: int) -> str:

@@ -32,6 +32,17 @@ def kernel(
     return given, build(program, target, backend="native", knobs=knobs, epilogue=epilogue)
 
 
+def test_scaled_sums_are_stored_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded by an instruction, packed as integers are; not lane by lane."""
+    monkeypatch.setenv(features.ASSUME_VARIABLE, "amx_tile,amx_int8")
+    for dtype in ("uint8", "int8"):
+        _, built = kernel(LAYER, Epilogue(dtype, scale=True, bias=True), k=4)
+        assembly = built.assembly()
+        assert "vpackssdw" in assembly
+        assert "vcvtps2dq" in assembly
+        assert "vcvttss2si" not in assembly
+
+
 @pytest.mark.parametrize(
     "blocks, stored",
     [({"k": 4}, "64"), ({"k": 2}, "32"), ({"k": 3}, "32"), ({"k": 1}, None)],
