@@ -17,9 +17,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, get_args
-
-from numpy.typing import NDArray
 
 from cpembed.api.beside import Beside, faster_beside
 from cpembed.api.choice import pick, stand_in
@@ -55,7 +54,6 @@ from cpembed.errors import (
 )
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.runner import Measurement, measure
 from cpembed.measure.verification import Expected, Verification
@@ -391,15 +389,10 @@ def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -
     kernel = built.kernel
     report("verify", 0)
     inputs = random_inputs(solved.workload, seed)
-    expected, epilogue = Expected(solved.workload, inputs), kernel.epilogue
-    vectors = {} if epilogue is None else expected.vectors(epilogue, seed)
+    expected = Expected(solved.workload, inputs)
+    vectors = expected.vectors(kernel.epilogue, seed)
     inputs |= vectors
-
-    def judged(found: NDArray[Any]) -> Verification:
-        if epilogue is None:
-            return expected.judge(found)
-        return expected.judge_stored(found.view(numpy_dtype(epilogue.dtype)), epilogue, vectors)
-
+    judged = partial(expected.judge_stored, epilogue=kernel.epilogue, vectors=vectors)
     verification = judged(kernel.run(inputs))
     if verification.verified and kernel.has_inner_packing:
         verification = judged(kernel.run_whole(inputs, packed_before(solved.workload)))

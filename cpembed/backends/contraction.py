@@ -119,10 +119,8 @@ def contraction_source(
                         delayed.write(script, "now - 1", f"now > {first}")
                     if added_up is not None:
                         _store_added_up(script, body.nest, unrolled, added_up)
-                    elif delayed is not None:
-                        _store(script, body.nest, unrolled, plain, stages=True)
-                    elif results is None or not results(script, body.nest, "acc"):
-                        _store(script, body.nest, unrolled, plain, stages=False)
+                    elif stages or results is None or not results(script, body.nest, "acc"):
+                        _store(script, body.nest, unrolled, plain, stages=delayed is not None)
             if delayed is not None:
                 delayed.write(script, f"{end} - 1")
             for statement in epilogue:

@@ -83,11 +83,10 @@ class Epilogue:
         if self.dtype == "bfloat16":
             return f'T.cast({_bfloat16_bits(value)}, "uint16")'
         if self.dtype in BYTES:
-            return f'T.cast({rounded_to_byte(value, self.dtype)}, "{self.dtype}")'
+            return f'T.cast({_byte_bits(value, self.dtype)}, "{self.dtype}")'
         low, high = saturated_range(self.dtype)
-        rounded = f"T.nearbyint({value})"
-        clipped = f"T.max(T.min({rounded}, T.float32({high})), T.float32({low}))"
-        return f'T.cast(T.cast({clipped}, "int32"), "{self.dtype}")'
+        clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
+        return f'T.cast(T.nearbyint({clipped}), "{self.dtype}")'
 
     def apply(
         self, sums: NDArray[Any], vectors: dict[str, NDArray[Any]], channel: NDArray[np.int64]
@@ -130,21 +129,15 @@ _WHOLE = 3 << 22
 is rounded to the nearest even, and its lower bits are the integer's, in two's complement."""
 
 
-def rounded_to_byte(value: str, dtype: str, lanes: int = 1) -> str:
-    """TVMScript of an int32 whose low eight bits are a float32, rounded and saturated.
+def _byte_bits(value: str, dtype: str) -> str:
+    """An int32 whose low eight bits are a float32, rounded and saturated.
 
-    Not by a conversion to integers, which LLVM takes apart where 0 is the least (one vector of
-    four was converted lane by lane, half the time of a 1x1 layer from 64 to 256 channels).
+    Not by a conversion to integers, some vectors of which LLVM takes apart lane by lane (half the
+    time of a 1x1 layer from 64 to 256 channels).
     """
-
-    def constant(number: int) -> str:
-        scalar = f"T.float32({number})"
-        return scalar if lanes == 1 else f"T.Broadcast({scalar}, {lanes})"
-
     low, high = dtype_info(dtype).integer_range
-    clipped = f"T.max(T.min({value}, {constant(high)}), {constant(low)})"
-    wide = "int32" if lanes == 1 else f"int32x{lanes}"
-    return f'T.reinterpret({clipped} + {constant(_WHOLE)}, dtype="{wide}")'
+    clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
+    return f'T.reinterpret({clipped} + T.float32({_WHOLE}), dtype="int32")'
 
 
 def _bfloat16_bits(value: str) -> str:
@@ -182,6 +175,8 @@ def random_vectors(
     """A bias and a scale for an epilogue that has them, by name, with an extent for each of
     :func:`channel_axes`: biases of the size of the ``sums``, and scales with which results span
     the stored type's range (of wide types a byte's), some beyond it."""
+    if not epilogue.vectors:
+        return {}
     generator = np.random.default_rng(seed)
     shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
     size = max(1e-6, float(np.sqrt(np.mean(sums.astype(np.float64) ** 2))))

@@ -53,12 +53,10 @@ def verify(kernel: CompiledKernel, workload: Computation, seed: int = 0) -> Veri
     """Run the kernel on random inputs, a bias and a scale included, and compare with the
     reference."""
     inputs = random_inputs(workload, seed)
-    expected, epilogue = Expected(workload, inputs), kernel.epilogue
-    if epilogue is None:
-        return expected.judge(kernel.run(inputs))
-    vectors = expected.vectors(epilogue, seed)
-    found = kernel.run({**inputs, **vectors}).view(numpy_dtype(epilogue.dtype))
-    return expected.judge_stored(found, epilogue, vectors)
+    expected = Expected(workload, inputs)
+    vectors = expected.vectors(kernel.epilogue, seed)
+    found = kernel.run({**inputs, **vectors})
+    return expected.judge_stored(found, kernel.epilogue, vectors)
 
 
 def compare(
@@ -76,9 +74,11 @@ class Expected:
         self._inputs = inputs
         self._result = reference(workload, inputs)
 
-    def vectors(self, epilogue: Epilogue, seed: int) -> dict[str, NDArray[Any]]:
-        """A random bias and scale that suit these sums
+    def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
+        """A random bias and scale, where there are such, that suit these sums
         (:func:`~cpembed.backends.epilogue.random_vectors`)."""
+        if epilogue is None:
+            return {}
         return random_vectors(self._workload, epilogue, self._result, seed)
 
     def judge(self, found: NDArray[Any]) -> Verification:
@@ -106,14 +106,17 @@ class Expected:
     def judge_stored(
         self,
         found: NDArray[Any],
-        epilogue: Epilogue,
-        vectors: Mapping[str, NDArray[Any]] | None = None,
+        epilogue: Epilogue | None,
+        vectors: Mapping[str, NDArray[Any]],
     ) -> Verification:
-        """Judge what an epilogue stored, given its bias and scale: of integers bit for bit, of
-        floats within the roundings of the sums, of the epilogue's steps and to the stored type."""
+        """Judge what a kernel stored, given its bias and scale: of integers bit for bit, of floats
+        within the roundings of the sums, of the epilogue's steps and to the stored type."""
+        if epilogue is None:
+            return self.judge(found)
+        found = found.view(numpy_dtype(epilogue.dtype))
         self._check_shape(found)
         channel = channel_numbers(self._workload)
-        flat = {name: vector.reshape(-1) for name, vector in (vectors or {}).items()}
+        flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
         if is_integer(self._workload.output.dtype):
             return compare_integers(epilogue.apply(self._result, flat, channel), found)
         each = {name: vector[channel].astype(np.float64) for name, vector in flat.items()}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cpembed.backends.epilogue import Epilogue, channel_numbers
 from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure import runner
 from cpembed.measure.runner import ATTEMPTS, measure
-from cpembed.measure.verification import compare
+from cpembed.measure.verification import Expected, compare
 from cpembed.operators.gemm import gemm
 from tests.unit.backends.handwritten import conv2d_program, gemm_program
 
@@ -154,3 +155,24 @@ def test_one_disturbed_part_makes_the_measurement_noisy(
         times = iter(parts)
         monkeypatch.setattr(runner, "time_work", lambda *asked, times=times: next(times))
         assert measure(kernel, inputs).noisy is expected
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32", "bfloat16"])
+@pytest.mark.parametrize("sums", ["uint8,int8", "bfloat16"])
+def test_a_step_of_the_epilogue_that_is_missing_is_seen(sums: str, dtype: str) -> None:
+    """Also where floats are judged with a tolerance."""
+    given = gemm(m=6, n=7, k=9, dtype=sums)
+    expected = Expected(given, random_inputs(given, 3))
+    whole = Epilogue(dtype, scale=True, bias=True, relu=True)
+    vectors = expected.vectors(whole, 4)
+    flat, channel = vectors, channel_numbers(given)
+    products = reference(given, random_inputs(given, 3))
+    right = whole.apply(products, flat, channel)
+    assert expected.judge_stored(right, whole, vectors).verified
+    for step in ("scale", "bias", "relu"):
+        less = replace(whole, **{step: False}).apply(products, flat, channel)
+        if step == "relu" and dtype == "uint8":
+            continue  # saturation is one
+        assert not expected.judge_stored(less, whole, vectors).verified, step
+    shifted = whole.apply(products, flat, (channel + 1) % 7)
+    assert not expected.judge_stored(shifted, whole, vectors).verified
