@@ -8,6 +8,9 @@ run goes on where it stopped, and rows that were disturbed are measured again, a
     cpembed calibrate --threads 1
     python benchmarks/onednn.py [--parts unit16/amx_int8/2 ...] [--tuned]
 
+A part that ends in ``/requantized`` is of what a quantized network stores: a bias and a scale for
+each channel, an activation, bytes, on both sides.
+
 Writes ``onednn.json`` after every part and ``onednn.md`` into ``--output``, by default beside this
 file. Ratios are oneDNN's time over ours in the same round, medians of rounds; a geometric mean is
 over the layers that were compared undisturbed. The *peak* is the time of a layer's products alone,
@@ -40,6 +43,7 @@ PARTS = [
     "attention/amx_bf16/2",
     "deepbench/amx_int8/2",
 ]
+REQUANTIZED = ["--output", "uint8", "--bias", "--scale", "--relu"]
 NO_LAYOUT = ("gemm", "amos", "attention")
 RATIOS = {
     "primitive_ratio": "primitive",
@@ -56,7 +60,7 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
-        "--parts", nargs="*", default=PARTS, metavar="SUITE[:LAYERS]/TARGET/THREADS"
+        "--parts", nargs="*", default=PARTS, metavar="SUITE[:LAYERS]/TARGET/THREADS[/requantized]"
     )
     parser.add_argument("--attempts", type=int, default=3)
     parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
@@ -72,7 +76,7 @@ def main() -> None:
 
 
 def measured(part: str, attempts: int, *, tuned: bool) -> Row:
-    layers, target, threads = part.split("/")
+    layers, target, threads, *stored = part.split("/")
     suite, _, only = layers.partition(":")
     layout = [] if suite in NO_LAYOUT else ["--layout", "NHWC"]
     command = [
@@ -80,6 +84,7 @@ def measured(part: str, attempts: int, *, tuned: bool) -> Row:
         *("--baseline", "onednn", "--threads", threads, "--json"),
         *(["--layers", only] if only else []),
         *([] if tuned else ["--untuned"]),
+        *(REQUANTIZED if stored == ["requantized"] else []),
     ]
     document: Row = {}
     for _ in range(attempts):
@@ -151,7 +156,7 @@ def text(parts: dict[str, Row]) -> str:
 
 
 def threads_of(part: str) -> str:
-    return f"{part.rsplit('/', 1)[1]} threads"
+    return f"{part.split('/')[2]} threads"
 
 
 def _counted(rows: list[Row], name: str) -> list[float]:

@@ -17,7 +17,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from cpembed.api.run import missing_for
 from cpembed.api.run_cpu import FUSED
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice
 from cpembed.backends.x86.calibration import load_calibration
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
@@ -155,6 +156,7 @@ class Bench:
             "constraints": maker.constraints.name,
             "layout": maker.layout,
             "backend": maker.backend,
+            "epilogue": maker.epilogue and asdict(maker.epilogue),
             "baselines": {one.name: one.identity() for one in maker.baselines},
             "seed": maker.seed,
             "rows": msgspec.to_builtins(self.finished()),
@@ -181,6 +183,10 @@ def open_bench(
     results: Path | None = None,
     fresh: bool = False,
     untuned: bool = False,
+    output: str | None = None,
+    relu: bool = False,
+    bias: bool = False,
+    scale: bool = False,
     baselines: Sequence[str] = (),
 ) -> Bench:
     """A suite ready to run, with the rows that an earlier run completed.
@@ -188,18 +194,25 @@ def open_bench(
     ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
     can execute here and only solves elsewhere; ``generic`` runs portable code anywhere. ``results``
     is the folder of the store, ``fresh`` forgets what it holds of this suite. ``constraints`` None
-    and ``untuned`` are as for :func:`~cpembed.api.run.run`. ``baselines`` names libraries to run
-    beside each kernel (:data:`~cpembed.measure.baselines.registry.BASELINES`).
+    and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are ``output``, ``relu``,
+    ``bias`` and ``scale``, for kernels that are not simulated. ``baselines`` names libraries to run
+    beside each kernel (:data:`~cpembed.measure.baselines.registry.BASELINES`): they store the same,
+    and where nothing is said of that, both sides store what the library's fastest form does.
 
-    Raises :class:`WorkloadError` for an unknown suite, layer or baseline, and for a baseline of
-    kernels that have no time of their own here; :class:`SpecError` for a wrong target or constraint
-    set; :class:`BackendUnavailable` for an impossible ``native`` or baseline.
+    Raises :class:`WorkloadError` for an unknown suite, layer or baseline, for a baseline of kernels
+    that have no time of their own here, and for something to be stored where nothing runs;
+    :class:`SpecError` for a wrong target or constraint set; :class:`BackendUnavailable` for an
+    impossible ``native`` or baseline.
     """
     chosen = select_layers(suite_name, layers)
     spec = hardware_spec(target)
     missing = missing_for(spec) if execute and backend != "generic" else ()
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+    epilogue = None
+    if output is not None or relu or bias or scale:
+        _check_stored(spec, execute, backend)
+        epilogue = Epilogue(output or default_dtypes(spec)[-1], scale, bias, relu)
     if baselines:
         _check_comparable(spec, execute, backend, missing)
     named = DEFAULT_CONSTRAINTS if constraints is None else constraints
@@ -213,6 +226,7 @@ def open_bench(
         timeout=timeout,
         any_set=constraints is None,
         untuned=untuned,
+        epilogue=epilogue,
         baselines=open_baselines(baselines, spec),
     )
     names = (suite_name, spec.name, maker.constraints.name)
@@ -220,6 +234,18 @@ def open_bench(
     store.open(fresh=fresh)
     rows = _usable(store.load(), chosen, maker)
     return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
+
+
+def _check_stored(spec: HardwareSpec, execute: bool, backend: BackendChoice) -> None:
+    if not execute:
+        raise WorkloadError(
+            "what is stored matters to kernels that run: leave out --no-run (execute=False)"
+        )
+    if simulates(spec) and backend != "generic":
+        raise WorkloadError(
+            f"{spec.name} is simulated and stores what its instructions do: leave out what is to "
+            "be stored, or name a target that a CPU executes"
+        )
 
 
 def _check_comparable(
@@ -295,6 +321,7 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         ),
         "backend": maker.backend,
         "layout": maker.layout,
+        "epilogue": maker.epilogue and asdict(maker.epilogue),
         "seed": maker.seed,
         "timeout": maker.timeout,
         "tuned": _tuned(maker),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from cpembed.api.bench_rows import (
 from cpembed.api.run import RunResult, run
 from cpembed.api.run_vta import VtaRunResult, simulates, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, solve
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
@@ -40,7 +42,8 @@ class RowMaker:
     """How every layer of a suite is treated; ``backend`` None: solve, do not run.
 
     ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
-    ``untuned``: none of it. ``baselines`` run beside each kernel that uses the instruction.
+    ``untuned``: none of it. ``epilogue``: what kernels store, None for the sums, or what a VTA
+    stores by default. ``baselines`` run beside each kernel that uses the instruction.
     """
 
     spec: HardwareSpec
@@ -52,6 +55,7 @@ class RowMaker:
     timeout: float | None
     any_set: bool = False
     untuned: bool = False
+    epilogue: Epilogue | None = None
     baselines: tuple[Baseline, ...] = ()
 
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
@@ -130,6 +134,7 @@ class RowMaker:
                 timeout=self.timeout,
                 progress=report,
                 untuned=self.untuned,
+                **({} if self.epilogue is None else _options(self.epilogue)),
             )
         except Exception:
             # What was found is worth a row although it did not run.
@@ -151,12 +156,18 @@ class RowMaker:
 
     def _beside(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
         """The kernel and each baseline, timed in turns."""
-        subject = Subject.of(layer, result.solved.workload, self.layout)
+        subject = Subject.of(layer, result.solved.workload, self.layout, self.epilogue)
         found: dict[str, BaselineRow] = {}
         for baseline in self.baselines:
             report(f"beside {baseline.name}", 0)
             found[baseline.name] = baseline_row(result, baseline, subject)
         return found
+
+
+def _options(epilogue: Epilogue) -> dict[str, Any]:
+    """Of :func:`~cpembed.api.run.run`."""
+    steps = asdict(epilogue)
+    return {"output": steps.pop("dtype"), **steps}
 
 
 @dataclass

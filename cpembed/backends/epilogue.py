@@ -43,6 +43,14 @@ class Epilogue:
                 f"a kernel stores {', '.join(RESULT_TYPES)}, not {self.dtype}: choose one of these"
             )
 
+    def __str__(self) -> str:
+        steps = {
+            "a bias added": self.bias,
+            "scaled": self.scale,
+            "negative results as 0": self.relu,
+        }
+        return ", ".join([self.dtype, *(step for step, taken in steps.items() if taken)])
+
     @property
     def vectors(self) -> tuple[str, ...]:
         """Names of the vectors that the kernel takes, in its order of parameters."""

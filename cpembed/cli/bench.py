@@ -16,6 +16,7 @@ from cpembed.cli.options import (
     Subcommand,
     file_option,
     json_option,
+    steps_options,
     untuned_option,
 )
 from cpembed.cli.output import message, print_json, print_text
@@ -94,6 +95,13 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     metavar="N",
     help="Threads of the kernels.  [default: the cores of the process]",
 )
+@click.option(
+    "--output",
+    type=click.Choice(["int32", "int8", "uint8", "float32", "bfloat16"]),
+    help="What is stored of the sums: this type, integers saturated (not on a VTA).  [default: the "
+    "sums; beside a library what its fastest form stores]",
+)
+@steps_options
 @untuned_option
 @click.option(
     "--baseline",
@@ -123,6 +131,10 @@ def command(
     timeout: float | None,
     seed: int,
     threads: int | None,
+    output: str | None,
+    bias: bool,
+    scale: bool,
+    relu: bool,
     untuned: bool,
     baselines: tuple[str, ...],
     plot: Path | None,
@@ -140,6 +152,7 @@ def command(
     cpembed bench deepbench --target vta_1x16x16
     cpembed bench deepbench --target avx512_vnni --layers 0,10-20 --layout NHWC
     cpembed bench unit16 --target amx_int8 --baseline onednn
+    cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
     """
     if threads is not None:
         # Read when the compiler's run-time library is loaded.
@@ -160,6 +173,10 @@ def command(
         seed=seed,
         results=results,
         fresh=fresh,
+        output=output,
+        relu=relu,
+        bias=bias,
+        scale=scale,
         untuned=untuned,
         baselines=[name.strip() for names in baselines for name in names.split(",")],
     )

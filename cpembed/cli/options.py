@@ -106,6 +106,28 @@ def json_option(function: F) -> F:
     return add(function)
 
 
+def steps_options(function: F) -> F:
+    """What happens to the sums before they are stored."""
+    for add in (
+        click.option(
+            "--relu", is_flag=True, help="Negative results are stored as 0 (not on a VTA)."
+        ),
+        click.option(
+            "--scale",
+            is_flag=True,
+            help="Multiplies by a random float32 vector, an element a channel, as requantization "
+            "does (not on a VTA).",
+        ),
+        click.option(
+            "--bias",
+            is_flag=True,
+            help="Adds a random vector, an element a channel (not on a VTA).",
+        ),
+    ):
+        function = add(function)
+    return function
+
+
 def threads_option(function: F) -> F:
     add = click.option(
         "--threads",

@@ -16,6 +16,7 @@ from cpembed.cli.options import (
     file_option,
     json_option,
     problem,
+    steps_options,
     threads_option,
     untuned_option,
     use_threads,
@@ -62,16 +63,7 @@ if TYPE_CHECKING:
     "requantized is shifted and clipped to int8, int32 all bits, int8 the low eight.  [default: "
     "requantized; int8 where that is the output's type]",
 )
-@click.option(
-    "--bias", is_flag=True, help="Adds a random vector, an element a channel (not on a VTA)."
-)
-@click.option(
-    "--scale",
-    is_flag=True,
-    help="Multiplies by a random float32 vector, an element a channel, as requantization does "
-    "(not on a VTA).",
-)
-@click.option("--relu", is_flag=True, help="Negative results are stored as 0 (not on a VTA).")
+@steps_options
 @click.option(
     "--shift",
     type=click.IntRange(0, 31),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _UNIT_ROUNDOFF = {
 }
 _SMALLEST_NORMAL = 2.0**-126
 """What flushing a denormal can cost an addition (AMX flushes)."""
+NO_VECTORS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,23 @@ class Expected:
             return compare_integers(self._result, found)
         return self._judge_floats(found)
 
-    def judge_converted(self, found: NDArray[Any]) -> Verification:
-        """Judge an output that was converted to a type of its own when it was stored.
+    def judge_converted(
+        self,
+        found: NDArray[Any],
+        epilogue: Epilogue | None = None,
+        vectors: Mapping[str, NDArray[Any]] = NO_VECTORS,
+    ) -> Verification:
+        """Judge a library's output, which was converted to a type of its own when it was stored.
 
         Integers saturate in a narrower integer type and are rounded to a float; bit for bit after
-        that. Floats may also be off by one rounding to their type.
+        that. Floats may also be off by one rounding to their type. With an ``epilogue``, whose
+        steps a library may take in another order, the output is of its type, within roundings of
+        what exact arithmetic stores.
         """
+        if epilogue is not None:
+            judged = self._judge_rounded(found, epilogue, vectors)
+            right_type = str(found.dtype) == epilogue.dtype
+            return replace(judged, verified=judged.verified and right_type)
         self._check_shape(found)
         if is_integer(self._workload.output.dtype):
             expected = self._result
@@ -115,17 +128,27 @@ class Expected:
             return self.judge(found)
         found = found.view(numpy_dtype(epilogue.dtype))
         self._check_shape(found)
-        channel = channel_numbers(self._workload)
-        flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
         if is_integer(self._workload.output.dtype):
+            channel = channel_numbers(self._workload)
+            flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
             return compare_integers(epilogue.apply(self._result, flat, channel), found)
-        each = {name: vector[channel].astype(np.float64) for name, vector in flat.items()}
-        return self._judge_floats(found, epilogue, each.get(BIAS, 0.0), each.get(SCALE, 1.0))
+        return self._judge_rounded(found, epilogue, vectors)
 
     def _check_shape(self, found: NDArray[Any]) -> None:
         shape = self._result.shape
         if found.shape != shape:
             raise WorkloadError(f"the output is {found.shape}, the workload has {shape}")
+
+    def _judge_rounded(
+        self, found: NDArray[Any], epilogue: Epilogue, vectors: Mapping[str, NDArray[Any]]
+    ) -> Verification:
+        """Against what exact arithmetic stores."""
+        self._check_shape(found)
+        channel = channel_numbers(self._workload)
+        each = {
+            name: vector.reshape(-1)[channel].astype(np.float64) for name, vector in vectors.items()
+        }
+        return self._judge_floats(found, epilogue, each.get(BIAS, 0.0), each.get(SCALE, 1.0))
 
     def _judge_floats(
         self,
@@ -134,31 +157,38 @@ class Expected:
         bias: NDArray[np.float64] | float = 0.0,
         scale: NDArray[np.float64] | float = 1.0,
     ) -> Verification:
-        """Against what exact arithmetic stores; activation and saturation enlarge no error."""
-        unit = _UNIT_ROUNDOFF[self._workload.output.dtype]
-        additions = _additions(self._workload)
-        tolerance = additions * unit
-        allowed = tolerance * self._magnitudes + additions * _SMALLEST_NORMAL
-        expected = self._result.astype(np.float64) + bias
+        """Against what exact arithmetic stores; activation and saturation enlarge no error. Sums
+        that are integers are exact, until they meet a float32."""
+        sums = self._result.astype(np.float64)
+        unit, tolerance, allowed = self._rounding
+        expected = sums + bias
         if epilogue is not None and epilogue.vectors:
-            # A rounding of the sum with its bias, and one of its product with the scale.
-            allowed += unit * np.abs(expected)
+            # Whether the bias is added before the scale or, multiplied by it, after: to either of
+            # the two happen two roundings, and one to the result.
+            allowed = allowed + 2 * unit * (np.abs(sums) + np.abs(bias))
             expected = expected * scale
             allowed = allowed * np.abs(scale) + unit * np.abs(expected)
         if epilogue is not None and epilogue.relu:
             expected = np.maximum(expected, 0.0)
         if is_integer(str(found.dtype)):
             expected = expected.clip(*saturated_range(str(found.dtype)))
-            allowed += 0.5
+            allowed = allowed + 0.5
         elif str(found.dtype) != self._workload.output.dtype:
-            allowed += _UNIT_ROUNDOFF[str(found.dtype)] * (np.abs(expected) + allowed)
+            allowed = allowed + _UNIT_ROUNDOFF[str(found.dtype)] * (np.abs(expected) + allowed)
         difference = np.abs(found.astype(np.float64) - expected)
         # A NaN is not below anything: it fails.
         return Verification(float(difference.max()), bool((difference <= allowed).all()), tolerance)
 
     @cached_property
-    def _magnitudes(self) -> NDArray[np.float64]:
-        return _magnitudes(self._workload, self._inputs)
+    def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
+        """Of the type in which sums are made: its unit, the tolerance relative to the products'
+        magnitudes, and what each sum may be off by."""
+        dtype = self._workload.output.dtype
+        if is_integer(dtype):
+            return _UNIT_ROUNDOFF["float32"], 0.0, 0.0
+        additions, unit = _additions(self._workload), _UNIT_ROUNDOFF[dtype]
+        magnitudes = _magnitudes(self._workload, self._inputs)
+        return unit, additions * unit, additions * (unit * magnitudes + _SMALLEST_NORMAL)
 
 
 def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verification:

@@ -159,6 +159,8 @@ def _latency(run: RunRow) -> list[str]:
 def _summary(bench: Bench) -> Iterator[RenderableType]:
     summary = bench.summary()
     rows = [(f"{bench.suite} on {bench.maker.spec.name}", plural(summary["layers"], "layer"))]
+    if bench.maker.epilogue is not None:
+        rows.append(("stored", str(bench.maker.epilogue)))
     for name in ("strict", "best"):
         found = summary[name]
         if found["constraints"] is not None:

@@ -106,14 +106,7 @@ def _stored(result: RunResult) -> list[tuple[str, str]]:
     epilogue = result.kernel.epilogue
     if epilogue is None:
         return []
-    steps = {
-        "a bias added": epilogue.bias,
-        "scaled": epilogue.scale,
-        "negative results as 0": epilogue.relu,
-    }
-    return [
-        ("stored", ", ".join([epilogue.dtype, *(step for step, taken in steps.items() if taken)]))
-    ]
+    return [("stored", str(epilogue))]
 
 
 def _verified(result: RunResult | VtaRunResult) -> str:

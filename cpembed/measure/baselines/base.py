@@ -8,28 +8,38 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from cpembed.backends.epilogue import Epilogue
 from cpembed.ir.computation import Computation
 from cpembed.workloads.suites import DEFAULT_LAYOUT, Layer
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Inputs by operand, in the workload's layouts."""
+"""Inputs by operand, in the workload's layouts, and the vectors of what is stored, where it has
+such."""
 
 
 @dataclass(frozen=True)
 class Subject:
     """A workload with the operator and the sizes that it was made from, defaults included: a
-    library is called by these, not by a loop nest."""
+    library is called by these, not by a loop nest. ``stored`` is what both sides store of the sums;
+    None leaves that to the library's fastest form."""
 
     workload: Computation
     operator: str
     settings: Mapping[str, object]
+    stored: Epilogue | None = None
 
     @classmethod
-    def of(cls, layer: Layer, workload: Computation, layout: str = DEFAULT_LAYOUT) -> Subject:
+    def of(
+        cls,
+        layer: Layer,
+        workload: Computation,
+        layout: str = DEFAULT_LAYOUT,
+        stored: Epilogue | None = None,
+    ) -> Subject:
         """``workload`` is the layer's, in ``layout``."""
         operator = layer.operator
         given = {**layer.parameters, **layer.layout_settings(layout)}
-        return cls(workload, operator.name, operator.settings(given))
+        return cls(workload, operator.name, operator.settings(given), stored)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.backends.packing import packed_before
@@ -22,6 +24,8 @@ from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Quantiles, quantiles, wall_clock
 from cpembed.measure.turns import OUR_POOL, Side, Turns, time_in_turns
 from cpembed.measure.verification import Expected, Verification
+
+Array = NDArray[Any]
 
 _OURS, _PACKING, _CALL, _PRIMITIVE = "ours", "ours with packing", "call", "primitive"
 _PRODUCTS = "products"
@@ -105,6 +109,7 @@ def contest(
     subject: Subject,
     inputs: Arrays,
     *,
+    seed: int = 0,
     rounds: int = 11,
     round_ms: float = 10.0,
     pace: Pace | None = None,
@@ -112,25 +117,38 @@ def contest(
     """Compare our kernel with the fastest of a baseline's forms that are right.
 
     ``kernel_of`` gives ours by the type of the results that it stores: that of the baseline's form,
-    since bytes take a quarter of the memory of sums. :class:`NotCovered` where the baseline has no
-    form of the workload, or only wrong ones. ``pace`` is that of the instruction: rounds in
-    which it is slow are repeated, and its products are timed beside the others.
+    since bytes take a quarter of the memory of sums. Where the subject says what is stored, both
+    sides get the same bias and scale, random ones of ``seed``. :class:`NotCovered` where the
+    baseline has no form of the workload, or only wrong ones. ``pace`` is that of the instruction:
+    rounds in which it is slow are repeated, and its products are timed beside the others.
 
     Raises :class:`InvariantError` where our kernel's numbers are wrong.
     """
+    expected = Expected(subject.workload, inputs)
+    vectors = expected.vectors(subject.stored, seed)
+    inputs = {**inputs, **vectors}
     contenders = baseline.contenders(subject, inputs)
     if isinstance(contenders, NotCovered):
         return contenders
-    expected = Expected(subject.workload, inputs)
     outputs = {one.form: one.output() for one in contenders}
-    judged = {form: expected.judge_converted(found) for form, found in outputs.items()}
+    judged = {
+        form: expected.judge_converted(found, subject.stored, vectors)
+        for form, found in outputs.items()
+    }
     right = [contender for contender in contenders if judged[contender.form].verified]
     if not right:
         least = min(found.max_error for found in judged.values())
         return NotCovered(f"wrong by {least:g} or more in every form ({', '.join(judged)})")
     chosen = _fastest(right, baseline, round_ms)
     stored = str(outputs[chosen.form].dtype)
-    kernel = _verified(kernel_of(stored), stored, expected, inputs)
+    kernel = kernel_of(stored)
+
+    def judge(found: Array) -> Verification:
+        if subject.stored is not None:
+            return expected.judge_stored(found, subject.stored, vectors)
+        return expected.judge_converted(found.view(numpy_dtype(stored)))
+
+    _verify(kernel, stored, judge, inputs)
     sides = {
         _OURS: Side(wall_clock(_execution(kernel, inputs)), OUR_POOL),
         _PACKING: Side(wall_clock(_execution(kernel, inputs, packing=True)), OUR_POOL),
@@ -155,18 +173,17 @@ def contest(
     )
 
 
-def _verified(
-    kernel: CompiledKernel, stored: str, expected: Expected, inputs: Arrays
-) -> CompiledKernel:
+def _verify(
+    kernel: CompiledKernel, stored: str, judge: Callable[[Array], Verification], inputs: Arrays
+) -> None:
     ahead = packed_before(kernel.program.workload)
     for found in (kernel.run(inputs), kernel.run_whole(inputs, ahead)):
-        judged = expected.judge_converted(found.view(numpy_dtype(stored)))
+        judged = judge(found)
         if not judged.verified:
             raise InvariantError(
                 f"the {kernel.backend} kernel that stores {stored} is wrong by up to "
                 f"{judged.max_error:g} in {kernel.program.workload.name}: please report this"
             )
-    return kernel
 
 
 class _Account:

@@ -2,7 +2,8 @@
 
 Integer sums come back as float32 at scale 1 (exact up to 2^24, rounded once beyond), or saturated
 to uint8, which is less to store and sometimes faster; bfloat16 products come back as bfloat16.
-PyTorch offers no int32 result except that of ``torch._int_mm``.
+PyTorch offers no int32 result except that of ``torch._int_mm``. Where the subject says what is
+stored, its bias, scale and activation are the primitive's own.
 """
 # pyright: basic
 
@@ -17,6 +18,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.backends.epilogue import BIAS, SCALE, Epilogue
 from cpembed.measure.baselines.base import Arrays, NotCovered, Subject
 from cpembed.measure.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 
@@ -24,8 +26,11 @@ _INTEGER = ("uint8", "int8", "int32")
 _SIGNED = ("int8", "int8", "int32")
 _BFLOAT = ("bfloat16", "bfloat16", "float32")
 
-_PLAIN = ("none", [], "")
-"""No operation after the product."""
+_PLAIN, _RELU = ("none", [], ""), ("relu", [], "")
+"""The operation after the product."""
+
+_STORED = ("float32", "bfloat16", "uint8", "int8")
+"""What products of integers are stored as."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +64,79 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
         return NotCovered(f"oneDNN through torch has no {words}")
     # Tensors made here carry no history for gradients, so that calls do not look for any.
     with torch.inference_mode():
-        return make(torch, problem, inputs)
+        return make(torch, problem, inputs, subject.stored)
 
 
-def _integer_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays) -> list[Form]:
+@dataclass(frozen=True)
+class _After:
+    """What happens to integer sums: scales and zero points by filter, a bias that is added to what
+    was scaled, the operation, and the types of results, by name."""
+
+    scales: Any
+    zeros: Any
+    bias: Any
+    operation: tuple[str, list[Any], str]
+    results: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, torch: ModuleType, filters: int, inputs: Arrays, stored: Epilogue | None
+    ) -> _After | NotCovered:
+        names = ("float32", "uint8") if stored is None else (stored.dtype,)
+        if not set(names) <= set(_STORED):
+            return NotCovered(
+                f"oneDNN through torch stores {', '.join(_STORED)} of such products, not {names[0]}"
+            )
+        scale = inputs[SCALE].reshape(-1) if SCALE in inputs else np.ones(filters, np.float32)
+        bias = None
+        if BIAS in inputs:
+            bias = torch.from_numpy(inputs[BIAS].reshape(-1).astype(np.float32) * scale)
+        # Saturation of uint8 is an activation already.
+        activated = stored is not None and stored.relu and stored.dtype != "uint8"
+        return cls(
+            torch.from_numpy(scale),
+            torch.zeros(filters, dtype=torch.int8),
+            bias,
+            _RELU if activated else _PLAIN,
+            {name: getattr(torch, name) for name in names},
+        )
+
+
+def _bfloat_operation(stored: Epilogue | None) -> tuple[str, list[Any], str] | NotCovered:
+    if stored is None:
+        return _PLAIN
+    if stored.dtype != "bfloat16" or stored.vectors:
+        return NotCovered(
+            "oneDNN through torch stores products of bfloat16 as bfloat16, without a float32 bias "
+            "or scale"
+        )
+    return _RELU if stored.relu else _PLAIN
+
+
+def _integer_convolution(
+    torch: ModuleType, problem: Convolution, inputs: Arrays, stored: Epilogue | None
+) -> list[Form] | NotCovered:
     image = _image(torch, problem, inputs)
     weights = torch.from_numpy(problem.weights(inputs))
     geometry = (*map(list, (problem.stride, problem.pad, problem.dilation)), problem.groups)
-    scales, zeros = _unscaled(torch, weights.shape[0])
+    after = _After.of(torch, weights.shape[0], inputs, stored)
+    if isinstance(after, NotCovered):
+        return after
+    if len(problem.image) == 3 and after.operation != _PLAIN:
+        return NotCovered("torch has no activation after a quantized convolution of planes")
     call = torch.ops.onednn.qconv_pointwise if len(problem.image) == 3 else None
     call = call or torch.ops.onednn.qconv2d_pointwise
 
     def form(shape: list[int] | None, result: Any, name: str) -> Form:
-        packed = torch.ops.onednn.qconv_prepack(weights, scales, 1.0, 0, *geometry, shape)
+        packed = torch.ops.onednn.qconv_prepack(weights, after.scales, 1.0, 0, *geometry, shape)
 
         def run() -> Any:
             return call(
                 *(image, 1.0, 0),
-                *(packed, scales, zeros, None),
+                *(packed, after.scales, after.zeros, after.bias),
                 *geometry,
                 *(1.0, 0, result),
-                *_PLAIN,
+                *after.operation,
             )
 
         return Form(
@@ -90,13 +147,18 @@ def _integer_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays
         )
 
     return [
-        form(shape, *result)
-        for result in ((torch.float32, "float32"), (torch.uint8, "uint8"))
+        form(shape, result, name)
+        for name, result in after.results.items()
         for shape in (list(image.shape), None)
     ]
 
 
-def _bfloat_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays) -> list[Form]:
+def _bfloat_convolution(
+    torch: ModuleType, problem: Convolution, inputs: Arrays, stored: Epilogue | None
+) -> list[Form] | NotCovered:
+    operation = _bfloat_operation(stored)
+    if isinstance(operation, NotCovered):
+        return operation
     image = _image(torch, problem, inputs)
     weights = _tensor(torch, problem.weights(inputs)).to_mkldnn()
     pad, stride, dilation = map(list, (problem.pad, problem.stride, problem.dilation))
@@ -109,7 +171,7 @@ def _bfloat_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays)
     call = torch.ops.mkldnn._convolution_pointwise
 
     def run() -> Any:
-        return call(image, packed, None, pad, stride, dilation, problem.groups, *_PLAIN)
+        return call(image, packed, None, pad, stride, dilation, problem.groups, *operation)
 
     return [
         Form(
@@ -121,11 +183,15 @@ def _bfloat_convolution(torch: ModuleType, problem: Convolution, inputs: Arrays)
     ]
 
 
-def _integer_product(torch: ModuleType, problem: Product, inputs: Arrays) -> list[Form]:
+def _integer_product(
+    torch: ModuleType, problem: Product, inputs: Arrays, stored: Epilogue | None
+) -> list[Form] | NotCovered:
     left = torch.from_numpy(problem.left(inputs))
     right = torch.from_numpy(problem.right(inputs))
     columns = right.T.contiguous()
-    scales, zeros = _unscaled(torch, problem.n)
+    after = _After.of(torch, problem.n, inputs, stored)
+    if isinstance(after, NotCovered):
+        return after
     linear = torch.ops.onednn.qlinear_pointwise
 
     def form(words: str, run: Callable[[], Any]) -> Form:
@@ -133,22 +199,30 @@ def _integer_product(torch: ModuleType, problem: Product, inputs: Arrays) -> lis
 
     def quantized(shape: list[int] | None, result: Any) -> Callable[[], Any]:
         packed = torch.ops.onednn.qlinear_prepack(columns, shape)
-        weights = (packed, scales, zeros, None)
-        return lambda: linear(left, 1.0, 0, *weights, 1.0, 0, result, *_PLAIN)
+        weights = (packed, after.scales, after.zeros, after.bias)
+        return lambda: linear(left, 1.0, 0, *weights, 1.0, 0, result, *after.operation)
 
+    found = [
+        form(f"{_name(linear)}, {name} result", quantized(shape, result))
+        for name, result in after.results.items()
+        for shape in (list(left.shape), None)
+    ]
+    if stored is not None:
+        return found
     return [
-        *(
-            form(f"{_name(linear)}, {name} result", quantized(shape, result))
-            for result, name in ((torch.float32, "float32"), (torch.uint8, "uint8"))
-            for shape in (list(left.shape), None)
-        ),
+        *found,
         form("torch._int_mm, int32 result", lambda: torch._int_mm(left, right)),
         # The same matrix, its columns contiguous.
         form("torch._int_mm of columns, int32 result", lambda: torch._int_mm(left, columns.T)),
     ]
 
 
-def _bfloat_product(torch: ModuleType, problem: Product, inputs: Arrays) -> list[Form]:
+def _bfloat_product(
+    torch: ModuleType, problem: Product, inputs: Arrays, stored: Epilogue | None
+) -> list[Form] | NotCovered:
+    operation = _bfloat_operation(stored)
+    if isinstance(operation, NotCovered):
+        return operation
     left = _tensor(torch, problem.left(inputs))
     right = _tensor(torch, problem.right(inputs))
     packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous(), problem.m)
@@ -157,16 +231,20 @@ def _bfloat_product(torch: ModuleType, problem: Product, inputs: Arrays) -> list
     def form(words: str, run: Callable[[], Any]) -> Form:
         return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
 
-    return [
-        form(
-            f"{_name(linear)}, bfloat16 result",
-            lambda: linear(left, packed, None, *_PLAIN),
-        ),
-        form("torch.mm, bfloat16 result", lambda: torch.mm(left, right)),
-    ]
+    of_linear = form(
+        f"{_name(linear)}, bfloat16 result", lambda: linear(left, packed, None, *operation)
+    )
+    if operation != _PLAIN:
+        return [of_linear]
+    return [of_linear, form("torch.mm, bfloat16 result", lambda: torch.mm(left, right))]
 
 
-def _bfloat_batch(torch: ModuleType, problem: BatchedProduct, inputs: Arrays) -> list[Form]:
+def _bfloat_batch(
+    torch: ModuleType, problem: BatchedProduct, inputs: Arrays, stored: Epilogue | None
+) -> list[Form] | NotCovered:
+    operation = _bfloat_operation(stored)
+    if operation != _PLAIN:
+        return NotCovered("torch.bmm has no operation after the product")
     left, right = _tensor(torch, inputs["A"]), _tensor(torch, inputs["B"])
     left = left.transpose(1, 2) if problem.left_transposed else left
     right = right.transpose(1, 2) if problem.right_transposed else right
@@ -197,11 +275,6 @@ def _array(torch: ModuleType, tensor: Any) -> NDArray[Any]:
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def _unscaled(torch: ModuleType, filters: int) -> tuple[Any, Any]:
-    """Scales of 1 and zero points of 0."""
-    return torch.ones(filters), torch.zeros(filters, dtype=torch.int8)
 
 
 def _name(operation: Any) -> str:

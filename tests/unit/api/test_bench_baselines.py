@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from cpembed.api import bench_baselines, bench_maker
 from cpembed.api.bench import Bench, open_bench
 from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
 from cpembed.api.run import RunResult, run
+from cpembed.backends.epilogue import Epilogue, channel_numbers
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.x86.calibration import (
     DIRECTORY_VARIABLE,
@@ -28,13 +29,14 @@ from cpembed.backends.x86.calibration import (
     store_calibration,
 )
 from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.ir.reference import reference
 from cpembed.measure import load, turns
 from cpembed.measure.baselines import registry
-from cpembed.measure.baselines.base import NotCovered
+from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Subject
 from cpembed.measure.baselines.contest import contest
 from cpembed.report.bench import report
 from cpembed.report.bench_plot import plot_svg
-from tests.unit.measure.baselines.fakes import FakeBaseline
+from tests.unit.measure.baselines.fakes import FakeBaseline, FakeForm
 
 TARGET = "avx512_vnni"
 
@@ -102,6 +104,41 @@ def test_a_row_has_both_sides(baseline: FakeBaseline, opened: Callable[..., Benc
     text = printed(bench)
     assert "Beside fake" in text
     assert "fake:isa (right)" in text
+
+
+def test_what_is_stored_is_the_same_on_both_sides(
+    baseline: FakeBaseline, opened: Callable[..., Bench]
+) -> None:
+    stored = Epilogue("uint8", scale=True, bias=True, relu=True)
+
+    def right(subject: Subject, inputs: Arrays) -> Sequence[Contender]:
+        vectors = {name: inputs[name].reshape(-1) for name in stored.vectors}
+        sums = reference(subject.workload, inputs)
+        result = stored.apply(sums, vectors, channel_numbers(subject.workload))
+        return [FakeForm("bytes", result, primitive_us=100.0)]
+
+    baseline.forms = right
+    bench = complete(opened(output="uint8", scale=True, bias=True, relu=True))
+    run = bench.finished()[0].run
+    assert run is not None
+    assert (run.baselines["fake"].missing, run.baselines["fake"].stored) == (None, "uint8")
+    assert baseline.subjects[0].stored == stored
+    assert bench.to_json()["epilogue"] == {
+        "dtype": "uint8", "scale": True, "bias": True, "relu": True,
+    }  # fmt: skip
+    assert "uint8, a bias added, scaled, negative results as 0" in printed(bench)
+    assert opened().taken == 0, "rows of what is stored are their own"
+    relu = opened(relu=True)
+    assert relu.maker.epilogue == Epilogue("int32", relu=True)
+
+
+def test_what_cannot_be_stored_is_refused(opened: Callable[..., Bench]) -> None:
+    for options, words in (
+        ({"output": "uint8", "execute": False, "baselines": ()}, "leave out --no-run"),
+        ({"relu": True, "target": "vta_1x16x16", "baselines": ()}, "stores what its instructions"),
+    ):
+        with pytest.raises(WorkloadError, match=words):
+            opened(**options)
 
 
 def printed(bench: Bench) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from cpembed.backends import runtime
-from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.epilogue import BIAS, SCALE, Epilogue, channel_numbers
 from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.errors import InvariantError
 from cpembed.hw.loader import load_hardware_spec
@@ -107,6 +108,41 @@ def test_ours_stores_what_the_baseline_stores(
     monkeypatch.setattr(Epilogue, "expression", lambda *_: "T.uint8(3)")
     with pytest.raises(InvariantError, match="stores uint8 is wrong by up to"):
         fought(*forms())
+
+
+def test_both_store_what_is_asked_for(kernel: CompiledKernel) -> None:
+    """The library may add the bias after the scale, and be off by that rounding; it may not leave
+    a step out, nor may ours."""
+    workload = kernel.program.workload
+    stored = Epilogue("uint8", scale=True, bias=True, relu=True)
+    subject = Subject(workload, "conv2d", {}, stored)
+    inputs = random_inputs(workload, 0)
+    left_out = ""
+
+    def contenders(subject: Subject, inputs: Arrays) -> Sequence[Contender]:
+        channel = channel_numbers(workload)
+        scale, bias = (inputs[name][channel].astype(np.float64) for name in (SCALE, BIAS))
+        exact = reference(workload, inputs) * scale + (0 if left_out else bias * scale)
+        return [FakeForm("bytes", np.rint(exact).clip(0, 255).astype(np.uint8), 1e-4)]
+
+    def contested(ours: Epilogue) -> Comparison | NotCovered:
+        def kernel_of(dtype: str) -> CompiledKernel:
+            assert dtype == "uint8"
+            return build(kernel.program, VNNI, backend="generic", epilogue=ours)
+
+        return contest(
+            kernel_of, FakeBaseline(contenders), subject, inputs, seed=7, rounds=2, round_ms=0.5
+        )
+
+    found = contested(stored)
+    assert isinstance(found, Comparison)
+    assert found.stored == "uint8"
+    with pytest.raises(InvariantError, match="stores uint8 is wrong by up to"):
+        contested(replace(stored, bias=False))
+    left_out = "the bias"
+    wrong = contested(stored)
+    assert isinstance(wrong, NotCovered)
+    assert "in every form (bytes)" in wrong.reason
 
 
 def test_a_library_without_an_account_is_timed_by_the_clock(

@@ -6,15 +6,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from cpembed.backends.epilogue import Epilogue
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.baselines import onednn
-from cpembed.measure.baselines.base import NotCovered, Subject
+from cpembed.measure.baselines.base import NotCovered, Primitives, Subject
 from cpembed.measure.baselines.onednn_forms import Form
 from cpembed.measure.baselines.onednn_log import Executed
 from cpembed.measure.baselines.registry import open_baselines
@@ -82,6 +84,43 @@ def test_every_form_is_right_and_runs_one_primitive(
         assert found.weights_us == 0
 
 
+STORED = [
+    *(
+        (label, dtypes, stored)
+        for label in (*CONVOLUTIONS, *PRODUCTS)
+        for dtypes, stored in (
+            (INTEGER, Epilogue("uint8", scale=True, bias=True, relu=True)),
+            (INTEGER, Epilogue("int8", scale=True)),
+            (INTEGER, Epilogue("float32", bias=True)),
+            (BFLOAT, Epilogue("bfloat16", relu=True)),
+        )
+    ),
+    (CONVOLUTIONS[1], INTEGER, Epilogue("bfloat16", scale=True, bias=True)),
+]
+
+
+@pytest.mark.parametrize("label, dtypes, stored", STORED)
+def test_a_bias_a_scale_and_an_activation_are_the_primitives_own(
+    label: str, dtypes: tuple[str, ...], stored: Epilogue
+) -> None:
+    pytest.importorskip("torch", reason="torch, which brings oneDNN, is not installed")
+    what = replace(subject(label, dtypes), stored=stored)
+    inputs = random_inputs(what.workload, 4)
+    expected = Expected(what.workload, inputs)
+    vectors = expected.vectors(stored, 5)
+    library = onednn.open_onednn(BF16 if dtypes is BFLOAT else INT8)
+    contenders = library.contenders(what, {**inputs, **vectors})
+    assert not isinstance(contenders, NotCovered)
+    for one in contenders:
+        found = one.output()
+        assert expected.judge_converted(found, stored, vectors).verified, one.form
+        assert len((one.primitives(1) or Primitives(0, 0, 0, ())).names) == 1
+        for other in (replace(stored, relu=not stored.relu), replace(stored, scale=True)):
+            random = expected.vectors(other, 6)
+            if other != stored:
+                assert not expected.judge_converted(found, other, random).verified
+
+
 def test_weights_are_packed_as_the_primitive_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two ways to pack, the one that needs no packing in the call; else any."""
     ran: list[str] = []
@@ -121,6 +160,24 @@ def test_what_torch_does_not_offer_has_a_reason() -> None:
     ):
         what = subject(label, dtypes)
         found = library.contenders(what, random_inputs(what.workload, 0))
+        assert isinstance(found, NotCovered)
+        assert reason in found.reason
+
+
+def test_what_torch_does_not_store_has_a_reason() -> None:
+    pytest.importorskip("torch", reason="torch, which brings oneDNN, is not installed")
+    library = onednn.open_onednn(INT8)
+    for label, dtypes, stored, reason in (
+        (CONVOLUTIONS[1], INTEGER, Epilogue("int32"), "uint8, int8 of such products, not int32"),
+        (CONVOLUTIONS[4], INTEGER, Epilogue("int8", relu=True), "no activation after a quantized"),
+        (PRODUCTS[0], BFLOAT, Epilogue("float32"), "without a float32 bias or scale"),
+        (CONVOLUTIONS[1], BFLOAT, Epilogue("bfloat16", scale=True), "without a float32 bias"),
+        (CASES[-1][0], BFLOAT, Epilogue("bfloat16", relu=True), "no operation after the product"),
+    ):
+        what = replace(subject(label, dtypes), stored=stored)
+        inputs = random_inputs(what.workload, 0)
+        vectors = Expected(what.workload, inputs).vectors(stored, 0)
+        found = library.contenders(what, {**inputs, **vectors})
         assert isinstance(found, NotCovered)
         assert reason in found.reason
 
