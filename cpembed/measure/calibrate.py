@@ -96,7 +96,7 @@ def measure_calibration(
     elsewhere = Elsewhere()
     with elsewhere:
         series = dict(time_in_rounds(probes, rounds, timeout, partial(on_step, "measure")))
-        alone = laboratory.alone([name for name, of in series.items() if not of.has_enough])
+        alone = laboratory.alone([name for name, of in series.items() if not of.has_figure])
         series.update(time_in_rounds(alone, rounds, timeout / 4, partial(on_step, "measure")))
     calibration = assemble(series, has_tiles=laboratory.has_tiles)
     clock = 1 / series[CLOCK].ns
@@ -110,7 +110,7 @@ def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
 
     def by_product(field: str) -> dict[str, float]:
         names = [
-            name for name, found in series.items() if _field(name) == field and found.has_enough
+            name for name, found in series.items() if _field(name) == field and found.has_figure
         ]
         return {_place(name): series[name].ns for name in names}
 
@@ -155,7 +155,7 @@ def settled(series: Mapping[str, Series], product: str) -> bool:
     them, and decides how images are cut into tiles."""
     probes = [f"{field}:{product}" for field in ("product_ns", "product_row_ns")]
     return all(
-        name in series and series[name].has_enough and series[name].is_steady for name in probes
+        name in series and series[name].has_figure and series[name].is_steady for name in probes
     )
 
 

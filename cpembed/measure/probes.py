@@ -73,30 +73,27 @@ class Series:
     def ns(self) -> float:
         """A unit's time: from two lengths, so that what every call costs is not in it.
 
-        Raises :class:`MeasurementError` where too few rounds count or the longer length took no
-        longer.
+        Raises :class:`MeasurementError` where :attr:`has_figure` is not.
         """
         probe = self.probe
-        found = 0.0
-        if self.has_enough:
-            steps = (probe.long - probe.short) * probe.units
-            found = (_best(self.long) - _best(self.short)) / steps
-        if found <= 0:
+        if not self.has_figure:
             raise MeasurementError(
                 f"{probe.name} could not be timed in {len(self.long)} rounds: the machine is too "
                 "busy; try again, or give more --rounds"
             )
-        return found
+        steps = (probe.long - probe.short) * probe.units
+        return (_best(self.long) - _best(self.short)) / steps
 
     @property
-    def has_enough(self) -> bool:
-        return len(self.long) >= self.enough
+    def has_figure(self) -> bool:
+        """Whether enough rounds count, and the longer length took longer in them."""
+        return len(self.long) >= self.enough and _best(self.long) > _best(self.short)
 
     @property
     def spread(self) -> float:
         """How far the best few rounds of the longer length are apart, as a ratio."""
         best = sorted(self.long)[:BEST]
-        return best[-1] / best[0] if self.has_enough else math.inf
+        return best[-1] / best[0] if self.has_figure else math.inf
 
     @property
     def is_steady(self) -> bool:
