@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from cpembed.api.run import RunResult
 from cpembed.api.run_cpu import build_first, choices_storing
+from cpembed.api.run_result import RunResult
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import CompiledKernel
 from cpembed.ir.reference import random_inputs

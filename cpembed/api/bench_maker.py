@@ -18,7 +18,8 @@ from cpembed.api.bench_rows import (
     RunRow,
     SolvedRow,
 )
-from cpembed.api.run import RunResult, run
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult, simulates, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, solve
 from cpembed.backends.epilogue import Epilogue

@@ -18,7 +18,7 @@ from cpembed.api.bench_rows import (
     SolvedRow,
     TunedRow,
 )
-from cpembed.api.run import RunResult
+from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import SIMULATOR, VtaRunResult
 from cpembed.api.solve import SolveResult
 from cpembed.backends.vta.tail import Requantized

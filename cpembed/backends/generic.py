@@ -8,7 +8,7 @@ from __future__ import annotations
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import kernel_nest
+from cpembed.backends.program_nest import kernel_nest
 from cpembed.transform.program import DerivedProgram
 
 

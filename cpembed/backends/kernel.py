@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.epilogue import Epilogue, channel_axes
+from cpembed.backends.move import Direction
 from cpembed.backends.move_time import threads_worth
-from cpembed.backends.nest import channel_index
-from cpembed.backends.packing import Direction, packing_source
+from cpembed.backends.packing import packing_source
+from cpembed.backends.program_nest import channel_index
 from cpembed.backends.x86 import features
 from cpembed.backends.x86.back_ends import back_end
 from cpembed.backends.x86.calibration import Calibration, calibration

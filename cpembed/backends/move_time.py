@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cpembed.backends.packing import effort, runs
+from cpembed.backends.move import effort, runs
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE
 from cpembed.backends.x86.calibration import Calibration

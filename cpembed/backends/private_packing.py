@@ -15,8 +15,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cpembed.backends.nest import KernelOperand, Nest, first_factor
-from cpembed.backends.packing import ORIGINAL, packed_rows, rows_of
+from cpembed.backends.move import ORIGINAL
+from cpembed.backends.nest import KernelOperand, Nest
+from cpembed.backends.packing import packed_rows, rows_of
+from cpembed.backends.program_nest import first_factor
 from cpembed.backends.script import Script
 from cpembed.backends.stretches import Stretches, walks
 from cpembed.backends.traffic import LINE_BYTES

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cpembed.backends.nest import Nest, TaskLoop, in_points
+from cpembed.backends.nest import Nest, TaskLoop
+from cpembed.backends.program_nest import in_points
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import DerivedProgram, PackedOperand
 

@@ -26,7 +26,7 @@ from cpembed.cli.output import ProgressLine, message, print_json, print_text
 from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from cpembed.api.run import RunResult
+    from cpembed.api.run_result import RunResult
     from cpembed.api.run_vta import VtaRunResult
     from cpembed.backends.kernel import BackendChoice
     from cpembed.hw.instruction import HardwareSpec

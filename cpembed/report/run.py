@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from cpembed.api.run import RunResult
+from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import SolveResult
 from cpembed.cost.ranking import RankedCandidate

@@ -13,10 +13,12 @@ from typing import Any, Literal
 from cpembed.backends.contract import Knobs
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
+from cpembed.backends.move import SCATTERED
 from cpembed.backends.move_time import move_us, private_move_us
-from cpembed.backends.nest import Nest, first_factor
-from cpembed.backends.packing import SCATTERED, packed_before
+from cpembed.backends.nest import Nest
+from cpembed.backends.packing import packed_before
 from cpembed.backends.private_packing import PrivatePacking
+from cpembed.backends.program_nest import first_factor
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration, calibration

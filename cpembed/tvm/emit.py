@@ -11,8 +11,9 @@ import tvm
 from tvm import relax
 
 from cpembed.backends import runtime
+from cpembed.backends.move import Direction
 from cpembed.backends.move_time import threads_worth
-from cpembed.backends.packing import Direction, packing_source
+from cpembed.backends.packing import packing_source
 from cpembed.backends.vta.lower import LoweredVta
 from cpembed.backends.x86.calibration import calibration
 from cpembed.transform.program import PackedOperand

@@ -19,7 +19,7 @@ from cpembed.backends.contract import Knobs
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import build
 from cpembed.backends.margins import executed_share
-from cpembed.backends.nest import kernel_nest
+from cpembed.backends.program_nest import kernel_nest
 from cpembed.backends.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cpembed.api.beside import faster_beside
-from cpembed.api.run import RunResult, run
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cpembed.api.bench_maker import RowMaker
-from cpembed.api.run import RunResult, run
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
+from cpembed.backends.move import Direction
 from cpembed.backends.move_time import threads_worth
-from cpembed.backends.packing import Direction, packing_source
+from cpembed.backends.packing import packing_source
 from cpembed.backends.vta.lower import LoweredVta
 from cpembed.backends.vta.program import VtaProgram
 from cpembed.backends.x86.calibration import calibration

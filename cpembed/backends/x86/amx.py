@@ -11,7 +11,8 @@ from cpembed.backends.blocking import split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source, staged
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import KernelOperand, Nest, kernel_nest
+from cpembed.backends.nest import KernelOperand, Nest
+from cpembed.backends.program_nest import kernel_nest
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.amx_intrinsics import (
     configuration_statements,

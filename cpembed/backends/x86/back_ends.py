@@ -8,7 +8,8 @@ from functools import partial
 
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Nest, first_factor
+from cpembed.backends.nest import Nest
+from cpembed.backends.program_nest import first_factor
 from cpembed.backends.x86 import amx, dot_columns, dot_rows, vector
 from cpembed.backends.x86.dot_products import DOT_PRODUCTS, DotProduct
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled

@@ -9,7 +9,8 @@ from functools import cache
 from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Borders, Nest, kernel_nest
+from cpembed.backends.nest import Borders, Nest
+from cpembed.backends.program_nest import kernel_nest
 from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import LaneRoles, lane_extent, lane_roles
@@ -44,7 +45,7 @@ def lane_nest(
     unpadded: bool = False,
 ) -> Nest:
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
-    instruction; ``unpadded`` as in :func:`~cpembed.backends.nest.kernel_nest`."""
+    instruction; ``unpadded`` as in :func:`~cpembed.backends.program_nest.kernel_nest`."""
     nest = split_lanes(kernel_nest(program, epilogue, unpadded=unpadded))
     dot.check(nest)
     _check_lanes(dot, nest, lane_roles(program))

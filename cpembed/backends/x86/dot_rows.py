@@ -12,7 +12,8 @@ from functools import cache
 from cpembed.backends.blocking import order_reductions, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Borders, KernelOperand, Nest, kernel_nest, lane_name
+from cpembed.backends.nest import Borders, KernelOperand, Nest
+from cpembed.backends.program_nest import kernel_nest, lane_name
 from cpembed.backends.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import LoweringError

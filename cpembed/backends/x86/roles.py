@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.backends.blocking import can_block
-from cpembed.backends.nest import Nest, TaskLoop, lane_name
+from cpembed.backends.nest import Nest, TaskLoop
+from cpembed.backends.program_nest import lane_name
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram, Loop
 

@@ -13,7 +13,8 @@ from cpembed.backends.blocking import can_block, split_lanes
 from cpembed.backends.contract import KernelPlan
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.nest import Borders, Nest, TaskLoop, kernel_nest, lane_name
+from cpembed.backends.nest import Borders, Nest, TaskLoop
+from cpembed.backends.program_nest import kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
@@ -124,7 +125,7 @@ def lane_nest(
     program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
 ) -> Nest:
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit vectors;
-    ``unpadded`` as in :func:`~cpembed.backends.nest.kernel_nest`."""
+    ``unpadded`` as in :func:`~cpembed.backends.program_nest.kernel_nest`."""
     lane = _lane(program)
     nest = split_lanes(kernel_nest(program, epilogue, unpadded=unpadded))
     extent = program.extents[program.instruction.computation.axes[0].name]

@@ -20,7 +20,8 @@ from cpembed.api import bench as bench_module
 from cpembed.api import bench_baselines, bench_maker
 from cpembed.api.bench import Bench, open_bench
 from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
-from cpembed.api.run import RunResult, run
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.backends.epilogue import Epilogue, channel_numbers
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.x86.calibration import (

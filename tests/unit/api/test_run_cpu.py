@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.api.run_cpu import FUSED, fused_candidates, model_choices
 from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
-from cpembed.backends.packing import SCATTERED
+from cpembed.backends.move import SCATTERED
 from cpembed.backends.x86 import calibration
 from cpembed.embedding.constraint_set import Weights
 from cpembed.tune.cpu_choice import CONSIDERED, choose, machine_weights

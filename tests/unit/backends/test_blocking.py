@@ -15,7 +15,8 @@ from cpembed.backends.blocking import (
     split_lanes,
 )
 from cpembed.backends.contract import Knobs
-from cpembed.backends.nest import KernelOperand, Nest, TaskLoop, kernel_nest
+from cpembed.backends.nest import KernelOperand, Nest, TaskLoop
+from cpembed.backends.program_nest import kernel_nest
 from cpembed.backends.x86.calibration import Calibration, default_calibration
 from cpembed.backends.x86.estimate import BlockStep
 from cpembed.backends.x86.register_blocks import RegisterModel, Schedules, apply_knobs

@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.nest import kernel_nest
+from cpembed.backends.program_nest import kernel_nest
 from cpembed.backends.x86 import amx, dot_products, features
 from cpembed.backends.x86.tiles import TILES, TileGrid, fits
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError

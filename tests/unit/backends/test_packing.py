@@ -7,7 +7,8 @@ import pytest
 
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.packing import Direction, effort, packing_source
+from cpembed.backends.move import Direction, effort
+from cpembed.backends.packing import packing_source
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import PackedDimension, PackedOperand

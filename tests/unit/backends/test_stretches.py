@@ -11,9 +11,10 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.kernel import schedule_space
-from cpembed.backends.nest import Nest, in_points
+from cpembed.backends.nest import Nest
 from cpembed.backends.packing import rows_of
 from cpembed.backends.private_packing import PrivatePacking
+from cpembed.backends.program_nest import in_points
 from cpembed.backends.stretches import Stretches, Walk, walks
 from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.tune.cpu_variants import with_variants

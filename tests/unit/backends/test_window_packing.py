@@ -12,7 +12,8 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends import runtime
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.packing import Direction, effort, packing_source, runs
+from cpembed.backends.move import Direction, effort, runs
+from cpembed.backends.packing import packing_source
 from cpembed.backends.window_packing import Windows
 from cpembed.backends.window_runs import Bound
 from cpembed.ir.index import IndexExpr

@@ -10,7 +10,7 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import schedule_space
-from cpembed.backends.packing import effort
+from cpembed.backends.move import effort
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import Estimate
