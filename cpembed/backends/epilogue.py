@@ -124,10 +124,15 @@ class Epilogue:
 
 
 def saturated_range(dtype: str) -> tuple[float, float]:
-    """Smallest and largest float32 that an integer type holds."""
+    """Smallest and largest float32 that an integer type holds.
+
+    >>> saturated_range("int32")
+    (-2147483648.0, 2147483520.0)
+    """
     low, high = dtype_info(dtype).integer_range
     largest = np.float32(high)
-    if largest > high:
+    # In numpy's comparison, the integer would be rounded as well.
+    if float(largest) > high:
         largest = np.nextafter(largest, np.float32(0))
     return float(low), float(largest)
 

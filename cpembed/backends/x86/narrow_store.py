@@ -1,10 +1,11 @@
-"""Sums of 32 bits stored as bytes or as bfloat16, several vectors of them at a time.
+"""Sums of 32 bits stored as bytes or as bfloat16, several vectors of them at a time; or rounded.
 
 Narrowed alone, each vector of 16 sums takes four operations and a store of 16 bytes. Packed in
 pairs, which saturates (VPACKSSDW, then VPACKUSWB or VPACKSSWB: Intel 64 and IA-32 Architectures
 Software Developer's Manual, volume 2), four take four and, where they are neighbours, one store.
-Floats are rounded to integers before (VCVTPS2DQ, which makes the least integer of what is less).
-Two vectors of float32 become one of bfloat16 by VCVTNE2PS2BF16, which takes subnormals for zero.
+Floats are rounded to integers before (VCVTPS2DQ, which makes the least integer of what is less),
+also where these are stored as they are: LLVM converts some vectors lane by lane. Two vectors of
+float32 become one of bfloat16 by VCVTNE2PS2BF16, which takes subnormals for zero.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cpembed.backends.contraction import VECTOR_PARAMETERS
 from cpembed.backends.epilogue import BIAS, SCALE, Epilogue, saturated_range
 from cpembed.backends.nest import Nest
 from cpembed.backends.script import Script
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 
 _LANES = 16
@@ -29,13 +31,14 @@ ATTRIBUTES = ("+avx512f", "+avx512bw", "+avx512bf16")
 """What these stores take, all of which a CPU with AMX has."""
 
 
-def stored_together(epilogue: Epilogue | None, sums: str) -> int:
-    """How many vectors of 16 sums are narrowed at a time; 1 where they are not."""
-    if epilogue is None:
+def stored_together(epilogue: Epilogue | None, sums: str, *, halves: bool = True) -> int:
+    """How many vectors of 16 sums are narrowed at a time; 1 where they are not. ``halves``: the
+    CPU has VCVTNE2PS2BF16."""
+    if epilogue is None or sums not in ("int32", "float32"):
         return 1
-    if epilogue.dtype in _BYTES and sums in ("int32", "float32"):
+    if epilogue.dtype in _BYTES:
         return 4
-    return 2 if epilogue.dtype == "bfloat16" and sums == "float32" else 1
+    return 2 if epilogue.dtype == "bfloat16" and halves else 1
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,31 @@ class _Vector:
     channel: int
 
 
-def write_narrow(script: Script, nest: Nest, sums: str) -> bool:
+def write_narrow(script: Script, nest: Nest, sums: str, *, halves: bool = True) -> bool:
     """Write what a task stores of its sums, which are in the buffer ``sums``; False, and nothing is
-    written, where these are not narrowed together, or no two vectors of them are neighbours."""
+    written, where these are neither rounded nor narrowed together. ``halves`` as for
+    :func:`stored_together`."""
     epilogue, output = nest.epilogue, nest.operands[2]
-    together = stored_together(epilogue, nest.sums)
-    vectors = _vectors(nest) if together > 1 else []
-    if epilogue is None or not any(count > 1 for _, count in _neighbours(vectors)):
-        # Taking single ones apart again would cost what packing saves.
+    if epilogue is None:
+        return False
+    together = stored_together(epilogue, nest.sums, halves=halves)
+    rounded = is_integer(epilogue.dtype) and not epilogue.in_integers(nest.sums)
+    vectors = _vectors(nest) if together > 1 or rounded else []
+    if epilogue.dtype in _BYTES and not _any_neighbours(vectors):
+        # Single ones would have to be taken apart again, which costs what packing saves.
+        together, vectors = 1, vectors if rounded else []
+    if not vectors:
         return False
     inner = {loop.name for loop in nest.spatial_inner}
     first = _outside(output.access, inner)
     channel = None if nest.channels is None else _outside(nest.channels.access, inner)
     for start in range(0, len(vectors), together):
         group = vectors[start : start + together]
-        values = [_value(nest, epilogue, sums, vector, channel) for vector in group]
+        values = [_value(nest, epilogue, sums, vector, channel, together) for vector in group]
         values += values[-1:] * (together - len(values))
         for at, count in _neighbours(group):
             place = f"{output.parameter}[T.Ramp({first + group[at].result}, 1, {_LANES * count})]"
-            taken = _bytes if epilogue.dtype in _BYTES else _halves
+            taken = _TAKEN[epilogue.dtype] if together > 1 else _alone
             script.line(f"{place} = {taken(values, epilogue.dtype, at, count)}")
     return True
 
@@ -102,10 +111,16 @@ def _outside(access: IndexExpr, inner: set[str]) -> IndexExpr:
 
 
 def _value(
-    nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, channel: IndexExpr | None
+    nest: Nest,
+    epilogue: Epilogue,
+    sums: str,
+    vector: _Vector,
+    channel: IndexExpr | None,
+    together: int,
 ) -> str:
     """What narrowing alone makes results of, and saturates: nothing is left to do for the least of
-    a type, nor in integers for its largest."""
+    a type, nor in integers for its largest. Of the range without a sign that VPMOVUSDB, which takes
+    one vector at a time, saturates to, it is the other way round."""
     value, kind = f"{sums}[T.Ramp({vector.sums}, 1, {_LANES})]", nest.sums
     for name, symbol in ((BIAS, "+"), (SCALE, "*")):
         if name not in epilogue.vectors or channel is None:
@@ -116,7 +131,12 @@ def _value(
         value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
     if epilogue.relu and epilogue.dtype != "uint8":
         value = f"T.max({value}, {_broadcast(f'T.{kind}(0)')})"
-    if kind == "float32" and epilogue.dtype in _BYTES:
+    if epilogue.dtype == "bfloat16" and kind != "float32":
+        return f'T.cast({value}, "float32x{_LANES}")'
+    if kind == "float32" and epilogue.dtype == "uint8" and together == 1:
+        # What is too large becomes the least integer, which is the largest without a sign.
+        return _rounded(f"T.max({value}, {_broadcast('T.float32(0)')})")
+    if kind == "float32" and epilogue.dtype != "bfloat16":
         largest = _broadcast(f"T.float32({saturated_range(epilogue.dtype)[1]})")
         return _rounded(f"T.min({value}, {largest})")
     return value
@@ -151,9 +171,26 @@ def _halves(values: Sequence[str], dtype: str, at: int, count: int) -> str:
     return packed if count > 1 else f"T.Shuffle([{packed}], {taken})"
 
 
+def _alone(values: Sequence[str], dtype: str, at: int, count: int) -> str:
+    """A vector that is packed with no other."""
+    if dtype not in _BYTES:
+        return values[0]
+    saturated = "pmovus" if dtype == "uint8" else "pmovs"
+    arguments = f"{values[0]}, T.Broadcast(T.int8(0), {_LANES}), T.int16(-1)"
+    packed = _intrinsic(f"avx512.mask.{saturated}.db.512", arguments, f"int8x{_LANES}")
+    return packed if dtype == "int8" else f'T.reinterpret({packed}, dtype="{dtype}x{_LANES}")'
+
+
+_TAKEN = {"uint8": _bytes, "int8": _bytes, "bfloat16": _halves}
+
+
 def _intrinsic(name: str, arguments: str, dtype: str) -> str:
     number = f'T.llvm_lookup_intrinsic_id("llvm.x86.{name}")'
     return f'T.call_llvm_pure_intrin({number}, {arguments}, dtype="{dtype}")'
+
+
+def _any_neighbours(vectors: Sequence[_Vector]) -> bool:
+    return any(count > 1 for _, count in _neighbours(vectors))
 
 
 def _neighbours(group: Sequence[_Vector]) -> Iterator[tuple[int, int]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
-from cpembed.backends.epilogue import BIAS, SCALE, Epilogue
+from cpembed.backends.epilogue import BIAS, SCALE, Epilogue, saturated_range
 from cpembed.backends.kernel import CompiledKernel, build
 from cpembed.backends.x86 import features
 from cpembed.backends.x86.features import missing_features
@@ -56,6 +58,40 @@ def test_neighbours_are_stored_together(
     assembly = built.assembly()
     assert ("vpackssdw" in assembly) is (stored is not None)
     assert ("vpmovusdb" in assembly) is (stored is None)
+
+
+VECTORS = hardware_spec("avx512_int8")
+VNNI = hardware_spec("avx512_vnni")
+DEPTHWISE = "depthwise n=1 c=48 h=7 w=5 r=3 s=3 pad=1 layout=NHWC"
+BIAS_AND_SCALE = Epilogue("uint8", bias=True, scale=True)
+INSTRUCTIONS = {"uint8": "vpmovusdb", "int8": "vpmovsdb", "int32": "vcvtps2dq"}
+
+
+@pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "bfloat16"])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("layer, target", [(DEPTHWISE, VECTORS), (LAYER, VNNI)])
+def test_scaled_sums_of_vectors(dtype: str, relu: bool, layer: str, target: HardwareSpec) -> None:
+    """Of both signs, some far beyond what an integer holds, some halfway between two."""
+    epilogue = replace(BIAS_AND_SCALE, dtype=dtype, relu=relu)
+    given, built = kernel(layer, epilogue, target)
+    inputs = random_inputs(given, 5)
+    sums = reference(given, inputs)
+    channels = sums.shape[-1]
+    generator = np.random.default_rng(3)
+    bias = (generator.normal(size=channels) * sums.std()).astype(np.int32) - int(sums.mean())
+    scale = np.exp(generator.uniform(-9, 25, channels)).astype(np.float32)
+    scale[::3] = 0.5**11
+    scale[::5] *= -1
+    vectors = {BIAS: bias, SCALE: scale}
+    expected = epilogue.apply(sums, vectors, np.indices(sums.shape)[-1])
+    found = built.run({**inputs, **vectors})
+    assert np.array_equal(found.view(expected.dtype), expected)
+    if dtype in INSTRUCTIONS and (dtype == "int32" or target is VECTORS):
+        assert INSTRUCTIONS[dtype] in built.assembly()
+    if dtype != "bfloat16":
+        low, high = saturated_range(dtype)
+        assert {0 if relu else low, high} <= set(np.unique(expected).tolist())
 
 
 @runs
