@@ -5,32 +5,34 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from cpembed.backends.epilogue import BIAS, SCALE
+from cpembed.backends.delayed_results import Delayed, Results
 from cpembed.backends.margins import Body, bodies, guarded
 from cpembed.backends.nest import KernelOperand, Nest
+from cpembed.backends.nest_text import (
+    STAGE,
+    VECTOR_PARAMETERS,
+    bind_task,
+    block_name,
+    element,
+    local_buffer,
+    loop_headers,
+    loop_variable,
+    region_lines,
+    store_statement,
+    update_statement,
+    write_block,
+    write_regions,
+)
 from cpembed.backends.private_packing import PrivatePacking
-from cpembed.backends.script import HEADER, Script, buffer, read, storage_dtype, zero
+from cpembed.backends.script import HEADER, Script, buffer, zero
 from cpembed.backends.shared_sums import SharedSums
-from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 from cpembed.transform.program import Loop
 
 INIT, UPDATE, STORE = "init", "update", "store"
 """Names of the blocks that a back end tensorizes."""
-
-ON_STACK = '{"disable_lower_builtin": True}'
-"""A local buffer with this stays on the stack, however large, so that the compiler can make
-registers of it: memory of 1024 bytes and more is taken from the runtime otherwise, and what a
-branch changes of it is stored and loaded again."""
-
-STAGE = "stage"
-"""Name of the local buffer between accumulators and an epilogue."""
-
-Results = Callable[[Script, Nest, str], bool]
-"""Writes what a task stores of its sums, from the buffer in which they are; False where it does
-not."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,6 @@ class AddedUp:
 
     loop: str
     total: Callable[[str], str]
-
-
-VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 
 
 def contraction_source(
@@ -79,7 +78,7 @@ def contraction_source(
     """
     delayed = None
     if stages and nest.epilogue is not None:
-        delayed = _Delayed(nest, tuple(unrolled), tuple(vectorized), results)
+        delayed = Delayed(nest, tuple(unrolled), tuple(vectorized), results)
     # Where a store may go through a buffer, the other blocks are an instruction's.
     plain = () if stages else vectorized
     script = Script()
@@ -94,12 +93,12 @@ def contraction_source(
             shared.allocate(script)
         with script.nested(f"for chunk in T.parallel({chunks}):", 'with T.sblock("chunk"):'):
             script.line(f"part = T.axis.spatial({chunks}, chunk)")
-            _regions(script, nest, packing)
+            write_regions(script, nest, packing)
             for statement in prologue:
                 script.line(statement)
             first, end = f"part * {total} // {chunks}", f"(part + 1) * {total} // {chunks}"
             if delayed is not None:
-                _local(script, STAGE, nest)
+                local_buffer(script, STAGE, nest)
             with (
                 _packed(script, nest, packing, (first, end), stages=delayed is not None) as found,
                 script.nested(
@@ -108,10 +107,10 @@ def contraction_source(
             ):
                 if delayed is not None:
                     script.line(f"now = T.axis.spatial({total}, task)")
-                _bind_task(script, nest)
-                _regions(script, nest, stages=delayed is not None)
+                bind_task(script, nest)
+                write_regions(script, nest, stages=delayed is not None)
                 added = vectorized if vectorized_update else ()
-                _local(script, "acc", nest, in_registers=in_registers)
+                local_buffer(script, "acc", nest, in_registers=in_registers)
                 for number, body in enumerate(_each_body(script, nest)):
                     name = block_name(UPDATE, number)
                     _sums(script, name, body, unrolled, plain, added, each_step)
@@ -130,53 +129,6 @@ def contraction_source(
     return script.text()
 
 
-def staged(nest: Nest) -> Nest:
-    """A nest with an epilogue as its accumulators are stored: to a local buffer."""
-    first, second, output = nest.operands
-    stage = replace(
-        output, dtype=nest.sums, elements=nest.accumulators, access=nest.accumulator_access
-    )
-    return replace(nest, operands=(first, second, stage))
-
-
-def element(operand: KernelOperand) -> str:
-    return f"{operand.parameter}[{operand.access}]"
-
-
-def update_statement(nest: Nest) -> str:
-    """The multiply-accumulate of one point."""
-    accumulator = f"acc[{nest.accumulator_access}]"
-    product = " * ".join(read(element(o), o.dtype, nest.sums) for o in nest.operands[:2])
-    return f"{accumulator} = {accumulator} + {product}"
-
-
-def write_block(script: Script, name: str, loops: Sequence[Loop], *statements: str) -> None:
-    """A block whose iterators are ``loops``, each bound to the loop variable ``at_<name>``."""
-    with script.nested(f'with T.sblock("{name}"):'):
-        if loops:
-            kinds = "".join("R" if loop.kind is AxisKind.REDUCTION else "S" for loop in loops)
-            names = ", ".join(loop.name for loop in loops)
-            variables = ", ".join(loop_variable(loop) for loop in loops)
-            script.line(f'{names} = T.axis.remap("{kinds}", [{variables}])')
-        for statement in statements:
-            script.line(statement)
-
-
-def loop_variable(loop: Loop) -> str:
-    return f"at_{loop.name}"
-
-
-def loop_headers(
-    loops: Sequence[Loop], unrolled: Collection[str] = (), vectorized: Collection[str] = ()
-) -> list[str]:
-    headers: list[str] = []
-    for loop in loops:
-        kind = "unroll" if loop.name in unrolled else "serial"
-        kind = "vectorized" if loop.name in vectorized else kind
-        headers.append(f"for {loop_variable(loop)} in T.{kind}({loop.extent}):")
-    return headers
-
-
 def _parameters(nest: Nest, packing: PrivatePacking | None, result: KernelOperand) -> list[str]:
     first, second, output = (
         buffer(o.parameter, o.elements, o.dtype) for o in (*nest.operands[:2], result)
@@ -193,30 +145,6 @@ def _parameters(nest: Nest, packing: PrivatePacking | None, result: KernelOperan
     return [original, second, *vectors, output, first]
 
 
-def _regions(
-    script: Script, nest: Nest, packing: PrivatePacking | None = None, *, stages: bool = False
-) -> None:
-    for line in _region_lines(nest, packing, stages=stages):
-        script.line(line)
-
-
-def _region_lines(nest: Nest, packing: PrivatePacking | None, *, stages: bool) -> tuple[str, str]:
-    """What a block around the whole nest reads and writes: every buffer."""
-    regions = [f"{o.parameter}[0:{o.elements}]" for o in nest.operands]
-    read_regions = regions[:2]
-    if nest.epilogue is not None and nest.channels is not None:
-        size = nest.channels.elements
-        read_regions += [f"{VECTOR_PARAMETERS[name]}[0:{size}]" for name in nest.epilogue.vectors]
-    written = [regions[2]]
-    if packing is not None:
-        written.append(regions[0])
-        read_regions.append(f"{packing.original.parameter}[0:{packing.original.elements}]")
-    if stages:
-        read_regions.append(f"{STAGE}[0:{nest.accumulators}]")
-        written.append(f"{STAGE}[0:{nest.accumulators}]")
-    return f"T.reads({', '.join(read_regions)})", f"T.writes({', '.join(written)})"
-
-
 @contextmanager
 def _packed(
     script: Script,
@@ -230,28 +158,9 @@ def _packed(
     if packing is None:
         yield tasks
         return
-    regions = _region_lines(nest, packing, stages=stages)
+    regions = region_lines(nest, packing, stages=stages)
     with packing.packed(script, tasks, regions) as found:
         yield found
-
-
-def _bind_task(
-    script: Script, nest: Nest, task: str = "task", named: Callable[[str], str] = str
-) -> None:
-    """Task loops as block iterators, so that what is inside sees plain variables."""
-    inside = 1
-    bindings: list[str] = []
-    for loop in reversed(nest.tasks):
-        start = loop.start_text(f"({task}) // {inside} % {loop.count}")
-        bindings.append(f"{named(loop.name)} = T.axis.spatial({loop.extent}, {start})")
-        inside *= loop.count
-    for binding in reversed(bindings):
-        script.line(binding)
-
-
-def block_name(block: str, number: int) -> str:
-    """Of a block in one of the bodies (:func:`~cpembed.backends.margins.bodies`)."""
-    return f"{block}_{number}" if number else block
 
 
 def _each_body(script: Script, nest: Nest) -> Generator[Body]:
@@ -310,7 +219,7 @@ def _store(
     stages: bool,
 ) -> None:
     spatial, accumulator = nest.spatial_inner, f"acc[{nest.accumulator_access}]"
-    statement = _store_statement(nest, accumulator)
+    statement = store_statement(nest, accumulator)
     if stages:
         statement = f"{STAGE}[{nest.accumulator_access}] = {accumulator}"
     with script.nested(*loop_headers(spatial, unrolled, vectorized)):
@@ -329,66 +238,4 @@ def _store_added_up(
         f"T.writes({element(nest.operands[2])})",
     )
     with script.nested(*loop_headers(spatial, unrolled)):
-        write_block(script, STORE, spatial, *regions, _store_statement(nest, total))
-
-
-@dataclass(frozen=True)
-class _Delayed:
-    """What becomes of a task's sums, which lie in a buffer."""
-
-    nest: Nest
-    unrolled: tuple[str, ...]
-    vectorized: tuple[str, ...]
-    results: Results | None
-
-    def write(self, script: Script, task: str, condition: str | None = None) -> None:
-        """The results of a task, where there is such a one."""
-        loops = {loop.name for loop in self.nest.tasks}
-
-        def named(loop: str) -> str:
-            return f"{loop}_stored" if loop in loops else loop
-
-        first, second, output = self.nest.operands
-        output = replace(output, access=output.access.rename(named))
-        channels = self.nest.channels
-        if channels is not None:
-            channels = replace(channels, access=channels.access.rename(named))
-        nest = replace(self.nest, operands=(first, second, output), channels=channels)
-        spatial = nest.spatial_inner
-        statement = _store_statement(nest, f"{STAGE}[{nest.accumulator_access}]")
-        with script.nested('with T.sblock("results"):'):
-            _bind_task(script, nest, task, named)
-            _regions(script, nest, stages=True)
-            conditions = [] if condition is None else [f"if {condition}:"]
-            with script.nested(*conditions):
-                if self.results is not None and self.results(script, nest, STAGE):
-                    return
-                inward = self._in_order(spatial, output)
-                with script.nested(*loop_headers(inward, self.unrolled, self.vectorized)):
-                    write_block(script, "result", inward, statement)
-
-    def _in_order(self, loops: Sequence[Loop], output: KernelOperand) -> list[Loop]:
-        """The loops in the order in which results lie in memory, as far as vectors let them: lines
-        that are stored together come together (of results beyond the second-level cache, 1.2 times
-        the time in the order of tiles)."""
-
-        def inward(loop: Loop) -> tuple[bool, int]:
-            return loop.name in self.vectorized, -abs(output.stride(loop.name))
-
-        return sorted(loops, key=inward)
-
-
-def _local(script: Script, name: str, nest: Nest, *, in_registers: bool = False) -> None:
-    what = f'({nest.accumulators},), "{storage_dtype(nest.sums)}", scope="local"'
-    if in_registers:
-        script.line(f"{name} = T.alloc_buffer({what}, annotations={ON_STACK})")
-    else:
-        script.line(f"{name} = T.sblock_alloc_buffer({what})")
-
-
-def _store_statement(nest: Nest, value: str) -> str:
-    output = element(nest.operands[2])
-    if nest.epilogue is None:
-        return f"{output} = {value}"
-    channel = "" if nest.channels is None else str(nest.channels.access)
-    return f"{output} = {nest.epilogue.expression(value, nest.sums, channel)}"
+        write_block(script, STORE, spatial, *regions, store_statement(nest, total))

@@ -9,7 +9,8 @@ from typing import Any
 
 from cpembed.backends.blocking import split_lanes
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source, staged
+from cpembed.backends.contraction import INIT, STORE, UPDATE, contraction_source
+from cpembed.backends.delayed_results import staged
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.program_nest import kernel_nest

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cpembed.backends.contraction import element, loop_headers, update_statement, write_block
 from cpembed.backends.nest import KernelOperand, Nest
+from cpembed.backends.nest_text import element, loop_headers, update_statement, write_block
 from cpembed.backends.script import HEADER, Script, storage_dtype, zero
 from cpembed.backends.x86.tiles import TileGrid
 from cpembed.ir.index import IndexExpr

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from cpembed.backends.contract import KernelPlan
-from cpembed.backends.contraction import UPDATE, AddedUp, block_name, contraction_source
+from cpembed.backends.contraction import UPDATE, AddedUp, contraction_source
 from cpembed.backends.margins import bodies
 from cpembed.backends.nest import Nest
+from cpembed.backends.nest_text import block_name
 from cpembed.backends.script import HEADER, read, storage_dtype
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep

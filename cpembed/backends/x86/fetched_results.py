@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 
-from cpembed.backends.contraction import loop_variable
 from cpembed.backends.nest import Nest
+from cpembed.backends.nest_text import loop_variable
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration

@@ -14,9 +14,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cpembed.backends.contraction import VECTOR_PARAMETERS
 from cpembed.backends.epilogue import BIAS, SCALE, Epilogue, saturated_range
 from cpembed.backends.nest import Nest
+from cpembed.backends.nest_text import VECTOR_PARAMETERS
 from cpembed.backends.script import Script
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr

@@ -10,10 +10,11 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.backends.contract import Knobs
-from cpembed.backends.contraction import contraction_source, loop_variable
+from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.nest import Nest
+from cpembed.backends.nest_text import loop_variable
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import calibration
