@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,13 @@ PARTS = [
     "mobilenet/amx_int8/2",
     "attention/amx_bf16/2",
     "deepbench/amx_int8/2",
+    "unit16/amx_int8/1/requantized",
+    "resnet50/amx_int8/1/requantized",
+    "unit16/avx512_vnni/1/requantized",
+    "mobilenet/avx512_vnni/1/requantized",
 ]
+REQUANTIZED_PART = "requantized"
+PART = f"SUITE[:LAYERS]/TARGET/THREADS[/{REQUANTIZED_PART}]"
 REQUANTIZED = ["--output", "uint8", "--bias", "--scale", "--relu"]
 NO_LAYOUT = ("gemm", "amos", "attention")
 RATIOS = {
@@ -59,9 +66,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument(
-        "--parts", nargs="*", default=PARTS, metavar="SUITE[:LAYERS]/TARGET/THREADS[/requantized]"
-    )
+    parser.add_argument("--parts", nargs="*", default=PARTS, metavar=PART)
     parser.add_argument("--attempts", type=int, default=3)
     parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
     parser.add_argument("--output", type=Path, default=HERE)
@@ -70,9 +75,17 @@ def main() -> None:
     file = asked.output / "onednn.json"
     parts: dict[str, Row] = json.loads(file.read_text())["parts"] if file.exists() else {}
     for part in asked.parts:
+        check(part)
+    for part in asked.parts:
         parts[part] = measured(part, asked.attempts, tuned=asked.tuned)
         file.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
         (asked.output / "onednn.md").write_text(text(parts))
+
+
+def check(part: str) -> None:
+    """Before anything is measured under a wrong name."""
+    if not re.fullmatch(rf"[^/]+/[^/]+/\d+(/{REQUANTIZED_PART})?", part):
+        raise SystemExit(f"{part!r} is not {PART}")
 
 
 def measured(part: str, attempts: int, *, tuned: bool) -> Row:
@@ -84,7 +97,7 @@ def measured(part: str, attempts: int, *, tuned: bool) -> Row:
         *("--baseline", "onednn", "--threads", threads, "--json"),
         *(["--layers", only] if only else []),
         *([] if tuned else ["--untuned"]),
-        *(REQUANTIZED if stored == ["requantized"] else []),
+        *(REQUANTIZED if stored == [REQUANTIZED_PART] else []),
     ]
     document: Row = {}
     for _ in range(attempts):
@@ -96,6 +109,7 @@ def measured(part: str, attempts: int, *, tuned: bool) -> Row:
             break
     return {
         "provenance": provenance(),
+        "epilogue": document["epilogue"],
         "summary": document["summary"]["run"]["baselines"]["onednn"],
         "verified": document["summary"]["run"]["verified"],
         "rows": [row_of(row) for row in document["rows"]],
@@ -125,8 +139,10 @@ def text(parts: dict[str, Row]) -> str:
         "(*primitive*), and a call through PyTorch (*call*); of our contraction on packed data,",
         "and with packing and unpacking (weights are packed ahead on both sides).",
         "*Primitive over peak*: its time over that of the products alone, which no kernel of the",
-        "same products can exceed (those with padding can be left out). Made by",
-        "`benchmarks/onednn.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
+        "same products can exceed (those with padding can be left out). *requantized*: both store",
+        "uint8 after a bias, a scale by channel and an activation; elsewhere they store what",
+        "oneDNN's fastest form does. Made by `benchmarks/onednn.py`; how a row is measured:",
+        "[benchmarks](../docs/benchmarks.md).",
         "",
         "| suite / target / threads | verified | compared | "
         + " | ".join(f"{name}: mean (least)" for name in SUMMARISED.values())

@@ -30,7 +30,7 @@ from cpembed.api.run import missing_for
 from cpembed.api.run_cpu import FUSED
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
-from cpembed.backends.epilogue import Epilogue
+from cpembed.backends.epilogue import RESULT_TYPES, Epilogue
 from cpembed.backends.kernel import BackendChoice
 from cpembed.backends.x86.calibration import load_calibration
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
@@ -197,12 +197,14 @@ def open_bench(
     and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are ``output``, ``relu``,
     ``bias`` and ``scale``, for kernels that are not simulated. ``baselines`` names libraries to run
     beside each kernel (:data:`~cpembed.measure.baselines.registry.BASELINES`): they store the same,
-    and where nothing is said of that, both sides store what the library's fastest form does.
+    and without any of ``output`` to ``scale`` both sides store what the library's fastest form
+    does.
 
     Raises :class:`WorkloadError` for an unknown suite, layer or baseline, for a baseline of kernels
-    that have no time of their own here, and for something to be stored where nothing runs;
-    :class:`SpecError` for a wrong target or constraint set; :class:`BackendUnavailable` for an
-    impossible ``native`` or baseline.
+    that have no time of their own here, for something to be stored where nothing is to run, and
+    for steps beside a baseline without ``output``; :class:`SpecError` for a wrong target or
+    constraint set; :class:`BackendUnavailable` for an impossible ``native`` or baseline, and for
+    something to be stored by an instruction that this machine lacks.
     """
     chosen = select_layers(suite_name, layers)
     spec = hardware_spec(target)
@@ -211,10 +213,15 @@ def open_bench(
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
     epilogue = None
     if output is not None or relu or bias or scale:
-        _check_stored(spec, execute, backend)
+        _check_stored(spec, execute, backend, missing)
         epilogue = Epilogue(output or default_dtypes(spec)[-1], scale, bias, relu)
     if baselines:
         _check_comparable(spec, execute, backend, missing)
+        if epilogue is not None and output is None:
+            raise WorkloadError(
+                "what a baseline stores after these steps has to be said: add --output (output=), "
+                f"one of {', '.join(RESULT_TYPES)}"
+            )
     named = DEFAULT_CONSTRAINTS if constraints is None else constraints
     maker = RowMaker(
         spec=spec,
@@ -227,7 +234,7 @@ def open_bench(
         any_set=constraints is None,
         untuned=untuned,
         epilogue=epilogue,
-        baselines=open_baselines(baselines, spec),
+        baselines=open_baselines(baselines, spec, epilogue),
     )
     names = (suite_name, spec.name, maker.constraints.name)
     store = ResultStore(results or default_directory(), names, _key(suite_name, maker), BenchRow)
@@ -236,7 +243,9 @@ def open_bench(
     return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
 
 
-def _check_stored(spec: HardwareSpec, execute: bool, backend: BackendChoice) -> None:
+def _check_stored(
+    spec: HardwareSpec, execute: bool, backend: BackendChoice, missing: Sequence[str]
+) -> None:
     if not execute:
         raise WorkloadError(
             "what is stored matters to kernels that run: leave out --no-run (execute=False)"
@@ -245,6 +254,11 @@ def _check_stored(spec: HardwareSpec, execute: bool, backend: BackendChoice) -> 
         raise WorkloadError(
             f"{spec.name} is simulated and stores what its instructions do: leave out what is to "
             "be stored, or name a target that a CPU executes"
+        )
+    if missing:
+        raise BackendUnavailable(
+            f"{spec.name}: {'; '.join(missing)}: leave out what is to be stored, or use the "
+            "generic back end"
         )
 
 

@@ -101,7 +101,8 @@ class Epilogue:
     ) -> NDArray[Any]:
         """What a kernel stores, by numpy; ``channel`` holds each element's channel.
 
-        The kernel's operations in its order and precision, so that results are equal bit for bit.
+        The kernel's operations in its order and precision, so that results are equal bit for bit;
+        but for results of bfloat16 up to 2^-126, which VCVTNE2PS2BF16 makes 0.
         """
         value = sums
         if self.bias:

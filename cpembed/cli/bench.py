@@ -99,7 +99,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     "--output",
     type=click.Choice(["int32", "int8", "uint8", "float32", "bfloat16"]),
     help="What is stored of the sums: this type, integers saturated (not on a VTA).  [default: the "
-    "sums; beside a library what its fastest form stores]",
+    "sums; beside a library what its fastest form stores, and to be said with the steps below]",
 )
 @steps_options
 @untuned_option

@@ -8,7 +8,7 @@ timed in turns (:mod:`~cpembed.measure.probes`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -100,17 +100,23 @@ def measure_calibration(
         series.update(time_in_rounds(alone, rounds, timeout / 4, partial(on_step, "measure")))
     calibration = assemble(series, has_tiles=laboratory.has_tiles)
     clock = 1 / series[CLOCK].ns
-    notes = disturbances(calibration, clock, elsewhere.cores, together=not alone)
+    again = [probe.name for probe in alone]
+    notes = disturbances(calibration, clock, elsewhere.cores, again)
     done = max(len(of.long) for of in series.values())
     return Measured(calibration, missing, notes, clock, done, time.perf_counter() - started)
 
 
 def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
-    """The constants from the probes."""
+    """The constants from the probes.
 
-    def by_product(field: str) -> dict[str, float]:
+    Raises :class:`MeasurementError` for one that has no figure and cannot do without.
+    """
+
+    def by_product(field: str, *, needed: bool = True) -> dict[str, float]:
         names = [
-            name for name, found in series.items() if _field(name) == field and found.has_figure
+            name
+            for name, found in series.items()
+            if _field(name) == field and (needed or found.has_figure)
         ]
         return {_place(name): series[name].ns for name in names}
 
@@ -119,7 +125,7 @@ def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
         return [series[name].ns if name in series else 0.0 for name in names]
 
     products = by_product("product_ns")
-    few_rows = by_product("product_row_ns")
+    few_rows = by_product("product_row_ns", needed=False)
     stores = by_level("store_line_ns")
     return Calibration(
         cpu=cpu_model(),
@@ -143,7 +149,9 @@ def assemble(series: Mapping[str, Series], *, has_tiles: bool) -> Calibration:
         copy_ns_per_line=series["copy_ns_per_line"].ns,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
         split_line_ns=series["split_line_ns"].ns if "split_line_ns" in series else 0.0,
-        product_shared_ns=by_product("product_shared_ns") if thread_count() > 1 else products,
+        product_shared_ns=(
+            by_product("product_shared_ns", needed=False) if thread_count() > 1 else products
+        ),
         noisy=tuple(
             name for name, found in series.items() if name != CLOCK and not found.is_steady
         ),
@@ -178,17 +186,17 @@ def task_ns(few: float, many: float, *, stores_ns: float) -> float:
 
 
 def disturbances(
-    found: Calibration, clock_ghz: float, elsewhere: float, *, together: bool
+    found: Calibration, clock_ghz: float, elsewhere: float, again: Sequence[str]
 ) -> tuple[str, ...]:
     """What makes figures doubtful that are steady, in words. ``elsewhere`` is the number of cores
-    that others had, ``together`` whether the threads of this process ran side by side."""
+    that others had, ``again`` names the probes that all threads could not do side by side."""
     notes: list[str] = []
     if elsewhere > BUSY:
         notes.append(f"other processes had {elsewhere:.1f} cores meanwhile")
-    if not together:
+    if again:
         notes.append(
-            f"the {found.threads} threads did not run at the same time: L3 and memory are those of "
-            "one thread, and launch_us may have waiting in it"
+            f"{', '.join(again)} could not be timed on {found.threads} threads at the same time, "
+            "so on one; launch_us may have waiting in it"
         )
     for name, ns in found.product_ns.items():
         cycles = ns * clock_ghz

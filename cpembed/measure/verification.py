@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +32,7 @@ _UNIT_ROUNDOFF = {
     "float64": 2.0**-53,
 }
 _SMALLEST_NORMAL = 2.0**-126
-"""What flushing a denormal can cost an addition (AMX flushes)."""
+"""What flushing a denormal can cost an addition (AMX flushes) or a conversion to bfloat16."""
 NO_VECTORS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
@@ -42,8 +42,9 @@ class Verification:
 
     ``tolerance`` is 0 for integers, compared bit for bit. For floats it is relative to the sum of
     the products' magnitudes, ``sum |a| * |b|``: the worst that rounding each addition can do, so
-    cancellation does not fail a right kernel and a wrong one does not pass. ``max_error`` is the
-    largest absolute difference.
+    cancellation does not fail a right kernel and a wrong one does not pass. The roundings of an
+    epilogue that is judged within them come on top. ``max_error`` is the largest absolute
+    difference from what is expected in the stored type, or from exact arithmetic's float.
     """
 
     max_error: float
@@ -104,9 +105,9 @@ class Expected:
         what exact arithmetic stores.
         """
         if epilogue is not None:
-            judged = self._judge_rounded(found, epilogue, vectors)
-            right_type = str(found.dtype) == epilogue.dtype
-            return replace(judged, verified=judged.verified and right_type)
+            if str(found.dtype) != epilogue.dtype:
+                raise WorkloadError(f"the output is {found.dtype}, not {epilogue.dtype}")
+            return self._judge_rounded(found, epilogue, vectors)
         self._check_shape(found)
         if is_integer(self._workload.output.dtype):
             expected = self._result
@@ -131,7 +132,10 @@ class Expected:
         if is_integer(self._workload.output.dtype):
             channel = channel_numbers(self._workload)
             flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
-            return compare_integers(epilogue.apply(self._result, flat, channel), found)
+            expected = epilogue.apply(self._result, flat, channel)
+            if epilogue.dtype == "bfloat16":
+                expected, found = _flushed(expected), _flushed(found)
+            return compare_integers(expected, found)
         return self._judge_rounded(found, epilogue, vectors)
 
     def _check_shape(self, found: NDArray[Any]) -> None:
@@ -170,14 +174,17 @@ class Expected:
             allowed = allowed * np.abs(scale) + unit * np.abs(expected)
         if epilogue is not None and epilogue.relu:
             expected = np.maximum(expected, 0.0)
+        nearest = expected
         if is_integer(str(found.dtype)):
             expected = expected.clip(*saturated_range(str(found.dtype)))
+            nearest = np.rint(expected)
             allowed = allowed + 0.5
         elif str(found.dtype) != self._workload.output.dtype:
             allowed = allowed + _UNIT_ROUNDOFF[str(found.dtype)] * (np.abs(expected) + allowed)
-        difference = np.abs(found.astype(np.float64) - expected)
+        values = found.astype(np.float64)
         # A NaN is not below anything: it fails.
-        return Verification(float(difference.max()), bool((difference <= allowed).all()), tolerance)
+        verified = bool((np.abs(values - expected) <= allowed).all())
+        return Verification(float(np.abs(values - nearest).max()), verified, tolerance)
 
     @cached_property
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
@@ -189,6 +196,12 @@ class Expected:
         additions, unit = _additions(self._workload), _UNIT_ROUNDOFF[dtype]
         magnitudes = _magnitudes(self._workload, self._inputs)
         return unit, additions * unit, additions * (unit * magnitudes + _SMALLEST_NORMAL)
+
+
+def _flushed(values: NDArray[Any]) -> NDArray[Any]:
+    """With 0 in the place of what a conversion may make 0."""
+    small = np.abs(values.astype(np.float32)) <= _SMALLEST_NORMAL
+    return np.where(small, values.dtype.type(0), values)
 
 
 def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verification:

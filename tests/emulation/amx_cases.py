@@ -145,7 +145,7 @@ CASES: dict[str, Callable[[], DerivedProgram]] = {
     ),
 }
 STORED: dict[str, tuple[Epilogue, Knobs]] = {
-    f"{family}-{epilogue.dtype}-{'-'.join(epilogue.vectors)}-{blocks}": (
+    f"{family}-{epilogue.dtype}{''.join(epilogue.vectors)}-{blocks}": (
         epilogue,
         Knobs({"n.o": blocks}),
     )
@@ -156,6 +156,8 @@ STORED: dict[str, tuple[Epilogue, Knobs]] = {
         Epilogue("int8", scale=True, relu=True),
         Epilogue("bfloat16", scale=True),
         Epilogue("int32", bias=True),
+        Epilogue("int32", scale=True, relu=True),
+        Epilogue("bfloat16"),
     )
 }
 """What is stored of a product's sums, by blocks of so many tiles."""

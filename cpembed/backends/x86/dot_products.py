@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from cpembed.backends.contract import KernelPlan
@@ -20,8 +19,7 @@ from cpembed.backends.nest_text import block_name
 from cpembed.backends.script import HEADER, read, storage_dtype
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.features import lacking
-from cpembed.backends.x86.narrow_store import write_narrow
+from cpembed.backends.x86.narrow_store import write_narrow_here
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import LoweringError
 
@@ -161,14 +159,13 @@ def dot_plan(
     """A kernel with accumulators along ``lane``: each is a sum or, ``along_rows``, a part of the
     one that is stored."""
     nest = scheduled.nest
-    halves = not lacking(("avx512_bf16",))
     source = contraction_source(
         nest,
         scheduled.threads,
         unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
         vectorized={lane},
         added_up=AddedUp(lane, dot.total) if along_rows else None,
-        results=None if along_rows else partial(write_narrow, halves=halves),
+        results=None if along_rows else write_narrow_here,
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,

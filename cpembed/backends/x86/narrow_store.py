@@ -18,6 +18,7 @@ from cpembed.backends.epilogue import BIAS, SCALE, Epilogue, saturated_range
 from cpembed.backends.nest import Nest
 from cpembed.backends.nest_text import VECTOR_PARAMETERS
 from cpembed.backends.script import Script
+from cpembed.backends.x86.features import lacking
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
 
@@ -78,6 +79,11 @@ def write_narrow(script: Script, nest: Nest, sums: str, *, halves: bool = True) 
             taken = _TAKEN[epilogue.dtype] if together > 1 else _alone
             script.line(f"{place} = {taken(values, epilogue.dtype, at, count)}")
     return True
+
+
+def write_narrow_here(script: Script, nest: Nest, sums: str) -> bool:
+    """:func:`write_narrow` with what this CPU has."""
+    return write_narrow(script, nest, sums, halves=not lacking(("avx512_bf16",)))
 
 
 def _vectors(nest: Nest) -> list[_Vector]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 
 from cpembed.backends.blocking import can_block, split_lanes
 from cpembed.backends.contract import KernelPlan
@@ -18,8 +17,7 @@ from cpembed.backends.nest import Borders, Nest, TaskLoop
 from cpembed.backends.program_nest import kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.features import lacking
-from cpembed.backends.x86.narrow_store import write_narrow
+from cpembed.backends.x86.narrow_store import write_narrow_here
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import lane_extent, row_loops
 from cpembed.errors import LoweringError
@@ -49,7 +47,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         unrolled=_unrolled(scheduled.nest, lane),
         vectorized={lane},
         vectorized_update=True,
-        results=partial(write_narrow, halves=not lacking(("avx512_bf16",))),
+        results=write_narrow_here,
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,

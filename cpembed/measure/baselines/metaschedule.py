@@ -24,10 +24,11 @@ import numpy as np
 import platformdirs
 
 from cpembed.backends import runtime
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.machine import cpu_model
 from cpembed.backends.script import HEADER
 from cpembed.backends.x86.features import lacking
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
@@ -51,11 +52,17 @@ _LANES, _DEPTH = 16, 4
 _SEED = 0
 
 
-def open_metaschedule(spec: HardwareSpec) -> MetaSchedule:
-    """MetaSchedule for a comparison on a target.
+def open_metaschedule(spec: HardwareSpec, stored: Epilogue | None = None) -> MetaSchedule:
+    """MetaSchedule for a comparison on a target, of kernels that store ``stored``.
 
-    Raises :class:`BackendUnavailable` where the target is none of this CPU's, or a package lacks.
+    Raises :class:`WorkloadError` where that is not the sums, and :class:`BackendUnavailable` where
+    the target is none of this CPU's, or a package lacks.
     """
+    if stored is not None and stored != Epilogue("int32"):
+        raise WorkloadError(
+            f"kernels of the baseline tvm store the sums, not {stored}: leave out what is to be "
+            "stored, or the baseline"
+        )
     if missing := lacking(_NEEDS):
         raise BackendUnavailable(f"the baseline tvm needs {' and '.join(missing)}")
     if not set(spec.cpu_features) & {"avx512_vnni", "amx_int8"}:
@@ -92,8 +99,6 @@ class MetaSchedule:
             return NotCovered(
                 f"its intrinsic multiplies uint8 by int8, not {types[0]} by {types[1]}"
             )
-        if subject.stored is not None:
-            return NotCovered("its kernels store the sums")
         problem = problem_of(subject)
         if isinstance(problem, Convolution) and (problem.groups > 1 or len(problem.image) != 2):
             return NotCovered("its intrinsic takes convolutions of images in one group")

@@ -20,7 +20,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.runtime import thread_count
+from cpembed.backends.x86.features import lacking
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
@@ -35,10 +37,12 @@ _LIMITS: dict[str, str | None] = {
     "avx512_bf16": "AVX512_CORE_BF16",
 }
 """The limit, None where there is to be none, by the CPU feature that provides the instruction."""
+_HALVES = "AVX512_CORE_BF16"
+"""The limit where bfloat16 is stored and the CPU converts to it: our stores of any target do."""
 
 
-def open_onednn(spec: HardwareSpec) -> OneDnn:
-    """Load PyTorch for a comparison on a target.
+def open_onednn(spec: HardwareSpec, stored: Epilogue | None = None) -> OneDnn:
+    """Load PyTorch for a comparison on a target, of kernels that store ``stored``.
 
     Raises :class:`BackendUnavailable` where it is not installed, where oneDNN has nothing that
     compares with the target, and where the process no longer allows the limit.
@@ -55,12 +59,15 @@ def open_onednn(spec: HardwareSpec) -> OneDnn:
             "the baseline onednn is part of PyTorch, which is not installed: "
             "pip install 'cpembed[bench]'"
         )
-    _set_limit(limits[0], spec.name)
+    limit = limits[0]
+    if limit and stored and stored.dtype == "bfloat16" and not lacking(("avx512_bf16",)):
+        limit = _HALVES
+    _set_limit(limit, spec.name)
     import torch
 
     # As many as our kernels have.
     torch.set_num_threads(thread_count())
-    return OneDnn(torch, limits[0])
+    return OneDnn(torch, limit)
 
 
 def _set_limit(limit: str | None, target: str) -> None:

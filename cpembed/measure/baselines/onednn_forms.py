@@ -189,13 +189,21 @@ def _integer_product(
     left = torch.from_numpy(problem.left(inputs))
     right = torch.from_numpy(problem.right(inputs))
     columns = right.T.contiguous()
+
+    def form(words: str, run: Callable[[], Any]) -> Form:
+        return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
+
+    sums = [
+        form("torch._int_mm, int32 result", lambda: torch._int_mm(left, right)),
+        # The same matrix, its columns contiguous.
+        form("torch._int_mm of columns, int32 result", lambda: torch._int_mm(left, columns.T)),
+    ]
+    if stored == Epilogue("int32"):
+        return sums
     after = _After.of(torch, problem.n, inputs, stored)
     if isinstance(after, NotCovered):
         return after
     linear = torch.ops.onednn.qlinear_pointwise
-
-    def form(words: str, run: Callable[[], Any]) -> Form:
-        return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
 
     def quantized(shape: list[int] | None, result: Any) -> Callable[[], Any]:
         packed = torch.ops.onednn.qlinear_prepack(columns, shape)
@@ -207,14 +215,7 @@ def _integer_product(
         for name, result in after.results.items()
         for shape in (list(left.shape), None)
     ]
-    if stored is not None:
-        return found
-    return [
-        *found,
-        form("torch._int_mm, int32 result", lambda: torch._int_mm(left, right)),
-        # The same matrix, its columns contiguous.
-        form("torch._int_mm of columns, int32 result", lambda: torch._int_mm(left, columns.T)),
-    ]
+    return [*found, *sums] if stored is None else found
 
 
 def _bfloat_product(
@@ -243,6 +244,8 @@ def _bfloat_batch(
     torch: ModuleType, problem: BatchedProduct, inputs: Arrays, stored: Epilogue | None
 ) -> list[Form] | NotCovered:
     operation = _bfloat_operation(stored)
+    if isinstance(operation, NotCovered):
+        return operation
     if operation != _PLAIN:
         return NotCovered("torch.bmm has no operation after the product")
     left, right = _tensor(torch, inputs["A"]), _tensor(torch, inputs["B"])

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from cpembed.backends.epilogue import Epilogue
 from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.measure.baselines.base import Baseline
 from cpembed.measure.baselines.metaschedule import open_metaschedule
 from cpembed.measure.baselines.onednn import open_onednn
 
-BASELINES: Mapping[str, Callable[[HardwareSpec], Baseline]] = {
+BASELINES: Mapping[str, Callable[[HardwareSpec, Epilogue | None], Baseline]] = {
     "onednn": open_onednn,
     "tvm": open_metaschedule,
 }
-"""What loads each baseline for a target; raises
-:class:`~cpembed.errors.BackendUnavailable` where it cannot be compared here."""
+"""What loads each baseline for a target, and for what is stored (None: the sums, in the type that
+the library likes); raises :class:`~cpembed.errors.BackendUnavailable` where it cannot be compared
+here."""
 
 
-def open_baselines(names: Iterable[str], spec: HardwareSpec) -> tuple[Baseline, ...]:
-    """Load baselines, each once, in the order in which they are named.
+def open_baselines(
+    names: Iterable[str], spec: HardwareSpec, stored: Epilogue | None = None
+) -> tuple[Baseline, ...]:
+    """Load baselines for a target and what is stored, each once, in the order in which they are
+    named.
 
     Raises :class:`WorkloadError` for an unknown name, and as the baselines do.
     """
@@ -27,4 +32,4 @@ def open_baselines(names: Iterable[str], spec: HardwareSpec) -> tuple[Baseline, 
     unknown = [name for name in wanted if name not in BASELINES]
     if unknown:
         raise WorkloadError(f"unknown baseline {unknown[0]!r}: use {' '.join(BASELINES)}")
-    return tuple(BASELINES[name](spec) for name in wanted)
+    return tuple(BASELINES[name](spec, stored) for name in wanted)

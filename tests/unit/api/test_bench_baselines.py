@@ -46,7 +46,7 @@ TARGET = "avx512_vnni"
 def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
     """Registered as `fake`; the kernels of every layer count as native ones."""
     fake = FakeBaseline()
-    monkeypatch.setitem(registry.BASELINES, "fake", lambda spec: fake)
+    monkeypatch.setitem(registry.BASELINES, "fake", lambda spec, stored: fake)
     monkeypatch.setattr(bench_module, "missing_for", lambda spec: ())
 
     def portable(*arguments: Any, **options: Any) -> Any:
@@ -129,17 +129,26 @@ def test_what_is_stored_is_the_same_on_both_sides(
     }  # fmt: skip
     assert "uint8, a bias added, scaled, negative results as 0" in printed(bench)
     assert opened().taken == 0, "rows of what is stored are their own"
-    relu = opened(relu=True)
+    relu = opened(relu=True, baselines=())
     assert relu.maker.epilogue == Epilogue("int32", relu=True)
 
 
-def test_what_cannot_be_stored_is_refused(opened: Callable[..., Bench]) -> None:
+def test_what_cannot_be_stored_is_refused(
+    opened: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "missing_for", lambda spec: ())
     for options, words in (
         ({"output": "uint8", "execute": False, "baselines": ()}, "leave out --no-run"),
         ({"relu": True, "target": "vta_1x16x16", "baselines": ()}, "stores what its instructions"),
+        ({"relu": True}, "add --output"),
+        ({"output": "int8", "baselines": ["tvm"]}, "store the sums, not int8"),
     ):
         with pytest.raises(WorkloadError, match=words):
             opened(**options)
+    monkeypatch.setattr(bench_module, "missing_for", lambda spec: ("CPU feature x",))
+    with pytest.raises(BackendUnavailable, match="CPU feature x: leave out what is to be stored"):
+        opened(output="uint8", baselines=())
+    assert opened(output="uint8", backend="generic", baselines=()).maker.backend == "generic"
 
 
 def printed(bench: Bench) -> str:

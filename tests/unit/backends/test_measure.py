@@ -176,3 +176,19 @@ def test_a_step_of_the_epilogue_that_is_missing_is_seen(sums: str, dtype: str) -
         assert not expected.judge_stored(less, whole, vectors).verified, step
     shifted = whole.apply(products, flat, (channel + 1) % 7)
     assert not expected.judge_stored(shifted, whole, vectors).verified
+
+
+def test_what_a_conversion_to_bfloat16_flushes_is_right() -> None:
+    given = gemm(m=1, n=3, k=1, dtype="uint8,int8")
+    inputs = {"A": np.array([[1]], np.uint8), "B": np.array([[1, 3, 5]], np.int8)}
+    scaled = Epilogue("bfloat16", scale=True)
+    # The smallest normal, something below it, and something above.
+    vectors = {"@scale": np.array([2.0**-126, 1e-39, 2.0**-126], np.float32)}
+    exact = scaled.apply(reference(given, inputs), vectors, channel_numbers(given))
+    expected = Expected(given, inputs)
+    assert exact[0, 1] > 0
+    for first, second in ((1, 1), (1, 0), (0, 0)):
+        found = exact * np.array([first, second, 1], exact.dtype)
+        assert expected.judge_stored(found, scaled, vectors).verified
+    for wrong in (exact * exact.dtype.type(2), exact * exact.dtype.type(0)):
+        assert not expected.judge_stored(wrong, scaled, vectors).verified

@@ -17,6 +17,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.measure.verification import verify
 
 AMX, BF16 = hardware_spec("amx_int8"), hardware_spec("amx_bf16")
 LAYER = "conv2d n=1 c=64 h=7 w=5 k=192 r=1 s=1 layout=NHWC"
@@ -92,6 +93,22 @@ def test_scaled_sums_of_vectors(dtype: str, relu: bool, layer: str, target: Hard
     if dtype != "bfloat16":
         low, high = saturated_range(dtype)
         assert {0 if relu else low, high} <= set(np.unique(expected).tolist())
+
+
+@pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
+@pytest.mark.parametrize("layer, target", [(DEPTHWISE, VECTORS), (LAYER, VNNI)])
+def test_bfloat16_is_converted_by_an_instruction_where_there_is_one(
+    layer: str, target: HardwareSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epilogue = Epilogue("bfloat16", scale=True)
+    _, built = kernel(layer, epilogue, target)
+    has_one = "avx512_bf16" in features.cpu_features()
+    assert ("vcvtne2ps2bf16" in built.assembly()) is has_one
+    without = features.cpu_features() - {"avx512_bf16"}
+    monkeypatch.setattr(features, "cpu_features", lambda: without)
+    given, built = kernel(layer, epilogue, target)
+    assert "vcvtne" not in built.assembly()
+    assert verify(built, given).verified
 
 
 @runs

@@ -9,13 +9,14 @@ import pytest
 
 from cpembed.backends.x86 import features
 from cpembed.backends.x86.calibration import OPERATIONS
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, MeasurementError
 from cpembed.measure.calibrate import (
     assemble,
     disturbances,
     measure_calibration,
     row_ns,
     task_ns,
+    usual_row_ns,
 )
 from cpembed.measure.laboratory import Laboratory
 from cpembed.measure.probes import BEST, Probe, Series
@@ -100,6 +101,21 @@ def test_threads_that_never_ran_together_have_no_shared_product() -> None:
     assert found.noisy == ("product_shared_ns:tdpbusd",)
 
 
+@pytest.mark.parametrize("name", ["product_ns:vpdpbusd", "latency_ns:tdpbusd", "tile_line_ns:L3"])
+def test_no_calibration_lacks_a_figure_that_plans_need(name: str) -> None:
+    times = series()
+    times[name].long[:] = times[name].short
+    with pytest.raises(MeasurementError, match=f"{name} could not be timed in 5 rounds"):
+        assemble(times, has_tiles=True)
+
+
+def test_a_row_that_could_not_be_timed_is_the_usual_one() -> None:
+    times = series()
+    times["product_row_ns:tdpbusd"].long[:] = times["product_row_ns:tdpbusd"].short
+    found = assemble(times, has_tiles=True)
+    assert found.product_row_ns["tdpbusd"] == usual_row_ns("tdpbusd", 8.0)
+
+
 def test_one_thread_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     alone = {name: ns for name, ns in TIMES.items() if "shared" not in name}
@@ -122,13 +138,14 @@ def test_a_figure_below_nothing_is_nothing() -> None:
 
 def test_disturbances_are_said() -> None:
     found = assemble(series(), has_tiles=True)
-    assert disturbances(found, 2.5, 0.0, together=True) == ()
-    assert "1.5 cores" in disturbances(found, 2.5, 1.5, together=True)[0]
-    assert "did not run at the same time" in disturbances(found, 2.5, 0.0, together=False)[0]
-    (note,) = disturbances(replace(found, product_ns={"tdpbusd": 17.2}), 2.5, 0.0, together=True)
+    assert disturbances(found, 2.5, 0.0, []) == ()
+    assert "1.5 cores" in disturbances(found, 2.5, 1.5, [])[0]
+    (note,) = disturbances(found, 2.5, 0.0, ["tile_line_ns:L3"])
+    assert "tile_line_ns:L3 could not be timed on 3 threads at the same time" in note
+    (note,) = disturbances(replace(found, product_ns={"tdpbusd": 17.2}), 2.5, 0.0, [])
     assert "tdpbusd took 43 cycles of 2.5 GHz, and 16 are documented" in note
     # 13 cycles of 2.5 GHz: a core that lowers its clock for AMX is not disturbed.
-    assert disturbances(replace(found, product_ns={"tdpbusd": 7.3}), 2.5, 0.0, together=True) == ()
+    assert disturbances(replace(found, product_ns={"tdpbusd": 7.3}), 2.5, 0.0, []) == ()
 
 
 def test_a_cpu_without_the_instructions_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,14 @@ STORED = [
         for dtypes, stored in (
             (INTEGER, Epilogue("uint8", scale=True, bias=True, relu=True)),
             (INTEGER, Epilogue("int8", scale=True)),
+            (INTEGER, Epilogue("int8", scale=True, relu="conv3d" not in label)),
             (INTEGER, Epilogue("float32", bias=True)),
             (BFLOAT, Epilogue("bfloat16", relu=True)),
         )
     ),
     (CONVOLUTIONS[1], INTEGER, Epilogue("bfloat16", scale=True, bias=True)),
+    (PRODUCTS[0], INTEGER, Epilogue("int32")),
+    (PRODUCTS[0], SIGNED, Epilogue("int32")),
 ]
 
 
@@ -115,10 +118,12 @@ def test_a_bias_a_scale_and_an_activation_are_the_primitives_own(
         found = one.output()
         assert expected.judge_converted(found, stored, vectors).verified, one.form
         assert len((one.primitives(1) or Primitives(0, 0, 0, ())).names) == 1
-        for other in (replace(stored, relu=not stored.relu), replace(stored, scale=True)):
-            random = expected.vectors(other, 6)
+        # To uint8, saturation is the activation.
+        others = [replace(stored, relu=not stored.relu)] if stored.dtype != "uint8" else []
+        for other in (*others, replace(stored, scale=True), replace(stored, bias=True)):
             if other != stored:
-                assert not expected.judge_converted(found, other, random).verified
+                given = {**expected.vectors(other, 6), **vectors}
+                assert not expected.judge_converted(found, other, given).verified, other
 
 
 def test_weights_are_packed_as_the_primitive_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +178,7 @@ def test_what_torch_does_not_store_has_a_reason() -> None:
         (PRODUCTS[0], BFLOAT, Epilogue("float32"), "without a float32 bias or scale"),
         (CONVOLUTIONS[1], BFLOAT, Epilogue("bfloat16", scale=True), "without a float32 bias"),
         (CASES[-1][0], BFLOAT, Epilogue("bfloat16", relu=True), "no operation after the product"),
+        (CASES[-1][0], BFLOAT, Epilogue("float32"), "without a float32 bias or scale"),
     ):
         what = replace(subject(label, dtypes), stored=stored)
         inputs = random_inputs(what.workload, 0)
@@ -219,6 +225,16 @@ def test_a_limit_that_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BackendUnavailable, match=f"set {LIMIT}=AVX512_CORE_VNNI before"):
         onednn.open_onednn(VNNI)
     assert LIMIT not in os.environ
+
+
+def test_stores_of_bfloat16_may_use_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ours do, of any target."""
+    pytest.importorskip("torch", reason="torch, which brings oneDNN, is not installed")
+    for has_one, limit in ((True, "AVX512_CORE_BF16"), (False, "AVX512_CORE_VNNI")):
+        monkeypatch.setattr(onednn, "lacking", lambda names, has=has_one: () if has else names)
+        monkeypatch.setenv(LIMIT, limit)
+        opened = onednn.open_onednn(VNNI, Epilogue("bfloat16", scale=True))
+        assert opened.identity()["max_cpu_isa"] == limit
 
 
 def test_somebody_elses_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
