@@ -77,7 +77,9 @@ def main() -> None:
     for part in asked.parts:
         check(part)
     for part in asked.parts:
-        parts[part] = measured(part, asked.attempts, tuned=asked.tuned)
+        found = measured(part, asked.attempts, tuned=asked.tuned)
+        # Each machine has its own.
+        parts[f"{part} on {cpu_of(found)}"] = found
         file.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
         (asked.output / "onednn.md").write_text(text(parts))
 
@@ -108,6 +110,7 @@ def measured(part: str, attempts: int, *, tuned: bool) -> Row:
         if not document["summary"]["run"]["baselines"]["onednn"].get("noisy"):
             break
     return {
+        "part": part,
         "provenance": provenance(),
         "epilogue": document["epilogue"],
         "summary": document["summary"]["run"]["baselines"]["onednn"],
@@ -144,35 +147,38 @@ def text(parts: dict[str, Row]) -> str:
         "oneDNN's fastest form does. Made by `benchmarks/onednn.py`; how a row is measured:",
         "[benchmarks](../docs/benchmarks.md).",
         "",
-        "| suite / target / threads | verified | compared | "
-        + " | ".join(f"{name}: mean (least)" for name in SUMMARISED.values())
-        + " |",
-        "| --- |" + " --- |" * (len(SUMMARISED) + 2),
     ]
-    for part, found in parts.items():
-        cells = [_mean(found["rows"], name) for name in SUMMARISED]
-        good = len(_counted(found["rows"], "call_ratio"))
-        lines.append(
-            f"| {part} | {found['verified']} of {len(found['rows'])} | {good} | "
-            + " | ".join(cells)
-            + " |"
-        )
-    for part, found in parts.items():
-        lines += [
-            "",
-            f"## {part}",
-            "",
-            *provenance_lines(found["provenance"], threads_of(part)),
-            "",
-        ]
+    machines = dict.fromkeys(cpu_of(found) for found in parts.values())
+    for cpu in machines:
+        lines += [f"## {cpu}", "", *_summary([f for f in parts.values() if cpu_of(f) == cpu]), ""]
+    for number, (name, found) in enumerate(parts.items()):
+        lines += [""] * (number > 0)
+        run = f"{found['part'].split('/')[2]} threads"
+        lines += [f"## {name}", "", *provenance_lines(found["provenance"], run), ""]
         lines += ["| layer | oneDNN us | ours us | with packing | peak us | ratio | with packing |"]
         lines += ["| --- |" + " --- |" * 6]
         lines += [_row_line(row) for row in found["rows"]]
     return "\n".join(lines) + "\n"
 
 
-def threads_of(part: str) -> str:
-    return f"{part.split('/')[2]} threads"
+def _summary(parts: list[Row]) -> list[str]:
+    """Of one machine, a row a part."""
+    lines = [
+        "| suite / target / threads | verified | compared | "
+        + " | ".join(f"{name}: mean (least)" for name in SUMMARISED.values())
+        + " |",
+        "| --- |" + " --- |" * (len(SUMMARISED) + 2),
+    ]
+    for found in parts:
+        cells = [_mean(found["rows"], name) for name in SUMMARISED]
+        good = len(_counted(found["rows"], "call_ratio"))
+        verified = f"{found['verified']} of {len(found['rows'])}"
+        lines.append(f"| {found['part']} | {verified} | {good} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def cpu_of(found: Row) -> str:
+    return found["provenance"]["machine"]["cpu"]
 
 
 def _counted(rows: list[Row], name: str) -> list[float]:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+_CPU = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @cache
-def cpu_model() -> str:
-    """The model as /proc/cpuinfo names it, else as the platform does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine() or "unknown"
+def cpu_model(information: Path = _CPU) -> str:
+    """The model as /proc/cpuinfo names it, with family and number, which tell generations apart
+    where a virtual machine gives them one name; else as the platform names it."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for line in information.read_text().splitlines():
+            field, _, value = line.partition(":")
+            # Of the first core: the fields of the others come later.
+            found.setdefault(field.strip(), value.strip())
+    name = found.get("model name") or platform.processor() or platform.machine() or "unknown"
+    family, number = found.get("cpu family"), found.get("model")
+    return f"{name}, family {family} model {number}" if family and number else name
 
 
 def cache_bytes(caches: Path = _CACHES) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.backends.machine import cache_bytes
+from cpembed.backends.machine import cache_bytes, cpu_model
 from cpembed.backends.x86 import calibration as module
 from cpembed.backends.x86.calibration import (
     Calibration,
@@ -164,3 +164,17 @@ def test_caches_are_those_of_data_as_the_system_names_them(tmp_path: Path) -> No
     (tmp_path / "index2" / "size").write_text("?")
     assert cache_bytes(tmp_path) == (48 * 1024, 0, 105 * 1024**2)
     assert cache_bytes(tmp_path / "none") == (0, 0, 0)
+
+
+def test_generations_of_one_name_are_two_cpus(tmp_path: Path) -> None:
+    """Virtual machines call many of them "AMD EPYC"."""
+    names = set[str]()
+    for family in (25, 26):
+        file = tmp_path / str(family)
+        core = f"cpu family\t: {family}\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+        file.write_text(core + "\n" + core.replace("17", "18"))
+        names.add(cpu_model(file))
+    assert names == {"AMD EPYC, family 25 model 17", "AMD EPYC, family 26 model 17"}
+    unnamed = tmp_path / "unnamed"
+    unnamed.write_text("CPU part\t: 0xd40\n")
+    assert cpu_model(unnamed) == cpu_model(tmp_path / "none")
