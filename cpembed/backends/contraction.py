@@ -11,6 +11,7 @@ from cpembed.backends.delayed_results import Delayed, Results
 from cpembed.backends.margins import Body, bodies, guarded
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.nest_text import (
+    AHEAD,
     STAGE,
     VECTOR_PARAMETERS,
     bind_task,
@@ -56,10 +57,11 @@ def contraction_source(
     stages: bool = False,
     results: Results | None = None,
     packing: PrivatePacking | None = None,
-    each_step: Callable[[Script, Nest], None] | None = None,
+    each_step: Sequence[Callable[[Script, Nest], None]] = (),
     shared: SharedSums | None = None,
     added_up: AddedUp | None = None,
     in_registers: bool = False,
+    ahead: bool = False,
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -70,11 +72,12 @@ def contraction_source(
     nothing but a store can read them; what becomes of them is computed while the next task's
     products are on their way. ``results`` writes down what is stored, where it does.
     ``packing``: each part packs the first factor for itself; the nest is then that of ``packing``,
-    its original the first parameter and the parts' copies the last. ``each_step`` writes down what
+    its original the first parameter and the parts' copies the last. ``each_step`` write down what
     comes before the products of a step of the reductions. ``shared``: the nest stores parts of
     sums, which are added up at the end. ``added_up``: what makes one of several accumulators.
     ``in_registers``: these are registers, as :class:`~cpembed.backends.contract.KernelPlan` has to
-    say too.
+    say too. ``ahead``: each step sees the next task's iterators as well, named by
+    :data:`~cpembed.backends.nest_text.AHEAD`.
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -108,6 +111,8 @@ def contraction_source(
                 if delayed is not None:
                     script.line(f"now = T.axis.spatial({total}, task)")
                 bind_task(script, nest)
+                if ahead:
+                    bind_task(script, nest, "task + 1", AHEAD.format)
                 write_regions(script, nest, stages=delayed is not None)
                 added = vectorized if vectorized_update else ()
                 local_buffer(script, "acc", nest, in_registers=in_registers)
@@ -182,7 +187,7 @@ def _sums(
     unrolled: Collection[str],
     vectorized: Collection[str],
     added: Collection[str],
-    each_step: Callable[[Script, Nest], None] | None,
+    each_step: Sequence[Callable[[Script, Nest], None]],
 ) -> None:
     nest = body.nest
     spatial = nest.spatial_inner
@@ -193,8 +198,8 @@ def _sums(
     update = (*nest.reductions, *nest.inner)
     headers = _guarded_headers(nest, update, unrolled, added)
     with script.nested(*itertools.chain(*headers[: len(nest.reductions) + 1])):
-        if each_step is not None:
-            each_step(script, nest)
+        for write in each_step:
+            write(script, nest)
         with script.nested(*itertools.chain(*headers[len(nest.reductions) + 1 :])):
             write_block(script, name, update, update_statement(nest))
 

@@ -16,8 +16,14 @@ _ON_STACK = '{"disable_lower_builtin": True}'
 registers of it: memory of 1024 bytes and more is taken from the runtime otherwise, and what a
 branch changes of it is stored and loaded again."""
 
+_DATA = 1
+"""For LLVM's prefetch: no instructions."""
+
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
+
+AHEAD = "{}_ahead"
+"""Of a task loop's name, that of its iterator for the next task."""
 
 VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 
@@ -117,3 +123,10 @@ def store_statement(nest: Nest, value: str) -> str:
         return f"{output} = {value}"
     channel = "" if nest.channels is None else str(nest.channels.access)
     return f"{output} = {nest.epilogue.expression(value, nest.sums, channel)}"
+
+
+def prefetch(place: str, *, write: bool, locality: int) -> str:
+    """A statement that asks for a line; ``locality`` 3: near, 2: in the second-level cache."""
+    number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
+    arguments = f"T.address_of({place}), {int(write)}, {locality}, {_DATA}"
+    return f'T.evaluate(T.call_llvm_intrin({number}, {arguments}, dtype="void"))'

@@ -25,7 +25,7 @@ from cpembed.backends.x86.amx_intrinsics import (
 )
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
-from cpembed.backends.x86.fetched_results import fetch_lines
+from cpembed.backends.x86.fetched_results import fetch_results
 from cpembed.backends.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.backends.x86.narrow_store import stored_together, write_narrow
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
@@ -96,7 +96,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         results=write_narrow,
         packing=scheduled.packing,
         shared=scheduled.shared,
-        each_step=fetch_lines if scheduled.fetches else None,
+        each_step=[fetch_results] if scheduled.fetches_results else [],
     )
     intrinsics = {
         INIT: (init_intrinsic(nest, grid), 0),

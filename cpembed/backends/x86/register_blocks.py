@@ -24,6 +24,7 @@ from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_line
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep, Estimate, adding_us, estimate
 from cpembed.backends.x86.fetched_results import fetches_results
+from cpembed.backends.x86.fetched_rows import fetches_rows
 from cpembed.backends.x86.roles import column_loops, row_loops
 from cpembed.errors import LoweringError
 from cpembed.transform.program import DerivedProgram
@@ -78,14 +79,17 @@ class RegisterModel:
 class Scheduled:
     """A nest as a kernel executes it on so many threads; with ``packing`` on the parts' own copies
     of the first factor; with ``shared`` it stores parts of sums. ``streamed``: see
-    :meth:`RegisterModel.streamed`; ``fetches``: see
-    :func:`~cpembed.backends.x86.fetched_results.fetches_results`."""
+    :meth:`RegisterModel.streamed`; ``fetches_results`` and
+    ``fetches_rows``: see
+    :func:`~cpembed.backends.x86.fetched_results.fetches_results` and
+    :func:`~cpembed.backends.x86.fetched_rows.fetches_rows`."""
 
     nest: Nest
     threads: int
     streamed: int | None
     packing: PrivatePacking | None
-    fetches: bool
+    fetches_results: bool
+    fetches_rows: bool
     shared: SharedSums | None = None
 
     @property
@@ -157,13 +161,15 @@ class Schedules:
         for itself.
         """
         (nest, reuse), streamed = self._executed(knobs), self.model.streamed(self.nest, knobs)
-        fetches = fetches_results(nest, reuse, self.machine)
+        results = fetches_results(nest, reuse, self.machine)
         shared = SharedSums.of(self.nest, knobs.parts) if knobs.parts > 1 else None
         packing = self.packing(program, knobs) if whole else None
         if whole:
             nest = self.on_original(knobs) or nest
+        # What a part packs for itself lies near.
+        rows = packing is None and fetches_rows(nest, reuse, self.machine)
         nest = nest if packing is None else packing.contraction
-        return Scheduled(nest, self.threads, streamed, packing, fetches, shared)
+        return Scheduled(nest, self.threads, streamed, packing, results, rows, shared)
 
     def on_original(self, knobs: Knobs) -> Nest | None:
         """What whole calls execute on the first factor as it came; None where they have it packed.

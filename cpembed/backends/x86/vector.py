@@ -17,6 +17,7 @@ from cpembed.backends.nest import Borders, Nest, TaskLoop
 from cpembed.backends.program_nest import kernel_nest, lane_name
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.fetched_results import fetch_results
 from cpembed.backends.x86.narrow_store import write_narrow_here
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.backends.x86.roles import lane_extent, row_loops
@@ -51,6 +52,7 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,
+        each_step=[fetch_results] if scheduled.fetches_results else [],
     )
     return KernelPlan(
         "x86.vector",

@@ -9,19 +9,21 @@ from dataclasses import replace
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends import kernel
 from cpembed.backends.contract import Knobs
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import schedule_space
+from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import loop_variable
-from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import calibration
-from cpembed.backends.x86.fetched_results import fetch_lines, fetches_results
+from cpembed.backends.x86.features import missing_features
+from cpembed.backends.x86.fetched_results import fetch_results, fetches_results
 from cpembed.ir.dtypes import size_bytes
+from cpembed.measure.verification import verify
+from tests.unit.backends.asked import asked
 
-SPEC = hardware_spec("amx_int8")
+SPEC, VECTORS = hardware_spec("amx_int8"), hardware_spec("avx512_int8")
 LAYERS = (
     "conv2d n=1 c=64 h=32 w=32 k=64 r=1 s=1 layout=NHWC",
     "conv2d n=1 c=64 h=34 w=34 k=64 r=3 s=3 layout=NHWC",
@@ -63,29 +65,10 @@ def test_whole_lines_are_asked_for(
     places = [
         at * size
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
-        for at in asked(nest, step)
+        for at in asked(fetch_results, nest, nest.operands[2], step)
     ]
     assert all(at % LINE_BYTES == 0 for at in places)
     assert len(places) == len(set(places)) == lines
-
-
-def asked(nest: Nest, step: tuple[int, ...]) -> list[int]:
-    """Elements whose lines a step asks for, from where the task's results begin."""
-    script = Script()
-    fetch_lines(script, nest)
-    values = dict.fromkeys(nest.operands[2].access.iterators, 0)
-    values |= {loop_variable(o): at for o, at in zip(nest.reductions, step, strict=True)}
-    found: list[int] = []
-    condition = "True"
-    for line in script.text().splitlines():
-        if line.lstrip().startswith("if "):
-            condition = line.strip().removeprefix("if ").removesuffix(":")
-            continue
-        place = re.search(r"address_of\(C\[(.*?)\]\)", line)
-        assert place is not None
-        if eval(condition, values):
-            found.append(int(eval(place[1], values)))
-    return found
 
 
 def test_results_beyond_the_cache_are_written_whole() -> None:
@@ -143,3 +126,19 @@ def test_results_are_written_in_the_order_of_memory() -> None:
     strides = [nest.operands[2].stride(name) for name in written]
     assert len(strides) == 4
     assert strides == sorted(strides, reverse=True)
+
+
+@pytest.mark.skipif(bool(missing_features(VECTORS)), reason="this CPU lacks what vectors take")
+@pytest.mark.parametrize("dtype", ["int32", "float32", "uint8"])
+def test_vectors_that_ask_compute_the_same(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
+    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    words = "depthwise n=2 c=64 h=9 w=7 r=3 s=3 pad=1 layout=NHWC"
+    given = workload(words.split(), target=VECTORS)
+    (ranked, *_) = solve(given, VECTORS, top=1).embeddings
+    program, epilogue = ranked.candidate.program, Epilogue(dtype)
+    space = schedule_space(program, VECTORS, epilogue=epilogue)
+    knobs = Knobs({loop.origin: 4 for loop in space.nest.tasks if loop.origin.startswith("c")})
+    built = build(program, VECTORS, backend="native", epilogue=epilogue, knobs=knobs)
+    assert "prefetchw" in built.assembly()
+    assert verify(built, given).verified

@@ -1,0 +1,122 @@
+"""Rows that are asked for a task ahead: all lines that the next task reads, where they are far."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.backends import kernel
+from cpembed.backends.contract import Knobs
+from cpembed.backends.contraction import contraction_source
+from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.nest import Nest
+from cpembed.backends.nest_text import AHEAD
+from cpembed.backends.traffic import LINE_BYTES, Reuse
+from cpembed.backends.x86.calibration import calibration
+from cpembed.backends.x86.features import missing_features
+from cpembed.backends.x86.fetched_rows import fetch_rows, fetches_rows
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.transform.program import DerivedProgram
+from tests.unit.backends.asked import asked
+
+VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
+CASES = [
+    (VNNI, "gemm m=40 n=64 k=512", {"m.o": 5, "n.o": 2}),
+    (VNNI, "gemm m=40 n=64 k=512", {"m.o": 10, "n.o": 1}),
+    (BF16, "batched_gemm b=3 m=24 n=32 k=64", {"m.o": 4, "n.o": 2}),
+    (VNNI, "conv2d n=1 c=64 h=12 w=12 k=32 r=1 s=1 layout=NHWC", {"q.o": 4, "p.o": 3, "k.o": 1}),
+    (VNNI, "conv2d n=1 c=64 h=9 w=9 k=32 r=3 s=3 stride=2 layout=NHWC", {"q.o": 2, "k.o": 2}),
+    # Half a line a pixel: the steps along it do not suffice for a row each.
+    (VNNI, "conv2d n=2 c=32 h=12 w=12 k=16 r=1 s=1 layout=NHWC", {"q.o": 12}),
+]
+
+
+def program_of(spec: HardwareSpec, words: str) -> DerivedProgram:
+    given = workload(words.split(), target=spec)
+    (ranked, *_) = solve(given, spec, "in_place_padded", top=1).embeddings
+    return ranked.candidate.program
+
+
+def nest_of(spec: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest:
+    space = schedule_space(program_of(spec, words), spec)
+    known = {loop.origin for loop in space.nest.tasks}
+    return space.applied(Knobs({name: size for name, size in blocks.items() if name in known}))
+
+
+@pytest.mark.parametrize("spec, words, blocks", CASES)
+def test_a_task_asks_for_what_the_next_one_reads(
+    spec: HardwareSpec, words: str, blocks: dict[str, int]
+) -> None:
+    nest = nest_of(spec, words, blocks)
+    first = nest.operands[0]
+    assert any(first.stride(loop.name) for loop in nest.steps), "several rows"
+    size = size_bytes(first.dtype)
+    ahead = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
+    named = {AHEAD.format(name): at for name, at in ahead.items()}
+    found: set[int] = set()
+    for step in itertools.product(*(range(loop.extent) for loop in nest.reductions)):
+        places = asked(fetch_rows, nest, first, step, named)
+        found |= {at * size // LINE_BYTES for at in places}
+    loops = (*nest.reductions, *(o for o in nest.inner if o.name in first.access.iterators))
+    reads = {
+        first.access.evaluate(ahead | dict(zip((o.name for o in loops), point, strict=True)))
+        for point in itertools.product(*(range(loop.extent) for loop in loops))
+    }
+    assert found == {at * size // LINE_BYTES for at in reads}
+
+
+def test_only_what_is_far_and_not_seldom() -> None:
+    blocks = {"m.o": 5, "n.o": 2}
+    nest, machine = nest_of(VNNI, "gemm m=400 n=64 k=512", blocks), calibration()
+    small = replace(machine, cache_bytes=(1 << 10, 64 << 10, 64 << 20))
+    assert fetches_rows(nest, Reuse(nest), small)
+    large = replace(machine, cache_bytes=(1 << 10, 16 << 20, 64 << 20))
+    assert not fetches_rows(nest, Reuse(nest), large)
+    # The same rows for many columns, and these inside.
+    wide = nest_of(VNNI, "gemm m=40 n=2048 k=512", blocks)
+    columns = replace(wide, tasks=tuple(sorted(wide.tasks, key=lambda o: o.origin != "m.o")))
+    assert not fetches_rows(columns, Reuse(columns), small)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("spec, words, blocks", CASES)
+def test_kernels_that_ask_compute_the_same(
+    spec: HardwareSpec,
+    words: str,
+    blocks: dict[str, int],
+    threads: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of the last task, which has none after it."""
+    if missing := missing_features(spec):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
+    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    program = program_of(spec, words)
+    known = {loop.origin for loop in schedule_space(program, spec).nest.tasks}
+    knobs = Knobs({name: size for name, size in blocks.items() if name in known})
+    built = build(program, spec, backend="native", knobs=knobs)
+    assert "prefetcht1" in built.assembly()
+    assert "prefetchw" in built.assembly()
+    inputs = random_inputs(program.workload, 4)
+    found, expected = built.run(inputs), reference(program.workload, inputs)
+    if spec is VNNI:
+        assert np.array_equal(found, expected)
+    else:
+        assert np.allclose(found, expected, atol=1e-3)
+
+
+def test_the_next_task_is_named() -> None:
+    nest = nest_of(*CASES[0])
+    source = contraction_source(nest, 1, each_step=[fetch_rows], ahead=True)
+    for loop in nest.tasks:
+        (bound,) = re.findall(rf"{AHEAD.format(loop.name)} = (.*)", source)
+        assert "(task + 1)" in bound
