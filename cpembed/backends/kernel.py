@@ -15,9 +15,9 @@ from cpembed.backends import generic, runtime
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.epilogue import Epilogue, channel_axes
 from cpembed.backends.move import Direction
-from cpembed.backends.move_time import threads_worth
+from cpembed.backends.move_time import kept_near, threads_worth
 from cpembed.backends.packing import packing_source
-from cpembed.backends.program_nest import channel_index
+from cpembed.backends.program_nest import channel_index, in_order
 from cpembed.backends.x86 import features
 from cpembed.backends.x86.back_ends import back_end
 from cpembed.backends.x86.calibration import Calibration, calibration
@@ -46,16 +46,18 @@ class CompiledKernel:
         fallback: str | None = None,
         epilogue: Epilogue | None = None,
         whole: Callable[[], KernelPlan] | None = None,
+        near: Collection[int] = (),
     ) -> None:
         """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
         of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
-        comes, whose packing, if any, is inside."""
-        computation = program.instruction.computation
+        comes, whose packing, if any, is inside; ``near``: operands that threads share out alike
+        (:func:`~cpembed.backends.move_time.kept_near`)."""
         self.fallback = fallback
         self.program = program
         self.backend = plan.backend
-        self._factors = tuple(program.role(operand.name) for operand in computation.inputs)
-        self._output = program.role(computation.output.name)
+        *factors, self._output = in_order(program)
+        self._factors = tuple(factors)
+        self._near = {in_order(program)[number].name for number in near}
         self.epilogue = epilogue
         if epilogue is not None:
             self._output = replace(self._output, dtype=epilogue.dtype)
@@ -234,7 +236,8 @@ class CompiledKernel:
         if name not in self._movers:
             operand = self._operand(name)
             direction = Direction.UNPACK if operand is self._output else Direction.PACK
-            threads = threads_worth(operand, calibration(), runtime.thread_count())
+            count, near = runtime.thread_count(), name in self._near
+            threads = threads_worth(operand, calibration(), count, near=near)
             source = packing_source(operand, threads, direction)
             self._movers[name] = runtime.compile_plan(KernelPlan("packing", source))
         return self._movers[name]
@@ -307,9 +310,11 @@ def _build_native(
     features.require(spec)
     space = schedule_space(program, spec, epilogue=epilogue)
     chosen = knobs or space.best()
-    plan = found.plan(program, space.scheduled(program, chosen))
+    scheduled = space.scheduled(program, chosen)
+    plan = found.plan(program, scheduled)
 
     def whole() -> KernelPlan:
         return found.plan(program, space.scheduled(program, chosen, whole=True))
 
-    return CompiledKernel(program, plan, epilogue=epilogue, whole=whole)
+    near = kept_near(scheduled.nest, space.threads)
+    return CompiledKernel(program, plan, epilogue=epilogue, whole=whole, near=near)

@@ -41,9 +41,15 @@ def _check_product_sum(workload: Computation) -> None:
     )
 
 
+def in_order(program: DerivedProgram) -> tuple[PackedOperand, ...]:
+    """The operands of the workload in the instruction's order, which is that of a nest's."""
+    computation = program.instruction.computation
+    return tuple(program.role(o.name) for o in (*computation.inputs, computation.output))
+
+
 def first_factor(program: DerivedProgram) -> PackedOperand:
     """The operand of the workload in the place of the instruction's first."""
-    return program.role(program.instruction.computation.inputs[0].name)
+    return in_order(program)[0]
 
 
 def kernel_nest(

@@ -14,11 +14,11 @@ from cpembed.backends.contract import Knobs
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import schedule_space
 from cpembed.backends.move import SCATTERED
-from cpembed.backends.move_time import move_us, private_move_us
+from cpembed.backends.move_time import kept_near, move_us, private_move_us
 from cpembed.backends.nest import Nest
 from cpembed.backends.packing import packed_before
 from cpembed.backends.private_packing import PrivatePacking
-from cpembed.backends.program_nest import first_factor
+from cpembed.backends.program_nest import first_factor, in_order
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.traffic import LINE_BYTES
 from cpembed.backends.x86.calibration import Calibration, calibration
@@ -166,7 +166,7 @@ def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple
     by the model; raises as :meth:`Schedules.applied`."""
     inside = space.packing(program, knobs)
     kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
-    nest = space.on_original(knobs) or space.nest
+    nest = space.on_original(knobs) or space.applied(knobs)
     return kernel, moves_us(program, space.machine, nest, inside)
 
 
@@ -180,6 +180,7 @@ def moves_us(
     Layouts that are the same memory cost nothing.
     """
     threads = thread_count()
+    near = {in_order(program)[number].name for number in kept_near(nest, threads)}
     total = 0.0
     for operand in moved(program):
         if nest.unpadded and operand is first_factor(program):
@@ -189,9 +190,9 @@ def moves_us(
         elif operand.name == program.workload.output.name:
             # In the type that is stored of the sums.
             stored = replace(operand, dtype=nest.operands[2].dtype)
-            total += move_us(stored, machine, threads)
+            total += move_us(stored, machine, threads, near=operand.name in near)
         else:
-            total += move_us(operand, machine, threads)
+            total += move_us(operand, machine, threads, near=operand.name in near)
     return total
 
 
