@@ -65,7 +65,7 @@ def test_baselines_are_named_one_by_one_or_together(
         return FakeBaseline(name=name)
 
     for name in ("one", "two", "three"):
-        monkeypatch.setitem(registry.BASELINES, name, lambda spec, name=name: opening(name))
+        monkeypatch.setitem(registry.BASELINES, name, lambda spec, stored, name=name: opening(name))
     monkeypatch.setattr(bench_module.Bench, "run", lambda self, progress: iter(()))
     names = ("--baseline", "one, two", "--baseline", "three", "--baseline", "one")
     called = cpembed(*BENCH, *names, "--results", str(tmp_path), "--json")
