@@ -79,7 +79,7 @@ def main() -> None:
     for part in asked.parts:
         found = measured(part, asked.attempts, tuned=asked.tuned)
         # Each machine has its own.
-        parts[f"{part} on {cpu_of(found)}"] = found
+        parts[f"{found['part']} on {cpu_of(found)}"] = found
         file.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
         (asked.output / "onednn.md").write_text(text(parts))
 
@@ -110,8 +110,8 @@ def measured(part: str, attempts: int, *, tuned: bool) -> Row:
         if not document["summary"]["run"]["baselines"]["onednn"].get("noisy"):
             break
     return {
-        "part": part,
-        "provenance": provenance(),
+        "part": part + ", tuned" * tuned,
+        "provenance": {name: document[name] for name in provenance()},
         "epilogue": document["epilogue"],
         "summary": document["summary"]["run"]["baselines"]["onednn"],
         "verified": document["summary"]["run"]["verified"],

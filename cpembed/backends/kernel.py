@@ -46,18 +46,18 @@ class CompiledKernel:
         fallback: str | None = None,
         epilogue: Epilogue | None = None,
         whole: Callable[[], KernelPlan] | None = None,
-        near: Collection[int] = (),
+        near: Collection[str] = (),
     ) -> None:
         """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
         of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
-        comes, whose packing, if any, is inside; ``near``: operands that threads share out alike
-        (:func:`~cpembed.backends.move_time.kept_near`)."""
+        comes, whose packing, if any, is inside; ``near``: see
+        :func:`~cpembed.backends.move_time.kept_near`."""
         self.fallback = fallback
         self.program = program
         self.backend = plan.backend
         *factors, self._output = in_order(program)
         self._factors = tuple(factors)
-        self._near = {in_order(program)[number].name for number in near}
+        self._near = near
         self.epilogue = epilogue
         if epilogue is not None:
             self._output = replace(self._output, dtype=epilogue.dtype)
@@ -316,5 +316,5 @@ def _build_native(
     def whole() -> KernelPlan:
         return found.plan(program, space.scheduled(program, chosen, whole=True))
 
-    near = kept_near(scheduled.nest, space.threads)
+    near = kept_near(scheduled.nest, in_order(program), space.machine, space.threads)
     return CompiledKernel(program, plan, epilogue=epilogue, whole=whole, near=near)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from cpembed.backends.move import effort, runs
+from cpembed.backends.move import effort, plan_move, runs
 from cpembed.backends.nest import Nest
 from cpembed.backends.private_packing import PrivatePacking
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE
@@ -23,10 +24,16 @@ runs of a 7x7 stem in 180 us, where a line takes 0.6 to 1.0 ns; on Sapphire Rapi
 line's 1.9 ns)."""
 
 
-def kept_near(nest: Nest, threads: int) -> frozenset[int]:
-    """Which operands, by number, threads share out as they do the contraction when each moves an
-    equal part of the packed rows: the loop that is shared out is their outermost dimension, and
-    falls into equal parts."""
+def kept_near(
+    nest: Nest, operands: Sequence[PackedOperand], machine: Calibration, threads: int
+) -> frozenset[str]:
+    """Which operands of a nest, given as packed in its order, each thread moves the part of that it
+    computes with.
+
+    Packing shares out rows of the packed layout, the contraction its outermost loop. The parts are
+    the same where that loop is an operand's outermost dimension and both fall into equal parts. It
+    costs a launch: a few lines come faster from the other core.
+    """
     loop = next((task for task in nest.tasks if task.count > 1), None)
     if threads == 1 or loop is None or loop.repeats or loop.count % threads:
         return frozenset()
@@ -34,22 +41,21 @@ def kept_near(nest: Nest, threads: int) -> frozenset[int]:
     if any(loop.start(part * each) * threads != part * loop.extent for part in range(threads)):
         return frozenset()
     return frozenset(
-        number
-        for number, operand in enumerate(nest.operands)
-        if operand.stride(loop.name) * loop.extent == operand.elements
+        packed.name
+        for operand, packed in zip(nest.operands, operands, strict=True)
+        # Parts of sums are not the output.
+        if operand.stride(loop.name) * loop.extent == operand.elements == packed.elements
+        and plan_move(packed).row_count % threads == 0
+        and _near_us(packed, machine, threads) < _apart_us(packed, machine, threads)
     )
 
 
 def threads_worth(
     operand: PackedOperand, machine: Calibration, threads: int, *, near: bool = False
 ) -> int:
-    """Over how many threads a move is shared out; ``near``: see :func:`kept_near`. Lines that
-    another core has written cost more than any launch: a bfloat16 product of 128 x 128 x 64, 12
-    times, takes 130 us on two threads of Zen 4 if one of them packs a factor, and 68 if both do."""
-    if near:
-        return threads
+    """Over how many threads a move is shared out; ``near``: see :func:`kept_near`."""
     share = _WORTH * machine.launch_us
-    if threads == 1 or share <= 0:
+    if near or threads == 1 or share <= 0:
         return threads
     return max(1, min(threads, int(_alone_us(operand, machine) / share)))
 
@@ -59,10 +65,18 @@ def move_us(
 ) -> float:
     """Microseconds of one move by a kernel of its own, and of bringing what it wrote to the cores
     that read it; ``near``: see :func:`kept_near`."""
-    used = threads_worth(operand, machine, threads, near=near)
+    return (_near_us if near else _apart_us)(operand, machine, threads)
+
+
+def _near_us(operand: PackedOperand, machine: Calibration, threads: int) -> float:
+    return machine.launch_us + _alone_us(operand, machine) / threads
+
+
+def _apart_us(operand: PackedOperand, machine: Calibration, threads: int) -> float:
+    used = threads_worth(operand, machine, threads)
     call = machine.call_us if used == 1 else machine.launch_us
     line_ns = HANDED_OVER * machine.vector_line_ns[2]
-    handed_over = 0.0 if near else _lines(operand) * line_ns * (1 - 1 / threads)
+    handed_over = _lines(operand) * line_ns * (1 - 1 / threads)
     return call + _alone_us(operand, machine) / used + handed_over / 1e3
 
 

@@ -189,14 +189,14 @@ def disturbances(
     found: Calibration, clock_ghz: float, elsewhere: float, again: Sequence[str]
 ) -> tuple[str, ...]:
     """What makes figures doubtful that are steady, in words. ``elsewhere`` is the number of cores
-    that others had, ``again`` names the probes that all threads could not do side by side."""
+    that others had, ``again`` names the probes that had no figure on all threads."""
     notes: list[str] = []
     if elsewhere > BUSY:
         notes.append(f"other processes had {elsewhere:.1f} cores meanwhile")
-    if again:
+    if again and found.threads > 1:
         notes.append(
-            f"{', '.join(again)} could not be timed on {found.threads} threads at the same time, "
-            "so on one; launch_us may have waiting in it"
+            f"{', '.join(again)} had no figure on {found.threads} threads, so it is that of one; "
+            "launch_us may have waiting in it"
         )
     for name, ns in found.product_ns.items():
         cycles = ns * clock_ghz

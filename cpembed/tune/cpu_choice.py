@@ -6,7 +6,7 @@ overheads: the time of the fastest schedule, and that of moving data into the la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -166,21 +166,25 @@ def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple
     by the model; raises as :meth:`Schedules.applied`."""
     inside = space.packing(program, knobs)
     kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
-    nest = space.on_original(knobs) or space.applied(knobs)
-    return kernel, moves_us(program, space.machine, nest, inside)
+    nest = space.on_original(knobs) or space.nest
+    shared = space.applied(knobs), in_order(program), space.machine, space.threads
+    return kernel, moves_us(program, space.machine, nest, inside, kept_near(*shared))
 
 
 def moves_us(
-    program: DerivedProgram, machine: Calibration, nest: Nest, inside: PrivatePacking | None
+    program: DerivedProgram,
+    machine: Calibration,
+    nest: Nest,
+    inside: PrivatePacking | None,
+    near: Collection[str] = (),
 ) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``
     stores the results, and may read the first factor as it came; ``inside`` is what it packs
-    itself.
+    itself; ``near``: see :func:`~cpembed.backends.move_time.kept_near`.
 
     Layouts that are the same memory cost nothing.
     """
     threads = thread_count()
-    near = {in_order(program)[number].name for number in kept_near(nest, threads)}
     total = 0.0
     for operand in moved(program):
         if nest.unpadded and operand is first_factor(program):

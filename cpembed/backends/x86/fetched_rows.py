@@ -59,6 +59,8 @@ def fetch_rows(script: Script, nest: Nest) -> None:
     each = min(_steps_a_line(nest, along), along.extent)
     for at in range(_lines_a_step(nest, along)):
         number = f"({loop_variable(along)} % {each} + {at * each})"
+        # Rather a line again than a branch (1x1 filters from 64 to 256 channels on 56 x 56 pixels:
+        # 252 us without any of this, 232 so, 242 with a branch).
         if count < each * (at + 1):
             number = f"T.min({number}, {count - 1})"
         place, rest = str(start), 1

@@ -164,8 +164,9 @@ class Schedules:
         results = fetches_results(nest, reuse, self.machine)
         shared = SharedSums.of(self.nest, knobs.parts) if knobs.parts > 1 else None
         packing = self.packing(program, knobs) if whole else None
-        if whole:
-            nest = self.on_original(knobs) or nest
+        original = self.on_original(knobs) if whole else None
+        if original is not None:
+            nest, reuse = original, Reuse(original, self.threads)
         # What a part packs for itself lies near.
         rows = packing is None and fetches_rows(nest, reuse, self.machine)
         nest = nest if packing is None else packing.contraction

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.backends.contract import Knobs
+from cpembed.backends import kernel, runtime
+from cpembed.backends.contract import KernelPlan, Knobs
+from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.move import plan_move
 from cpembed.backends.move_time import kept_near, move_us, threads_worth
-from cpembed.backends.nest import Nest
 from cpembed.backends.program_nest import in_order
 from cpembed.backends.x86.calibration import default_calibration
 from cpembed.backends.x86.features import missing_features
@@ -27,38 +30,80 @@ def program_of(words: str) -> DerivedProgram:
     return ranked.candidate.program
 
 
-def nest_of(words: str, **blocks: int) -> Nest:
-    knobs = Knobs({f"{axis}.o": size for axis, size in blocks.items()}, columns_outermost=False)
-    return schedule_space(program_of(words), VNNI).applied(knobs)
+MACHINE = replace(default_calibration(2), launch_us=1.0, copy_ns_per_line=2.0)
+
+
+def near(words: str, threads: int, **how: Any) -> set[str]:
+    """``how``: blocks by axis, and ``parts``."""
+    parts = how.pop("parts", 1)
+    blocks = {f"{axis}.o": size for axis, size in how.items()}
+    knobs = Knobs(blocks, columns_outermost=False, parts=parts)
+    program = program_of(words)
+    space = schedule_space(program, VNNI, epilogue=Epilogue("int8"))
+    free = replace(MACHINE, launch_us=0.0)
+    return set(kept_near(space.applied(knobs), in_order(program), free, threads))
 
 
 def test_equal_parts_of_the_outermost_dimension_are_kept_near() -> None:
     """A batch is outermost of all; six fall into equal parts of two and three threads."""
-    nest = nest_of(BATCHED, m=4, n=2)
-    assert kept_near(nest, 2) == kept_near(nest, 3) == {0, 1, 2}
-    assert kept_near(nest, 4) == kept_near(nest, 1) == frozenset()
+    assert near(BATCHED, 2, m=4, n=2) == near(BATCHED, 3, m=4, n=2) == {"A", "B", "C"}
+    assert near(BATCHED, 4, m=4, n=2) == near(BATCHED, 1, m=4, n=2) == set()
     # Rows of the first factor and of the results, all columns of the second.
-    assert kept_near(nest_of("gemm m=20 n=50 k=30", m=5), 2) == {0, 2}
+    assert near("gemm m=20 n=50 k=30", 2, m=5) == {"A", "C"}
     # Blocks of six, six, five and five rows: either thread would move eleven.
-    assert kept_near(nest_of("gemm m=22 n=50 k=30", m=6), 2) == frozenset()
+    assert near("gemm m=22 n=50 k=30", 2, m=6) == set()
     # A padded image has more rows than are computed.
-    image = nest_of("conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3 pad=1 layout=NHWC")
-    assert kept_near(image, 2) == {2}
+    assert "I" not in near("conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3 pad=1 layout=NHWC", 2)
+    # Parts of sums are not the output, which other threads add up.
+    assert "C" not in near("gemm m=20 n=16 k=4096", 2, parts=2)
+
+
+def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
+    """All of a row of pixels is one row of the packed layout."""
+    program = program_of("conv1d n=1 c=64 w=42 k=64 s=1 layout=NWC")
+    (image, *_), nest = in_order(program), schedule_space(program, VNNI).applied(Knobs())
+    rows = plan_move(image).row_count
+    kept = kept_near(nest, in_order(program), replace(MACHINE, launch_us=0.0), 3)
+    assert (image.name in kept) == (rows % 3 == 0)
+
+
+def test_a_launch_has_to_be_worth_it() -> None:
+    program = program_of("gemm m=20 n=20 k=30")
+    nest = schedule_space(program, VNNI).applied(Knobs(columns_outermost=False))
+    assert kept_near(nest, in_order(program), replace(MACHINE, launch_us=10.0), 2) == set()
+    dear = replace(MACHINE, vector_line_ns=(0.25, 0.5, 50.0, 60.0))
+    assert kept_near(nest, in_order(program), dear, 2) == {"A", "C"}
 
 
 def test_what_is_kept_near_is_not_handed_over() -> None:
     factor = in_order(program_of(BATCHED))[1]
-    machine = replace(default_calibration(2), launch_us=1.0, copy_ns_per_line=2.0)
-    assert threads_worth(factor, machine, 2) == 1
-    assert threads_worth(factor, machine, 2, near=True) == 2
-    assert move_us(factor, machine, 2, near=True) < move_us(factor, machine, 2)
+    assert threads_worth(factor, MACHINE, 2) == 1
+    assert threads_worth(factor, MACHINE, 2, near=True) == 2
+    assert move_us(factor, MACHINE, 2, near=True) < move_us(factor, MACHINE, 2)
 
 
 @pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
-@pytest.mark.parametrize("threads", ["2", "3", "4"])
-def test_either_way_moves_the_same(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads, packing", [("2", 2), ("3", 3), ("4", 1)])
+def test_kernels_pack_so(threads: str, packing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second factor of six products; four threads have no equal parts."""
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    # Lines of another core are dear.
+    machine = replace(MACHINE, vector_line_ns=(0.25, 0.5, 50.0, 60.0))
+    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    sources: list[str] = []
+    compiled = runtime.compile_plan
+
+    def compile_plan(plan: KernelPlan) -> runtime.Function:
+        sources.append(plan.source)
+        return compiled(plan)
+
+    monkeypatch.setattr(runtime, "compile_plan", compile_plan)
     program = program_of(BATCHED)
+    knobs = Knobs({"m.o": 4}, columns_outermost=False)
+    built = build(program, VNNI, backend="native", knobs=knobs)
     inputs = random_inputs(program.workload, 3)
-    built = build(program, VNNI, backend="native")
+    sources.clear()
+    built.pack("B", inputs["B"])
+    (text,) = sources
+    assert f"T.parallel({packing})" in text
     assert np.array_equal(built.run_whole(inputs, ()), reference(program.workload, inputs))

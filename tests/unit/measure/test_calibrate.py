@@ -141,7 +141,8 @@ def test_disturbances_are_said() -> None:
     assert disturbances(found, 2.5, 0.0, []) == ()
     assert "1.5 cores" in disturbances(found, 2.5, 1.5, [])[0]
     (note,) = disturbances(found, 2.5, 0.0, ["tile_line_ns:L3"])
-    assert "tile_line_ns:L3 could not be timed on 3 threads at the same time" in note
+    assert "tile_line_ns:L3 had no figure on 3 threads, so it is that of one" in note
+    assert disturbances(replace(found, threads=1), 2.5, 0.0, ["tile_line_ns:L3"]) == ()
     (note,) = disturbances(replace(found, product_ns={"tdpbusd": 17.2}), 2.5, 0.0, [])
     assert "tdpbusd took 43 cycles of 2.5 GHz, and 16 are documented" in note
     # 13 cycles of 2.5 GHz: a core that lowers its clock for AMX is not disturbed.
