@@ -59,12 +59,18 @@ def test_equal_parts_of_the_outermost_dimension_are_kept_near() -> None:
 
 
 def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
-    """All of a row of pixels is one row of the packed layout."""
-    program = program_of("conv1d n=1 c=64 w=42 k=64 s=1 layout=NWC")
-    (image, *_), nest = in_order(program), schedule_space(program, VNNI).applied(Knobs())
-    rows = plan_move(image).row_count
-    kept = kept_near(nest, in_order(program), replace(MACHINE, launch_us=0.0), 3)
-    assert (image.name in kept) == (rows % 3 == 0)
+    """Three tiles of 14 pixels, which three threads compute, are packed as one row."""
+    target = hardware_spec("amx_int8")
+    given = workload(["conv1d", "n=1", "c=64", "w=40", "k=64", "s=1", "layout=NWC"], target=target)
+    (ranked, *_) = solve(given, target, "in_place_padded", top=1).embeddings
+    program = ranked.candidate.program
+    rows_outermost = Knobs(columns_outermost=False)
+    nest = schedule_space(program, target).applied(rows_outermost)
+    image = in_order(program)[0]
+    tiles = next(task for task in nest.tasks if task.count > 1)
+    assert (tiles.count, nest.operands[0].stride(tiles.name) * 3) == (3, image.elements)
+    assert plan_move(image).row_count == 1
+    assert image.name not in kept_near(nest, in_order(program), replace(MACHINE, launch_us=0.0), 3)
 
 
 def test_a_launch_has_to_be_worth_it() -> None:
