@@ -11,9 +11,9 @@ from cpembed.backends.delayed_results import Delayed, Results
 from cpembed.backends.margins import Body, bodies, guarded
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.nest_text import (
-    AHEAD,
     STAGE,
     VECTOR_PARAMETERS,
+    bind_ahead,
     bind_task,
     block_name,
     element,
@@ -61,7 +61,7 @@ def contraction_source(
     shared: SharedSums | None = None,
     added_up: AddedUp | None = None,
     in_registers: bool = False,
-    ahead: bool = False,
+    ahead: Collection[int] = (),
 ) -> str:
     """``C = sum A * B`` over the nest, in ``chunks`` parallel parts of equal numbers of tasks.
 
@@ -76,8 +76,8 @@ def contraction_source(
     comes before the products of a step of the reductions. ``shared``: the nest stores parts of
     sums, which are added up at the end. ``added_up``: what makes one of several accumulators.
     ``in_registers``: these are registers, as :class:`~cpembed.backends.contract.KernelPlan` has to
-    say too. ``ahead``: each step sees the next task's iterators as well, named by
-    :data:`~cpembed.backends.nest_text.AHEAD`.
+    say too. ``ahead``: each step sees the iterators of the tasks that come so many tasks later as
+    well (:func:`~cpembed.backends.nest_text.ahead`).
     """
     delayed = None
     if stages and nest.epilogue is not None:
@@ -111,8 +111,8 @@ def contraction_source(
                 if delayed is not None:
                     script.line(f"now = T.axis.spatial({total}, task)")
                 bind_task(script, nest)
-                if ahead:
-                    bind_task(script, nest, "task + 1", AHEAD.format)
+                for tasks in ahead:
+                    bind_ahead(script, nest, tasks, end)
                 write_regions(script, nest, stages=delayed is not None)
                 added = vectorized if vectorized_update else ()
                 local_buffer(script, "acc", nest, in_registers=in_registers)

@@ -22,9 +22,6 @@ _DATA = 1
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
 
-AHEAD = "{}_ahead"
-"""Of a task loop's name, that of its iterator for the next task."""
-
 VECTOR_PARAMETERS = {BIAS: "Bias", SCALE: "Scale"}
 
 
@@ -88,6 +85,23 @@ def region_lines(nest: Nest, packing: PrivatePacking | None, *, stages: bool) ->
         read_regions.append(f"{STAGE}[0:{nest.accumulators}]")
         written.append(f"{STAGE}[0:{nest.accumulators}]")
     return f"T.reads({', '.join(read_regions)})", f"T.writes({', '.join(written)})"
+
+
+def ahead(loop: str, tasks: int) -> str:
+    """Name of a task loop's iterator for the task that comes so many tasks later."""
+    return f"{loop}_ahead_{tasks}"
+
+
+def turn(tasks: int) -> str:
+    """Name of a task's place among so many that come in turn."""
+    return f"turn_of_{tasks}"
+
+
+def bind_ahead(script: Script, nest: Nest, tasks: int, end: str) -> None:
+    """The iterators of :func:`ahead`, or those of the last task before ``end``, and :func:`turn`."""
+    bind_task(script, nest, f"T.min(task + {tasks}, {end} - 1)", lambda name: ahead(name, tasks))
+    if tasks > 1:
+        script.line(f"{turn(tasks)} = T.axis.spatial({tasks}, task % {tasks})")
 
 
 def bind_task(

@@ -19,6 +19,7 @@ from cpembed.backends.nest_text import block_name
 from cpembed.backends.script import HEADER, read, storage_dtype
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep
+from cpembed.backends.x86.fetched_columns import fetch_columns, in_turn
 from cpembed.backends.x86.fetched_results import fetch_results
 from cpembed.backends.x86.fetched_rows import fetch_rows
 from cpembed.backends.x86.narrow_store import write_narrow_here
@@ -162,7 +163,8 @@ def dot_plan(
     one that is stored."""
     nest = scheduled.nest
     # A row of such a block is a stream of its own, and its results are few.
-    ahead = scheduled.fetches_rows and not along_rows
+    rows = scheduled.fetches_rows and not along_rows
+    columns = scheduled.fetches_columns and not along_rows
     results = scheduled.fetches_results and not along_rows
     source = contraction_source(
         nest,
@@ -174,8 +176,12 @@ def dot_plan(
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,
-        each_step=[*([fetch_rows] if ahead else []), *([fetch_results] if results else [])],
-        ahead=ahead,
+        each_step=[
+            *([fetch_rows] if rows else []),
+            *([fetch_columns] if columns else []),
+            *([fetch_results] if results else []),
+        ],
+        ahead={*([1] if rows else []), *([in_turn(nest)] if columns else [])},
     )
 
     def schedule(work: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import AHEAD, loop_variable, prefetch
+from cpembed.backends.nest_text import ahead, loop_variable, prefetch
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration
@@ -48,7 +48,7 @@ def fetch_rows(script: Script, nest: Nest) -> None:
     first, along = nest.operands[0], _along(nest)
     assert along is not None
     reductions = {loop.name: loop_variable(loop) for loop in nest.reductions}
-    tasks = {loop.name: AHEAD.format(loop.name) for loop in nest.tasks}
+    tasks = {loop.name: ahead(loop.name, 1) for loop in nest.tasks}
     inner = {loop.name for loop in nest.inner}
     outside = [t for t in first.access.terms if not inner & set(t.iterators)]
     named = {**tasks, **reductions}

@@ -23,6 +23,7 @@ from cpembed.backends.shared_sums import SUMS, SharedSums
 from cpembed.backends.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_lines
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.backends.x86.estimate import BlockStep, Estimate, adding_us, estimate
+from cpembed.backends.x86.fetched_columns import fetches_columns
 from cpembed.backends.x86.fetched_results import fetches_results
 from cpembed.backends.x86.fetched_rows import fetches_rows
 from cpembed.backends.x86.roles import column_loops, row_loops
@@ -79,10 +80,11 @@ class RegisterModel:
 class Scheduled:
     """A nest as a kernel executes it on so many threads; with ``packing`` on the parts' own copies
     of the first factor; with ``shared`` it stores parts of sums. ``streamed``: see
-    :meth:`RegisterModel.streamed`; ``fetches_results`` and
-    ``fetches_rows``: see
-    :func:`~cpembed.backends.x86.fetched_results.fetches_results` and
-    :func:`~cpembed.backends.x86.fetched_rows.fetches_rows`."""
+    :meth:`RegisterModel.streamed`; ``fetches_results``,
+    ``fetches_rows`` and ``fetches_columns``: see
+    :func:`~cpembed.backends.x86.fetched_results.fetches_results`,
+    :func:`~cpembed.backends.x86.fetched_rows.fetches_rows` and
+    :func:`~cpembed.backends.x86.fetched_columns.fetches_columns`."""
 
     nest: Nest
     threads: int
@@ -90,6 +92,7 @@ class Scheduled:
     packing: PrivatePacking | None
     fetches_results: bool
     fetches_rows: bool
+    fetches_columns: bool
     shared: SharedSums | None = None
 
     @property
@@ -169,8 +172,9 @@ class Schedules:
             nest, reuse = original, Reuse(original, self.threads)
         # What a part packs for itself lies near.
         rows = packing is None and fetches_rows(nest, reuse, self.machine)
+        columns = fetches_columns(nest, reuse, self.machine)
         nest = nest if packing is None else packing.contraction
-        return Scheduled(nest, self.threads, streamed, packing, results, rows, shared)
+        return Scheduled(nest, self.threads, streamed, packing, results, rows, columns, shared)
 
     def on_original(self, knobs: Knobs) -> Nest | None:
         """What whole calls execute on the first factor as it came; None where they have it packed.
