@@ -98,7 +98,7 @@ def turn(tasks: int) -> str:
 
 
 def bind_ahead(script: Script, nest: Nest, tasks: int, end: str) -> None:
-    """The iterators of :func:`ahead`, or those of the last task before ``end``, and :func:`turn`."""
+    """The iterators of :func:`ahead`, or of the last task before ``end``, and :func:`turn`."""
     bind_task(script, nest, f"T.min(task + {tasks}, {end} - 1)", lambda name: ahead(name, tasks))
     if tasks > 1:
         script.line(f"{turn(tasks)} = T.axis.spatial({tasks}, task % {tasks})")

@@ -9,13 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.api.solve import hardware_spec
 from cpembed.backends import kernel
 from cpembed.backends.contract import Knobs
 from cpembed.backends.contraction import contraction_source
 from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import AHEAD
+from cpembed.backends.nest_text import ahead
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import calibration
 from cpembed.backends.x86.features import missing_features
@@ -23,8 +22,7 @@ from cpembed.backends.x86.fetched_rows import fetch_rows, fetches_rows
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.transform.program import DerivedProgram
-from tests.unit.backends.asked import asked
+from tests.unit.backends.asked import asked, known, nest_of, program_of
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -38,49 +36,37 @@ CASES = [
 ]
 
 
-def program_of(spec: HardwareSpec, words: str) -> DerivedProgram:
-    given = workload(words.split(), target=spec)
-    (ranked, *_) = solve(given, spec, "in_place_padded", top=1).embeddings
-    return ranked.candidate.program
-
-
-def nest_of(spec: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest:
-    space = schedule_space(program_of(spec, words), spec)
-    known = {loop.origin for loop in space.nest.tasks}
-    return space.applied(Knobs({name: size for name, size in blocks.items() if name in known}))
-
-
 @pytest.mark.parametrize("spec, words, blocks", CASES)
 def test_a_task_asks_for_what_the_next_one_reads(
     spec: HardwareSpec, words: str, blocks: dict[str, int]
 ) -> None:
-    nest = nest_of(spec, words, blocks)
+    nest = nest_of(spec, words, Knobs(blocks))
     first = nest.operands[0]
     assert any(first.stride(loop.name) for loop in nest.steps), "several rows"
     size = size_bytes(first.dtype)
-    ahead = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
-    named = {AHEAD.format(name): at for name, at in ahead.items()}
+    last = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
+    named = {ahead(name, 1): at for name, at in last.items()}
     found: set[int] = set()
     for step in itertools.product(*(range(loop.extent) for loop in nest.reductions)):
         places = asked(fetch_rows, nest, first, step, named)
         found |= {at * size // LINE_BYTES for at in places}
     loops = (*nest.reductions, *(o for o in nest.inner if o.name in first.access.iterators))
     reads = {
-        first.access.evaluate(ahead | dict(zip((o.name for o in loops), point, strict=True)))
+        first.access.evaluate(last | dict(zip((o.name for o in loops), point, strict=True)))
         for point in itertools.product(*(range(loop.extent) for loop in loops))
     }
     assert found == {at * size // LINE_BYTES for at in reads}
 
 
 def test_only_what_is_far_and_not_seldom() -> None:
-    blocks = {"m.o": 5, "n.o": 2}
-    nest, machine = nest_of(VNNI, "gemm m=400 n=64 k=512", blocks), calibration()
+    knobs = Knobs({"m.o": 5, "n.o": 2})
+    nest, machine = nest_of(VNNI, "gemm m=400 n=64 k=512", knobs), calibration()
     small = replace(machine, cache_bytes=(1 << 10, 64 << 10, 64 << 20))
     assert fetches_rows(nest, Reuse(nest), small)
     large = replace(machine, cache_bytes=(1 << 10, 16 << 20, 64 << 20))
     assert not fetches_rows(nest, Reuse(nest), large)
     # The same rows for many columns, and these inside.
-    wide = nest_of(VNNI, "gemm m=40 n=2048 k=512", blocks)
+    wide = nest_of(VNNI, "gemm m=40 n=2048 k=512", knobs)
     columns = replace(wide, tasks=tuple(sorted(wide.tasks, key=lambda o: o.origin != "m.o")))
     assert not fetches_rows(columns, Reuse(columns), small)
 
@@ -116,8 +102,7 @@ def test_kernels_that_ask_compute_the_same(
     machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
     monkeypatch.setattr(kernel, "calibration", lambda: machine)
     program = program_of(spec, words)
-    known = {loop.origin for loop in schedule_space(program, spec).nest.tasks}
-    knobs = replace(knobs, blocks={n: size for n, size in knobs.blocks.items() if n in known})
+    knobs = known(knobs, schedule_space(program, spec).nest)
     built = build(program, spec, backend="native", knobs=knobs)
     assert "prefetcht1" in built.assembly()
     # Lines of results, where a task has whole ones of its own.
@@ -132,8 +117,9 @@ def test_kernels_that_ask_compute_the_same(
 
 
 def test_the_next_task_is_named() -> None:
-    nest = nest_of(*CASES[0])
-    source = contraction_source(nest, 1, each_step=[fetch_rows], ahead=True)
+    spec, words, blocks = CASES[0]
+    nest = nest_of(spec, words, Knobs(blocks))
+    source = contraction_source(nest, 1, each_step=[fetch_rows], ahead=[1])
     for loop in nest.tasks:
-        (bound,) = re.findall(rf"{AHEAD.format(loop.name)} = (.*)", source)
-        assert "(task + 1)" in bound
+        (bound,) = re.findall(rf"{ahead(loop.name, 1)} = (.*)", source)
+        assert "(T.min(task + 1, " in bound

@@ -1,0 +1,143 @@
+"""Blocks of columns that are asked for while the ones before them are multiplied: all their lines,
+where they are far."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import hardware_spec
+from cpembed.backends import kernel
+from cpembed.backends.contract import Knobs
+from cpembed.backends.contraction import contraction_source
+from cpembed.backends.kernel import build, schedule_space
+from cpembed.backends.nest import TaskLoop
+from cpembed.backends.nest_text import ahead, turn
+from cpembed.backends.traffic import LINE_BYTES, Reuse
+from cpembed.backends.x86.calibration import calibration
+from cpembed.backends.x86.features import missing_features
+from cpembed.backends.x86.fetched_columns import fetch_columns, fetches_columns, in_turn
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.reference import random_inputs, reference
+from tests.unit.backends.asked import asked, known, nest_of, program_of
+
+VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
+CASES = [
+    # As many tasks as columns, more of them, fewer.
+    (VNNI, "gemm m=12 n=128 k=64", Knobs({"m.o": 4, "n.o": 3})),
+    (VNNI, "gemm m=40 n=256 k=64", Knobs({"m.o": 4, "n.o": 3})),
+    (VNNI, "gemm m=12 n=256 k=64", Knobs({"m.o": 6, "n.o": 3})),
+    (BF16, "batched_gemm b=2 m=24 n=64 k=64", Knobs({"m.o": 4, "n.o": 2})),
+    (VNNI, "conv2d n=1 c=32 h=9 w=9 k=96 r=3 s=3 layout=NHWC", Knobs({"q.o": 7, "k.o": 2})),
+]
+
+
+@pytest.mark.parametrize("spec, words, knobs", CASES)
+def test_tasks_ask_for_all_of_the_next_block(spec: HardwareSpec, words: str, knobs: Knobs) -> None:
+    nest = nest_of(spec, words, knobs)
+    second, tasks = nest.operands[1], in_turn(nest)
+    assert 1 < tasks < nest.task_count
+    size = size_bytes(second.dtype)
+    last = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
+    named = {ahead(name, tasks): at for name, at in last.items()}
+    found: set[int] = set()
+    for step in itertools.product(*(range(loop.extent) for loop in nest.reductions)):
+        for number in range(tasks):
+            places = asked(fetch_columns, nest, second, step, {**named, turn(tasks): number})
+            found |= {at * size // LINE_BYTES for at in places}
+    loops = (*nest.reductions, *(o for o in nest.inner if o.name in second.access.iterators))
+    reads = {
+        second.access.evaluate(last | dict(zip((o.name for o in loops), point, strict=True)))
+        for point in itertools.product(*(range(loop.extent) for loop in loops))
+    }
+    assert found == {at * size // LINE_BYTES for at in reads}
+
+
+@pytest.mark.parametrize("spec, words, knobs", CASES)
+def test_so_many_tasks_in_turn_multiply_the_same_columns(
+    spec: HardwareSpec, words: str, knobs: Knobs
+) -> None:
+    nest = nest_of(spec, words, knobs)
+    second = nest.operands[1]
+    blocks = [
+        second.access.evaluate(dict.fromkeys(second.access.iterators, 0) | place)
+        for place in _places(nest.tasks)
+    ]
+    lengths = {len(list(same)) for _, same in itertools.groupby(blocks)}
+    assert lengths == {in_turn(nest)}
+
+
+def _places(tasks: tuple[TaskLoop, ...]) -> list[dict[str, int]]:
+    starts = [[(task.name, task.start(at)) for at in range(task.count)] for task in tasks]
+    return [dict(place) for place in itertools.product(*starts)]
+
+
+def test_only_blocks_from_afar_that_several_tasks_multiply() -> None:
+    knobs = Knobs({"m.o": 6, "n.o": 3})
+    nest, machine = nest_of(VNNI, "gemm m=48 n=512 k=512", knobs), calibration()
+    small = replace(machine, cache_bytes=(1 << 10, 128 << 10, 64 << 20))
+    assert fetches_columns(nest, Reuse(nest), small)
+    large = replace(machine, cache_bytes=(1 << 10, 16 << 20, 64 << 20))
+    assert not fetches_columns(nest, Reuse(nest), large)
+    alone = nest_of(VNNI, "gemm m=6 n=512 k=512", knobs)
+    assert not fetches_columns(alone, Reuse(alone), small)
+    only = nest_of(VNNI, "gemm m=48 n=48 k=4096", knobs)
+    assert not fetches_columns(only, Reuse(only), small)
+    inside = nest_of(VNNI, "gemm m=48 n=512 k=512", replace(knobs, columns_outermost=False))
+    assert not fetches_columns(inside, Reuse(inside), small)
+    seldom = nest_of(VNNI, "gemm m=4800 n=512 k=512", knobs)
+    assert not fetches_columns(seldom, Reuse(seldom), small)
+
+
+KERNELS = [
+    *CASES,
+    # A block of fewer columns; panels of rows; padding; parts of sums.
+    (VNNI, "gemm m=22 n=80 k=512", Knobs({"m.o": 6, "n.o": 3})),
+    (VNNI, "gemm m=40 n=96 k=512", Knobs({"m.o": 5, "n.o": 2}, panels={"m.o": 10})),
+    (VNNI, "conv2d n=1 c=64 h=9 w=9 k=64 r=3 s=3 pad=1", Knobs({"q.o": 2, "p.o": 2, "k.o": 2})),
+    (VNNI, "gemm m=20 n=64 k=4096", Knobs({"m.o": 4, "n.o": 2}, parts=2)),
+]
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("spec, words, knobs", KERNELS)
+def test_kernels_that_ask_compute_the_same(
+    spec: HardwareSpec,
+    words: str,
+    knobs: Knobs,
+    threads: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also the last block, which has none after it."""
+    if missing := missing_features(spec):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
+    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    program = program_of(spec, words)
+    space = schedule_space(program, spec)
+    knobs = known(knobs, space.nest)
+    assert space.scheduled(program, knobs).fetches_columns
+    built = build(program, spec, backend="native", knobs=knobs)
+    inputs = random_inputs(program.workload, 4)
+    expected = reference(program.workload, inputs)
+    for found in (built.run(inputs), built.run_whole(inputs, ())):
+        if spec is VNNI:
+            assert np.array_equal(found, expected)
+        else:
+            assert np.allclose(found, expected, atol=1e-3)
+
+
+def test_the_tasks_of_the_next_block_are_named() -> None:
+    nest = nest_of(*CASES[1])
+    tasks = in_turn(nest)
+    source = contraction_source(nest, 1, each_step=[fetch_columns], ahead=[tasks])
+    for loop in nest.tasks:
+        (bound,) = re.findall(rf"{ahead(loop.name, tasks)} = (.*)", source)
+        assert f"(T.min(task + {tasks}, " in bound
+    assert f"{turn(tasks)} = T.axis.spatial({tasks}, task % {tasks})" in source
