@@ -283,7 +283,10 @@ def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
     outer, inner = (columns, rows) if knobs.columns_outermost else (rows, columns)
     nest = order_tasks(nest, [loop.name for loop in (*outer, *inner)])
     nest = cut_panels(nest, {by_origin[name].name: size for name, size in knobs.panels.items()})
-    blocks = {by_origin[name].name: size for name, size in knobs.blocks.items()}
+    # What is inside stays in registers while it is used again and again: the shorter side.
+    sides = (rows, columns) if block_sides[0] >= block_sides[1] else (columns, rows)
+    names = [loop.origin for side in sides for loop in side if loop.origin in knobs.blocks]
+    blocks = {by_origin[name].name: knobs.blocks[name] for name in names}
     nest = drop_unit_loops(block(nest, blocks))
     if knobs.parts == 1:
         return nest
