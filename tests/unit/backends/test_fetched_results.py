@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import replace
 
@@ -22,8 +23,10 @@ from cpembed.backends.x86.fetched_results import fetch_results, fetches_results
 from cpembed.ir.dtypes import size_bytes
 from cpembed.measure.verification import verify
 from tests.unit.backends.asked import asked
+from tests.unit.backends.asked import nest_of as asked_nest_of
 
 SPEC, VECTORS = hardware_spec("amx_int8"), hardware_spec("avx512_int8")
+DOTS = hardware_spec("avx512_vnni")
 LAYERS = (
     "conv2d n=1 c=64 h=32 w=32 k=64 r=1 s=1 layout=NHWC",
     "conv2d n=1 c=64 h=34 w=34 k=64 r=3 s=3 layout=NHWC",
@@ -69,6 +72,23 @@ def test_whole_lines_are_asked_for(
     ]
     assert all(at % LINE_BYTES == 0 for at in places)
     assert len(places) == len(set(places)) == lines
+
+
+def test_few_steps_ask_without_a_branch() -> None:
+    """Of 25 steps each asks, the last ones for the last line again; of 225 only the first do."""
+    knobs = Knobs({"q.o": 6, "k.o": 2})
+    for channels, steps in ((4, 25), (36, 225)):
+        words = f"conv2d n=1 c={channels} h=16 w=16 k=32 r=5 s=5 layout=NHWC"
+        nest = asked_nest_of(DOTS, words, knobs)
+        loops = [range(loop.extent) for loop in nest.reductions]
+        assert math.prod(map(len, loops)) == steps
+        places = [
+            at
+            for step in itertools.product(*loops)
+            for at in asked(fetch_results, nest, nest.operands[2], step)
+        ]
+        assert len(places) == (25 if steps == 25 else 12)
+        assert len(set(places)) == 12
 
 
 def test_results_beyond_the_cache_are_written_whole() -> None:
