@@ -139,6 +139,16 @@ def store_statement(nest: Nest, value: str) -> str:
     return f"{output} = {nest.epilogue.expression(value, nest.sums, channel)}"
 
 
+def nth_place(start: str, number: str, loops: Sequence[tuple[int, int]]) -> str:
+    """The ``number``-th of places over loops of ``(extent, distance)``, the innermost first; past
+    the last one it begins again."""
+    place, inside = start, 1
+    for extent, distance in loops:
+        place += f" + {number} // {inside} % {extent} * {distance}"
+        inside *= extent
+    return place
+
+
 def prefetch(place: str, *, write: bool, locality: int) -> str:
     """A statement that asks for a line; ``locality`` 3: near, 2: in the second-level cache."""
     number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'

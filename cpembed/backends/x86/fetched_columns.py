@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import ahead, loop_variable, prefetch, turn
+from cpembed.backends.nest_text import ahead, loop_variable, nth_place, prefetch, turn
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration
@@ -61,16 +61,13 @@ def fetch_columns(script: Script, nest: Nest) -> None:
     inner = {loop.name for loop in nest.inner}
     outside = [term for term in second.access.terms if not inner & set(term.iterators)]
     start = IndexExpr.of(outside, second.access.constant).rename(named.__getitem__)
-    columns = _columns(nest)
-    count, share = math.prod(loop.extent for loop in columns), _lines_a_step(nest)
+    columns = [(loop.extent, second.stride(loop.name)) for loop in reversed(_columns(nest))]
+    count, share = math.prod(extent for extent, _ in columns), _lines_a_step(nest)
     for at in range(share):
         number = f"({turn(tasks)} * {count} // {tasks})"
         if share > 1:
-            number = f"T.min({turn(tasks)} * {share} + {at}, {count - 1})"
-        place, rest = str(start), 1
-        for loop in reversed(columns):
-            place += f" + {number} // {rest} % {loop.extent} * {second.stride(loop.name)}"
-            rest *= loop.extent
+            number = f"({turn(tasks)} * {share} + {at})"
+        place = nth_place(str(start), number, columns)
         script.line(prefetch(f"{second.parameter}[{place}]", write=False, locality=_LOCALITY))
 
 

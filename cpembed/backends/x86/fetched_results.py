@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import loop_variable, prefetch
+from cpembed.backends.nest_text import loop_variable, nth_place, prefetch
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration
@@ -58,10 +58,7 @@ def fetch_results(script: Script, nest: Nest) -> None:
             number = f"T.min({number}, {count - 1})"
         elif steps * share > count:
             conditions = [f"if {number} < {count}:"]
-        place, rest = str(first), 1
-        for extent, distance in lines:
-            place += f" + {number} // {rest} % {extent} * {distance}"
-            rest *= extent
+        place = nth_place(str(first), number, lines)
         with script.nested(*conditions):
             script.line(prefetch(f"{output.parameter}[{place}]", write=True, locality=_KEPT))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from cpembed.backends.nest import Nest
-from cpembed.backends.nest_text import ahead, loop_variable, prefetch
+from cpembed.backends.nest_text import ahead, loop_variable, nth_place, prefetch
 from cpembed.backends.script import Script
 from cpembed.backends.traffic import LINE_BYTES, Reuse
 from cpembed.backends.x86.calibration import Calibration
@@ -63,10 +63,7 @@ def fetch_rows(script: Script, nest: Nest) -> None:
         # 252 us without any of this, 232 so, 242 with a branch).
         if count < each * (at + 1):
             number = f"T.min({number}, {count - 1})"
-        place, rest = str(start), 1
-        for extent, distance in reversed(rows):
-            place += f" + {number} // {rest} % {extent} * {distance}"
-            rest *= extent
+        place = nth_place(str(start), number, rows[::-1])
         script.line(prefetch(f"{first.parameter}[{place}]", write=False, locality=_LOCALITY))
 
 
