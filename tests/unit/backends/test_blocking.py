@@ -187,6 +187,22 @@ def test_knobs_order_and_block_the_tasks_and_keep_the_points() -> None:
         assert innermost == ("q" if knobs.columns_outermost else "k")
 
 
+@pytest.mark.parametrize(
+    "blocks, inside",
+    [
+        ({"p": 2, "q": 3, "k": 4}, ["p_step", "q_step", "k_step"]),
+        ({"q": 3, "k": 4}, ["k_step", "q_step"]),
+        ({"k": 2, "p": 2}, ["p_step", "k_step"]),
+    ],
+)
+def test_the_shorter_side_of_a_block_is_inside(blocks: dict[str, int], inside: list[str]) -> None:
+    """Whatever order the knobs name loops in; of sides that are as long, columns."""
+    nest = product_nest({"p": 3, "q": 5}, {"k": 4})
+    changed = apply_knobs(nest, model(largest=6), Knobs(blocks))
+    assert [loop.name for loop in changed.steps] == inside
+    assert points(changed) == points(nest)
+
+
 @pytest.mark.parametrize("panels", [{"q": 2}, {"q": 3}, {"p": 2, "k": 3}, {"k": 9}])
 @pytest.mark.parametrize("blocks", [{}, {"q": 2}])
 def test_panels_come_one_after_the_other_and_keep_the_points(
