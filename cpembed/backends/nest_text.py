@@ -19,6 +19,9 @@ branch changes of it is stored and loaded again."""
 _DATA = 1
 """For LLVM's prefetch: no instructions."""
 
+_SECOND_LEVEL = 2
+"""For the same: into that cache; for writing it is PREFETCHW however near lines are to be kept."""
+
 STAGE = "stage"
 """Name of the local buffer between accumulators and an epilogue."""
 
@@ -149,8 +152,8 @@ def nth_place(start: str, number: str, loops: Sequence[tuple[int, int]]) -> str:
     return place
 
 
-def prefetch(place: str, *, write: bool, locality: int) -> str:
-    """A statement that asks for a line; ``locality`` 3: near, 2: in the second-level cache."""
+def prefetch(place: str, *, write: bool) -> str:
+    """A statement that asks for a line, into the second-level cache or to be written."""
     number = 'T.llvm_lookup_intrinsic_id("llvm.prefetch")'
-    arguments = f"T.address_of({place}), {int(write)}, {locality}, {_DATA}"
+    arguments = f"T.address_of({place}), {int(write)}, {_SECOND_LEVEL}, {_DATA}"
     return f'T.evaluate(T.call_llvm_intrin({number}, {arguments}, dtype="void"))'

@@ -28,9 +28,6 @@ _SELDOM = 1 / 8
 """Of the lines that are asked for, how many have to come from beyond the second-level cache
 (measured on Ice Lake: where it is one of eight or twelve, 0.98 to 1.01 times the time)."""
 
-_LOCALITY = 2
-"""Of LLVM's prefetch: into the second-level cache."""
-
 
 def in_turn(nest: Nest) -> int:
     """How many tasks, one after the other, multiply the same block of columns."""
@@ -68,7 +65,7 @@ def fetch_columns(script: Script, nest: Nest) -> None:
         if share > 1:
             number = f"({turn(tasks)} * {share} + {at})"
         place = nth_place(str(start), number, columns)
-        script.line(prefetch(f"{second.parameter}[{place}]", write=False, locality=_LOCALITY))
+        script.line(prefetch(f"{second.parameter}[{place}]", write=False))
 
 
 def _columns(nest: Nest) -> list[Loop]:

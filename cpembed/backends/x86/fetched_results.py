@@ -23,9 +23,6 @@ from cpembed.backends.x86.calibration import Calibration
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr
 
-_KEPT = 3
-"""Of LLVM's prefetch: for writing it is PREFETCHW however near lines are to be kept."""
-
 _FEW = 48
 """Steps, of which the compiler writes some one after the other: a branch in each makes it keep what
 they loaded on the stack, so that the last line is rather asked for again (measured on Ice Lake: 7x7
@@ -60,7 +57,7 @@ def fetch_results(script: Script, nest: Nest) -> None:
             conditions = [f"if {number} < {count}:"]
         place = nth_place(str(first), number, lines)
         with script.nested(*conditions):
-            script.line(prefetch(f"{output.parameter}[{place}]", write=True, locality=_KEPT))
+            script.line(prefetch(f"{output.parameter}[{place}]", write=True))
 
 
 def _lines(nest: Nest) -> list[tuple[int, int]]:

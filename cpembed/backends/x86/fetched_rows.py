@@ -29,9 +29,6 @@ _SELDOM = 1 / 16
 are in it already, and asking takes time (measured on Zen 4: 1024 x 1024 x 64 in bfloat16, where it
 is one in a hundred, 1.07 times the time)."""
 
-_LOCALITY = 2
-"""Of LLVM's prefetch: into the second-level cache."""
-
 
 def fetches_rows(nest: Nest, reuse: Reuse, machine: Calibration) -> bool:
     """Whether the first factor comes from beyond the second-level cache, each line of it for
@@ -64,7 +61,7 @@ def fetch_rows(script: Script, nest: Nest) -> None:
         if count < each * (at + 1):
             number = f"T.min({number}, {count - 1})"
         place = nth_place(str(start), number, rows[::-1])
-        script.line(prefetch(f"{first.parameter}[{place}]", write=False, locality=_LOCALITY))
+        script.line(prefetch(f"{first.parameter}[{place}]", write=False))
 
 
 def _lines_a_step(nest: Nest, along: Loop) -> int:

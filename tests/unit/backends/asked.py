@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from cpembed.api.solve import solve, workload
+from cpembed.backends import kernel
 from cpembed.backends.contract import Knobs
-from cpembed.backends.kernel import schedule_space
+from cpembed.backends.kernel import CompiledKernel, build, schedule_space
 from cpembed.backends.nest import KernelOperand, Nest
 from cpembed.backends.nest_text import loop_variable
 from cpembed.backends.script import Script
+from cpembed.backends.traffic import LINE_BYTES
+from cpembed.backends.x86.calibration import calibration
+from cpembed.backends.x86.features import missing_features
+from cpembed.backends.x86.register_blocks import Scheduled
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.reference import random_inputs, reference
 from cpembed.transform.program import DerivedProgram
 
 
@@ -45,6 +56,47 @@ def asked(
         if eval(condition, values):
             found.append(int(eval(place[1], values)))
     return found
+
+
+def read_lines(nest: Nest, operand: KernelOperand, tasks: Mapping[str, int]) -> set[int]:
+    """Lines of an operand that a task reads, by number."""
+    loops = (*nest.reductions, *(o for o in nest.inner if o.name in operand.access.iterators))
+    names = [loop.name for loop in loops]
+    return lines_of(
+        operand,
+        (
+            operand.access.evaluate({**tasks, **dict(zip(names, point, strict=True))})
+            for point in itertools.product(*(range(loop.extent) for loop in loops))
+        ),
+    )
+
+
+def lines_of(operand: KernelOperand, elements: Iterable[int]) -> set[int]:
+    return {at * size_bytes(operand.dtype) // LINE_BYTES for at in elements}
+
+
+def verified(
+    spec: HardwareSpec, words: str, knobs: Knobs, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Scheduled, CompiledKernel]:
+    """A schedule and its kernel for a machine with hardly any cache, which has computed the same as
+    the reference, on packed operands and in whole calls; skips where this CPU lacks something."""
+    if missing := missing_features(spec):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
+    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    program = program_of(spec, words)
+    space = schedule_space(program, spec)
+    knobs = known(knobs, space.nest)
+    built = build(program, spec, backend="native", knobs=knobs)
+    inputs = random_inputs(program.workload, 4)
+    expected = reference(program.workload, inputs)
+    for found in (built.run(inputs), built.run_whole(inputs, ())):
+        if expected.dtype.kind == "i":
+            assert np.array_equal(found, expected)
+        else:
+            assert np.allclose(found, expected, atol=1e-3)
+    return space.scheduled(program, knobs), built
 
 
 def program_of(spec: HardwareSpec, words: str) -> DerivedProgram:

@@ -7,24 +7,18 @@ import itertools
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec
-from cpembed.backends import kernel
 from cpembed.backends.contract import Knobs
 from cpembed.backends.contraction import contraction_source
-from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.nest import TaskLoop
 from cpembed.backends.nest_text import ahead, turn
-from cpembed.backends.traffic import LINE_BYTES, Reuse
+from cpembed.backends.traffic import Reuse
 from cpembed.backends.x86.calibration import calibration
-from cpembed.backends.x86.features import missing_features
 from cpembed.backends.x86.fetched_columns import fetch_columns, fetches_columns, in_turn
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.reference import random_inputs, reference
-from tests.unit.backends.asked import asked, known, nest_of, program_of
+from tests.unit.backends.asked import asked, lines_of, nest_of, read_lines, verified
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -42,20 +36,15 @@ def test_tasks_ask_for_all_of_the_next_block(spec: HardwareSpec, words: str, kno
     nest = nest_of(spec, words, knobs)
     second, tasks = nest.operands[1], in_turn(nest)
     assert 1 < tasks < nest.task_count
-    size = size_bytes(second.dtype)
     last = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
     named = {ahead(name, tasks): at for name, at in last.items()}
-    found: set[int] = set()
-    for step in itertools.product(*(range(loop.extent) for loop in nest.reductions)):
-        for number in range(tasks):
-            places = asked(fetch_columns, nest, second, step, {**named, turn(tasks): number})
-            found |= {at * size // LINE_BYTES for at in places}
-    loops = (*nest.reductions, *(o for o in nest.inner if o.name in second.access.iterators))
-    reads = {
-        second.access.evaluate(last | dict(zip((o.name for o in loops), point, strict=True)))
-        for point in itertools.product(*(range(loop.extent) for loop in loops))
-    }
-    assert found == {at * size // LINE_BYTES for at in reads}
+    places = [
+        at
+        for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
+        for number in range(tasks)
+        for at in asked(fetch_columns, nest, second, step, {**named, turn(tasks): number})
+    ]
+    assert lines_of(second, places) == read_lines(nest, second, last)
 
 
 @pytest.mark.parametrize("spec, words, knobs", CASES)
@@ -114,23 +103,9 @@ def test_kernels_that_ask_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also the last block, which has none after it."""
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
-    monkeypatch.setenv("TVM_NUM_THREADS", threads)
-    machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
-    monkeypatch.setattr(kernel, "calibration", lambda: machine)
-    program = program_of(spec, words)
-    space = schedule_space(program, spec)
-    knobs = known(knobs, space.nest)
-    assert space.scheduled(program, knobs).fetches_columns
-    built = build(program, spec, backend="native", knobs=knobs)
-    inputs = random_inputs(program.workload, 4)
-    expected = reference(program.workload, inputs)
-    for found in (built.run(inputs), built.run_whole(inputs, ())):
-        if spec is VNNI:
-            assert np.array_equal(found, expected)
-        else:
-            assert np.allclose(found, expected, atol=1e-3)
+    scheduled, built = verified(spec, words, knobs, threads, monkeypatch)
+    assert scheduled.fetches_columns
+    assert "prefetcht1" in built.assembly()
 
 
 def test_the_tasks_of_the_next_block_are_named() -> None:

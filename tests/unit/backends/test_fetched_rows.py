@@ -6,23 +6,17 @@ import itertools
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec
-from cpembed.backends import kernel
 from cpembed.backends.contract import Knobs
 from cpembed.backends.contraction import contraction_source
-from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.nest_text import ahead
-from cpembed.backends.traffic import LINE_BYTES, Reuse
+from cpembed.backends.traffic import Reuse
 from cpembed.backends.x86.calibration import calibration
-from cpembed.backends.x86.features import missing_features
 from cpembed.backends.x86.fetched_rows import fetch_rows, fetches_rows
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.ir.dtypes import size_bytes
-from cpembed.ir.reference import random_inputs, reference
-from tests.unit.backends.asked import asked, known, nest_of, program_of
+from tests.unit.backends.asked import asked, lines_of, nest_of, read_lines, verified
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -43,19 +37,14 @@ def test_a_task_asks_for_what_the_next_one_reads(
     nest = nest_of(spec, words, Knobs(blocks))
     first = nest.operands[0]
     assert any(first.stride(loop.name) for loop in nest.steps), "several rows"
-    size = size_bytes(first.dtype)
     last = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
     named = {ahead(name, 1): at for name, at in last.items()}
-    found: set[int] = set()
-    for step in itertools.product(*(range(loop.extent) for loop in nest.reductions)):
-        places = asked(fetch_rows, nest, first, step, named)
-        found |= {at * size // LINE_BYTES for at in places}
-    loops = (*nest.reductions, *(o for o in nest.inner if o.name in first.access.iterators))
-    reads = {
-        first.access.evaluate(last | dict(zip((o.name for o in loops), point, strict=True)))
-        for point in itertools.product(*(range(loop.extent) for loop in loops))
-    }
-    assert found == {at * size // LINE_BYTES for at in reads}
+    places = [
+        at
+        for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
+        for at in asked(fetch_rows, nest, first, step, named)
+    ]
+    assert lines_of(first, places) == read_lines(nest, first, last)
 
 
 def test_only_what_is_far_and_not_seldom() -> None:
@@ -96,24 +85,10 @@ def test_kernels_that_ask_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also of the last task, which has none after it."""
-    if missing := missing_features(spec):
-        pytest.skip(f"missing: {', '.join(missing)}")
-    monkeypatch.setenv("TVM_NUM_THREADS", threads)
-    machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
-    monkeypatch.setattr(kernel, "calibration", lambda: machine)
-    program = program_of(spec, words)
-    knobs = known(knobs, schedule_space(program, spec).nest)
-    built = build(program, spec, backend="native", knobs=knobs)
+    _, built = verified(spec, words, knobs, threads, monkeypatch)
     assert "prefetcht1" in built.assembly()
     # Lines of results, where a task has whole ones of its own.
     assert "prefetchw" in built.assembly() or (spec, words, dict(knobs.blocks)) not in CASES
-    inputs = random_inputs(program.workload, 4)
-    expected = reference(program.workload, inputs)
-    for found in (built.run(inputs), built.run_whole(inputs, ())):
-        if spec is VNNI:
-            assert np.array_equal(found, expected)
-        else:
-            assert np.allclose(found, expected, atol=1e-3)
 
 
 def test_the_next_task_is_named() -> None:
