@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from cpembed.api.bench import select_layers
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import build, schedule_space
 from cpembed.backends.x86.features import cpu_features, missing_features
@@ -193,8 +194,8 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     return library
 
 
-def run_amx_cases(emulator: Path | None, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.emulation.amx_cases", *arguments]
+def run_amx(module: str, emulator: Path | None, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"tests.emulation.{module}", *arguments]
     if emulator is not None:
         command.append(str(emulator))
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -204,7 +205,7 @@ def run_amx_cases(emulator: Path | None, *arguments: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def amx_results(emulator: Path | None) -> dict[str, Any]:
-    return run_amx_cases(emulator)
+    return run_amx("amx_cases", emulator)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -233,10 +234,22 @@ def test_amx_blocks_that_do_not_divide_are_moved_back(
 
 @pytest.mark.slow
 def test_amx_network_layers_are_bit_exact(emulator: Path | None) -> None:
-    results = run_amx_cases(emulator, "--only-slow")
+    results = run_amx("amx_cases", emulator, "--only-slow")
     assert set(results) == set(SLOW_CASES)
     for found in results.values():
         check_amx(found, emulated=emulator is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["amx_int8", "amx_bf16"])
+@pytest.mark.parametrize("suite", ["unit16", "resnet50"])
+def test_what_the_model_chooses_for_amx_is_right(
+    suite: str, target: str, emulator: Path | None
+) -> None:
+    results = run_amx("amx_suites", emulator, suite, target)
+    assert len(results) == len(select_layers(suite, None))
+    for found in results.values():
+        assert found == {"backend": "x86.amx", "verified": True}
 
 
 def check_amx(found: dict[str, Any], *, emulated: bool) -> None:

@@ -1,0 +1,46 @@
+"""What ``run`` builds of a suite's layers for AMX, run and verified, in a process of its own: a
+fault ends this one only.
+
+``python -m tests.emulation.amx_suites SUITE TARGET [EMULATOR.so]`` writes one JSON object: layer's
+index -> what was found. Without an emulator the CPU must have AMX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+from unittest.mock import patch
+
+from cpembed.api.bench import select_layers
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
+from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.backends.x86.features import ASSUME_VARIABLE
+from cpembed.workloads.suites import Layer
+
+
+def run_layer(layer: Layer, target: str) -> dict[str, Any]:
+    """Verify what the model chooses of a layer, images in NHWC."""
+    workload = layer.workload(default_dtypes(hardware_spec(target)), "NHWC")
+    # The time of an emulator says nothing.
+    with patch("cpembed.api.run.measure"):
+        found = run(workload, target, seed=1, untuned=True)
+    if not isinstance(found, RunResult):
+        return {"error": f"nothing was run of {workload.name}"}
+    return {"backend": found.backend, "verified": found.verification.verified}
+
+
+def main() -> None:
+    suite, target, *libraries = sys.argv[1:]
+    if libraries:
+        os.environ[ASSUME_VARIABLE] = "amx_tile,amx_int8,amx_bf16"
+        ctypes.CDLL(libraries[0])
+    layers = select_layers(suite, None)
+    print(json.dumps({layer.index: run_layer(layer, target) for layer in layers}))
+
+
+if __name__ == "__main__":
+    main()
