@@ -201,14 +201,19 @@ def run(make: Callable[[], DerivedProgram], products: Callable[[], int]) -> dict
     }
 
 
+def emulate(library: str) -> ctypes.CDLL:
+    """Load the emulator: from here on this process takes the CPU for one with AMX."""
+    os.environ[ASSUME_VARIABLE] = "amx_tile,amx_int8,amx_bf16"
+    return ctypes.CDLL(library)
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     cases = SLOW_CASES if "--only-slow" in arguments else CASES
     libraries = [argument for argument in arguments if argument.endswith(".so")]
     products: Callable[[], int] = lambda: 0  # noqa: E731
     if libraries:
-        os.environ[ASSUME_VARIABLE] = "amx_tile,amx_int8,amx_bf16"
-        products = ctypes.CDLL(libraries[0]).amx_emulator_products
+        products = emulate(libraries[0]).amx_emulator_products
     found = {name: run(make, products) for name, make in cases.items()}
     if cases is CASES:
         found |= {name: run_stored(name) for name in STORED}
