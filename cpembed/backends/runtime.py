@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.backends.contract import KernelPlan
+from cpembed.backends.host_cpu import NAME_VARIABLE, HostCpu, host_cpu, is_x86
 from cpembed.backends.script import storage_dtype
 from cpembed.errors import LoweringError
 
@@ -55,14 +56,33 @@ def tvm() -> ModuleType:
 
 
 @cache
+def compiled_for() -> HostCpu:
+    """What kernels of this machine are compiled for."""
+    target = tvm().target.Target
+    from tvm.target import codegen
+
+    recognised = str(os.environ.get(NAME_VARIABLE) or codegen.llvm_get_system_cpu())
+    triple = {"kind": "llvm", "mtriple": codegen.llvm_get_system_triple()}
+
+    def known() -> list[str]:
+        return [str(name) for name in codegen.llvm_get_cpu_archlist(target(triple))]
+
+    def features_of(name: str) -> list[str]:
+        return [str(one) for one in codegen.llvm_get_cpu_features(target(triple | {"mcpu": name}))]
+
+    return host_cpu(recognised, known, features_of)
+
+
+@cache
 def host_target(attributes: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> Any:
     """The LLVM target of this machine, with further instruction-set attributes (``+amx-int8``) and
     code generator options."""
-    from tvm.target import codegen
-
     description: dict[str, Any] = {"kind": "llvm", "num-cores": thread_count()}
-    if platform.machine() in ("x86_64", "AMD64", "aarch64"):
-        description["mcpu"] = codegen.llvm_get_system_cpu()
+    if is_x86() or platform.machine() == "aarch64":
+        cpu = compiled_for()
+        description["mcpu"] = cpu.name
+        # The last word on a feature counts: what a kernel asks for itself.
+        attributes = (*cpu.attributes, *attributes)
     if attributes:
         description["mattr"] = list(attributes)
     if options:

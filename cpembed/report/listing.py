@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
 
 from cpembed.api.run import missing_for
 from cpembed.api.run_vta import simulates
+from cpembed.backends.machine import cpu_model
+from cpembed.backends.runtime import compiled_for
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.operators.family import Parameter
@@ -23,10 +26,17 @@ def targets() -> Iterator[RenderableType]:
         [(name, "left") for name in ("target", "instruction", "extents", "dtypes", "here")],
         (_target_row(load_hardware_spec(name)) for name in available_targets()),
     )
+    yield ""
+    yield f"this machine: {cpu_model()}; {compiled_for().why}"
 
 
 def targets_json() -> dict[str, Any]:
-    return {"targets": [_target_json(load_hardware_spec(name)) for name in available_targets()]}
+    """What :func:`targets` lists, and what kernels of this machine are compiled for."""
+    host = compiled_for()
+    return {
+        "targets": [_target_json(load_hardware_spec(name)) for name in available_targets()],
+        "host": {"cpu": cpu_model(), **asdict(host), "why": host.why},
+    }
 
 
 def _target_row(spec: HardwareSpec) -> tuple[str, ...]:

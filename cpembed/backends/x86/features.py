@@ -7,12 +7,11 @@ the large register state (without it the first AMX instruction ends the process)
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
+from cpembed.backends.host_cpu import cpu_features, listed
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 
@@ -25,23 +24,8 @@ _ARCH_REQ_XCOMP_PERM = 0x1023
 _XTILEDATA = 18
 
 
-@cache
-def cpu_features() -> frozenset[str]:
-    """Feature names as /proc/cpuinfo spells them; empty where there is no such file."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "flags":
-            return frozenset(value.split())
-    return frozenset()
-
-
 def assumed_features() -> frozenset[str]:
-    named = os.environ.get(ASSUME_VARIABLE, "")
-    return frozenset(name.strip() for name in named.split(",") if name.strip())
+    return listed(ASSUME_VARIABLE)
 
 
 @cache
