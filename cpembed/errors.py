@@ -4,6 +4,10 @@ Results are not errors: a workload that cannot be embedded, a search stopped by 
 measurement that failed are values that the library returns.
 """
 
+from __future__ import annotations
+
+from signal import Signals
+
 
 class CpembedError(Exception):
     """Base of all errors; ``str(error)`` is one line for the person at the terminal."""
@@ -49,3 +53,46 @@ class InvariantError(CpembedError):
     """A result failed one of the package's own checks: always a bug in the package."""
 
     exit_code = 1
+
+
+class CrashError(CpembedError):
+    """Compiling or running generated code ended its process, or had to be ended with it.
+
+    ``doing`` is what was being done, in words; None before any step.
+    """
+
+    exit_code = 1
+    doing: str | None = None
+
+    @classmethod
+    def of(cls, doing: str | None, code: int | None, reason: str) -> CrashError:
+        """Of a process that ended by itself: ``code`` as of ``Popen.returncode``, ``reason`` what
+        it said last, empty where it said nothing."""
+        name = f"exit code {code}"
+        if code is not None and code < 0:
+            name = {signal.value: signal.name for signal in Signals}.get(-code, f"signal {-code}")
+        means = {
+            "SIGILL": "the processor lacks an instruction; `cpembed targets` prints what it is "
+            "taken for",
+            "SIGKILL": "out of memory, or killed by somebody",
+        }.get(name, "a bug of the compiler, the kernel or the target")
+        error = cls._while(doing, f"ended in {name}: {reason or means}")
+        if name == "SIGILL":
+            error.exit_code = BackendUnavailable.exit_code
+        return error
+
+    @classmethod
+    def too_long(cls, doing: str | None, variable: str) -> CrashError:
+        """Of a step that had to be ended; the environment's ``variable`` sets the limit."""
+        words = f"took too long and was ended; {variable}=SECONDS in the environment allows more"
+        return cls._while(doing, words)
+
+    @classmethod
+    def no_memory(cls, doing: str | None) -> CrashError:
+        return cls._while(doing, "ran out of memory; take a smaller workload")
+
+    @classmethod
+    def _while(cls, doing: str | None, what: str) -> CrashError:
+        error = cls(f"{doing or 'working on a kernel'} {what}")
+        error.doing = doing
+        return error

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 Group = Literal[
-    "cpembed.constraints", "cpembed.operators", "cpembed.hw_specs", "cpembed.constraint_sets"
+    "cpembed.constraints",
+    "cpembed.operators",
+    "cpembed.backends",
+    "cpembed.hw_specs",
+    "cpembed.constraint_sets",
 ]
-"""The entry point groups. The first two name objects; the others name packages, or objects that
+"""The entry point groups. The first three name objects; the others name packages, or objects that
 are paths of folders, with TOML files."""
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from cpembed import worker
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
@@ -119,7 +120,7 @@ class Bench:
                 if progress is not None:
                     progress(layer, phase, count)
 
-            row = self.maker.row(layer, report)
+            row = self.maker.row(layer, progress=report)
             self.store.append(row)
             self.rows[layer.index] = row
             yield row
@@ -128,8 +129,7 @@ class Bench:
         """One search before the first that is timed: the solver's libraries load at first use."""
         # Whatever is wrong with the layer, its row will tell.
         with suppress(Exception):
-            workload = layer.workload(default_dtypes(self.maker.spec), self.maker.layout)
-            self.maker.solve(workload, self.maker.strict, lambda phase, count: None)
+            worker.call(self.maker.warm_up, layer)
 
     def finished(self) -> list[BenchRow]:
         """Rows so far, in the suite's order."""

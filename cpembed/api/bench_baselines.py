@@ -72,18 +72,19 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> BaselineRow:
     """Time a verified kernel beside the baseline."""
-    if not result.is_native:
+    kernel = result.kernel
+    if kernel is None or not result.is_native:
         return BaselineRow(missing="portable code ran in place of the instruction")
     inputs = random_inputs(subject.workload, result.seed)
 
     def storing(dtype: str) -> CompiledKernel:
         if subject.stored is not None or dtype == subject.workload.output.dtype:
-            return result.kernel
+            return kernel
         assert result.choice is not None
         # Bytes take less of a line than sums: another kernel may suit them, as `run --output` says.
         spec, epilogue = result.solved.target, Epilogue(dtype)
-        kernel, _ = build_first(choices_storing(result.choice, spec, epilogue), spec, epilogue)
-        return kernel
+        other, _ = build_first(choices_storing(result.choice, spec, epilogue), spec, epilogue)
+        return other
 
     pace = Pace.of(result.solved.target)
     found = contest(storing, baseline, subject, inputs, seed=result.seed, pace=pace)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from cpembed import worker
 from cpembed.api.bench_baselines import BaselineRow, baseline_row
 from cpembed.api.bench_results import error_row, run_row, simulated_row, solved_row
 from cpembed.api.bench_rows import (
@@ -25,6 +26,7 @@ from cpembed.api.solve import SolveResult, default_dtypes, solve
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.errors import CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -80,15 +82,14 @@ class RowMaker:
             return vta_kept.best_kept(workload, self.spec, tail, constraints)
         return cpu_kept.best_kept(workload, self.spec, constraints)
 
-    def row(self, layer: Layer, report: Phase) -> BenchRow:
-        """The layer's row; an exception of its searches or its kernel is part of it."""
+    def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
+        """The layer's row, made in the worker; an exception of its searches or its kernel is part
+        of it, and so is what ended the worker."""
         started = time.perf_counter()
-        draft = _Draft()
+        draft = Draft()
         try:
-            workload = layer.workload(default_dtypes(self.spec), self.layout)
-            draft.macs = workload.macs
-            self._fill(draft, layer, workload, report)
-        except Exception as error:
+            draft = worker.call(self.draft, layer, progress=progress)
+        except CrashError as error:
             draft.error = error_row(error)
         return BenchRow(
             layer.index,
@@ -104,6 +105,22 @@ class RowMaker:
             draft.error,
         )
 
+    def draft(self, layer: Layer, *, progress: Phase) -> Draft:
+        """What there is of the layer's row; an exception is part of it."""
+        draft = Draft()
+        try:
+            workload = layer.workload(default_dtypes(self.spec), self.layout)
+            draft.macs = workload.macs
+            self._fill(draft, layer, workload, progress)
+        except Exception as error:
+            draft.error = error_row(error)
+        return draft
+
+    def warm_up(self, layer: Layer) -> None:
+        """A search like those of rows."""
+        workload = layer.workload(default_dtypes(self.spec), self.layout)
+        self.solve(workload, self.strict, lambda phase, count: None)
+
     def solve(self, workload: Computation, chosen: ConstraintSet, report: Phase) -> SolveResult:
         return solve(
             workload,
@@ -115,7 +132,7 @@ class RowMaker:
             progress=report,
         )
 
-    def _fill(self, draft: _Draft, layer: Layer, workload: Computation, report: Phase) -> None:
+    def _fill(self, draft: Draft, layer: Layer, workload: Computation, report: Phase) -> None:
         draft.strict = solved_row(self.solve(workload, self.strict, report))
         if self.backend is None:
             again = self.constraints == self.strict
@@ -172,8 +189,8 @@ def _options(epilogue: Epilogue) -> dict[str, Any]:
 
 
 @dataclass
-class _Draft:
-    """What is known of a row so far."""
+class Draft:
+    """What is known of a layer's row so far."""
 
     macs: int = 0
     strict: SolvedRow | None = None

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
+from cpembed import worker
 from cpembed.api.beside import Beside, faster_beside
 from cpembed.api.choice import pick, stand_in
 from cpembed.api.run_cpu import (
@@ -39,6 +40,7 @@ from cpembed.api.solve import (
     hardware_spec,
     solve,
 )
+from cpembed.backends.added import is_added
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice, CompiledKernel, build
 from cpembed.backends.packing import packed_before
@@ -58,9 +60,13 @@ from cpembed.ir.reference import random_inputs
 from cpembed.measure.runner import measure
 from cpembed.measure.verification import Expected
 from cpembed.tune.cpu_choice import CONSIDERED
+from cpembed.worker import step
 
 _NATIVE_ROUNDS, _GENERIC_ROUNDS = 15, 3
 """Portable code is slow, and its time is not what a measurement is for."""
+
+_TIMED_CALLS = 10
+"""Of a kernel so slow that a round is one call: those of the contraction and of the whole."""
 
 
 def run(
@@ -114,6 +120,7 @@ def run(
     """
     report: Progress = progress or _silent
     spec = hardware_spec(target)
+    worker.prepare()
     missing = missing_for(spec)
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
@@ -132,7 +139,7 @@ def run(
         epilogue = Epilogue(output or workload.output.dtype, scale, bias, relu)
     asked = _Asked(constraints, rank, weights, backend, untuned, epilogue)
     native = backend != GENERIC and not missing
-    by_model = native and simulation is None and asked.any_embedding
+    by_model = native and spec.backend in EXECUTED and asked.any_embedding
     data_seed = secrets.randbits(31) if seed is None else seed
     solved = solve(
         workload,
@@ -179,10 +186,10 @@ def run(
         return faster_beside(solved, choice, epilogue, timeout=timeout, seed=seed or 0)
 
     compares = compared if anything else None
-    built = _built(solved, asked, missing, native=native, others=others, compares=compares)
-    if isinstance(built, Beside):
-        return instead(built.target, built)
-    return _measured(solved, built, data_seed, report)
+    plan = _planned(solved, asked, missing, native=native, others=others, compares=compares)
+    if isinstance(plan, Beside):
+        return instead(plan.target, plan)
+    return worker.call(_executed, solved, plan, data_seed, progress=report)
 
 
 def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
@@ -190,7 +197,7 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
     nothing does."""
     if simulates(spec):
         return ()
-    if spec.backend not in EXECUTED:
+    if spec.backend not in EXECUTED and not is_added(spec):
         return (f"no back end executes {spec.name} yet",)
     features = missing_features(spec)
     return (f"this machine lacks {' and '.join(features)}",) if features else ()
@@ -232,11 +239,17 @@ class _Asked:
 
 
 @dataclass(frozen=True)
-class _Built:
+class _Plan:
+    """What to build: the first of ``choices`` that has a kernel; without any, ``candidate`` where
+    that is ``native``. Where nothing has a kernel, portable code of ``candidate``, for what
+    ``missing`` says, unless the call ``insists`` on a kernel."""
+
     candidate: RankedCandidate
-    kernel: CompiledKernel
+    choices: Sequence[CpuChoice]
+    native: bool
     missing: tuple[str, ...]
-    choice: CpuChoice | None = None
+    epilogue: Epilogue | None
+    insists: bool
 
 
 def _simulated(
@@ -251,10 +264,10 @@ def _simulated(
             any_set=asked.constraints is None,
             any_embedding=asked.any_embedding,
         )
-    return simulation.run(solved, chosen, seed, report)
+    return worker.call(simulation.run, solved, chosen, seed, progress=report)
 
 
-def _built(
+def _planned(
     solved: SolveResult,
     asked: _Asked,
     missing: tuple[str, ...],
@@ -262,25 +275,42 @@ def _built(
     native: bool,
     others: Search | None,
     compares: Callable[[CpuChoice], Beside | None] | None,
-) -> _Built | Beside:
-    """The kernel, and what is missing where it is not native; ``others`` searches for more to
-    choose from, ``compares`` a choice with the target beside this one."""
+) -> _Plan | Beside:
+    """``others`` searches for more to choose from, ``compares`` a choice with the target beside
+    this one."""
     candidate = pick(solved, asked.rank or 1)
-    if native:
+    choices: Sequence[CpuChoice] = ()
+    insists = asked.backend == "native"
+    if native and solved.target.backend in EXECUTED:
         try:
             choices = _choices(solved, candidate, asked, others)
+        except LoweringError as error:
+            if insists:
+                raise
+            native, missing = False, (str(error),)
+        else:
             beside = None if compares is None else compares(choices[0])
             if beside is not None:
                 return beside
-            kernel, choice = build_first(choices, solved.target, asked.epilogue)
-            return _Built(choice.candidate, kernel, (), choice)
+    return _Plan(candidate, choices, native, missing, asked.epilogue, insists)
+
+
+def _executed(solved: SolveResult, plan: _Plan, seed: int, *, progress: Progress) -> RunResult:
+    """Build a kernel, verify it on random data of a seed, and time it: in the worker."""
+    missing, program = plan.missing, plan.candidate.candidate.program
+    if plan.native:
+        try:
+            if not plan.choices:
+                kernel = build(program, solved.target, backend="native", epilogue=plan.epilogue)
+                return _measured(solved, plan.candidate, kernel, seed, progress)
+            kernel, choice = build_first(plan.choices, solved.target, plan.epilogue)
+            return _measured(solved, choice.candidate, kernel, seed, progress, choice=choice)
         except LoweringError as error:
-            if asked.backend == "native":
+            if plan.insists:
                 raise
             missing = (str(error),)
-    program = candidate.candidate.program
-    kernel = build(program, solved.target, backend=GENERIC, epilogue=asked.epilogue)
-    return _Built(candidate, kernel, missing)
+    kernel = build(program, solved.target, backend=GENERIC, epilogue=plan.epilogue)
+    return _measured(solved, plan.candidate, kernel, seed, progress, missing=missing)
 
 
 def _choices(
@@ -301,38 +331,51 @@ def _choices(
     return model_choices(found, solved.target, asked.epilogue, fuses=others is not None)
 
 
-def _measured(solved: SolveResult, built: _Built, seed: int, report: Progress) -> RunResult:
-    """Verify a kernel on random data of a seed, and time it.
-
-    Raises :class:`InvariantError` where its numbers are wrong.
-    """
-    kernel = built.kernel
+def _measured(
+    solved: SolveResult,
+    candidate: RankedCandidate,
+    kernel: CompiledKernel,
+    seed: int,
+    report: Progress,
+    *,
+    missing: tuple[str, ...] = (),
+    choice: CpuChoice | None = None,
+) -> RunResult:
+    """Raises :class:`InvariantError` where the kernel's numbers are wrong."""
     report("verify", 0)
     inputs = random_inputs(solved.workload, seed)
     expected = Expected(solved.workload, inputs)
     vectors = expected.vectors(kernel.epilogue, seed)
     inputs |= vectors
     judged = partial(expected.judge_stored, epilogue=kernel.epilogue, vectors=vectors)
-    verification = judged(kernel.run(inputs))
+    doing = f"running the {kernel.backend} kernel"
+    with step(doing, solved.workload.macs):
+        found = kernel.run(inputs)
+    verification = judged(found)
     if verification.verified and kernel.has_inner_packing:
-        verification = judged(kernel.run_whole(inputs, packed_before(solved.workload)))
+        with step(doing, solved.workload.macs):
+            found = kernel.run_whole(inputs, packed_before(solved.workload))
+        verification = judged(found)
     if not verification.verified:
         raise InvariantError(
             f"the {kernel.backend} kernel of embedding "
-            f"{built.candidate.candidate.embedding.identifier()} of {solved.target.name} in "
+            f"{candidate.candidate.embedding.identifier()} of {solved.target.name} in "
             f"{solved.workload.name} is wrong by up to {verification.max_error:g} on data of seed "
             f"{seed}: please report this command line"
         )
     report("measure", 0)
     rounds = _GENERIC_ROUNDS if kernel.backend == GENERIC else _NATIVE_ROUNDS
+    with step(f"timing the {kernel.backend} kernel", _TIMED_CALLS * solved.workload.macs):
+        times = measure(kernel, inputs, rounds=rounds)
     return RunResult(
         solved,
-        built.candidate,
+        candidate,
         kernel.backend,
-        built.missing,
+        missing,
         verification,
-        measure(kernel, inputs, rounds=rounds),
+        times,
         seed,
-        built.choice,
+        choice,
+        kernel.epilogue,
         kernel,
     )

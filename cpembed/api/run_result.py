@@ -25,9 +25,10 @@ class RunResult:
     ``missing`` says what kept the target's instruction from being used, empty where it was used;
     ``backend`` is then ``generic``: portable code verified the program, and the times in
     ``measurement`` are not those of the instruction. ``seed`` made the data. ``choice`` is where
-    the candidate and its schedule come from, None for portable code. ``instead_of``: the search
-    for the target that was asked for, where another one ran, of which ``solved`` is; it proved that
-    there is no embedding, or ``beside`` says which of the two is faster.
+    the candidate and its schedule come from, None for portable code; ``epilogue`` is what was
+    stored, None for the sums. ``kernel`` is None where another process ran it. ``instead_of``: the
+    search for the target that was asked for, where another one ran, of which ``solved`` is; it
+    proved that there is no embedding, or ``beside`` says which of the two is faster.
     """
 
     solved: SolveResult
@@ -38,9 +39,14 @@ class RunResult:
     measurement: Measurement
     seed: int
     choice: CpuChoice | None
-    kernel: CompiledKernel = field(repr=False)
+    epilogue: Epilogue | None = None
+    kernel: CompiledKernel | None = field(default=None, repr=False)
     instead_of: SolveResult | None = None
     beside: Beside | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Machine code stays in its process."""
+        return {**self.__dict__, "kernel": None}
 
     @property
     def asked(self) -> HardwareSpec:
@@ -50,8 +56,9 @@ class RunResult:
     @property
     def stored(self) -> str:
         """Type of the results."""
-        epilogue = self.kernel.epilogue
-        return self.solved.workload.output.dtype if epilogue is None else epilogue.dtype
+        if self.epilogue is None:
+            return self.solved.workload.output.dtype
+        return self.epilogue.dtype
 
     @property
     def is_native(self) -> bool:
@@ -80,7 +87,7 @@ class RunResult:
             "packed_ahead": list(times.packed_ahead),
             "noisy": times.noisy,
             "stored": self.stored,
-            **_steps(self.kernel.epilogue),
+            **_steps(self.epilogue),
         }
         if self.is_native:
             document |= {"latency_us": latency, "gops": times.gops}

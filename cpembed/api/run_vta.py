@@ -40,6 +40,7 @@ from cpembed.measure.verification import Verification, compare_integers
 from cpembed.tune.kept import TunedChoice
 from cpembed.tune.vta_kept import tuned
 from cpembed.tune.vta_trials import VtaTrial
+from cpembed.worker import step
 
 SIMULATOR = "vta.simulator"
 """What executed the program, as results name it."""
@@ -230,7 +231,7 @@ class VtaSimulation:
         Raises :class:`LoweringError` where there is no program of the candidate, and
         :class:`InvariantError` where it is illegal or its numbers are wrong.
         """
-        phases = _Phases(progress)
+        phases = _Phases(progress, solved.workload.macs)
         workload, candidate = solved.workload, choice.candidate
         with phases("lower"):
             derived = candidate.candidate.program
@@ -286,13 +287,15 @@ class _Phases:
     """Wall time of each phase, which is announced when it begins."""
 
     progress: Progress
+    macs: int
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
     def __call__(self, name: str) -> Generator[None]:
         self.progress(name, 0)
         started = time.perf_counter()
-        yield
+        with step(f"simulating a VTA ({name})", self.macs):
+            yield
         self.seconds[name] = time.perf_counter() - started
 
 

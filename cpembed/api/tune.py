@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cpembed import worker
 from cpembed.api.beside import faster_beside
 from cpembed.api.choice import stand_in
 from cpembed.api.run import missing_for
@@ -26,12 +27,13 @@ from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, hardwa
 from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
 from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
 from cpembed.api.tuning import SEARCH_SHARE, Task
+from cpembed.backends.added import is_added
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.tune.cpu_choice import CONSIDERED, Objective
-from cpembed.tune.cpu_measure import Workbench
+from cpembed.tune.cpu_measure import Isolated
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.database import Stored, Trial, default_directory, stored
 from cpembed.tune.kept import WIDEST
@@ -120,6 +122,7 @@ def open_tuning(
     started = time.perf_counter()
     spec = hardware_spec(target)
     require_tunable(spec)
+    worker.prepare()
     simulation = None
     if simulates(spec):
         simulation = VtaSimulation.of(spec, workload, output, None)
@@ -164,13 +167,15 @@ def open_tuning(
     first = found[0][0].embeddings[:considered]
     fused = fused_candidates(first, spec, searched) if constraints is None else ()
     field = Field.of(found, spec, fused=fused, fuses=constraints is None)
-    return CpuTuning(task, field, Workbench(workload, spec, chosen), chosen, folder)
+    return CpuTuning(task, field, Isolated(workload, spec, chosen), chosen, folder)
 
 
 def require_tunable(spec: HardwareSpec) -> None:
     """Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: nothing to measure")
+    if is_added(spec):
+        raise BackendUnavailable(f"{spec.name}: its back end has one schedule: nothing to tune")
 
 
 def known(database: Path | None = None) -> list[Stored[Any]]:

@@ -14,7 +14,7 @@ from cpembed.api.tuning import Task, TuneResult, Tuning
 from cpembed.backends.contract import Knobs
 from cpembed.backends.x86.calibration import Calibration
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.errors import LoweringError
+from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
 from cpembed.tune.cpu_contest import Failed, Moves, Timed
@@ -29,7 +29,7 @@ FINALISTS = 4
 
 
 class Measurer(Protocol):
-    """What times kernels: a :class:`~cpembed.tune.cpu_measure.Workbench`."""
+    """What times kernels: :class:`~cpembed.tune.cpu_measure.Isolated`."""
 
     known: dict[str, Moves]
 
@@ -165,10 +165,15 @@ class CpuTuning(Tuning[CpuTrial, CpuProposal]):
         chosen = [first, *(trial for trial in best[:FINALISTS] if trial is not first)]
         proposals = [self._proposals[trial.key] for trial in chosen]
         base = first.ratio or 1.0
+        try:
+            found = self._measurer.final(proposals)
+        except CrashError:
+            # Their first times stand: each of them ran alone.
+            return
         self._keep(
             [
                 _trial(proposal, timed, timed.ratio * base, final=last + 1)
-                for proposal, timed in zip(proposals, self._measurer.final(proposals), strict=True)
+                for proposal, timed in zip(proposals, found, strict=True)
             ]
         )
 

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.backends import generic, runtime
+from cpembed.backends.added import is_added
+from cpembed.backends.added import plan as added_plan
 from cpembed.backends.contract import KernelPlan, Knobs
 from cpembed.backends.epilogue import Epilogue, channel_axes
 from cpembed.backends.move import Direction
@@ -306,8 +308,11 @@ def _build_native(
     knobs: Knobs | None,
     epilogue: Epilogue | None,
 ) -> CompiledKernel:
-    found = back_end(spec)
     features.require(spec)
+    if is_added(spec):
+        plan = added_plan(program, spec, runtime.thread_count(), epilogue)
+        return CompiledKernel(program, plan, epilogue=epilogue)
+    found = back_end(spec)
     space = schedule_space(program, spec, epilogue=epilogue)
     chosen = knobs or space.best()
     scheduled = space.scheduled(program, chosen)

@@ -17,6 +17,7 @@ from cpembed.backends.contract import KernelPlan
 from cpembed.backends.host_cpu import NAME_VARIABLE, HostCpu, host_cpu, is_x86
 from cpembed.backends.script import storage_dtype
 from cpembed.errors import LoweringError
+from cpembed.worker import step
 
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
 _SPINS = 3000
@@ -113,6 +114,11 @@ def compile_plan(plan: KernelPlan) -> Function:
 
     Raises :class:`LoweringError` where an intrinsic does not match the block it was to replace.
     """
+    with step(f"compiling a kernel of {plan.backend}"):
+        return _compiled(plan)
+
+
+def _compiled(plan: KernelPlan) -> Function:
     library = tvm()
     module = library.IRModule({"main": library.script.from_source(plan.source)})
     if plan.schedule is not None:

@@ -35,7 +35,7 @@ from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import DTYPES, size_bytes
 from cpembed.ir.parser import ParsedBody, parse_body, parse_computation
-from cpembed.plugins import plugin_file, plugin_files
+from cpembed.plugins import plugin_file, plugin_files, plugin_names
 from cpembed.resources import hardware_spec_files
 
 MAX_EXTENT = 65_536
@@ -153,10 +153,12 @@ class _Builder:
         for key in ("description", "source"):
             if not getattr(table, key).strip():
                 raise self.error((key,), "is empty")
-        if table.backend is not None and table.backend not in BACKENDS:
+        added = "cpembed.backends"
+        if table.backend not in (None, *BACKENDS) and table.backend not in plugin_names(added):
             raise self.error(
                 ("backend",),
-                f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, "
+                f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, the name of an "
+                f"entry point of {added}, "
                 "or leave the key out while nothing executes the instruction",
             )
         for key, other in (("otherwise", table.otherwise), ("beside", table.beside)):

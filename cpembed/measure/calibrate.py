@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+from cpembed import worker
 from cpembed.backends.machine import cache_bytes, cpu_model
 from cpembed.backends.runtime import thread_count
 from cpembed.backends.x86.calibration import Calibration, default_calibration
 from cpembed.backends.x86.features import lacking
 from cpembed.backends.x86.tiles import MAX_ROWS
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.measure.laboratory import (
     CLOCK,
     FEW_ROWS,
@@ -78,26 +79,42 @@ class Measured:
 def measure_calibration(
     rounds: int = ROUNDS, timeout: float = TIMEOUT, on_step: OnStep = unreported
 ) -> Measured:
-    """Measure every constant whose instruction this CPU has.
+    """Measure every constant whose instruction this CPU has, in the worker; an instruction whose
+    kernels end their process is left out.
 
-    Raises :class:`BackendUnavailable` where it has none and :class:`MeasurementError` where the
-    machine is too busy for a figure.
+    Raises :class:`BackendUnavailable` where it has none, :class:`MeasurementError` where the
+    machine is too busy for a figure, and :class:`CrashError` where it is not an instruction that
+    ends the process.
     """
-    started = time.perf_counter()
     missing = {
         name: ", ".join(lacks) for name, needs in FEATURES.items() if (lacks := lacking(needs))
     }
+    while True:
+        try:
+            return worker.call(_measured, missing, rounds, timeout, progress=on_step)
+        except CrashError as error:
+            doing = error.doing or ""
+            crashed = [name for name in FEATURES if name in doing and name not in missing]
+            if not crashed:
+                raise
+            missing |= dict.fromkeys(crashed, str(error))
+
+
+def _measured(
+    missing: Mapping[str, str], rounds: int, timeout: float, *, progress: OnStep
+) -> Measured:
+    started = time.perf_counter()
     products = [name for name in FEATURES if name not in missing]
     if not products:
         reasons = "; ".join(f"{name}: {what}" for name, what in missing.items())
         raise BackendUnavailable(f"this machine has no instruction to calibrate: {reasons}")
     laboratory = Laboratory(products, cache_bytes(), thread_count())
-    probes = laboratory.probes(partial(on_step, "build"))
+    probes = laboratory.probes(partial(progress, "build"))
     elsewhere = Elsewhere()
     with elsewhere:
-        series = dict(time_in_rounds(probes, rounds, timeout, partial(on_step, "measure")))
+        series = dict(time_in_rounds(probes, rounds, timeout, partial(progress, "measure")))
         alone = laboratory.alone([name for name, of in series.items() if not of.has_figure])
-        series.update(time_in_rounds(alone, rounds, timeout / 4, partial(on_step, "measure")))
+        series.update(time_in_rounds(alone, rounds, timeout / 4, partial(progress, "measure")))
     calibration = assemble(series, has_tiles=laboratory.has_tiles)
     clock = 1 / series[CLOCK].ns
     again = [probe.name for probe in alone]

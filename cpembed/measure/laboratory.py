@@ -12,11 +12,12 @@ from functools import cached_property, partial
 import numpy as np
 
 from cpembed.backends import runtime
-from cpembed.backends.x86.dot_products import DOT_PRODUCTS, VPDPBUSD
+from cpembed.backends.x86.dot_products import DOT_PRODUCTS
 from cpembed.backends.x86.tiles import MAX_ROWS, TileGrid
 from cpembed.measure import microkernels
 from cpembed.measure.microkernels import BLOCK, BLOCK_LINES, COUNTS, STAMPS, WORDS, Lines
 from cpembed.measure.probes import Probe
+from cpembed.worker import step
 
 LEVELS = ("L1", "L2", "L3", "memory")
 CLOCK = "clock"
@@ -153,7 +154,10 @@ class Laboratory:
         chunks: int = 1,
         rows: int = MAX_ROWS,
     ) -> list[Probe]:
-        run = self._kernel(body, chunks, tiles=tiles, rows=rows).run
+        with step(f"measuring {name.partition(':')[2]}"):
+            run = self._kernel(body, chunks, tiles=tiles, rows=rows).run
+            # Where the processor does not execute it after all, this says which one.
+            run(1)
         return [_probe(name, run, units * ns, units=units, before=self._heat(tiles=tiles))]
 
     def _near_lines(self) -> Iterator[_Maker]:
@@ -269,7 +273,7 @@ class Laboratory:
     @cached_property
     def _vector_heat(self) -> Callable[[], bool]:
         count = VECTOR_ACCUMULATORS
-        body = microkernels.vector_products(VPDPBUSD.name, count, count)
+        body = microkernels.vector_products(self._vector_products[0], count, count)
         return partial(self._kernel(body).run, int(_HEAT_NS / 2.5))
 
 

@@ -103,7 +103,7 @@ def _why(model: ModelChoice, chosen: Estimated, first: Estimated | None) -> str:
 
 def _stored(result: RunResult) -> list[tuple[str, str]]:
     """What is stored, where that is not the sums as they are."""
-    epilogue = result.kernel.epilogue
+    epilogue = result.epilogue
     if epilogue is None:
         return []
     return [("stored", str(epilogue))]

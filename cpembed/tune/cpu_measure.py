@@ -6,19 +6,22 @@ slower than it was is not trusted: what was timed then is timed again, a few tim
 
 from __future__ import annotations
 
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from statistics import median
 from typing import Any
 
 from numpy.typing import NDArray
 
+from cpembed import worker
 from cpembed.backends.contract import Knobs
 from cpembed.backends.kernel import CompiledKernel, build, in_turn
 from cpembed.backends.packing import packed_before
-from cpembed.errors import InvariantError, LoweringError
+from cpembed.errors import CrashError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
@@ -38,6 +41,7 @@ from cpembed.tune.cpu_contest import (
     Timed,
 )
 from cpembed.tune.cpu_space import CpuProposal
+from cpembed.worker import step
 
 ROUNDS, FINAL_ROUNDS = 40, 80
 """Of a kernel that is not rejected, and at the end of a search; of kernels that a turn holds."""
@@ -50,6 +54,9 @@ DISTURBED = 1.25
 
 PAUSES = (0.2, 1.0)
 """Seconds before untrusted rounds are repeated, so many times."""
+
+_TIMED_CALLS = 100
+"""Of a slow kernel in all its rounds, about."""
 
 _ROOM = 2**28
 """Bytes for packed data of embeddings that were measured, the last ones first."""
@@ -196,6 +203,68 @@ class Workbench:
     @cached_property
     def _expected(self) -> Expected:
         return Expected(self._workload, self._inputs)
+
+
+class Isolated:
+    """A :class:`Workbench` in the worker: a kernel that ends its process is one that failed."""
+
+    def __init__(
+        self, workload: Computation, spec: HardwareSpec, objective: Objective, seed: int = 0
+    ) -> None:
+        self.known: dict[str, Moves] = {}
+        made: _Made = (workload, spec, objective, seed)
+        self._of = (os.getpid(), next(_numbers)), made
+
+    def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
+        """As :meth:`Workbench.measure`."""
+        try:
+            found = worker.call(_measure, *self._of, self.known, proposal, champion)
+        except CrashError as error:
+            return Failed(str(error))
+        if isinstance(found, Timed) and not found.rejected:
+            self.known.setdefault(proposal.design.candidate.identifier, found.moves)
+        return found
+
+    def final(self, proposals: Sequence[CpuProposal]) -> list[Timed]:
+        """As :meth:`Workbench.final`; raises :class:`CrashError`."""
+        return worker.call(_final, *self._of, self.known, proposals)
+
+
+_numbers = count()
+
+_open: dict[tuple[int, int], Workbench] = {}
+"""In the worker: the workbench that was used last."""
+
+_Made = tuple[Computation, HardwareSpec, Objective, int]
+
+
+def _workbench(key: tuple[int, int], made: _Made, known: Mapping[str, Moves]) -> Workbench:
+    if key not in _open:
+        _open.clear()
+        _open[key] = Workbench(*made)
+    _open[key].known.update(known)
+    return _open[key]
+
+
+def _measure(
+    key: tuple[int, int],
+    made: _Made,
+    known: Mapping[str, Moves],
+    proposal: CpuProposal,
+    champion: CpuProposal | None,
+) -> Timed | Failed:
+    with step("measuring a schedule", _TIMED_CALLS * made[0].macs):
+        return _workbench(key, made, known).measure(proposal, champion)
+
+
+def _final(
+    key: tuple[int, int],
+    made: _Made,
+    known: Mapping[str, Moves],
+    proposals: Sequence[CpuProposal],
+) -> list[Timed]:
+    with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * made[0].macs):
+        return _workbench(key, made, known).final(proposals)
 
 
 class _Data:

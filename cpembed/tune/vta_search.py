@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from random import Random
 
+from cpembed import worker
 from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.planner import default_schedule
+from cpembed.backends.vta.schedule import Schedule
 from cpembed.backends.vta.timing import time_program
-from cpembed.errors import LoweringError
+from cpembed.errors import CrashError, LoweringError
+from cpembed.transform.program import DerivedProgram
 from cpembed.tune.search import Search
 from cpembed.tune.vta_space import (
     Design,
@@ -20,6 +23,7 @@ from cpembed.tune.vta_space import (
     screened,
 )
 from cpembed.tune.vta_trials import VtaTrial
+from cpembed.worker import step
 
 SCREENED = 64
 """Schedules that estimates choose alone."""
@@ -51,9 +55,8 @@ def measure(proposal: Proposal, machine: Machine) -> VtaTrial:
     design = proposal.design
     cycles, error = None, None
     try:
-        lowered = lower(design.candidate.program, machine.config, proposal.schedule, machine.tail)
-        cycles = time_program(lowered.empty_image(), machine.memory).cycles
-    except LoweringError as refused:
+        cycles = worker.call(_cycles, design.candidate.program, proposal.schedule, machine)
+    except (LoweringError, CrashError) as refused:
         error = str(refused)
     return VtaTrial(
         design.candidate.embedding.to_json(),
@@ -67,3 +70,9 @@ def measure(proposal: Proposal, machine: Machine) -> VtaTrial:
         design.bounds.gemm_or_dma,
         design.bounds.busiest_module,
     )
+
+
+def _cycles(program: DerivedProgram, schedule: Schedule, machine: Machine) -> int:
+    with step("simulating a schedule", program.workload.macs):
+        lowered = lower(program, machine.config, schedule, machine.tail)
+        return time_program(lowered.empty_image(), machine.memory).cycles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from cpembed.cli import main
+from cpembed.worker import IN_PROCESS_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,15 @@ class Caller:
 
 
 def in_a_process(*arguments: str, script: str | None = None) -> Called:
-    """``python -m cpembed ARGUMENTS``, or a script of Python."""
+    """``python -m cpembed ARGUMENTS``, or a script of Python, as a person calls it: kernels are
+    built and run in a worker."""
     how = ["-m", "cpembed"] if script is None else ["-c", script]
+    environment = {key: text for key, text in os.environ.items() if key != IN_PROCESS_VARIABLE}
     done = subprocess.run(
-        [sys.executable, *how, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, *how, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     return Called(done.returncode, done.stdout, done.stderr)

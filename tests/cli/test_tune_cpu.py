@@ -11,7 +11,7 @@ from cpembed.api import tune as api
 from cpembed.backends.x86.features import missing_features
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.tune.cpu_contest import Failed, Timed
-from cpembed.tune.cpu_measure import Workbench
+from cpembed.tune.cpu_measure import Isolated
 from cpembed.tune.cpu_space import CpuProposal
 from cpembed.tune.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
@@ -112,7 +112,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 ) -> None:
     count = 0
 
-    class Breaking(Workbench):
+    class Breaking(Isolated):
         def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
             nonlocal count
             count += 1
@@ -122,7 +122,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 
     call = (*GEMM, *VNNI, "--trials", "3", "--candidates", "2", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(api, "Workbench", Breaking)
+        patch.setattr(api, "Isolated", Breaking)
         called = tune(*call)
     assert called.code == 130
     assert "2 of 3 trials are kept in" in called.err

@@ -98,7 +98,7 @@ def test_code_has_no_instruction_of_a_feature_that_is_switched_off(
             'def main(A: T.Buffer((1024,), "float32"), B: T.Buffer((1024,), "float32")):\n'
             '    T.func_attr({"tirx.noalias": True, "global_symbol": "main"})\n'
             "    for i in T.serial(64):\n"
-            "        B[T.ramp(i * 16, 1, 16)] = A[T.ramp(i * 16, 1, 16)]\n"
+            "        B[T.ramp(i * 16, 1, 16)] = A[T.ramp(i * 16, 1, 16)] * A[0]\n"
         )
         assert ("zmm" in runtime.compile_plan(KernelPlan("copy", text)).assembly()) == used
     finally:

@@ -1,0 +1,25 @@
+"""Functions called in a child process, which may die in the parent's place.
+
+Compiling and running generated code can end a process: an abort inside the compiler, SIGILL,
+SIGSEGV, memory that runs out, a loop without an end. So both happen in a child process that is
+warm after its first call and is replaced when it dies; the parent gets a
+:class:`~cpembed.errors.CrashError`, one line that says what was being done.
+
+``call`` executes a function there, ``prepare`` starts the child ahead of its first call, and
+``step`` names, in the child, what is being done and how long it may take.
+"""
+
+from __future__ import annotations
+
+from cpembed.worker.parent import IN_PROCESS_VARIABLE, call, prepare, retire
+from cpembed.worker.steps import LIMIT_VARIABLE, step, time_limit
+
+__all__ = [
+    "IN_PROCESS_VARIABLE",
+    "LIMIT_VARIABLE",
+    "call",
+    "prepare",
+    "retire",
+    "step",
+    "time_limit",
+]

@@ -1,0 +1,197 @@
+"""The parent's side: starts the worker, sends calls, outlives it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Pipe
+from multiprocessing.reduction import ForkingPickler
+from typing import IO, Any, ParamSpec, TypeVar
+
+from cpembed.errors import CrashError, LoweringError
+from cpembed.worker.steps import LIMIT_VARIABLE, in_worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+IN_PROCESS_VARIABLE = "CPEMBED_IN_PROCESS"
+"""Set to anything: no worker, calls happen in this process, for debuggers and profilers."""
+
+PRELOAD = ("cpembed.backends.runtime:tvm", "cpembed.api.run:run")
+"""What nearly every call needs: ``module:name``, loaded before the first one comes; a name that
+takes no arguments is called."""
+
+_MAIN = "import sys; sys.path[:] = {path!r}; from cpembed.worker.child import serve; serve({rest})"
+_LAST_WORDS = 4096
+"""Bytes of a worker's stderr that are looked through for the reason of its death."""
+_PATIENCE = 5.0
+"""Seconds for a worker that closed its connection to end."""
+
+
+def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> R:
+    """The function's result, from the worker of this process.
+
+    The function is a module's or a bound method; it, its arguments and its result can be pickled,
+    but for a keyword ``progress``, which is called here with what the function reports there.
+    What it raises is raised here; where it ends its process, :class:`CrashError`.
+    """
+    if in_worker() or os.environ.get(IN_PROCESS_VARIABLE) or not sys.executable:
+        return function(*arguments, **keywords)
+    return _current().call(function, arguments, keywords)
+
+
+def prepare() -> None:
+    """Start the worker where there is none, to be warm when it is called."""
+    if not (in_worker() or os.environ.get(IN_PROCESS_VARIABLE) or not sys.executable):
+        _current()
+
+
+def retire() -> None:
+    """End the worker; the next call starts another."""
+    for worker in _workers:
+        worker.close()
+    _workers.clear()
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What of the parent a worker has from its start."""
+
+    environment: dict[str, str]
+    directory: str
+    cores: frozenset[int]
+    path: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> _Surroundings:
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+        return cls(dict(os.environ), os.getcwd(), frozenset(cores), tuple(sys.path))
+
+
+class Worker:
+    """A child process that executes one call at a time."""
+
+    def __init__(self) -> None:
+        self.surroundings = _Surroundings.now()
+        self.owner = os.getpid()
+        self._connection, theirs = Pipe()
+        # Not a pipe: nobody reads it while the worker works.
+        self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        descriptor = theirs.fileno()
+        rest = f"{descriptor}, {os.getpid()}, {list(PRELOAD)!r}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN.format(path=sys.path, rest=rest)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._words,
+            stderr=self._words,
+            pass_fds=(descriptor,),
+            start_new_session=True,
+        )
+        theirs.close()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it lives and everything around it is as when it was started."""
+        return (
+            self._process.poll() is None
+            and self.owner == os.getpid()
+            and self.surroundings == _Surroundings.now()
+        )
+
+    def call(
+        self, function: Callable[..., R], arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> R:
+        report: Callable[..., Any] | None = keywords.get("progress")
+        sent = {name: value for name, value in keywords.items() if name != "progress"}
+        try:
+            request = ForkingPickler.dumps((function, arguments, sent, report is not None))
+        except (pickle.PicklingError, AttributeError, TypeError):
+            # Of a script or an interpreter's prompt: nothing that another process could import.
+            return function(*arguments, **keywords)
+        doing = None
+        try:
+            self._connection.send_bytes(request)
+            deadline: float | None = None
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._connection.poll(left):
+                    raise CrashError.too_long(doing, LIMIT_VARIABLE)
+                kind, *what = self._connection.recv()
+                if kind == "step":
+                    doing, limit = what
+                    deadline = None if limit is None else time.monotonic() + limit
+                elif kind == "report":
+                    if report is not None:
+                        report(*what[0])
+                elif kind == "unknown":
+                    return function(*arguments, **keywords)
+                else:
+                    return _outcome(kind, what, doing)
+        except (EOFError, ConnectionError) as error:
+            raise self._crash(doing) from error
+        except LoweringError:
+            # An answer: this kernel cannot be made.
+            raise
+        except BaseException:
+            # Interrupted, or a check that failed: what the worker does now, or what a kernel
+            # did to its memory, nobody knows.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if self.owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+        self._connection.close()
+        self._words.close()
+
+    def _crash(self, doing: str | None) -> CrashError:
+        """What became of a worker that ended by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE)
+        code, reason = self._process.poll(), self._reason()
+        self.close()
+        return CrashError.of(doing, code, reason)
+
+    def _reason(self) -> str:
+        """The line in which a library said why it aborts, of what the worker printed last."""
+        size = self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, size - _LAST_WORDS))
+        lines = self._words.read().decode(errors="replace").splitlines()
+        told = [line.strip() for line in lines if "ERROR" in line or "rror:" in line]
+        told = told or [line.strip() for line in lines if "what()" in line]
+        return told[-1] if told else ""
+
+
+def _outcome(kind: str, what: list[Any], doing: str | None) -> Any:
+    if kind == "result":
+        return what[0]
+    if kind == "memory":
+        raise CrashError.no_memory(doing)
+    error, trace = what
+    error.add_note(trace)
+    raise error
+
+
+_workers: list[Worker] = []
+
+
+def _current() -> Worker:
+    """The process's worker, warm where it can be."""
+    if _workers and not _workers[0].is_usable:
+        retire()
+    if not _workers:
+        _workers.append(Worker())
+    return _workers[0]
+
+
+atexit.register(retire)
