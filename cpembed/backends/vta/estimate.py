@@ -19,7 +19,7 @@ from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.schedule import Schedule
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import TileNest, TileTensor
-from cpembed.backends.vta.timing import PIPELINE, WRITE_COMMAND, MemorySystem
+from cpembed.backends.vta.timing import PIPELINE, MemorySystem, writing
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 
@@ -61,8 +61,8 @@ def estimate(
     loads: list[tuple[Counts, Counts]] = []
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
         region = region_tiles(tensor, sizes)
-        beats = -(-config.element_bytes(tensor.memory) // memory.beat_bytes)
-        one = region * beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
+        beats = beats_of(region, tensor.memory, config, memory)
+        one = beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
         loads.append((_loads(tensor, trips, slots), one))
     compute = np.minimum(
         _product(list(sizes.values())) + PIPELINE, _trimmed(nest, trips, steps, sizes)
@@ -134,13 +134,14 @@ def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]
 
 
 def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
-    """Of the STORE of a region: the commands of its bursts, beats, and a cycle for each row of a
-    tile that is read from SRAM."""
-    element = config.element_bytes(Memory.OUT)
-    beats = -(-acc * element // memory.beat_bytes)
-    bursts = -(-beats // memory.burst_beats)
-    row = max(1, element // config.batch // memory.beat_bytes)
-    return 1 + WRITE_COMMAND * bursts + beats + beats // row
+    """Of the STORE of a region that is in one piece in DRAM."""
+    beats = beats_of(acc, Memory.OUT, config, memory)
+    return 1 + writing(-(-beats // memory.burst_beats), beats, config, memory)
+
+
+def beats_of(tiles: Counts, kind: Memory, config: VtaConfig, memory: MemorySystem) -> Counts:
+    """Of tiles one after the other; a beat may hold several."""
+    return -(-tiles * config.element_bytes(kind) // memory.beat_bytes)
 
 
 def _product(counts: Sequence[Counts]) -> Counts:
@@ -244,7 +245,7 @@ def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
     gemm = _executions(nest)
     passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
     beats = [
-        tensor.tiles * -(-nest.config.element_bytes(tensor.memory) // memory.beat_bytes)
+        int(beats_of(np.array(tensor.tiles), tensor.memory, nest.config, memory))
         for tensor in nest.inputs
     ]
     store = int(store_cycles(np.array(nest.acc.tiles), nest.config, memory))

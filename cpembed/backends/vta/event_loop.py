@@ -38,7 +38,8 @@ INSTRUCTION = (
 )
 """What the loop knows of an instruction, in cycles and bytes; -1 for no queue. ``reads``: it waits
 for DRAM, else it takes ``duration``. ``lead``: cycles until the first command; ``latency``: from
-the bus to SRAM; pads are written while no data arrives, ``skipped`` rows pass in between."""
+the bus to SRAM. Pads are written in cycles without data, one a cycle; between them ``skipped`` rows
+pass, one a cycle whether data arrive or not."""
 
 EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat")
 """What it finds out: fetched, issued, complete (the next one's issue), the module free; beats of
@@ -60,7 +61,12 @@ first instruction's dispatch."""
 CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
 """Who reads DRAM, the highest priority first."""
 
-_MODULE_STATE = ("head", "fetched", "free", "loading", "request", "row", "at", "end", "beats")
+_PADDING = ("pads_before", "skipped", "pads_after")
+"""What ``ZeroPadding`` goes through, in order; of a module, what is left of each."""
+_MODULE_STATE = (
+    "head", "fetched", "free", "loading", "request", "row", "at", "end", "beats", "padded_until",
+    *_PADDING,
+)  # fmt: skip
 _STATE = (
     "go", "last_command", "bursts", "live", "served", "served_beats", "time", "beats", "who",
     "fetch_state", "fetch_next", "fetch_left", "fetch_time", "batches", "ok", "value", "busy",
@@ -185,6 +191,9 @@ class _Source:
                     line(f"{_m('request')} = {_s('time')} + 2 + {_i('lead', _HEAD)}")
                     line(f"{_m('row')} = 0")
                     line(f"{_m('beats')} = 0")
+                    line(f"{_m('padded_until')} = {_s('time')} + {_i('latency', _HEAD)}")
+                    for name in _PADDING:
+                        line(f"{_m(name)} = {_i(name, _HEAD)}")
                     self._begin_row()
 
     def _complete(self) -> None:
@@ -310,8 +319,8 @@ class _Source:
         line = self._script.line
         left = f"T.min({_set('batch')}, {_set('count')} - {_s('fetch_next')})"
         line(f"{_s('fetch_left')} = {left}")
-        line(f"{_s('beats')} = {_s('fetch_left')} * 16 // {_set('beat_bytes')}")
-        line(f"{_s('beats')} = T.max({_s('beats')}, 1)")
+        beat = _set("beat_bytes")
+        line(f"{_s('beats')} = ({_s('fetch_left')} * 16 + {beat} - 1) // {beat}")
         self._burst()
         line(f"F[{_s('batches')}, 0] = {_s('served')} + 1")
         line(f"F[{_s('batches')}, 1] = {_s('served')} + {_s('beats')}")
@@ -328,6 +337,7 @@ class _Source:
         self._burst()
         with nested(f"if {_m('beats')} == 0:"):
             line(f"{_e('first_beat', _HEAD)} = {_s('served')} + 1")
+        self._pad()
         line(f"{_m('beats')} = {_m('beats')} + {_s('beats')}")
         line(f"{_m('at')} = {_m('at')} + {_s('beats')}")
         line(f"{_m('request')} = {_s('time')} + 2")
@@ -338,24 +348,23 @@ class _Source:
             with nested("else:"):
                 self._loaded()
 
-    def _loaded(self) -> None:
-        """The last beat is known: pads fill the cycles in which no data arrives."""
+    def _pad(self) -> None:
+        """Pads and skipped rows up to the end of the burst that is being served."""
         line, nested = self._script.line, self._script.nested
-        last = f"({_s('served')} + {_s('beats')})"
-        line(f"{_e('last_beat', _HEAD)} = {last}")
-        stored = f"({last} + {_i('latency', _HEAD)})"
-        begun = f"({stored} + 1 - {_m('beats')})"
-        pads = _s("value")
-        line(f"{pads} = {_e('issued', _HEAD)} + {_i('latency', _HEAD)}")
-        for name in ("pads_before", "skipped", "pads_after"):
-            count = _i(name, _HEAD)
-            if name == "skipped":
-                line(f"{pads} = {pads} + {count}")
-                continue
-            with nested(f"if {pads} + {count} <= {begun} or {pads} > {stored}:"):
-                line(f"{pads} = {pads} + {count}")
-            with nested("else:"), nested(f"if {count} > 0:"):
-                before = f"T.max({begun} - {pads}, 0)"
-                line(f"{pads} = {stored} + 1 + {count} - {before}")
-        line(f"{_s('value')} = T.max({stored} + 2, {pads} + 1)")
+        free, until = _s("value"), _m("padded_until")
+        line(f"{free} = {_s('served')} + 1 + {_i('latency', _HEAD)} - {until}")
+        line(f"{until} = {until} + {free} + {_s('beats')}")
+        for name in _PADDING:
+            line(f"{_s('ok')} = T.min({free}, {_m(name)})")
+            line(f"{_m(name)} = {_m(name)} - {_s('ok')}")
+            line(f"{free} = {free} - {_s('ok')}")
+        with nested(f"if {_m('pads_before')} == 0:"):
+            line(f"{_m('skipped')} = T.max({_m('skipped')} - {_s('beats')}, 0)")
+
+    def _loaded(self) -> None:
+        """The last beat is known: what is left of the padding follows it."""
+        line = self._script.line
+        line(f"{_e('last_beat', _HEAD)} = {_s('served')} + {_s('beats')}")
+        left = " + ".join(_m(name) for name in _PADDING)
+        line(f"{_s('value')} = {_m('padded_until')} + {left} + 1")
         self._complete()

@@ -23,6 +23,7 @@ from cpembed.backends.vta.estimate import (
     FETCH_CYCLES,
     LOAD_OVERHEAD,
     Counts,
+    beats_of,
     region_tiles,
     store_cycles,
     transfers,
@@ -170,7 +171,7 @@ def _estimate(
     outputs = math.prod(trips[loops[axis]] for axis in "npkq")
     acc = region_tiles(nest.acc, sizes)
     load = sum(
-        region_tiles(tensor, sizes) * -(-config.element_bytes(tensor.memory) // memory.beat_bytes)
+        beats_of(region_tiles(tensor, sizes), tensor.memory, config, memory)
         + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
         for tensor in nest.factors
     )

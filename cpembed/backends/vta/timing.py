@@ -174,7 +174,7 @@ def _run(
     batches = _filled(np.zeros((count, 2)))
     state = _filled(np.zeros(event_loop.state_size()))
     state[event_loop.state_index("fetch_state")] = 1 if count else 0
-    state[event_loop.state_index("fetch_time")] = 3 if memory.wide_fetch else 2
+    state[event_loop.state_index("fetch_time")] = 2
     arrays = (
         _filled(np.array([settings[name] for name in SETTING])),
         table,
@@ -256,8 +256,7 @@ def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Num
 
 
 def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
-    """Rows are split into bursts; a burst takes its command, its beats, and a cycle for each row of
-    a tile that is read from SRAM."""
+    """Rows are split into bursts of whole beats (:func:`writing`)."""
     element = config.element_bytes(Memory.OUT)
     count = columns["y"][writes]
     owner = np.repeat(np.arange(len(writes)), count)
@@ -267,9 +266,22 @@ def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: Memory
     burst = memory.burst_beats * memory.beat_bytes
     bursts = (end - 1) // burst - start // burst + 1
     beats = (end - 1) // memory.beat_bytes - start // memory.beat_bytes + 1
-    beats_a_row = max(1, element // config.batch // memory.beat_bytes)
-    cycles = WRITE_COMMAND * bursts + beats + beats // beats_a_row
+    cycles = writing(bursts, beats, config, memory)
     return 1 + np.bincount(owner, cycles, minlength=len(writes)).astype(np.int64)
+
+
+def writing(bursts: Numbers, beats: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
+    """Cycles of a STORE but the one of its issue: each burst takes its command and its beats.
+
+    Where the bus holds a tile, SRAM is read while beats are sent and a burst ends with a cycle for
+    the answer (``TensorStoreWideVME.scala``); else sending stops for each row of a tile, which is
+    read before (``TensorStoreNarrowVME.scala``).
+    """
+    element = config.element_bytes(Memory.OUT)
+    if element <= memory.beat_bytes:
+        return (WRITE_COMMAND + 1) * bursts + beats
+    beats_a_row = max(1, element // config.batch // memory.beat_bytes)
+    return WRITE_COMMAND * bursts + beats + beats // beats_a_row
 
 
 def _summary(

@@ -24,12 +24,11 @@ NEIGHBOURS = {
 }
 
 
-def random_code(seed: int, count: int = 60, *, passing: bool = False):
-    """``passing``: also pads below rows without pads, which pass while data arrive."""
+def random_code(seed: int, count: int = 60):
     choose = random.Random(seed)
     code, last = Dependences(), {}
     for _ in range(count):
-        instruction = _instruction(choose, passing)
+        instruction = _instruction(choose)
         waits = [
             last[module]
             for module in NEIGHBOURS[module_of(instruction)]
@@ -42,7 +41,7 @@ def random_code(seed: int, count: int = 60, *, passing: bool = False):
     return code.instructions()
 
 
-def _instruction(choose: random.Random, passing: bool):
+def _instruction(choose: random.Random):
     kind = choose.choice(("load", "load", "load", "store", "gemm", "alu", "nothing"))
     if kind == "gemm":
         return Gemm(0, choose.randint(1, 40), choose.randint(1, 3), 2, reset=choose.random() < 0.3)
@@ -58,7 +57,5 @@ def _instruction(choose: random.Random, passing: bool):
     pads = (0, 0, 0, 0)
     if memory in (Memory.INP, Memory.ACC) and choose.random() < 0.6:
         pads = tuple(choose.choice((0, 0, 1, 2, 5)) for _ in range(4))
-        if not passing and not any(pads[2:]):
-            pads = (pads[0], 0, 0, 0)
     move = Store if memory is Memory.OUT else Load
     return move(memory, 0, choose.randint(0, 50), y, x, x + choose.randint(0, 9), *pads)

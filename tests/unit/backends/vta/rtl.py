@@ -1,6 +1,6 @@
 """VTA's memory path and modules cycle by cycle, after the Chisel sources: a second source for the
-timed simulator, which goes from event to event. 64-bit bus; registers are updated at the end of a
-cycle. GEMM and ALU are counted, not modelled.
+timed simulator, which goes from event to event. Registers are updated at the end of a cycle. GEMM
+and ALU are counted, not modelled; queues of instructions have no end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections import deque
 
 from cpembed.backends.vta.isa import Alu, Finish, Gemm, Load, Memory, Module, Store, module_of
 
-BEAT = 8
 CLIENT = {Memory.UOP: 1, Memory.INP: 2, Memory.WGT: 3, Memory.ACC: 4}
 ORDER = (Module.LOAD, Module.COMPUTE, Module.STORE)
 
@@ -42,14 +41,14 @@ class Dram:
 class Reader:
     """TensorLoad: commands, beats in flight, pads. Wide: an element is at most a beat."""
 
-    def __init__(self, load, config, burst):
+    def __init__(self, load, config, burst, bus):
         self.client = CLIENT[load.memory]
         size = config.element_bytes(load.memory)
-        self.wide = size <= BEAT
+        self.wide = size <= bus
         self.commands = deque()
         for row in range(load.y):
             start = (load.dram + row * load.x_stride) * size
-            at, end = start // BEAT, -(-(start + load.x * size) // BEAT)
+            at, end = start // bus, -(-(start + load.x * size) // bus)
             while at < end:
                 beats = min(end - at, burst - at % burst)
                 self.commands.append(beats)
@@ -92,21 +91,21 @@ class Reader:
 
 
 class Writer:
-    """TensorStore with VME and memory: a burst is command, address, then a tile's row at a time."""
+    """TensorStore with VME and memory: a burst is command, address, and beats. Wide, the bus holds
+    a tile; else beats stop for each of a tile's rows, which is read from SRAM."""
 
-    def __init__(self, store, config, burst):
-        size, row = config.element_bytes(Memory.OUT), config.block // BEAT
+    def __init__(self, store, config, burst, bus):
+        size = config.element_bytes(Memory.OUT)
+        wide, row = size <= bus, size // config.batch // bus
         self.left = 0
         for y in range(store.y):
             start = (store.dram + y * store.x_stride) * size
-            for at in range(
-                start // (burst * BEAT), -(-(start + store.x * size) // (burst * BEAT))
-            ):
-                first = max(start, at * burst * BEAT)
-                last = min(start + store.x * size, (at + 1) * burst * BEAT)
-                beats = (last - first) // BEAT
-                # sWriteCmd; sWriteAddr and its answer; beats, a read of SRAM between rows; the ack
-                self.left += 1 + 2 + beats + (beats // row - 1) + 1
+            end = start + store.x * size
+            for at in range(start // (burst * bus), -(-end // (burst * bus))):
+                first = max(start // bus, at * burst)
+                beats = min(-(-end // bus), (at + 1) * burst) - first
+                # sWriteCmd; sWriteAddr and its answer; beats, sReadMem between rows; the ack
+                self.left += 1 + 2 + beats + (0 if wide else beats // row - 1) + 1
 
     def tick(self):
         self.left -= 1
@@ -114,8 +113,11 @@ class Writer:
 
 
 class Rtl:
-    def __init__(self, program, *, delay=16, burst=16, outstanding=16):
-        self.code, self.config, self.burst = program.instructions, program.config, burst
+    """``bus``: bytes of a beat."""
+
+    def __init__(self, program, *, delay=16, burst=16, outstanding=16, bus=8):
+        self.code, self.config = program.instructions, program.config
+        self.burst, self.bus = burst, bus
         self.dram, self.tags = Dram(delay), outstanding
         self.slots = [None] * 5
         self.modules = [deque() for _ in ORDER]
@@ -123,7 +125,7 @@ class Rtl:
         self.tokens = {(a, b): 0 for a in range(3) for b in range(3)}
         self.issued, self.done = [-1] * len(self.code), [-1] * len(self.code)
         self.fetched, self.batch, self.fetch = 0, 0, "command"
-        self.halves, self.decoded = 0, deque()
+        self.received, self.piped, self.decoded, self.pipe = 0, False, deque(), None
         self.beat = None
 
     def run(self):
@@ -166,22 +168,34 @@ class Rtl:
         return None
 
     def step_fetch(self, slots, beat, arrivals):
-        if self.fetch == "command":
-            self.batch = min(self.burst // 2, len(self.code) - self.fetched)
+        """Fetch64Bit, or FetchWideVME: its beats and its instructions pass a register each, and its
+        commands begin a cycle later, but for the first one."""
+        wide, number = self.bus >= 16, None
+        if self.fetch == "begin":
+            self.fetch = "command"
+        elif self.fetch == "command":
+            self.batch = min(self.burst if wide else self.burst // 2, len(self.code) - self.fetched)
             if self.slots[0] is None:
-                slots[0], self.halves, self.fetch = 2 * self.batch, 0, "read"
+                slots[0] = -(-16 * self.batch // self.bus)
+                self.received, self.fetch = -slots[0], "read"
         elif self.fetch == "read":
-            self.halves += beat == 0
-            if self.halves == 2 * self.batch:
+            before, arrived = self.received, beat == 0
+            self.received += self.piped if wide else arrived
+            self.piped = arrived
+            if not (before if wide else self.received):
                 self.fetch = "drain"
                 self.decoded.extend(range(self.fetched, self.fetched + self.batch))
                 self.fetched += self.batch
         elif self.fetch == "drain":
             if self.decoded:
                 number = self.decoded.popleft()
-                arrivals.append((ORDER.index(module_of(self.code[number])), number))
             else:
-                self.fetch = "command" if self.fetched < len(self.code) else "idle"
+                ahead = "begin" if wide else "command"
+                self.fetch = ahead if self.fetched < len(self.code) else "idle"
+        if wide:
+            number, self.pipe = self.pipe, number
+        if number is not None:
+            arrivals.append((ORDER.index(module_of(self.code[number])), number))
 
     def step_module(self, m, cycle, slots, beat, pushes):
         if self.running[m] is None:
@@ -234,9 +248,9 @@ class Rtl:
             case Load() | Store() if not instruction.x:
                 return 1
             case Load():
-                return Reader(instruction, self.config, self.burst)
+                return Reader(instruction, self.config, self.burst, self.bus)
             case Store():
-                return Writer(instruction, self.config, self.burst)
+                return Writer(instruction, self.config, self.burst, self.bus)
             case Gemm() | Alu():
                 count = (instruction.uop_end - instruction.uop_begin) * instruction.outer
                 passes = 1 if isinstance(instruction, Gemm) or instruction.use_immediate else 2

@@ -13,7 +13,7 @@ from cpembed.backends.vta.bias import with_bias
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.emit import Addresses, emit
 from cpembed.backends.vta.estimate import bounds, region_tiles, store_cycles
-from cpembed.backends.vta.isa import Gemm, Load, Memory, Store
+from cpembed.backends.vta.isa import Finish, Gemm, Load, Memory, Store
 from cpembed.backends.vta.lower import lower
 from cpembed.backends.vta.planner import (
     default_schedule,
@@ -42,10 +42,10 @@ def nest_of(words: str, constraints: str = "strict") -> TileNest:
     return tile_nest(best_program(words, "vta_1x16x16", constraints), VtaConfig())
 
 
-def cycles(nest: TileNest, schedule: Schedule) -> int:
+def cycles(nest: TileNest, schedule: Schedule, memory: MemorySystem = MEMORY) -> int:
     emitted = emit(nest, schedule, TAIL, Addresses(0, 0, (0,), 0))
     image = VtaProgram(nest.config, emitted.instructions, np.zeros(0, np.uint8), {})
-    return time_program(image, MEMORY, checked=False).cycles
+    return time_program(image, memory, checked=False).cycles
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,28 @@ def test_no_schedule_beats_the_bound_even_where_tiles_of_zeros_are_skipped() -> 
     order = tuple(nest.extents)
     for schedule in (default_schedule(nest, TAIL, MEMORY), Schedule(tiles, order)):
         assert cycles(nest, schedule) >= bounds(nest, TAIL, MEMORY).busiest_module
+
+
+@pytest.mark.parametrize("bits", [128, 256, 512])
+def test_no_schedule_beats_the_bound_on_buses_that_hold_several_tiles(bits: int) -> None:
+    memory = MemorySystem(bus_bits=bits)
+    nest = nest_of("gemm m=1 n=1024 k=512")
+    bound = bounds(nest, TAIL, memory)
+    assert bound.busiest_module <= cycles(nest, default_schedule(nest, TAIL, memory), memory)
+    # All operands once: INP's tiles have 16 bytes, WGT's 256.
+    assert bound.read == (32 * 16 + 32 * 64 * 256) // (bits // 8)
+
+
+@pytest.mark.parametrize("bits", [64, 128, 256, 512])
+@pytest.mark.parametrize("tiles", [1, 40, 100])
+def test_the_estimated_cycles_of_a_store_are_those_of_one_in_a_piece(bits, tiles) -> None:
+    memory, config = MemorySystem(bus_bits=bits), VtaConfig()
+    code = (Store(Memory.OUT, 0, 0, 1, tiles, tiles), Load(Memory.UOP, 0, 0, 0, 0, 0), Finish())
+    timing = time_program(
+        VtaProgram(config, code, np.zeros(0, np.uint8), {}), memory, checked=False
+    )
+    taken = (timing.event("done") - timing.event("issued"))[0]
+    assert store_cycles(np.array([tiles]), config, memory)[0] == taken
 
 
 def test_a_layer_that_fits_nowhere_is_refused() -> None:
