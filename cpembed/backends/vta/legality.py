@@ -199,8 +199,13 @@ def _alu_operations(columns: Columns, program: VtaProgram) -> Found:
 
 def _immediates(columns: Columns, program: VtaProgram) -> Found:
     immediate = columns.is_a(Opcode.ALU) & (columns["use_immediate"] != 0)
+    # A loop of one iteration never adds its factor.
     differs = np.any(
-        [columns[f"dst.{loop}"] != columns[f"src.{loop}"] for loop in ("outer", "inner")], axis=0
+        [
+            (columns[f"dst.{loop}"] != columns[f"src.{loop}"]) & (columns[loop] > 1)
+            for loop in ("outer", "inner")
+        ],
+        axis=0,
     )
 
     def describe(row: int) -> tuple[str, str]:

@@ -118,7 +118,11 @@ CORRUPTED = {
     "MUL": (changed(ADD, op=AluOp.MUL), ADD, "MUL", "MIN, MAX, ADD or SHR"),
     "shift too far": (changed(SHIFT, immediate=32), SHIFT, "SHR by 32", "0..31"),
     "shift to the left": (changed(SHIFT, immediate=-1), SHIFT, "SHR by -1"),
-    "factors of an immediate": (changed(SHIFT, src=Factors(1, 0)), SHIFT, "src advances otherwise"),
+    "factors of an immediate": (
+        changed(SHIFT, outer=2, src=Factors(1, 0)),
+        SHIFT,
+        "src advances otherwise",
+    ),
     "micro-ops of an immediate": (
         changed(SHIFT, uop_begin=10, uop_end=11),
         SHIFT,
@@ -208,6 +212,14 @@ def test_a_violation_is_named(name):
     with pytest.raises(ProgramError) as error:
         simulate(program)
     assert str(error.value) == line
+
+
+def test_factors_of_a_loop_of_one_iteration_play_no_part():
+    """TensorAlu.scala adds them where a loop goes on."""
+    check(changed(SHIFT, src=Factors(1, 0)))
+    check(changed(SHIFT, src=Factors(7, 5), dst=Factors(3, 9)))
+    found = violations(changed(SHIFT, inner=2, src=Factors(0, 5)), limit=1)
+    assert "src advances otherwise" in found[0].problem
 
 
 def test_an_accumulator_may_be_reset_and_loaded_but_then_not_stored():
