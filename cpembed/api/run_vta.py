@@ -25,7 +25,7 @@ from cpembed.backends.vta.machine import BACKEND, vta_config
 from cpembed.backends.vta.moves import Moves
 from cpembed.backends.vta.planner import default_schedule
 from cpembed.backends.vta.program import VtaProgram
-from cpembed.backends.vta.simulator import require_int8, simulate
+from cpembed.backends.vta.simulator import require_simulated, simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Tail, Truncated, requantized_for
 from cpembed.backends.vta.tiles import tile_nest
 from cpembed.backends.vta.timing import MemorySystem, Timing, time_program
@@ -190,7 +190,7 @@ class VtaSimulation:
         """Raises :class:`SpecError` for a target that cannot be simulated, :class:`WorkloadError`
         as :func:`tail_for` does."""
         config = vta_config(spec)
-        require_int8(config)
+        require_simulated(config)
         if spec.machine is None:
             problem = "is missing: cycles and times need the clock and the memory path"
             raise spec_error(spec.path or spec.name, ("machine",), problem)

@@ -9,7 +9,7 @@ from cpembed.api.solve import SolveResult, hardware_spec, solve
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.lower import LoweredVta, lower
 from cpembed.backends.vta.machine import vta_config
-from cpembed.backends.vta.simulator import require_int8
+from cpembed.backends.vta.simulator import require_simulated
 from cpembed.backends.vta.tail import Exact, Tail, Truncated
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -53,7 +53,7 @@ class Machine:
         """Raises :class:`SpecError` for a target that is no VTA, or that cannot be simulated."""
         spec = hardware_spec(target)
         config = vta_config(spec)
-        require_int8(config)
+        require_simulated(config)
         return cls(spec, config, constraints)
 
     def choose(self, workload: Computation, tail: Tail) -> Choice | Refused:

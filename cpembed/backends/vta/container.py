@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from cpembed.backends.vta.config import VtaConfig
 from cpembed.backends.vta.encoding import decode, encode
 from cpembed.backends.vta.formats import INSTRUCTION_BYTES, formats_of
+from cpembed.backends.vta.members import members
 from cpembed.backends.vta.program import Role, Tensor, VtaProgram
 from cpembed.errors import ProgramError, SpecError
 
@@ -28,12 +27,19 @@ INSTRUCTIONS, DRAM, META = "insns.bin", "dram.bin", "meta.json"
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Element types of tensors, little-endian."""
 
+_MOST_SIZES = 32
+"""Of a shape; numpy takes no more."""
+
 TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@]*")
 """``A@0`` and ``A@1`` are what a program reads of a tensor that is both its factors."""
 NAME_RULE = "a letter or _, then letters, digits and _ . @"
 
-_LARGEST_META, _LARGEST = 1 << 26, 1 << 34
-"""Bytes that members of a zip may unpack to: 64 MiB and 16 GiB."""
+LARGEST_IMAGE = 1 << 30
+"""Bytes of a DRAM image, 1 GiB: a damaged file or a typing error should not take all memory."""
+LARGEST_CODE = 1 << 20
+"""Instructions of a program, which take 1.3 KB each while it is checked."""
+_LARGEST_META = 1 << 24
+"""Bytes of ``meta.json``, 16 MiB: a hundred thousand tensors."""
 
 
 class _TensorMeta(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,18 +76,24 @@ def save_program(program: VtaProgram, path: Path) -> None:
     """
     where = str(path)
     check_tensors(program.tensors, len(program.dram), lambda _: where)
+    for stated, count, most in (
+        ("instructions", len(program.instructions), LARGEST_CODE),
+        ("bytes of DRAM", len(program.dram), LARGEST_IMAGE),
+    ):
+        if count > most:
+            raise ProgramError(f"{where}: {count:,} {stated}; a saved program has {most:,} at most")
     _check_base(program.base, where)
-    members = {
+    contents = {
         INSTRUCTIONS: encode(program.instructions, program.config),
         DRAM: program.dram.tobytes(),
         META: msgspec.json.format(msgspec.json.encode(_meta(program)), indent=2) + b"\n",
     }
     try:
         if path.suffix == ".zip":
-            _write_zip(path, members)
+            _write_zip(path, contents)
         else:
             path.mkdir(parents=True, exist_ok=True)
-            for name, data in members.items():
+            for name, data in contents.items():
                 (path / name).write_bytes(data)
     except FileExistsError:
         raise ProgramError(
@@ -97,29 +109,40 @@ def load_program(path: Path) -> VtaProgram:
 
     Raises :class:`ProgramError`: the file, what is wrong in it, what is allowed.
     """
-    members = _read_zip(path) if path.is_file() else _read_directory(path)
-    meta = _read_meta(members[META], f"{path}: {META}")
-    config = _config(meta.config, f"{path}: {META}")
-    for name, count, unit, stated in (
-        (INSTRUCTIONS, meta.instructions, INSTRUCTION_BYTES, "instructions"),
-        (DRAM, meta.dram_bytes, 1, "dram_bytes"),
-    ):
-        if len(members[name]) != count * unit:
+    with members(path, (INSTRUCTIONS, DRAM, META)) as found:
+        if found.sizes[META] > _LARGEST_META:
             raise ProgramError(
-                f"{path}: {name}: has {len(members[name]):,} bytes; "
+                f"{path}: {META}: has {found.sizes[META]:,} bytes; allowed: {_LARGEST_META:,}"
+            )
+        meta = _read_meta(found.read(META).tobytes(), f"{path}: {META}")
+        config = _config(meta.config, f"{path}: {META}")
+        _check_sizes(path, meta, found.sizes)
+        tensors = {
+            name: Tensor(t.offset, tuple(t.shape), t.dtype, t.role)
+            for name, t in meta.tensors.items()
+        }
+        check_tensors(tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
+        _check_base(meta.base, f"{path}: {META}")
+        try:
+            instructions = decode(found.read(INSTRUCTIONS).tobytes(), config)
+        except ProgramError as error:
+            raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
+        return VtaProgram(config, instructions, found.read(DRAM), tensors, meta.base)
+
+
+def _check_sizes(path: Path, meta: _Meta, sizes: Mapping[str, int]) -> None:
+    """Before instructions and DRAM are unpacked."""
+    for name, count, unit, stated, most in (
+        (INSTRUCTIONS, meta.instructions, INSTRUCTION_BYTES, "instructions", LARGEST_CODE),
+        (DRAM, meta.dram_bytes, 1, "dram_bytes", LARGEST_IMAGE),
+    ):
+        if not 0 <= count <= most:
+            raise ProgramError(f"{path}: {META}: {stated} {count}; allowed: 0..{most}")
+        if sizes[name] != count * unit:
+            raise ProgramError(
+                f"{path}: {name}: has {sizes[name]:,} bytes; "
                 f"{META} says {count:,} {stated}, {count * unit:,} bytes"
             )
-    tensors = {
-        name: Tensor(t.offset, tuple(t.shape), t.dtype, t.role) for name, t in meta.tensors.items()
-    }
-    check_tensors(tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
-    _check_base(meta.base, f"{path}: {META}")
-    try:
-        instructions = decode(members[INSTRUCTIONS], config)
-    except ProgramError as error:
-        raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
-    dram = np.frombuffer(members[DRAM], dtype=np.uint8).copy()
-    return VtaProgram(config, instructions, dram, tensors, meta.base)
 
 
 def check_tensors(
@@ -148,8 +171,12 @@ def _tensor_problem(name: str, tensor: Tensor, dram_bytes: int) -> str | None:
         return f"not a name; allowed: {NAME_RULE}"
     if tensor.dtype not in DTYPES:
         return f"unknown dtype {tensor.dtype!r}; allowed: {', '.join(DTYPES)}"
-    if any(size < 1 for size in tensor.shape):
-        return f"shape {[*tensor.shape]}; allowed: sizes of at least 1"
+    if len(tensor.shape) > _MOST_SIZES:
+        return f"shape of {len(tensor.shape):,} sizes; allowed: {_MOST_SIZES} at most"
+    if any(not 1 <= size <= LARGEST_IMAGE for size in tensor.shape):
+        return f"shape {[*tensor.shape]}; allowed: sizes of at least 1, {LARGEST_IMAGE} at most"
+    if abs(tensor.offset) > LARGEST_IMAGE:
+        return f"offset {tensor.offset}; allowed: 0..{LARGEST_IMAGE}"
     end = tensor.offset + tensor.size_bytes
     if tensor.offset < 0 or end > dram_bytes:
         return f"bytes {tensor.offset}..{end - 1} are not within DRAM, which has {dram_bytes} bytes"
@@ -210,48 +237,12 @@ def _config(table: dict[str, int], where: str) -> VtaConfig:
     return config
 
 
-def _read_directory(path: Path) -> dict[str, bytes]:
-    members: dict[str, bytes] = {}
-    for name in (META, INSTRUCTIONS, DRAM):
-        try:
-            members[name] = (path / name).read_bytes()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ProgramError(
-                f"{path}: {name} cannot be read: {reason}; a program is a directory or a zip "
-                f"of {INSTRUCTIONS}, {DRAM} and {META}"
-            ) from None
-    return members
-
-
-def _read_zip(path: Path) -> dict[str, bytes]:
-    members: dict[str, bytes] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in (META, INSTRUCTIONS, DRAM):
-                if archive.getinfo(name).file_size > (_LARGEST_META if name == META else _LARGEST):
-                    raise ProgramError(f"{path}: {name} is too large to be one of a program")
-                members[name] = archive.read(name)
-    except KeyError as error:
-        raise ProgramError(
-            f"{path}: {' '.join(str(error.args[0]).split())}; a program has "
-            f"{INSTRUCTIONS}, {DRAM} and {META}"
-        ) from None
-    except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        # RuntimeError: an encrypted member.
-        raise ProgramError(
-            f"{path}: not a saved program: {' '.join(str(error).split())}; allowed: a directory or "
-            f"a zip of {INSTRUCTIONS}, {DRAM} and {META}"
-        ) from None
-    return members
-
-
-def _write_zip(path: Path, members: dict[str, bytes]) -> None:
+def _write_zip(path: Path, contents: dict[str, bytes]) -> None:
     """In one step, and without dates, so that equal programs are equal files."""
     draft = path.with_name(f".{path.name}.part")
     try:
         with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in members.items():
+            for name, data in contents.items():
                 info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
                 info.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(info, data)

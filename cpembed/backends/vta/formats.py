@@ -88,6 +88,8 @@ _TRANSFER: tuple[_Width, ...] = (
     ("x_before", 4),
     ("x_after", 4),
 )
+_LARGEST_ELEMENT = 1 << 20
+"""Bytes: the weights of a block of 1024; addresses in bytes then fit 64 bits everywhere."""
 _RESERVED = ""
 """Name of a bit that is always 0."""
 
@@ -96,8 +98,16 @@ _RESERVED = ""
 def formats_of(config: VtaConfig) -> Formats:
     """The formats of a configuration's instructions and micro-ops.
 
-    Raises :class:`SpecError` where fields do not fit or a buffer holds less than two elements.
+    Raises :class:`SpecError` where fields do not fit, a buffer holds less than two elements, or an
+    element is smaller than a byte or larger than a mebibyte.
     """
+    for memory in Memory:
+        if not 1 <= config.element_bytes(memory) <= _LARGEST_ELEMENT:
+            raise SpecError(
+                f"VTA configuration: an element of {memory.name} has "
+                f"{config.element_bytes(memory)} bytes; allowed: 1..{_LARGEST_ELEMENT}, "
+                "change the batch, the block or the width"
+            )
     log = {memory: config.log_elements(memory) for memory in Memory}
     for memory, bits in log.items():
         if not 1 <= bits <= 16:

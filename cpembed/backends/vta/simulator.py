@@ -29,6 +29,8 @@ from cpembed.backends.vta.program import Role, VtaProgram
 from cpembed.errors import ProgramError, SpecError
 
 _LOG_WIDTHS = (3, 3, 5, 3)
+_LARGEST_BLOCK, _MOST_LANES = 128, 4096
+"""Beyond, compiling a product takes minutes, or more calls within calls than Python allows."""
 
 
 def simulate(
@@ -44,9 +46,9 @@ def simulate(
 
     ``seed`` is that of the policy ``random``. Raises :class:`ProgramError` for a program that the
     checker refuses (not with ``checked`` false: who asks for that has checked it), and for a
-    deadlock; :class:`SpecError` for element types other than int8 and int32.
+    deadlock; :class:`SpecError` as :func:`require_simulated` does.
     """
-    require_int8(program.config)
+    require_simulated(program.config)
     if checked:
         check(program)
     columns = columns_of(program.instructions, program.config)
@@ -75,14 +77,19 @@ def written(program: VtaProgram) -> tuple[str, ...]:
     )
 
 
-def require_int8(config: VtaConfig) -> None:
-    """Raise :class:`SpecError` for element types that nothing here computes."""
+def require_simulated(config: VtaConfig) -> None:
+    """Raise :class:`SpecError` for element types and sizes that nothing here computes."""
     widths = config.log_inp_width, config.log_wgt_width, config.log_acc_width, config.log_out_width
     if widths != _LOG_WIDTHS:
         inp, wgt, acc, out = (1 << width for width in widths)
         raise SpecError(
             f"VTA configuration: inputs of {inp} and weights of {wgt} bits are summed in {acc} and "
             f"stored in {out} bits; the simulator computes int8 x int8 in int32, stored as int8"
+        )
+    if config.block > _LARGEST_BLOCK or config.batch * config.block > _MOST_LANES:
+        raise SpecError(
+            f"VTA configuration: a GEMM core of {config.batch}x{config.block}x{config.block}; the "
+            f"simulator computes blocks up to {_LARGEST_BLOCK}, batch x block up to {_MOST_LANES}"
         )
 
 

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 
-from cpembed.backends.vta.assembly.image import LARGEST_IMAGE, Declared, Image, Uops
+from cpembed.backends.vta.assembly.image import Declared, Image, Uops
 from cpembed.backends.vta.assembly.instructions import InstructionReader, Pending
 from cpembed.backends.vta.assembly.syntax import VERSION
 from cpembed.backends.vta.assembly.words import Word, Words
 from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.container import DTYPES
+from cpembed.backends.vta.container import DTYPES, LARGEST_IMAGE
 from cpembed.backends.vta.formats import formats_of
 from cpembed.backends.vta.program import Role, VtaProgram
 from cpembed.errors import SpecError

@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 
 from cpembed.backends.vta.assembly.words import Word, Words
 from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.container import TENSOR_NAME, check_tensors
+from cpembed.backends.vta.container import LARGEST_IMAGE, TENSOR_NAME, check_tensors
 from cpembed.backends.vta.encoding import pack_uops
 from cpembed.backends.vta.formats import UOP_BYTES, Opcode, formats_of
 from cpembed.backends.vta.isa import Memory
 from cpembed.backends.vta.program import Role, Tensor
 from cpembed.hw.schema import close_match, one_of
-
-LARGEST_IMAGE = 1 << 32
-"""Bytes of a DRAM image, 4 GiB: a typing error should not take all memory."""
 
 _ADDRESS = re.compile(rf"({TENSOR_NAME.pattern})(?:\+(0x[0-9a-fA-F]+|[0-9]+))?")
 

@@ -200,7 +200,7 @@ WRONG = {
     "role": (".tensor A role=in dtype=int8 shape=4", (1, 11), ["input, weight, output, uops"]),
     "shape": (".tensor A dtype=int8 shape=4,4", (1, 22), ["'4,4'", "4x16"]),
     "empty shape": (".tensor A dtype=int8 shape=4x0", (1, 22), ["sizes of at least 1"]),
-    "too large": (".tensor A dtype=int8 shape=1x99999999999", (1, 22), ["4294967296"]),
+    "too large": (".tensor A dtype=int8 shape=1x99999999999", (1, 22), ["1073741824"]),
     "overlap": (
         ".tensor A dtype=int8 shape=4\n.tensor B dtype=int8 shape=4 at=2",
         (2, 9),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +132,32 @@ DAMAGED: dict[str, tuple[Edit, list[str]]] = {
         lambda m: m["config"].pop("log_block"),
         ["config.log_block: is missing"],
     ),
+    "huge image": (
+        lambda m: m.update(dram_bytes=10**4000),
+        ["dram_bytes 1000", "allowed: 0..1073741824"],
+    ),
+    "huge program": (lambda m: m.update(instructions=2**40), ["instructions 1099511627776", "0.."]),
+    "negative numbers": (lambda m: m.update(instructions=-2), ["instructions -2; allowed: 0.."]),
+    "huge shape": (
+        lambda m: m["tensors"]["A"].update(shape=[10**4000] * 30),
+        ["shape [1000", "1073741824 at most"],
+    ),
+    "too many sizes": (
+        lambda m: m["tensors"]["A"].update(shape=[1] * 33),
+        ["shape of 33 sizes; allowed: 32 at most"],
+    ),
+    "huge offset": (
+        lambda m: m["tensors"]["A"].update(offset=10**4000),
+        ["offset 1000", "0..1073741824"],
+    ),
+    "elements of less than a byte": (
+        lambda m: m["config"].update(log_block=1, log_inp_width=0),
+        ["INP has 0 bytes; allowed: 1..1048576"],
+    ),
+    "elements of gigabytes": (
+        lambda m: m["config"].update(log_block=14, log_wgt_buff=34, log_acc_buff=25),
+        ["WGT has 268435456 bytes; allowed: 1..1048576"],
+    ),
     "configuration of another machine": (
         lambda m: m["config"].update(log_out_buff=15),
         ["config.log_out_buff: unknown key; allowed: log_batch"],
@@ -158,6 +187,7 @@ def refused(path: Path, *parts: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
+    assert len(message) < 700
     for part in parts:
         assert part in message, message
 
@@ -183,6 +213,87 @@ def test_files_that_are_no_program_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme", "nothing")
     refused(tmp_path / "other.zip", "meta.json", "insns.bin, dram.bin")
+
+
+def zipped(path: Path, members: list[tuple[str, bytes]], method: int = zipfile.ZIP_STORED) -> Path:
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "w", method) as archive:
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, content in members:
+            archive.writestr(name, content)
+    return path
+
+
+def members_of(tmp_path: Path) -> dict[str, bytes]:
+    save_program(PROGRAM, tmp_path / "whole")
+    return {file.name: file.read_bytes() for file in (tmp_path / "whole").iterdir()}
+
+
+def test_a_member_is_there_once_and_compressed_as_zips_are(tmp_path: Path) -> None:
+    members = [*members_of(tmp_path).items()]
+    load_program(zipped(tmp_path / "stored.zip", members))
+    twice = zipped(tmp_path / "twice.zip", [*members, ("dram.bin", bytes(48))])
+    refused(twice, "has 2 members dram.bin", "one of each")
+    other = zipped(tmp_path / "other.zip", members, zipfile.ZIP_LZMA)
+    refused(other, "compressed by method 14", "deflated (8) or stored (0)")
+
+
+def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    save_program(PROGRAM, tmp_path / "p.zip")
+    whole = (tmp_path / "p.zip").read_bytes()
+    for end in (0, 1, 100, len(whole) - 1):
+        (tmp_path / "p.zip").write_bytes(whole[:end])
+        refused(tmp_path / "p.zip", "not a saved program")
+
+
+def test_a_member_that_ends_before_its_size_is_refused(tmp_path: Path) -> None:
+    """The image is the last member; the directory of the archive says that it is longer."""
+    members = members_of(tmp_path)
+    members["meta.json"] = members["meta.json"].replace(b": 48,", b": 4800,")
+    order = ("meta.json", "insns.bin", "dram.bin")
+    path = zipped(tmp_path / "short.zip", [(name, members[name]) for name in order])
+    with zipfile.ZipFile(path) as archive:
+        start = archive.start_dir
+    content, sizes = path.read_bytes(), [n.to_bytes(4, "little") * 2 for n in (48, 4800)]
+    assert content[start:].count(sizes[0]) == 1
+    path.write_bytes(content[:start] + content[start:].replace(*sizes))
+    refused(path, "not a saved program: it is cut off")
+
+
+def test_sizes_are_looked_at_before_anything_is_unpacked(tmp_path: Path) -> None:
+    """Zeros that take a thousandth of their size in the file."""
+    members = members_of(tmp_path)
+    size = 1 << 25
+    for name, part in (
+        ("dram.bin", "dram.bin: has 33,554,432 bytes"),
+        ("insns.bin", "insns.bin: has 33,554,432 bytes"),
+        ("meta.json", "meta.json: has 33,554,432 bytes; allowed: 16,777,216"),
+    ):
+        bomb = [*(members | {name: bytes(size)}).items()]
+        path = zipped(tmp_path / "bomb.zip", bomb, zipfile.ZIP_DEFLATED)
+        tracemalloc.start()
+        refused(path, part)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < size / 8
+        (tmp_path / "bomb").mkdir(exist_ok=True)
+        for member, content in bomb:
+            (tmp_path / "bomb" / member).write_bytes(content)
+        refused(tmp_path / "bomb", part)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    save_program(PROGRAM, tmp_path / "p")
+    (tmp_path / "p/dram.bin").unlink()
+    os.mkfifo(tmp_path / "p/dram.bin")
+    refused(tmp_path / "p", "dram.bin cannot be read: it is no file")
+
+
+def test_a_program_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
+    image = np.broadcast_to(np.zeros(1, np.uint8), (1 << 30) + 1)
+    with pytest.raises(
+        ProgramError, match=r"1,073,741,825 bytes of DRAM; .* 1,073,741,824 at most"
+    ):
+        save_program(VtaProgram(VtaConfig(), (), image, {}), tmp_path / "p")
 
 
 def test_an_invalid_program_is_not_written(tmp_path: Path) -> None:
