@@ -11,15 +11,19 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 
 import click
 
 from cpembed.cli.commands import cli
+from cpembed.cli.output import message
+from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
 from cpembed.errors import CpembedError, InvariantError
 
 INTERNAL_ERROR, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 """Exit codes; errors of the package carry their own, and commands return theirs."""
+
+_COMPLETE = "_CPEMBED_COMPLETE"
+"""What a shell that asks for completions sets; click answers, and exits."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Failures of what is written to, not of the package."""
@@ -27,8 +31,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. Errors are one line on stderr."""
+    accept_any_text()
     try:
-        code = cli.main(args=arguments, prog_name="cpembed", standalone_mode=False)
+        code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
         if sys.stdout is not None:  # None where the shell closed it: `>&-`.
             sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -42,26 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"internal error: {error}", INTERNAL_ERROR)
     except CpembedError as error:
         return _fail(str(error), error.exit_code)
-    except (BrokenPipeError, SystemExit):
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and _COMPLETE in os.environ:
+            return int(error.code or 0)
         # The reader has seen enough; click makes an exit of it.
-        _discard_output()
-        return 0
+        discard_output()
+        return READER_LEFT
     except Exception as error:
         # An error of opening names a file; one of writing does not.
         if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
-            _discard_output()
+            discard_output()
             what = f"the output cannot be written: {error.strerror}"
             return _fail(f"{what}; free some space or send it elsewhere", INTERNAL_ERROR)
         # A bug: whoever reports it needs the place.
         traceback.print_exc()
         return _fail(f"internal error: {type(error).__name__}: {error}", INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
-
-
-def _discard_output() -> None:
-    """Python flushes stdout once more on the way out, and would complain."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: click.ClickException) -> str:
@@ -72,6 +73,6 @@ def _usage(error: click.ClickException) -> str:
     return message
 
 
-def _fail(message: str, code: int) -> int:
-    click.echo(f"cpembed: {' '.join(message.split())}", err=True)
+def _fail(text: str, code: int) -> int:
+    message(text)
     return code

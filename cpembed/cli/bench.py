@@ -20,6 +20,7 @@ from cpembed.cli.options import (
     untuned_option,
 )
 from cpembed.cli.output import message, print_json, print_text
+from cpembed.cli.terminal import write
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -235,7 +236,7 @@ def _run(bench: Bench) -> None:
                 message(f"layer {row.index} ({row.label}): {what}: {row.error.message}")
                 if row.error.traceback is not None:
                     # A bug: whoever reports it needs the place.
-                    click.echo(row.error.traceback, err=True, nl=False)
+                    write(row.error.traceback, err=True)
             display.advance()
 
 

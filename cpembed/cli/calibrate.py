@@ -81,16 +81,16 @@ def command(
     else:
         with _Display() as display:
             result = calibrate(rounds=rounds, timeout=timeout, database=database, on_step=display)
+    if result.path is None:
+        message("nothing was measured here: these are published figures; run `cpembed calibrate`")
+    for note in result.measured.notes if result.measured is not None else ():
+        message(f"{note}; calibrate again when the machine is idle")
     if as_json:
         print_json(result.to_json())
     else:
         from cpembed.report.calibrate import report
 
         print_text(*report(result))
-    if result.path is None:
-        message("nothing was measured here: these are published figures; run `cpembed calibrate`")
-    for note in result.measured.notes if result.measured is not None else ():
-        message(f"{note}; calibrate again when the machine is idle")
     return 0
 
 

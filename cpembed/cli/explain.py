@@ -52,17 +52,16 @@ def command(
             timeout=asked["timeout"],
             progress=progress,
         )
-    if as_json:
-        print_json(result.to_json())
     if not isinstance(result, api.Explanation):
-        code = print_solved(result, as_json=as_json)
         for path in (svg, html):
             if path is not None:
                 message(f"{path} is not written: there is nothing to draw")
-        return code
+        return print_solved(result, as_json=as_json)
     print_notes(result.solved)
     _draw(result, svg, html)
-    if not as_json:
+    if as_json:
+        print_json(result.to_json())
+    else:
         from cpembed.report.explain import report
 
         print_text(*report(result))

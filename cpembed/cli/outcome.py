@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from cpembed.cli.output import message, print_text
+from cpembed.cli.output import message, print_json, print_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from cpembed.api.solve import SolveResult
+
+
+class _Document(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=_Document)
 
 INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
 """Exit codes of results that are not what was asked for."""
@@ -16,15 +26,45 @@ INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
 def print_solved(result: SolveResult, *, as_json: bool) -> int:
     """Print a search's result, or say in one line on stderr why there is none; the exit code.
 
+    What is said on stderr comes first: whoever reads the result may leave while it is printed.
+
     Raises :class:`~cpembed.errors.TransformError` where nothing that was found has a program.
     """
-    from cpembed.api.choice import better_order, pick
-    from cpembed.embedding.cpsat import Status
 
-    if not as_json:
+    def report(result: SolveResult) -> Iterable[RenderableType]:
         from cpembed.report.solve import report
 
+        return report(result)
+
+    return print_result(result, result, report, as_json=as_json)
+
+
+def print_result(
+    result: R,
+    solved: SolveResult,
+    report: Callable[[R], Iterable[RenderableType]],
+    *,
+    as_json: bool,
+) -> int:
+    """As :func:`print_solved`, of a result that is made from a search; ``report`` makes the text,
+    and loads what that needs."""
+    from cpembed.api.choice import pick
+
+    code = _say(solved)
+    if as_json:
+        print_json(result.to_json())
+    else:
         print_text(*report(result))
+    if not code:
+        pick(solved, 1)
+    return code
+
+
+def _say(result: SolveResult) -> int:
+    """Lines on stderr about a search; the exit code."""
+    from cpembed.api.choice import better_order
+    from cpembed.embedding.cpsat import Status
+
     print_notes(result)
     what = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
     if result.status is Status.INFEASIBLE:
@@ -33,7 +73,6 @@ def print_solved(result: SolveResult, *, as_json: bool) -> int:
     if result.status is Status.UNKNOWN:
         message(f"no embedding of {what} found before the limit: give a longer --timeout")
         return STOPPED
-    pick(result, 1)
     better = better_order(result)
     if better is not None:
         message(f"{better}: exchange them or use --constraints complete")

@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import click
+from cpembed.cli.terminal import can_print, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,7 +40,10 @@ _PHASES = {
 
 
 def print_json(document: dict[str, Any]) -> None:
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    if not can_print(text):
+        text = json.dumps(document, indent=2, allow_nan=False)
+    write(f"{text}\n")
 
 
 def print_text(*parts: RenderableType) -> None:
@@ -56,13 +59,12 @@ def print_text(*parts: RenderableType) -> None:
     plain = Console(file=page, highlight=False, width=UNFOLDED, color_system=None)
     for part in parts:
         plain.print(part)
-    for line in page.getvalue().splitlines():
-        click.echo(line.rstrip())
+    write("".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines()))
 
 
 def message(text: str) -> None:
     """One line on stderr."""
-    click.echo(f"cpembed: {' '.join(text.split())}", err=True)
+    write(f"cpembed: {' '.join(text.split())}\n", err=True)
 
 
 class ProgressLine:

@@ -130,19 +130,22 @@ def command(
             scale=scale,
             untuned=untuned,
         )
-    if as_json:
-        print_json(result.to_json())
     if not isinstance(result, api.RunResult | api.VtaRunResult):
         return print_solved(result, as_json=as_json)
+    # The result comes last: whoever reads it may leave while it is printed.
     print_notes(result.solved)
-    if not as_json:
+    code = 0
+    if isinstance(result, api.VtaRunResult):
+        _write_files(result, trace, save)
+    elif backend != "generic":
+        code = _say_missing(result)
+    if as_json:
+        print_json(result.to_json())
+    else:
         from cpembed.report.run import report
 
         print_text(*report(result))
-    if isinstance(result, api.VtaRunResult):
-        _write_files(result, trace, save)
-        return 0
-    return 0 if backend == "generic" else _say_missing(result)
+    return code
 
 
 def _check_files(

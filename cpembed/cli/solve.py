@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -14,8 +15,13 @@ from cpembed.cli.options import (
     json_option,
     problem,
 )
-from cpembed.cli.outcome import print_notes, print_solved
-from cpembed.cli.output import ProgressLine, print_json, print_text
+from cpembed.cli.outcome import print_result, print_solved
+from cpembed.cli.output import ProgressLine
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cpembed.api.pareto import ParetoResult
 
 TOP = 5
 
@@ -91,8 +97,6 @@ def command(
             search=search,
             progress=progress,
         )
-    if as_json:
-        print_json(result.to_json())
     return print_solved(result, as_json=as_json)
 
 
@@ -112,12 +116,12 @@ def _front(asked: Asked, seed: int, search: str, *, as_json: bool) -> int:
             search=search,
             progress=progress,
         )
-    if as_json:
-        print_json(result.to_json())
-    elif result.candidates:
+    if not result.candidates and not as_json:
+        return print_solved(result.solved, as_json=False)
+
+    def report(result: ParetoResult) -> Iterable[RenderableType]:
         from cpembed.report.solve import pareto_report
 
-        print_text(*pareto_report(result))
-        print_notes(result.solved)
-        return 0
-    return print_solved(result.solved, as_json=as_json)
+        return pareto_report(result)
+
+    return print_result(result, result.solved, report, as_json=as_json)

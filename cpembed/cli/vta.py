@@ -12,6 +12,7 @@ import click
 
 from cpembed.cli.options import LARGEST_SEED, Subcommand, file_option, json_option
 from cpembed.cli.output import message, print_json, print_text
+from cpembed.cli.terminal import write
 from cpembed.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
         print_json({"program": str(output), **_summary(program)})
     else:
         summary = _summary(program)
-        click.echo(
+        write(
             f"{output}: {summary['instructions']:,} instructions, {summary['dram_bytes']:,} bytes "
-            f"of DRAM, tensors {', '.join(summary['tensors']) or 'none'}"
+            f"of DRAM, tensors {', '.join(summary['tensors']) or 'none'}\n"
         )
     return 0
 
@@ -90,7 +91,7 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
 
     text = disassemble(load_program(path), data=not no_data)
     if output is None:
-        click.echo(text, nl=False)
+        write(text)
         return 0
     from cpembed.files import write_whole
 
@@ -119,10 +120,10 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
         rows = [{"instruction": v.instruction, "problem": v.line(program)} for v in found]
         print_json({"legal": not found, "violations": rows})
     elif not found:
-        click.echo(f"{path}: legal, {len(program.instructions):,} instructions")
+        write(f"{path}: legal, {len(program.instructions):,} instructions\n")
     elif every:
         for violation in found:
-            click.echo(violation.line(program))
+            write(f"{violation.line(program)}\n")
     else:
         message(f"{path}: {found[0].line(program)}")
     return ProgramError.exit_code if found else 0

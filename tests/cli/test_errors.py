@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
+from cpembed.api import choice
 from cpembed.api import solve as api
+from cpembed.cli import main, outcome
+from cpembed.cli.output import print_json
 from cpembed.errors import InvariantError
 from cpembed.resources import hardware_spec_files
 from tests.cli.calling import Called, Caller, in_a_process
@@ -98,13 +103,63 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], buffered: bool) -> None
     called.is_one_line_error(1, "cannot be written", "No space left on device")
 
 
+def test_a_closed_stdout_is_one_line() -> None:
+    command = ["sh", "-c", 'exec "$0" -m cpembed targets >&-', sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
+    called = Called(done.returncode, "", done.stderr)
+    called.is_one_line_error(1, "cannot be written", "Bad file descriptor")
+
+
 @pytest.mark.parametrize("words", [("--help",), ("targets",), ("operators", "--json")])
-def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...]) -> None:
+def test_a_reader_that_goes_away_ends_the_command_as_shells_have_it(words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
         called = with_output_to(pipe.fileno(), *words)
-    assert (called.code, called.err) == (0, "")
+    assert (called.code, called.err) == (128 + 13, "")
+
+
+def test_nothing_is_done_after_the_result_is_printed(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(outcome, "print_json", lambda document: done.append("printed"))
+    monkeypatch.setattr(choice, "better_order", lambda result: done.append("looked further"))
+    assert cpembed("solve", *VTA, *GEMM, "--json").code == 0
+    assert done == ["looked further", "printed"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "iso-8859-1"},
+        {"PYTHONIOENCODING": "ascii:strict"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_a_terminal_without_arrows_gets_what_it_can_show(environment: dict[str, str]) -> None:
+    words = ("explain", *GEMM, "--target", "vta_1x16x16")
+    told = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "cpembed", *words],
+        capture_output=True,
+        env=told | environment,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\n  y  16  <----  n : 16 of 32\n" in done.stdout
+
+
+def test_stderr_and_json_survive_a_terminal_without_the_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, err = (TextIOWrapper(BytesIO(), encoding="ascii") for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert main(["solve", "x ← y", *VTA]) == 2
+    print_json({"mapping": "x ← q:14"})
+    assert b"column 3, '?'" in err.buffer.getvalue() or b"<-" in err.buffer.getvalue()
+    assert json.loads(out.buffer.getvalue()) == {"mapping": "x ← q:14"}
 
 
 def with_output_to(where: str | int, *words: str, buffered: bool = True) -> Called:
