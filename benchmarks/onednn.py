@@ -8,6 +8,11 @@ run goes on where it stopped, and rows that were disturbed are measured again, a
     cpembed calibrate --threads 1
     python benchmarks/onednn.py [--parts unit16/amx_int8/2 ...] [--tuned]
 
+    python benchmarks/onednn.py --merge FILE [--note TEXT]
+
+takes the parts of another machine's ``onednn.json`` in, and measures nothing; the note says what is
+particular about them.
+
 A part that ends in ``/requantized`` is of what a quantized network stores: a bias and a scale for
 each channel, an activation, bytes, on both sides.
 
@@ -70,18 +75,29 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=3)
     parser.add_argument("--tuned", action="store_true", help="use what cpembed tune has kept")
     parser.add_argument("--output", type=Path, default=HERE)
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="parts measured elsewhere")
+    parser.add_argument("--note", help="what is particular about the parts that are merged")
     asked = parser.parse_args()
     asked.output.mkdir(parents=True, exist_ok=True)
     file = asked.output / "onednn.json"
     parts: dict[str, Row] = json.loads(file.read_text())["parts"] if file.exists() else {}
+    if asked.merge is not None:
+        others: dict[str, Row] = json.loads(asked.merge.read_text())["parts"]
+        note = {"note": asked.note} if asked.note else {}
+        write(asked.output, parts | {name: found | note for name, found in others.items()})
+        return
     for part in asked.parts:
         check(part)
     for part in asked.parts:
         found = measured(part, asked.attempts, tuned=asked.tuned)
         # Each machine has its own.
         parts[f"{found['part']} on {cpu_of(found)}"] = found
-        file.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
-        (asked.output / "onednn.md").write_text(text(parts))
+        write(asked.output, parts)
+
+
+def write(folder: Path, parts: dict[str, Row]) -> None:
+    (folder / "onednn.json").write_text(json.dumps({"parts": parts}, indent=1) + "\n")
+    (folder / "onednn.md").write_text(text(parts))
 
 
 def check(part: str) -> None:
@@ -150,11 +166,13 @@ def text(parts: dict[str, Row]) -> str:
     ]
     machines = dict.fromkeys(cpu_of(found) for found in parts.values())
     for cpu in machines:
-        lines += [f"## {cpu}", "", *_summary([f for f in parts.values() if cpu_of(f) == cpu]), ""]
+        here = [found for found in parts.values() if cpu_of(found) == cpu]
+        lines += [f"## {cpu}", "", *(f"{note}.\n" for note in _notes(here)), *_summary(here), ""]
     for number, (name, found) in enumerate(parts.items()):
         lines += [""] * (number > 0)
         run = f"{found['part'].split('/')[2]} threads"
-        lines += [f"## {name}", "", *provenance_lines(found["provenance"], run), ""]
+        lines += [f"## {name}", "", *provenance_lines(found["provenance"], run)]
+        lines += [*(f"- {note}" for note in _notes([found])), ""]
         lines += ["| layer | oneDNN us | ours us | with packing | peak us | ratio | with packing |"]
         lines += ["| --- |" + " --- |" * 6]
         lines += [_row_line(row) for row in found["rows"]]
@@ -175,6 +193,10 @@ def _summary(parts: list[Row]) -> list[str]:
         verified = f"{found['verified']} of {len(found['rows'])}"
         lines.append(f"| {found['part']} | {verified} | {good} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _notes(parts: list[Row]) -> list[str]:
+    return list(dict.fromkeys(found["note"] for found in parts if "note" in found))
 
 
 def cpu_of(found: Row) -> str:
