@@ -60,6 +60,10 @@ class MeasurementError(CpembedError):
     exit_code = 4
 
 
+class DamagedStore(UserWarning):
+    """A kept file, or rows of one, that cannot be read: they are left out, and nothing fails."""
+
+
 class InvariantError(CpembedError):
     """A result failed one of the package's own checks: always a bug in the package."""
 

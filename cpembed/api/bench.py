@@ -237,7 +237,8 @@ def open_bench(
         baselines=open_baselines(baselines, spec, epilogue),
     )
     names = (suite_name, spec.name, maker.constraints.name)
-    store = ResultStore(results or default_directory(), names, _key(suite_name, maker), BenchRow)
+    key, flaw = _key(suite_name, maker), _row_flaw(suite(suite_name))
+    store = ResultStore(results or default_directory(), names, key, BenchRow, flaw)
     store.open(fresh=fresh)
     rows = _usable(store.load(), chosen, maker)
     return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
@@ -303,6 +304,18 @@ def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
             raise WorkloadError(f"layers {text!r}: there is no {part.strip()}; {allowed}")
         picked.update(range(first, last + 1))
     return tuple(layer for layer in layers if layer.index in picked)
+
+
+def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
+    """Also that a row is of the layer of its index."""
+    labels = {layer.index: layer.label for layer in layers}
+
+    def flaw(row: BenchRow) -> str | None:
+        if labels.get(row.index) != row.label:
+            return f"layer {row.index} is not {row.label}"
+        return row.flaw()
+
+    return flaw
 
 
 def _usable(

@@ -18,21 +18,22 @@ from cpembed.measure.baselines.base import Baseline, NotCovered, Subject
 from cpembed.measure.baselines.contest import Comparison, contest
 from cpembed.measure.pace import Pace
 from cpembed.measure.runner import Quantiles
+from cpembed.stores import Natural, Positive, Time
 
 
-class Latency(msgspec.Struct, frozen=True):
+class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Microseconds, or a ratio of such, over the rounds of a measurement."""
 
-    median: float
-    p10: float
-    p90: float
+    median: Positive
+    p10: Positive
+    p90: Positive
 
     @classmethod
     def of(cls, times: Quantiles) -> Latency:
         return cls(times.median, times.p10, times.p90)
 
 
-class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
+class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Both sides, timed in turns (:mod:`cpembed.measure.baselines`), or why not (``missing``).
 
     ``form`` is the baseline's call and result, ``stored`` the type of the results that both sides
@@ -52,11 +53,11 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     form: str | None = None
     stored: str | None = None
     implementations: list[str] = []
-    max_error: float | None = None
+    max_error: Time | None = None
     call_us: Latency | None = None
     primitive_us: Latency | None = None
-    reorder_us: float | None = None
-    weights_reorder_us: float | None = None
+    reorder_us: Time | None = None
+    weights_reorder_us: Time | None = None
     ours_us: Latency | None = None
     ours_with_packing_us: Latency | None = None
     call_ratio: Latency | None = None
@@ -65,8 +66,8 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True):
     primitive_ratio_with_packing: Latency | None = None
     peak_us: Latency | None = None
     primitive_over_peak: Latency | None = None
-    elsewhere_cores: float | None = None
-    slow_rounds: int = 0
+    elsewhere_cores: Time | None = None
+    slow_rounds: Natural = 0
     noisy: bool = False
 
 

@@ -6,17 +6,18 @@ import msgspec
 
 from cpembed.api.bench_baselines import BaselineRow, Latency
 from cpembed.errors import InvariantError
+from cpembed.stores import Count, Natural, Positive, Time
 
 
-class Seconds(msgspec.Struct, frozen=True):
+class Seconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Wall time of a search; ``total`` adds decoding, deriving, ranking, proving, explaining."""
 
-    model: float
-    solve: float
-    total: float
+    model: Time
+    solve: Time
+    total: Time
 
 
-class Reason(msgspec.Struct, frozen=True):
+class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why nothing fits: the instruction axes at fault, the constraints, a sentence."""
 
     axes: list[str]
@@ -24,66 +25,66 @@ class Reason(msgspec.Struct, frozen=True):
     text: str
 
 
-class DigitRow(msgspec.Struct, frozen=True):
+class DigitRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     axis: str
-    count: int
-    stride: int
+    count: Count
+    stride: Count
 
 
-class EmbeddingRow(msgspec.Struct, frozen=True):
+class EmbeddingRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The best candidate; ``mapping`` is ``y←k:16 z←c:4,s:2``, innermost digit first, and
     ``q:14*2`` where the steps along q are 2 apart."""
 
     id: str
     mapping: str
     axes: dict[str, list[DigitRow]]
-    utilisation: float
-    mac_overhead: float
-    data_overhead: float
-    calls: int
+    utilisation: Positive
+    mac_overhead: Positive
+    data_overhead: Positive
+    calls: Count
     in_place: list[str]
 
 
-class SolvedRow(msgspec.Struct, frozen=True):
+class SolvedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A search under one constraint set; ``embedding`` is the best candidate, ``reason`` says why
     there is none."""
 
     constraints: str
     status: str
     complete: bool
-    count: int
-    families: int
+    count: Natural
+    families: Natural
     seconds: Seconds
     embedding: EmbeddingRow | None
     reason: Reason | None
 
 
-class TunedRow(msgspec.Struct, frozen=True):
+class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedding that tuning chose, if not the best one of ``best``, with its place in the
     ranking of a constraint set, and how many trials led to it."""
 
     embedding: str
     mapping: str
     constraints: str
-    rank: int
-    trials: int
+    rank: Count
+    trials: Count
 
 
-class ChosenRow(msgspec.Struct, frozen=True):
+class ChosenRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedding that the model of the machine chose among ``considered`` of the best, with its
     place in the ranking of ``constraints`` and the model's times of the contraction, and of packing
     and unpacking."""
 
     embedding: str
     mapping: str
-    rank: int
-    considered: int
-    estimated_us: float
-    estimated_moves_us: float
+    rank: Count
+    considered: Count
+    estimated_us: Time
+    estimated_moves_us: Time
     constraints: str = ""
 
 
-class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
+class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
 
     ``latency_us`` and the rates are those of the target's instruction, None where portable code
@@ -98,35 +99,57 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     backend: str
     verified: bool
-    max_error: float | None
+    max_error: Time | None
     latency_us: Latency | None
     generic_latency_us: Latency | None
-    packing_us: float
-    unpacking_us: float
+    packing_us: Time
+    unpacking_us: Time
     packed_ahead: list[str]
-    gops: float | None
-    gops_with_packing: float | None
+    gops: Positive | None
+    gops_with_packing: Positive | None
     missing: list[str]
     noisy: bool
-    peak_share: float | None = None
+    peak_share: Positive | None = None
     whole_us: Latency | None = None
     instead: str | None = None
     baselines: dict[str, BaselineRow] = {}
     chosen: ChosenRow | None = None
     tuned: TunedRow | None = None
     output: str | None = None
-    shift: int | None = None
-    simulated_cycles: int | None = None
-    clock_mhz: float | None = None
-    simulated_us: float | None = None
-    simulated_gops: float | None = None
-    gemm_utilisation: float | None = None
-    lower_bound_cycles: int | None = None
-    lower_bound_ratio: float | None = None
-    busiest_module_ratio: float | None = None
+    shift: Natural | None = None
+    simulated_cycles: Count | None = None
+    clock_mhz: Positive | None = None
+    simulated_us: Positive | None = None
+    simulated_gops: Positive | None = None
+    gemm_utilisation: Time | None = None
+    lower_bound_cycles: Count | None = None
+    lower_bound_ratio: Positive | None = None
+    busiest_module_ratio: Positive | None = None
+
+    def flaw(self) -> str | None:
+        """What no run says; types and ranges are right."""
+        of_simulation = (
+            self.clock_mhz,
+            self.simulated_us,
+            self.simulated_gops,
+            self.gemm_utilisation,
+            self.lower_bound_cycles,
+            self.lower_bound_ratio,
+            self.busiest_module_ratio,
+        )
+        if any((one is None) != (self.simulated_cycles is None) for one in of_simulation):
+            return "run: a part of the figures of a simulation"
+        if (self.gops is None) != (self.latency_us is None):
+            return "run: a latency or a rate, not both"
+        if (self.gops is None) != (self.gops_with_packing is None):
+            return "run: a rate without packing or with it, not both"
+        times = (self.simulated_cycles, self.latency_us, self.generic_latency_us)
+        if sum(time is not None for time in times) != 1:
+            return "run: it has one time"
+        return None
 
 
-class ErrorRow(msgspec.Struct, frozen=True):
+class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ended a layer; ``traceback`` only for errors that the package does not raise itself."""
 
     type: str
@@ -135,21 +158,27 @@ class ErrorRow(msgspec.Struct, frozen=True):
     traceback: str | None = None
 
 
-class BenchRow(msgspec.Struct, frozen=True):
+class BenchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``strict``: under the constraint set of that name. ``best``: under the one asked for.
     ``seconds``: wall time of the whole row. ``count``: how often the network has the layer."""
 
-    index: int
+    index: Natural
     label: str
     application: str
-    count: int
-    macs: int
+    count: Count
+    macs: Natural
     date: str
-    seconds: float
+    seconds: Time
     strict: SolvedRow | None
     best: SolvedRow | None
     run: RunRow | None
     error: ErrorRow | None
+
+    def flaw(self) -> str | None:
+        """What no row says; types and ranges are right."""
+        if self.error is None and (self.strict is None or self.best is None):
+            return "neither searches nor an error"
+        return None if self.run is None else self.run.flaw()
 
     @property
     def is_bug(self) -> bool:

@@ -67,8 +67,6 @@ def tuned_choice(
 ) -> CpuChoice | None:
     """What tuning kept, under a constraint set or any, of a candidate or of all; None where nothing
     is kept. ``weights`` give the score of the candidate that was tuned.
-
-    Raises :class:`SpecError` for a damaged file of the database.
     """
     embedding = None if candidate is None else candidate.candidate.embedding
     kept = tuned(workload, spec, constraints, embedding=embedding)

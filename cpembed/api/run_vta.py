@@ -209,8 +209,6 @@ class VtaSimulation:
     ) -> Choice:
         """The fastest that tuning kept, under the search's constraint set or any, of the candidate
         or any embedding; the candidate itself where nothing is kept.
-
-        Raises :class:`SpecError` for a damaged file of the database.
         """
         kept = tuned(
             solved.workload,

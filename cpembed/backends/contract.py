@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cpembed.stores import Count
+
 
 @dataclass(frozen=True)
 class Knobs:
@@ -20,11 +22,11 @@ class Knobs:
     ``parts``: into how many parts a reduction is cut, which different tasks sum.
     """
 
-    blocks: Mapping[str, int] = field(default_factory=dict[str, int])
+    blocks: Mapping[str, Count] = field(default_factory=dict[str, int])
     columns_outermost: bool = True
-    panels: Mapping[str, int] = field(default_factory=dict[str, int])
+    panels: Mapping[str, Count] = field(default_factory=dict[str, int])
     streams: bool = False
-    parts: int = 1
+    parts: Count = 1
 
 
 @dataclass(frozen=True)

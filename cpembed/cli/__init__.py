@@ -10,14 +10,17 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
 from cpembed.cli.commands import cli
 from cpembed.cli.output import message
 from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
-from cpembed.errors import CpembedError, InvariantError
+from cpembed.errors import CpembedError, DamagedStore, InvariantError
 
 INTERNAL_ERROR, WRONG_INPUT, INTERRUPTED = 1, 2, 130
 """Exit codes; errors of the package carry their own, and commands return theirs."""
@@ -33,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. Errors are one line on stderr."""
     accept_any_text()
     try:
-        code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
+        with _store_messages():
+            code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
         if sys.stdout is not None:  # None where the shell closed it: `>&-`.
             sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
@@ -63,6 +67,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return _fail(f"internal error: {type(error).__name__}: {error}", INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _store_messages() -> Generator[None]:
+    """Print what is wrong with a store as a line on stderr, once however often it is read."""
+    said: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DamagedStore)
+        usual = warnings.showwarning
+
+        def show(text: Warning | str, kind: type[Warning], *where: Any, **more: Any) -> None:
+            if not issubclass(kind, DamagedStore):
+                usual(text, kind, *where, **more)
+            elif str(text) not in said:
+                said.add(str(text))
+                message(str(text))
+
+        warnings.showwarning = show
+        yield
 
 
 def _usage(error: click.ClickException) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ import msgspec
 import platformdirs
 
 from cpembed.errors import CpembedError
+from cpembed.stores import decoded_rows, say, sound
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,44 +32,47 @@ class ResultStore(Generic[T]):
     """Results of one kind under one key.
 
     The first line is the key, for people; every other line is a result. Several processes may
-    append at once: each line is one write to a file opened for appending.
+    append at once: each line is one write to a file opened for appending. ``flaw`` says what is
+    wrong with a result of the right types.
     """
 
     def __init__(
-        self, directory: Path, names: tuple[str, ...], key: Mapping[str, Any], kind: type[T]
+        self,
+        directory: Path,
+        names: tuple[str, ...],
+        key: Mapping[str, Any],
+        kind: type[T],
+        flaw: Callable[[T], str | None] = sound,
     ) -> None:
-        canonical = json.dumps(key, sort_keys=True)
-        digest = hashlib.sha256(canonical.encode()).hexdigest()[:12]
         stem = "-".join(re.sub(r"[^\w.]+", "_", name) for name in names)
-        self.path = directory / f"{stem}-{digest}.jsonl"
-        self._header = f'{{"key": {canonical}}}'
+        self.path = directory / f"{stem}-{key_digest(key)}.jsonl"
+        self._header = f'{{"key": {_canonical(key)}}}'.encode()
         self._kind = kind
+        self._flaw = flaw
 
     def load(self) -> list[T]:
-        """The results, oldest first; none where there is no file.
+        """The results, oldest first; none where there is no file, or one that cannot be read.
 
-        Lines that are no result are passed over: the header, and a line that an interruption tore.
+        Lines that are neither the key nor a result, such as one that an interruption tore, are left
+        out, and said in one line.
         """
         try:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise self._failure("read", error) from None
-        found: list[T] = []
-        for line in lines:
-            try:
-                found.append(msgspec.json.decode(line, type=self._kind))
-            except msgspec.MsgspecError:
-                continue
-        return found
+            say(f"{self.path}: cannot be read ({error.strerror}) and is left out")
+            return []
+        rows = [(n, line) for n, line in enumerate(lines, 1) if line not in (b"", self._header)]
+        return decoded_rows(self.path, rows, self._kind, self._flaw)
 
     def append(self, result: T) -> None:
         """Add a result; it is in the file when this returns."""
         self._write(msgspec.json.encode(result) + b"\n")
 
     def open(self, *, fresh: bool = False) -> None:
-        """Make the file ready for appending; ``fresh`` forgets what it holds."""
+        """Make the file ready for appending; ``fresh`` forgets what it holds. A key that is damaged
+        is written once more."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if fresh:
@@ -76,11 +80,12 @@ class ResultStore(Generic[T]):
             old = self.path.read_bytes() if self.path.exists() else b""
         except OSError as error:
             raise self._failure("written", error) from None
-        if not old:
-            self._write(self._header.encode() + b"\n")
-        elif not old.endswith(b"\n"):
-            # A torn line must not swallow the next one.
-            self._write(b"\n")
+        # A torn line must not swallow the next one.
+        end = b"\n" if old and not old.endswith(b"\n") else b""
+        if self._header not in old.split(b"\n"):
+            end += self._header + b"\n"
+        if end:
+            self._write(end)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -96,3 +101,12 @@ class ResultStore(Generic[T]):
         return CpembedError(
             f"{self.path}: cannot be {action} ({error.strerror}): name another folder for results"
         )
+
+
+def key_digest(key: Mapping[str, Any]) -> str:
+    """Part of the name of a key's file."""
+    return hashlib.sha256(_canonical(key).encode()).hexdigest()[:12]
+
+
+def _canonical(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
+from cpembed.backends.kernel import schedule_space
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.strategy.candidate import Candidate
 from cpembed.tune.cpu_trials import CpuTrial, key_of
 from cpembed.tune.database import default_directory, stored
-from cpembed.tune.kept import WIDEST, Kept, TunedChoice, is_of, kept_in, proven
+from cpembed.tune.kept import WIDEST, Kept, TunedChoice, first_proven, is_of, kept_in
 
 
 def tuned(
@@ -26,12 +30,14 @@ def tuned(
 
     ``constraints`` None takes trials of any set. ``embedding`` asks for schedules of this one only.
     What was tuned for the total time is taken before what was tuned for the contraction alone.
-    The candidate's program is derived and proven again.
-
-    Raises :class:`CpembedError` for a damaged file.
+    The candidate's program is derived and proven again; what is damaged is left out.
     """
-    kept = best_kept(workload, spec, constraints, embedding=embedding, directory=directory)
-    return None if kept is None else proven(workload, spec, kept)
+    best = partial(best_kept, workload, spec, constraints, embedding=embedding, directory=directory)
+
+    def require_schedule(candidate: Candidate, trial: CpuTrial) -> None:
+        schedule_space(candidate.program, spec).applied(trial.knobs)
+
+    return first_proven(workload, spec, lambda without: best(without=without), require_schedule)
 
 
 def best_kept(
@@ -41,8 +47,10 @@ def best_kept(
     *,
     embedding: Embedding | None = None,
     directory: Path | None = None,
+    without: Collection[str] = (),
 ) -> Kept[CpuTrial] | None:
-    """What :func:`tuned` takes, without its program."""
+    """What :func:`tuned` takes, without its program; ``without`` leaves trials of these keys
+    out."""
     folder = directory or default_directory()
     for objective in ("total", "kernel"):
         key = key_of(workload, spec, constraints or load_constraint_set(WIDEST), objective)
@@ -51,7 +59,7 @@ def best_kept(
             for file in stored(folder, CpuTrial, key)
             if file.key["objective"] == objective
             and (constraints is None or is_of(file, folder, key))
-            and (kept := kept_in(file, embedding)) is not None
+            and (kept := kept_in(file, embedding, without)) is not None
         ]
         if found:
             return min(found, key=lambda kept: kept.trial.us(objective) or 0)

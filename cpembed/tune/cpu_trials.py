@@ -15,6 +15,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.measure.environment import versions
 from cpembed.measure.runner import Quantiles
+from cpembed.stores import LARGEST, Natural, Positive, Time
 from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.database import Trial, problem_key, sources_digest
 
@@ -37,17 +38,27 @@ class CpuTrial(Trial, frozen=True):
     """
 
     knobs: Knobs
-    estimate_us: float
-    estimated_moves_us: float
+    estimate_us: Positive
+    estimated_moves_us: Time
     latency_us: Quantiles | None
-    packing_us: float | None
-    unpacking_us: float | None
-    ratio: float | None
+    packing_us: Time | None
+    unpacking_us: Time | None
+    ratio: Positive | None
     noisy: bool
     rejected: bool
-    final: int = 0
+    final: Natural = 0
     in_place: tuple[str, ...] = ()
     whole_us: Quantiles | None = None
+
+    def flaw(self) -> str | None:
+        for name, times in (("latency_us", self.latency_us), ("whole_us", self.whole_us)):
+            if times is not None and not 0 < times.p10 <= times.median <= times.p90 <= LARGEST:
+                return f"{name}: not the quantiles of a time"
+        if self.latency_us is None and self.ratio is not None:
+            return "latency_us: none, but a ratio"
+        if list(self.in_place) != self.identifier.split("+")[1:]:
+            return f"in_place: not that of {self.identifier}"
+        return super().flaw()
 
     @property
     def operands_in_place(self) -> tuple[str, ...]:
@@ -92,7 +103,7 @@ class CpuTrial(Trial, frozen=True):
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
-        return all(key[name] == value for name, value in _machine_key().items())
+        return all(key.get(name) == value for name, value in _machine_key().items())
 
 
 def trial_key(identifier: str, knobs: Knobs) -> str:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypedDict, TypeVar
 
 import msgspec
 import platformdirs
 
 from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.measure.results import ResultStore
+from cpembed.measure.results import ResultStore, key_digest
+from cpembed.stores import Count, say
 
 DIRECTORY_VARIABLE = "CPEMBED_TUNE_DIR"
 
@@ -29,7 +32,11 @@ NOT_COMPARED = ("constraints", "constraint_set", "objective")
 one workload and machine."""
 
 
-class Trial(msgspec.Struct, frozen=True):
+_OURS = re.compile(r".+-[0-9a-f]{12}-.+-(?P<digest>[0-9a-f]{12})\.jsonl")
+"""Names of the database's files."""
+
+
+class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A schedule of an embedding as it was measured.
 
     ``identifier`` is the candidate's; ``rank`` is the embedding's place in the ranking of the set
@@ -38,9 +45,21 @@ class Trial(msgspec.Struct, frozen=True):
 
     embedding: dict[str, Any]
     identifier: str
-    rank: int
+    rank: Count
     constraints: str
     error: str | None
+
+    def flaw(self) -> str | None:
+        """What no measurement is; types and ranges are right."""
+        try:
+            identifier = Embedding.from_json(self.embedding).identifier()
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return "embedding: not of an embedding's form"
+        if identifier != self.identifier.split("+")[0]:
+            return f"embedding: its identifier is {identifier}, not {self.identifier}"
+        if (self.cost is None) != (self.error is not None):
+            return "error: there is a measurement or an error"
+        return None
 
     @property
     def key(self) -> str:
@@ -127,7 +146,7 @@ def problem_key(
 def store_of(directory: Path, key: Mapping[str, Any], kind: type[T]) -> ResultStore[T]:
     """The file of a key; it is made by ``open``."""
     names = (key["target"], _workload_digest(key), key["constraints"])
-    return ResultStore(directory, names, key, kind)
+    return ResultStore(directory, names, key, kind, kind.flaw)
 
 
 @dataclass(frozen=True)
@@ -160,7 +179,16 @@ def stored(
     in :data:`NOT_COMPARED` only."""
     pattern = "*.jsonl" if key is None else f"*-{_workload_digest(key)}-*.jsonl"
     for path in sorted(directory.glob(pattern)):
-        found = _header(path)
+        try:
+            found = _key_of(path)
+        except OSError as error:
+            say(f"{path}: cannot be read ({error.strerror}) and is left out")
+            continue
+        if found is None and key is not None and store_of(directory, key, kind).path == path:
+            # The name is a digest of the key.
+            found = dict(key)
+        if found is None and _OURS.fullmatch(path.name):
+            say(f"{path}: left out, its first line, the key, is damaged; the same `tune` mends it")
         if found is None or not kind.describes(found):
             continue
         if key is None or _compared(found) == _compared(key):
@@ -188,17 +216,36 @@ def _compared(key: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in key.items() if name not in NOT_COMPARED}
 
 
-def _header(path: Path) -> dict[str, Any] | None:
-    """The key of a file; None for a file that is none of the database."""
-    try:
-        with path.open("rb") as file:
-            document: object = json.loads(file.readline())
-    except (OSError, ValueError):
-        return None
-    if not isinstance(document, dict):
-        return None
-    key = cast(dict[str, Any], document).get("key")
-    whole = isinstance(key, dict) and {"workload", "target", "constraints", "version"} <= set(
-        cast(dict[str, Any], key)
-    )
-    return cast(dict[str, Any], key) if whole else None
+class _Workload(TypedDict):
+    expression: str
+    extents: dict[str, int]
+    operands: dict[str, str]
+
+
+class _Key(TypedDict):
+    """What the keys of all versions have."""
+
+    workload: _Workload
+    target: str
+    constraints: str
+    version: str
+
+
+class _Header(msgspec.Struct):
+    key: _Key
+
+
+def _key_of(path: Path) -> dict[str, Any] | None:
+    """The key of a file; None for one that is none of the database, or whose key is damaged."""
+    named = _OURS.fullmatch(path.name)
+    lines = path.read_bytes().split(b"\n") if named else []
+    for line in lines:
+        if line.startswith(b'{"key"'):
+            try:
+                msgspec.json.decode(line, type=_Header)
+                key: dict[str, Any] = json.loads(line)["key"]
+            except (ValueError, RecursionError):
+                continue
+            if named and key_digest(key) == named["digest"]:
+                return key
+    return None

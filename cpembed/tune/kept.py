@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -10,9 +11,10 @@ from cpembed.cost.overheads import overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import CpembedError, InvariantError, SpecError
+from cpembed.errors import CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.stores import say
 from cpembed.strategy.candidate import Candidate, derive_candidate
 from cpembed.transform.proof import require
 from cpembed.tune.database import Stored, T, Trial, store_of
@@ -67,10 +69,16 @@ class TunedChoice(Generic[T]):
         }
 
 
-def kept_in(file: Stored[T], embedding: Embedding | None) -> Kept[T] | None:
-    """The best trial of a file, of all or of one embedding's."""
+def kept_in(
+    file: Stored[T], embedding: Embedding | None, without: Collection[str] = ()
+) -> Kept[T] | None:
+    """The best trial of a file, of all or of one embedding's, ``without`` those of these keys."""
     wanted = None if embedding is None else embedding.identifier()
-    trials = [t for t in file.trials if wanted is None or t.identifier == wanted]
+    trials = [
+        trial
+        for trial in file.trials
+        if (wanted is None or trial.identifier == wanted) and trial.key not in without
+    ]
     best = file.kind.best_of(trials)
     if best is None:
         return None
@@ -83,10 +91,48 @@ def is_of(file: Stored[Any], directory: Path, key: dict[str, Any]) -> bool:
     return file.path == store_of(directory, key, kind).path
 
 
-def proven(workload: Computation, spec: HardwareSpec, kept: Kept[T]) -> TunedChoice[T]:
+class Unusable(Exception):
+    """Why a trial is none of a workload."""
+
+
+def first_proven(
+    workload: Computation,
+    spec: HardwareSpec,
+    best: Callable[[Collection[str]], Kept[T] | None],
+    require_schedule: Callable[[Candidate, T], object],
+) -> TunedChoice[T] | None:
+    """The choice of the best trial that is one of the workload; ``best`` gives the best one without
+    some, ``require_schedule`` raises :class:`LoweringError` for a schedule that a candidate does
+    not have. Trials that were passed over are said in one line."""
+    passed: dict[str, str] = {}
+    while (kept := best(passed)) is not None:
+        try:
+            choice = _proven(workload, spec, kept, require_schedule)
+        except Unusable as error:
+            passed[kept.trial.key] = f"{kept.path}: the embedding {kept.trial.identifier} {error}"
+            continue
+        _say_passed(passed)
+        return choice
+    _say_passed(passed)
+    return None
+
+
+def _say_passed(passed: dict[str, str]) -> None:
+    if passed:
+        first, *others = passed.values()
+        more = f", and {len(others)} more" if others else ""
+        say(f"{first}{more}: left out, the file was changed; delete it and tune again")
+
+
+def _proven(
+    workload: Computation,
+    spec: HardwareSpec,
+    kept: Kept[T],
+    require_schedule: Callable[[Candidate, T], object],
+) -> TunedChoice[T]:
     """The choice of a trial, its program derived and proven again.
 
-    Raises :class:`SpecError` where the file was changed.
+    Raises :class:`Unusable` where the file was changed.
     """
     trial = kept.trial
     try:
@@ -97,8 +143,9 @@ def proven(workload: Computation, spec: HardwareSpec, kept: Kept[T]) -> TunedCho
         require(candidate.program)
     except (CpembedError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = "not proven" if isinstance(error, InvariantError) else f"{error}"
-        raise SpecError(
-            f"{kept.path}: the embedding {trial.identifier} is none of {workload.name} ({reason}): "
-            "the file was changed; delete it"
-        ) from error
+        raise Unusable(f"is none of {workload.name} ({reason})") from error
+    try:
+        require_schedule(candidate, trial)
+    except LoweringError as error:
+        raise Unusable(f"has no such schedule ({error})") from error
     return TunedChoice(candidate, trial, kept.trials, kept.tuned_under)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
+from cpembed.backends.vta.bias import with_bias
+from cpembed.backends.vta.machine import vta_config
+from cpembed.backends.vta.schedule import check_schedule
 from cpembed.backends.vta.tail import Tail
+from cpembed.backends.vta.tiles import tile_nest
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.strategy.candidate import Candidate
 from cpembed.tune.database import default_directory, stored
-from cpembed.tune.kept import WIDEST, Kept, TunedChoice, is_of, kept_in, proven
+from cpembed.tune.kept import WIDEST, Kept, TunedChoice, first_proven, is_of, kept_in
 from cpembed.tune.vta_trials import VtaTrial, key_of
 
 
@@ -26,12 +33,17 @@ def tuned(
     """The fastest of what tuning measured for a workload on a target; None where it did not.
 
     ``constraints`` None takes trials of any set. ``embedding`` asks for schedules of this one only.
-    The candidate's program is derived and proven again.
-
-    Raises :class:`CpembedError` for a damaged file.
+    The candidate's program is derived and proven again; what is damaged is left out.
     """
-    kept = best_kept(workload, spec, tail, constraints, embedding=embedding, directory=directory)
-    return None if kept is None else proven(workload, spec, kept)
+    best = partial(
+        best_kept, workload, spec, tail, constraints, embedding=embedding, directory=directory
+    )
+
+    def require_schedule(candidate: Candidate, trial: VtaTrial) -> None:
+        nest = with_bias(tile_nest(candidate.program, vta_config(spec)), tail.bias)
+        check_schedule(nest, trial.schedule)
+
+    return first_proven(workload, spec, lambda without: best(without=without), require_schedule)
 
 
 def best_kept(
@@ -42,14 +54,16 @@ def best_kept(
     *,
     embedding: Embedding | None = None,
     directory: Path | None = None,
+    without: Collection[str] = (),
 ) -> Kept[VtaTrial] | None:
-    """What :func:`tuned` takes, without its program."""
+    """What :func:`tuned` takes, without its program; ``without`` leaves trials of these keys
+    out."""
     folder = directory or default_directory()
     key = key_of(workload, spec, tail, constraints or load_constraint_set(WIDEST))
     found = [
         kept
         for file in stored(folder, VtaTrial, key)
         if constraints is None or is_of(file, folder, key)
-        if (kept := kept_in(file, embedding)) is not None
+        if (kept := kept_in(file, embedding, without)) is not None
     ]
     return min(found, key=lambda kept: kept.trial.cycles or 0, default=None)

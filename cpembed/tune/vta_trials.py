@@ -13,6 +13,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.measure.environment import versions
+from cpembed.stores import Count, Positive
 from cpembed.tune.database import Trial, problem_key, sources_digest
 
 _MODEL = Path(__file__).resolve().parents[1] / "backends" / "vta"
@@ -23,14 +24,22 @@ class VtaTrial(Trial, frozen=True):
     """A schedule of an embedding and its simulated cycles, None where it has no program.
 
     ``lower_bound`` is the larger of the embedding's GEMM and DMA cycles, ``busiest_module`` the
-    cycles that its busiest module needs.
+    cycles that its busiest module needs. ``estimate`` is None where it is not finite.
     """
 
     schedule: Schedule
-    estimate: float
-    cycles: int | None
-    lower_bound: int
-    busiest_module: int
+    estimate: Positive | None
+    cycles: Count | None
+    lower_bound: Count
+    busiest_module: Count
+
+    def flaw(self) -> str | None:
+        schedule = self.schedule
+        if sorted(schedule.order) != sorted(schedule.tiles):
+            return "schedule.order: not an order of the tiles' loops"
+        if schedule.thread_loop is not None and schedule.thread_loop not in schedule.tiles:
+            return f"schedule.thread_loop: {schedule.thread_loop} is no loop"
+        return super().flaw()
 
     @property
     def key(self) -> str:
@@ -46,7 +55,7 @@ class VtaTrial(Trial, frozen=True):
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
-        return (key["version"], key["model"]) == (versions()["cpembed"], _model_digest())
+        return (key["version"], key.get("model")) == (versions()["cpembed"], _model_digest())
 
 
 def trial_key(identifier: str, schedule: Schedule) -> str:

@@ -11,6 +11,7 @@ from cpembed.backends.vta.regions import Interval, Tile, region_of
 from cpembed.backends.vta.tiles import TileNest, TileTensor
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
+from cpembed.stores import Count
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class Schedule:
     are left out where that is faster.
     """
 
-    tiles: Mapping[str, int]
+    tiles: Mapping[str, Count]
     order: tuple[str, ...]
-    threads: int = 2
+    threads: Count = 2
     thread_loop: str | None = None
-    slots: tuple[int, int] = (2, 2)
+    slots: tuple[Count, Count] = (2, 2)
     reuse: bool = True
     trim: bool = True
 

@@ -21,6 +21,7 @@ from cpembed.backends.machine import cpu_model
 from cpembed.backends.runtime import thread_count
 from cpembed.errors import CpembedError
 from cpembed.files import write_whole
+from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
 
 DIRECTORY_VARIABLE = "CPEMBED_CALIBRATION_DIR"
 
@@ -44,37 +45,37 @@ class Calibration:
 
     cpu: str
     """The model, as :func:`~cpembed.backends.machine.cpu_model` names it."""
-    threads: int
-    cache_bytes: tuple[int, int, int]
+    threads: Count
+    cache_bytes: tuple[Natural, Natural, Natural]
     """L1 data, L2, L3 as the system gives them; 0 where unknown."""
-    product_ns: Mapping[str, float]
+    product_ns: Mapping[str, Positive]
     """A product of the largest shape, operands in registers, accumulators independent."""
-    product_row_ns: Mapping[str, float]
+    product_row_ns: Mapping[str, Time]
     """What a tile row less saves of it, between 16 rows and 8; fewer rows save nothing more. 0
     where there are no rows."""
-    latency_ns: Mapping[str, float]
+    latency_ns: Mapping[str, Positive]
     """From a product to one that adds to the same accumulator."""
-    tile_line_ns: tuple[float, float, float, float]
+    tile_line_ns: tuple[Time, Time, Time, Time]
     """A row of 64 bytes of a tile load, from L1, L2, L3, memory, in sequence."""
-    vector_line_ns: tuple[float, float, float, float]
+    vector_line_ns: tuple[Time, Time, Time, Time]
     """The same by 64-byte vectors."""
-    store_line_ns: tuple[float, float, float]
+    store_line_ns: tuple[Time, Time, Time]
     """A row of a tile store (of vectors where there are no tiles), to lines in L1, in L2, and
     streaming through more than L2 holds."""
-    task_ns: float
+    task_ns: Time
     """What a task costs beside its steps and the lines it stores: clearing accumulators, filling
     and draining the pipeline, its loop."""
-    launch_us: float
+    launch_us: Time
     """Calling a kernel of ``threads`` parallel parts without work."""
-    call_us: float
+    call_us: Time
     """Calling a kernel of one part without work."""
-    copy_ns_per_line: float
+    copy_ns_per_line: Time
     """Copying 64 bytes to another place, one thread, both in L2."""
     measured: str
     """Date (ISO 8601); empty where nothing was measured and the figures are published ones."""
-    split_line_ns: float = 0.0
+    split_line_ns: Time = 0.0
     """A row of a tile load that lies in two cache lines, both in L1; 0 where that is unknown."""
-    product_shared_ns: Mapping[str, float] = field(default_factory=dict[str, float])
+    product_shared_ns: Mapping[str, Positive] = field(default_factory=dict[str, float])
     """``product_ns`` of each thread while all threads multiply; a product whose threads never ran
     at the same time is absent."""
     noisy: tuple[str, ...] = ()
@@ -100,6 +101,9 @@ class Calibration:
             return None
         return self.threads * OPERATIONS[product] / self.product_shared_ns[product]
 
+
+_ROWS = 8
+"""Of 16 that a product can have less and be faster."""
 
 PUBLISHED = "none: published figures of Sapphire Rapids"
 """``cpu`` where nothing was measured."""
@@ -175,20 +179,39 @@ def calibration_path(folder: Path | None = None, threads: int | None = None) -> 
 
 
 def load_calibration(folder: Path | None = None) -> Calibration | None:
-    """What was measured on this CPU with as many threads as kernels have; None where nothing was.
-
-    Raises :class:`CpembedError` where the file cannot be read or is none of this version's.
-    """
+    """What was measured on this CPU with as many threads as kernels have; None where nothing was,
+    or what is there is damaged, which is said in one line."""
     path = calibration_path(folder)
-    again = "run `cpembed calibrate` again"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Calibration)
+        return decoded(path.read_bytes(), Calibration, _flaw)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CpembedError(f"{path} cannot be read: {error.strerror}; {again}") from None
-    except msgspec.MsgspecError as error:
-        raise CpembedError(f"{path} is no calibration of this version: {error}; {again}") from None
+        reason = f"cannot be read: {error.strerror}"
+    except NotARow as error:
+        reason = f"is no calibration of this version ({error})"
+    say(f"{path} {reason}; published figures stand in: run `cpembed calibrate` again")
+    return None
+
+
+def _flaw(found: Calibration) -> str | None:
+    """What no measurement of this machine says."""
+    if found.threads != thread_count():
+        return f"threads: {found.threads}, and kernels have {thread_count()}"
+    if not found.measured:
+        return "measured: no date"
+    if not found.product_ns:
+        return "product_ns: no product"
+    for name, ns in found.product_ns.items():
+        if name not in OPERATIONS:
+            return f"product_ns: {name} is none of {', '.join(OPERATIONS)}"
+        if name not in found.latency_ns:
+            return f"latency_ns: {name} is missing"
+        if name not in found.product_row_ns:
+            return f"product_row_ns: {name} is missing"
+        if _ROWS * found.product_row_ns[name] >= ns:
+            return f"product_row_ns: {_ROWS} rows less of {name} take no time"
+    return None
 
 
 def store_calibration(measured: Calibration, folder: Path | None = None) -> Path:

@@ -19,7 +19,7 @@ from cpembed.backends.x86.calibration import (
     load_calibration,
     store_calibration,
 )
-from cpembed.errors import CpembedError
+from cpembed.errors import CpembedError, DamagedStore
 
 
 @pytest.fixture
@@ -91,15 +91,44 @@ def test_a_file_that_is_none_is_one_line_with_the_remedy(folder: Path) -> None:
     document = json.loads(path.read_text())
     del document["task_ns"]
     path.write_text(json.dumps(document))
-    with pytest.raises(CpembedError, match=r"task_ns.*run `cpembed calibrate` again"):
-        load_calibration()
+    with pytest.warns(DamagedStore, match=r"task_ns.*published.*run `cpembed calibrate` again"):
+        assert load_calibration() is None
     path.write_text("{")
-    with pytest.raises(CpembedError, match=r"is no calibration"):
-        load_calibration()
+    with pytest.warns(DamagedStore, match=r"is no calibration"):
+        assert load_calibration() is None
+    path.write_bytes(b'{"cpu": "\xff"}')
+    with pytest.warns(DamagedStore, match=r"is no calibration"):
+        assert load_calibration() is None
     path.unlink()
     path.mkdir(parents=True)
-    with pytest.raises(CpembedError, match=r"cannot be read"):
-        load_calibration()
+    with pytest.warns(DamagedStore, match=r"cannot be read"):
+        assert load_calibration() is None
+
+
+@pytest.mark.parametrize(
+    "change, place",
+    [
+        ({"threads": 0}, "threads"),
+        ({"threads": 7}, "threads"),
+        ({"launch_us": -1.0}, "launch_us"),
+        ({"launch_us": 1e300}, "launch_us"),
+        ({"product_ns": {"tdpbusd": 0.0}}, "product_ns"),
+        ({"product_ns": {"mul": 1.0}}, "product_ns"),
+        ({"product_ns": {}}, "product_ns"),
+        ({"latency_ns": {}}, "latency_ns"),
+        ({"product_row_ns": {"tdpbusd": 1e6}}, "product_row_ns"),
+        ({"tile_line_ns": [1.0]}, "tile_line_ns"),
+        ({"measured": ""}, "measured"),
+    ],
+)
+def test_figures_that_nothing_measures_are_none(
+    folder: Path, change: dict[str, object], place: str
+) -> None:
+    del folder
+    path = store_calibration(measured())
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.warns(DamagedStore, match=rf"{place}.*run `cpembed calibrate` again"):
+        assert load_calibration() is None
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, folder: Path) -> None:

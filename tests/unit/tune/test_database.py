@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from cpembed.api.solve import hardware_spec
 from cpembed.backends.vta.tail import Exact, Requantized
 from cpembed.embedding.constraint_set import load_constraint_set
-from cpembed.errors import SpecError
+from cpembed.embedding.embedding import Digit
+from cpembed.errors import DamagedStore
 from cpembed.tune import database, vta_trials
 from cpembed.tune.database import default_directory, store_of, stored
 from cpembed.tune.vta_kept import tuned
@@ -72,7 +76,8 @@ def test_trials_survive_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"embedding": {"oper')
     keep(tmp_path, kept[2:])
-    (file,) = stored(tmp_path, VtaTrial)
+    with pytest.warns(DamagedStore, match=r"1 of 4 rows left out as damaged \(line 4: "):
+        (file,) = stored(tmp_path, VtaTrial)
     assert file.trials == kept
     assert [trial.key for trial in file.trials] == [trial.key for trial in kept]
     assert file.is_current
@@ -119,11 +124,76 @@ def test_schedules_of_one_embedding_can_be_asked_for(tmp_path: Path) -> None:
     assert tuned(layer(), SPEC, machine().tail, embedding=other, directory=tmp_path) is None
 
 
-def test_a_changed_file_is_one_line(tmp_path: Path) -> None:
+def test_a_changed_embedding_is_left_out_and_the_others_are_used(tmp_path: Path) -> None:
+    kept = sorted(trials(6), key=lambda trial: trial.cycles or 0)
+    path = keep(tmp_path, [kept[0], kept[-1]])
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b'"axis":"k"', b'"axis":"nosuch"', 1))
+    with pytest.warns(DamagedStore, match=r"1 of 2 rows .*line 2: embedding: its identifier is"):
+        found = tuned(layer(), SPEC, machine().tail, directory=tmp_path)
+    assert found is not None
+    assert found.trial == kept[-1]
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (
+            lambda t: replace_schedule(t, tiles={"no": 1}, order=("no",), thread_loop=None),
+            "no such schedule",
+        ),
+        (lambda t: replace_schedule(t, slots=(99999, 99999)), "no such schedule"),
+        (lambda t: msgspec.structs.replace(t, **other_embedding()), "is none of conv2d"),
+    ],
+)
+def test_a_best_trial_that_is_none_of_the_workload_gives_way_to_the_next(
+    tmp_path: Path, change: Callable[[VtaTrial], VtaTrial], reason: str
+) -> None:
+    kept = trials(1)
+    better = msgspec.structs.replace(change(kept[0]), cycles=1)
+    keep(tmp_path, [better, *kept])
+    with pytest.warns(DamagedStore, match=rf"{reason}.*left out, the file was changed"):
+        found = tuned(layer(), SPEC, machine().tail, directory=tmp_path)
+    assert found is not None
+    assert found.trial == kept[0]
+
+
+def replace_schedule(trial: VtaTrial, **changes: Any) -> VtaTrial:
+    return msgspec.structs.replace(trial, schedule=replace(trial.schedule, **changes))
+
+
+def other_embedding() -> dict[str, Any]:
+    """Of no conv2d, under an identifier that is its own."""
+    embedding = designs(LAYER, "strict", 1)[0].candidate.embedding
+    other = replace(embedding, digits={"y": (Digit("m", 16),), "z": (Digit("q", 16),)})
+    return {"embedding": other.to_json(), "identifier": other.identifier()}
+
+
+def test_a_damaged_key_is_found_by_the_name_and_mended(tmp_path: Path) -> None:
+    kept = trials(2)
+    path = keep(tmp_path, kept)
+    damaged = path.read_bytes().replace(b'"target"', b'"tarset"', 1)
+    path.write_bytes(damaged)
+    with pytest.warns(DamagedStore, match=r"1 of 3 rows .*line 1"):
+        found = tuned(
+            layer(), SPEC, machine().tail, load_constraint_set("relaxed"), directory=tmp_path
+        )
+    assert found is not None
+    with pytest.warns(DamagedStore, match=r"its first line, the key, is damaged"):
+        assert not list(stored(tmp_path, VtaTrial))
+    keep(tmp_path, [])
+    with pytest.warns(DamagedStore, match=r"line 1"):
+        (file,) = stored(tmp_path, VtaTrial)
+    assert file.trials == kept
+    assert path.read_bytes().startswith(damaged)
+
+
+def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     path = keep(tmp_path, trials(1))
-    path.write_text(path.read_text().replace('"axis":"k"', '"axis":"nosuch"'))
-    with pytest.raises(SpecError, match=r"the embedding \w+ is none of conv2d .* delete it"):
-        tuned(layer(), SPEC, machine().tail, directory=tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.warns(DamagedStore, match=r"cannot be read \(Is a directory\)"):
+        assert tuned(layer(), SPEC, machine().tail, directory=tmp_path) is None
 
 
 def test_the_folder_is_the_variable_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
