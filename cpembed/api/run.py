@@ -59,7 +59,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.measure.runner import measure
 from cpembed.measure.verification import Expected
-from cpembed.tune.cpu_choice import CONSIDERED
+from cpembed.tune.cpu_choice import AMONG, contenders
 from cpembed.worker import step
 
 _NATIVE_ROUNDS, _GENERIC_ROUNDS = 15, 3
@@ -105,7 +105,7 @@ def run(
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
     those that :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is
     None; where nothing is kept, or with ``untuned``, the best of the ranking, on a CPU the one
-    among the best :data:`~cpembed.tune.cpu_choice.CONSIDERED` that a model of it says is the
+    among :func:`~cpembed.tune.cpu_choice.contenders` that a model of it says is the
     fastest; where ``constraints`` is None and these waste much of the instruction, also among
     embeddings on fused axes. Of a place in the ranking, tuning gives the schedule only.
 
@@ -145,7 +145,8 @@ def run(
         workload,
         spec,
         DEFAULT_CONSTRAINTS if constraints is None else constraints,
-        top=CONSIDERED if by_model else rank or 1,
+        top=AMONG if by_model else rank or 1,
+        keep=contenders if by_model else None,
         weights=weights,
         timeout=timeout,
         seed=seed or 0,

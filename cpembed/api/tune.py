@@ -23,7 +23,14 @@ from cpembed.api.choice import stand_in
 from cpembed.api.run import missing_for
 from cpembed.api.run_cpu import fused_candidates
 from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, hardware_spec, solve
+from cpembed.api.solve import (
+    DEFAULT_CONSTRAINTS,
+    Keep,
+    Progress,
+    SolveResult,
+    hardware_spec,
+    solve,
+)
 from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
 from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
 from cpembed.api.tuning import SEARCH_SHARE, Task
@@ -32,7 +39,7 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.tune.cpu_choice import CONSIDERED, Objective
+from cpembed.tune.cpu_choice import AMONG, CONSIDERED, Objective, contenders
 from cpembed.tune.cpu_measure import Isolated
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.database import Stored, Trial, default_directory, stored
@@ -130,17 +137,22 @@ def open_tuning(
     limit = None if timeout is None else timeout * SEARCH_SHARE
 
     def searched(
-        named: str | ConstraintSet, top: int, weights: Weights | None = None
+        named: str | ConstraintSet,
+        top: int,
+        weights: Weights | None = None,
+        keep: Keep | None = None,
     ) -> SolveResult:
         return solve(
-            workload, spec, named, top=top, weights=weights, timeout=limit, seed=seed,
+            workload, spec, named, top=top, keep=keep, weights=weights, timeout=limit, seed=seed,
             progress=progress,
         )  # fmt: skip
 
     # Without a set, what runs untuned takes part: tuning never does worse.
-    considered = 1 if simulation is not None else CONSIDERED
     if constraints is None:
-        usual = searched(DEFAULT_CONSTRAINTS, considered)
+        if simulation is not None:
+            usual = searched(DEFAULT_CONSTRAINTS, 1)
+        else:
+            usual = searched(DEFAULT_CONSTRAINTS, AMONG, keep=contenders)
         # As untuned: what the widest set still finds there is no match for it.
         other = None
         if simulation is None:
@@ -152,9 +164,9 @@ def open_tuning(
                 workload, other, trials=trials, timeout=left, candidates=candidates,
                 objective=objective, seed=seed, database=database, progress=progress,
             )  # fmt: skip
-        found = [(usual, considered), (searched(WIDEST, candidates), candidates)]
+        found = [(usual, len(usual.embeddings)), (searched(WIDEST, candidates), candidates)]
     else:
-        found = [(searched(constraints, max(candidates, considered)), candidates)]
+        found = [(searched(constraints, max(candidates, CONSIDERED)), candidates)]
     results = [solved for solved, _ in found]
     if not any(solved.embeddings for solved in results):
         return results[-1]
@@ -164,7 +176,7 @@ def open_tuning(
     if simulation is not None:
         return VtaTuning(task, simulation, results, folder)
     chosen: Objective = objective or "total"
-    first = found[0][0].embeddings[:considered]
+    first = found[0][0].embeddings
     fused = fused_candidates(first, spec, searched) if constraints is None else ()
     field = Field.of(found, spec, fused=fused, fuses=constraints is None)
     return CpuTuning(task, field, Isolated(workload, spec, chosen), chosen, folder)

@@ -16,7 +16,7 @@ from cpembed.backends.x86.calibration import Calibration
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.tune.cpu_choice import CONSIDERED, Objective, choose
+from cpembed.tune.cpu_choice import Objective, choose, contenders
 from cpembed.tune.cpu_contest import Failed, Moves, Timed
 from cpembed.tune.cpu_search import CpuSearch
 from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
@@ -67,7 +67,7 @@ class Field:
         """
         beside = partial(with_variants, spec=spec, fuses=fuses)
         groups = beside(fused)
-        first = [*beside(found[0][0].embeddings[:CONSIDERED]), *groups]
+        first = [*beside(contenders(found[0][0].embeddings)), *groups]
         chosen = choose(first, spec, machine).estimates[:1]
         entries = [item.ranked for item in chosen]
         for solved, count in found:

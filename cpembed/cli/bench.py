@@ -145,7 +145,8 @@ def command(
 ) -> int:
     """Run SUITE: search, verify and time each layer.
 
-    SUITE is deepbench, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or gemm.
+    SUITE is deepbench, resnet18, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or
+    gemm.
 
     A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.base import stencil_axes
+from cpembed.embedding.constraints.base import slides, stencil_axes
 from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.linear_access import LinearAccess, stride_in_place
 from cpembed.embedding.problem import AccessPair, EmbeddingProblem
@@ -118,7 +118,11 @@ def _index_obstacles(
     if step < 0 and constraints.get("hyper_rectangle") is not None:
         found.append(f"runs backwards in {text} (hyper_rectangle)")
     in_place = isinstance(linear, LinearAccess) and linear.stencil == "in_place"
-    if several and in_place and stride_in_place(problem, operand, axis) == 0:
+    if (
+        in_place
+        and slides(problem, index, (other,))
+        and stride_in_place(problem, operand, axis) == 0
+    ):
         words = f"is a stencil axis of {text}, which {axis} cannot read in place"
         found.append(f"{words} (linear_access)")
     if step > 1 and isinstance(dense, Dense):

@@ -6,6 +6,7 @@ overheads: the time of the fastest schedule, and that of moving data into the la
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -33,6 +34,11 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 
 CONSIDERED = 8
 """The best embeddings by their overheads, among which the model chooses."""
+
+AMONG = 64
+"""The best embeddings by their overheads, of which :func:`contenders` takes some."""
+
+_OF_A_FAMILY = 4
 
 WELL_USED = 0.85
 """Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
@@ -95,6 +101,25 @@ class ModelChoice:
             "estimated_us": chosen.kernel.us,
             "estimated_moves_us": chosen.moves_us,
         }
+
+
+def contenders(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
+    """What the model chooses among, of the best :data:`AMONG`: the best :data:`CONSIDERED`, and
+    behind them the best few of each family that walks one axis with each instruction axis. Tiles
+    cut out of several axes may crowd those out by their overheads, yet one axis can be read as it
+    lies in memory."""
+    seen = Counter(map(_family, ranked[:CONSIDERED]))
+    found = list(ranked[:CONSIDERED])
+    for item in ranked[CONSIDERED:]:
+        family = _family(item)
+        if seen[family] < _OF_A_FAMILY and all(len(axes) <= 1 for _, axes in family):
+            found.append(item)
+            seen[family] += 1
+    return tuple(found)
+
+
+def _family(ranked: RankedCandidate) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple(ranked.candidate.embedding.family.items())
 
 
 def choose(

@@ -26,6 +26,7 @@ SUITES: dict[str, str] = {
     "amos": "124 configurations of the 15 operators of AMOS (ISCA 2022), batch 1",
     "unit16": "16 convolutions of table I of UNIT (CGO 2021); sizes include the padding",
     "unit_conv3d": "11 convolutions of ResNet-18 made 3-D by UNIT; sizes include the padding",
+    "resnet18": "11 distinct convolutions of ResNet-18, of 20 layers, batch 1",
     "resnet50": "20 distinct convolutions of ResNet-50 (v1), of 53 layers, batch 1",
     "odd": "14 convolutions that are in no list: primes, one pixel, few channels, odd strides",
     "mobilenet": "9 depthwise convolutions of MobileNet (v1), of 13 layers, batch 1",

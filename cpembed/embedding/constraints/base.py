@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import ClassVar
 
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr
 
 
 class Constraint(ABC):
@@ -64,15 +66,36 @@ def moved_dimensions(
                     yield operand, dimension, step
 
 
+def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:
+    """The one iterator that walks an index, None where several do: then it is a sliding window.
+
+    An iterator of one step walks nothing, as long as no tile pads it. Where all are of one step, it
+    is the first that indexes the output, or the first.
+    """
+    workload = problem.workload
+    moving = [name for t in index.terms if t.maximum(workload.extents) for name in t.iterators]
+    names = dict.fromkeys(moving)
+    if len(names) > 1 or not index.iterators:
+        return None
+    kinds = {axis.name: axis.kind for axis in workload.axes}
+    ordered = sorted(index.iterators, key=lambda name: kinds[name] is not AxisKind.SPATIAL)
+    return next(iter(names or ordered))
+
+
+def slides(problem: EmbeddingProblem, index: IndexExpr, moved: Collection[str]) -> bool:
+    """Whether an index is a sliding window where these axes move: one of them is not its walker."""
+    return any(name in moved and name != walker(problem, index) for name in index.iterators)
+
+
 def stencil_axes(problem: EmbeddingProblem) -> dict[str, str]:
-    """Workload axes that some operand reaches only together with another iterator.
+    """Workload axes that move some index as a sliding window.
 
     Maps each to the index it occurs in, as text, such as ``I[2*p + r]``.
     """
     found: dict[str, str] = {}
     for pair in problem.pairs:
         for index in pair.workload.index:
-            if len(index.iterators) > 1:
-                for axis in index.iterators:
+            for axis in index.iterators:
+                if slides(problem, index, (axis,)):
                     found.setdefault(axis, f"{pair.workload.operand}[{index}]")
     return found

@@ -7,18 +7,27 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, moved_dimensions, stencil_axes
+from cpembed.embedding.constraints.base import (
+    Constraint,
+    moved_dimensions,
+    slides,
+    stencil_axes,
+    walker,
+)
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, box_digits
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import Ids
 from cpembed.hw.instruction import StrideRule
 from cpembed.ir.dtypes import size_bytes
 
 
 @dataclass(frozen=True)
 class LinearAccess(Constraint):
-    """Only workload axes that reach each operand through a single iterator are mapped.
+    """Only workload axes that walk each index of the operands alone are mapped
+    (:func:`~cpembed.embedding.constraints.base.walker`): an axis of one step beside them makes no
+    window.
 
     ``stencil = "in_place"`` weakens it: a dimension that several iterators index may be walked by
     one instruction axis as a single digit where the instruction's memory side can read it without
@@ -30,24 +39,39 @@ class LinearAccess(Constraint):
     stencil: Literal["none", "in_place"] = "none"
 
     def post(self, model: ScalarModel) -> None:
+        problem = model.problem
         if self.stencil == "none":
-            for axis in stencil_axes(model.problem):
-                ids = model.points[axis]
-                model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
-        for pair in model.problem.pairs:
+            for axis in stencil_axes(problem):
+                _stand_still(model, model.points[axis])
+        for pair in problem.pairs:
             operand = pair.instruction.operand
             for dimension, index in enumerate(pair.workload.index):
-                if len(index.iterators) < 2:
+                alone = walker(problem, index)
+                if self.stencil == "in_place":
+                    # A box moves along a dimension once: by what the walker does or the others do.
+                    for axis in (name for name in index.iterators if alone and name != alone):
+                        for lane, choice in model.axis_choices(axis):
+                            step = abs(index.coefficient(axis))
+                            self._post_choice(model, operand, lane, choice, step)
+                if alone is not None or len(index.iterators) < 2:
                     continue
-                ids = model.elements[operand][dimension]
                 if self.stencil == "none":
-                    model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
-                    continue
+                    _stand_still(model, model.elements[operand][dimension])
                 for choice in model.boxes.get((operand, dimension), []):
-                    self._post_choice(model, operand, choice)
+                    name = problem.index_names[operand][choice.index]
+                    if self.stencil == "in_place":
+                        self._post_choice(model, operand, name, choice)
 
-    def _post_choice(self, model: ScalarModel, operand: str, choice: DigitChoice) -> None:
-        name = model.problem.index_names[operand][choice.index]
+    def _post_choice(
+        self,
+        model: ScalarModel,
+        operand: str,
+        name: str | None,
+        choice: DigitChoice,
+        step: int = 1,
+    ) -> None:
+        """The digit, if chosen, walks a window in place; ``step`` is what one of its steps is
+        there."""
         largest = stride_in_place(model.problem, operand, name)
         if name is None or choice.weight != 1 or largest == 0:
             model.forbid(choice.literal)
@@ -58,14 +82,11 @@ class LinearAccess(Constraint):
             return
         model.builder.linear([(1, np.array([choice.literal])), (-1, np.array([end]))], -1, 0)
         if largest is not None:
-            model.builder.bound(np.array([choice.stride]), 0, largest)
+            model.builder.bound(np.array([choice.stride]), 0, largest // step)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         if self.stencil == "none":
-            axes = [axis.name for axis in problem.workload.axes]
-            stencils = stencil_axes(problem)
-            moved = [a for a, image in zip(axes, node_map.points, strict=True) if np.ptp(image)]
-            return not any(axis in stencils for axis in moved)
+            return not set(_moved(problem, node_map)) & set(stencil_axes(problem))
         return all(
             self._readable(problem, pair.instruction.operand, node_map) for pair in problem.pairs
         )
@@ -73,7 +94,8 @@ class LinearAccess(Constraint):
     def _readable(self, problem: EmbeddingProblem, operand: str, node_map: NodeMap) -> bool:
         indices = problem.workload_indices[operand]
         image = node_map.elements[operand]
-        stencils = [d for d, index in enumerate(indices) if len(index.iterators) > 1]
+        moved = _moved(problem, node_map)
+        stencils = [d for d, index in enumerate(indices) if slides(problem, index, moved)]
         if not any(np.ptp(image[dimension]) for dimension in stencils):
             return True
         digits = box_digits(image)
@@ -94,19 +116,23 @@ class LinearAccess(Constraint):
         if self.stencil == "none":
             return not set(option.members) & set(stencil_axes(problem))
         for operand, dimension, step in moved_dimensions(problem, option):
-            if len(problem.workload_indices[operand][dimension].iterators) > 1:
+            if slides(problem, problem.workload_indices[operand][dimension], option.members):
                 largest = stride_in_place(problem, operand, option.lane)
                 if option.weight != 1 or (largest is not None and step > largest):
                     return False
         return True
 
     def post_digits(self, model: DigitModel) -> None:
-        """Whatever walks a stencil dimension is the only digit of its instruction axis."""
+        """What moves a dimension as a window is the only digit of its instruction axis."""
         if self.stencil == "none":
             return
         for option in model.options:
             if any(
-                len(model.problem.workload_indices[operand][dimension].iterators) > 1
+                slides(
+                    model.problem,
+                    model.problem.workload_indices[operand][dimension],
+                    option.members,
+                )
                 for operand, dimension, _ in moved_dimensions(model.problem, option)
             ):
                 model.requires_extent(option, option.digit.count)
@@ -119,6 +145,16 @@ class LinearAccess(Constraint):
         if self.stencil == "none":
             return "linear_access: no axis of a sliding window is mapped"
         return "linear_access: a sliding window is mapped only where it can be read in place"
+
+
+def _stand_still(model: ScalarModel, ids: Ids) -> None:
+    model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
+
+
+def _moved(problem: EmbeddingProblem, node_map: NodeMap) -> list[str]:
+    """Workload axes that the tile moves along."""
+    axes = [axis.name for axis in problem.workload.axes]
+    return [axis for axis, image in zip(axes, node_map.points, strict=True) if np.ptp(image)]
 
 
 def stride_in_place(problem: EmbeddingProblem, operand: str, name: str | None) -> int | None:

@@ -11,7 +11,7 @@ from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
 from cpembed.backends.move import SCATTERED
 from cpembed.backends.x86 import calibration
 from cpembed.embedding.constraint_set import Weights
-from cpembed.tune.cpu_choice import CONSIDERED, choose, machine_weights
+from cpembed.tune.cpu_choice import AMONG, CONSIDERED, choose, contenders, machine_weights
 from cpembed.tune.cpu_variants import OVER_WINDOWS
 from tests.unit.tune.cpu_tuning import TARGET, machine
 
@@ -68,3 +68,16 @@ def test_weights_of_a_machine_are_times() -> None:
     per_mac = modelled.kernel.products_us * 1e3 / (64 * 64 * 64)
     assert weights.mac == 1.0
     assert weights.data == pytest.approx(machine().copy_ns_per_line / 64 / 2 * SCATTERED / per_mac)
+
+
+def test_axes_that_can_be_read_as_they_lie_are_among_what_the_model_chooses_from() -> None:
+    """At 7 by 7 points, tiles of two image axes are the best by their overheads, and all of them
+    move each operand."""
+    layer = workload("conv2d n=1 c=64 h=7 w=7 k=64 r=1 s=1 layout=NHWC", target=TARGET)
+    every = solve(layer, SPEC, "in_place_padded", top=AMONG)
+    chosen = contenders(every.embeddings)
+    best = [item.candidate.embedding.family["x"] for item in every.embeddings[:CONSIDERED]]
+    assert ("q",) not in best
+    assert chosen[:CONSIDERED] == every.embeddings[:CONSIDERED]
+    assert ("q",) in [item.candidate.embedding.family["x"] for item in chosen[CONSIDERED:]]
+    assert [item.rank for item in chosen] == sorted(item.rank for item in chosen)

@@ -14,6 +14,7 @@ LAYERS = {
     "amos": 124,
     "unit16": 16,
     "unit_conv3d": 11,
+    "resnet18": 11,
     "resnet50": 20,
     "odd": 14,
     "mobilenet": 9,
@@ -112,6 +113,17 @@ def test_unit16_gives_the_outputs_of_the_table():
 def test_unit_conv3d_has_the_output_rows_of_resnet18():
     rows = {x.workload().output.shape[3] for x in suite("unit_conv3d")}
     assert rows == {112, 56, 28, 14, 7}
+
+
+def test_resnet18_is_the_whole_network():
+    layers = suite("resnet18")
+    assert sum(x.count for x in layers) == 20
+    assert len({x.label for x in layers}) == len(layers)
+    # 1.8e9 multiply-adds (He et al. 2016, table 1), of which the last layer has half a million.
+    assert 1.75e9 < sum(x.count * x.workload().macs for x in layers) < 1.85e9
+    # The 11,689,512 parameters without the last layer (513,000) and the norms (9,600).
+    weights = sum(x.count * math.prod(x.workload().operand("W").shape) for x in layers)
+    assert weights == 11_166_912
 
 
 def test_resnet50_is_the_whole_network():
