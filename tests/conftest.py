@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cpembed.worker import IN_PROCESS_VARIABLE
+
+# What a test replaces is replaced where kernels are built and run; tests of the worker, and of
+# command lines in a process of their own, say otherwise.
+os.environ[IN_PROCESS_VARIABLE] = "1"
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -28,13 +33,6 @@ def nothing_tuned(
     nothing = tmp_path_factory.getbasetemp() / "nothing_tuned"
     monkeypatch.setenv("CPEMBED_TUNE_DIR", str(nothing))
     monkeypatch.setenv("CPEMBED_CALIBRATION_DIR", str(nothing))
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test replaces is replaced where kernels are built and run; tests of the worker, and
-    of command lines in a process of their own, say otherwise."""
-    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
 
 
 @pytest.fixture

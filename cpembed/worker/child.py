@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -35,6 +36,12 @@ def serve(descriptor: int, parent: int, preload: list[str]) -> None:
             with suppress(Exception):
                 _load(name)
         steps.listen(lambda doing, limit: connection.send(("step", doing, limit)))
+
+        def warned(text: Warning | str, kind: type[Warning], *_: Any, **__: Any) -> None:
+            connection.send(("warning", str(text), kind))
+
+        warnings.simplefilter("always")
+        warnings.showwarning = warned
         while True:
             try:
                 request = connection.recv()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,6 +132,8 @@ class Worker:
                 elif kind == "report":
                     if report is not None:
                         report(*what[0])
+                elif kind == "warning":
+                    warnings.warn(what[0], what[1], stacklevel=2)
                 elif kind == "unknown":
                     return function(*arguments, **keywords)
                 else:

@@ -255,10 +255,10 @@ def test_an_interruption_says_how_to_resume(
 ) -> None:
     make = RowMaker.row
 
-    def row(self: RowMaker, layer: Any, report: Any) -> Any:
+    def row(self: RowMaker, layer: Any, *, progress: Any) -> Any:
         if layer.index == 48:
             raise KeyboardInterrupt
-        return make(self, layer, report)
+        return make(self, layer, progress=progress)
 
     with monkeypatch.context() as patch:
         patch.setattr(RowMaker, "row", row)

@@ -168,7 +168,7 @@ def test_a_suite_says_what_ran_instead(layer: str, tmp_path: Path) -> None:
         any_set=True,
     )
     one = Layer("mine", 0, "", layer)
-    row = maker.row(one, lambda phase, count: None)
+    row = maker.row(one, progress=lambda phase, count: None)
     assert row.error is None
     assert row.run is not None
     assert (row.run.verified, row.run.instead) == (True, "avx512_int8")

@@ -47,11 +47,11 @@ def complete(bench: Bench) -> Bench:
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     make, made = RowMaker.row, []
 
-    def row(self: RowMaker, layer: Any, report: Any) -> BenchRow:
+    def row(self: RowMaker, layer: Any, *, progress: Any) -> BenchRow:
         if len(made) == rows:
             raise KeyboardInterrupt
         made.append(layer.index)
-        return make(self, layer, report)
+        return make(self, layer, progress=progress)
 
     monkeypatch.setattr(RowMaker, "row", row)
 

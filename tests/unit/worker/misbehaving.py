@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
-from cpembed.errors import LoweringError
+from cpembed.errors import DamagedStore, LoweringError
 from cpembed.worker import call, step
 
 
@@ -75,3 +76,7 @@ def take_memory() -> int:
 def print_something() -> None:
     print("not for the user's eyes")
     print("neither is this", file=sys.stderr)
+
+
+def warn() -> None:
+    warnings.warn("a row is damaged", DamagedStore, stacklevel=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cpembed import worker
-from cpembed.errors import CrashError, LoweringError
+from cpembed.errors import CrashError, DamagedStore, LoweringError
 from cpembed.worker.memory import available_bytes
 from tests.unit.worker import misbehaving
 
@@ -103,6 +103,11 @@ def test_another_environment_is_another_child(monkeypatch: pytest.MonkeyPatch) -
 def test_what_a_child_prints_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
     worker.call(misbehaving.print_something)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_warning_is_given_here() -> None:
+    with pytest.warns(DamagedStore, match="a row is damaged"):
+        worker.call(misbehaving.warn)
 
 
 def test_an_interrupted_call_ends_the_child() -> None:
