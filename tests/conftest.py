@@ -25,6 +25,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``quick(n)``, n of its cases, spread evenly over them, are in the quick
+    suite; the others are slow."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick") is not None:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in groups.values():
+        marker = cases[0].get_closest_marker("quick")
+        assert marker is not None
+        (count,) = marker.args
+        kept = {round((n + 0.5) * len(cases) / count - 0.5) for n in range(count)}
+        for number, item in enumerate(cases):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def nothing_tuned(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory

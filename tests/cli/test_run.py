@@ -117,6 +117,7 @@ def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.M
     called.is_one_line_error(1, "generic kernel", "seed 3", "report")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("how", [(), ("--relu",)])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "bfloat16", None])
 def test_results_are_stored_as_asked(
@@ -135,6 +136,7 @@ def test_results_are_stored_as_asked(
         assert words in cpembed("run", *GEMM, *target, *asked).out
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32", "bfloat16"])
 def test_sums_are_requantized_as_asked(cpembed: Caller, dtype: str) -> None:
     target = ("--target", "avx512_vnni", "--backend", "generic", "--output", dtype)

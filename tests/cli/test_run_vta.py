@@ -20,6 +20,7 @@ CONV = ("conv2d", "n=1", "c=20", "h=9", "w=7", "k=24", "r=3", "s=3", "pad=1", "s
 VTA = ("--target", "vta_1x16x16")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("target", ["vta_1x16x16", "vta_8x8x8"])
 @pytest.mark.parametrize("layer", [GEMM, CONV], ids=lambda layer: layer[0])
 @pytest.mark.parametrize("form", ["requantized", "int32", "int8"])

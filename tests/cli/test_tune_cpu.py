@@ -130,6 +130,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
     assert tune(*call).json["measured"] == 1
 
 
+@pytest.mark.slow
 @needs_vnni
 def test_rows_of_a_suite_follow_tuning(
     tune: Callable[..., Called], cpembed: Caller, tmp_path: Path

@@ -35,6 +35,7 @@ def test_a_layer_is_computed_stored_and_not_computed_again(
     assert load(tmp_path)[key] == row
 
 
+@pytest.mark.slow
 def test_a_layer_is_tuned_executed_and_put_beside_its_bounds(tmp_path: Path) -> None:
     script("tuned_layers").EXPERIMENT.run(["103"], 2, tmp_path)
     row = load(tmp_path)["103"]

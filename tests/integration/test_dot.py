@@ -52,6 +52,7 @@ BACK_ENDS = [
 ]
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("words", WORKLOADS)
 @pytest.mark.parametrize("spec, backend", BACK_ENDS)
@@ -75,6 +76,7 @@ def test_the_instruction_is_used(spec: HardwareSpec, backend: str) -> None:
     assert not [words for words in lines if words[:1] == ["callq"] and "cpembed" in words[1]]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("spec, backend", BACK_ENDS)
 def test_every_block_of_a_random_product_is_right(

@@ -49,7 +49,8 @@ def found(layer: str, target: str) -> Iterator[RankedCandidate]:
         yield from with_variants(solve(given, spec, constraints, top=1).embeddings, spec)
 
 
-@pytest.mark.parametrize("threads", ["3", pytest.param("1", marks=pytest.mark.slow)])
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("threads", ["3", "1"])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_data_in_place_and_packing_inside(

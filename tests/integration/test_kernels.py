@@ -61,6 +61,7 @@ VNNI_PROGRAMS = {
 }
 
 
+@pytest.mark.quick(4)
 @needs_vnni
 @pytest.mark.parametrize("name", VNNI_PROGRAMS)
 def test_vnni_kernel_is_bit_exact(name: str) -> None:
@@ -99,6 +100,7 @@ GENERIC = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("target", GENERIC)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_generic_kernel_matches_the_reference_for_every_target(target: str, layout: str) -> None:
@@ -162,6 +164,7 @@ DERIVED: dict[str, tuple[Any, dict[str, tuple[Digit, ...]]]] = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("backend", ["generic", pytest.param("native", marks=needs_vnni)])
 @pytest.mark.parametrize("name", DERIVED)
 def test_derived_program_is_bit_exact(name: str, backend: Any) -> None:
@@ -203,11 +206,20 @@ def run_amx(module: str, emulator: Path | None, *arguments: str) -> dict[str, An
     return json.loads(done.stdout)
 
 
+COUNTED = ("conv-3x3", "conv-dilation-2", "derived-conv3d", "conv-1x1", "gemm-7-by-7-tiles")
+"""Cases whose tile products are counted."""
+
+
 @pytest.fixture(scope="module")
-def amx_results(emulator: Path | None) -> dict[str, Any]:
-    return run_amx("amx_cases", emulator)
+def amx_results(emulator: Path | None, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of the cases that this session's tests look at."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    named = {call.params.get("name") for call in calls if call is not None}
+    names = [name for name in (*CASES, *STORED) if name in named or name in COUNTED]
+    return run_amx("amx_cases", emulator, ",".join(names))
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("name", CASES)
 def test_amx_kernel_matches_the_reference(
     name: str, amx_results: dict[str, Any], emulator: Path | None
@@ -215,6 +227,7 @@ def test_amx_kernel_matches_the_reference(
     check_amx(amx_results[name], emulated=emulator is not None)
 
 
+@pytest.mark.quick(9)
 @pytest.mark.parametrize("name", STORED)
 def test_amx_kernel_stores_what_is_asked(name: str, amx_results: dict[str, Any]) -> None:
     found = amx_results[name]
@@ -234,7 +247,7 @@ def test_amx_blocks_that_do_not_divide_are_moved_back(
 
 @pytest.mark.slow
 def test_amx_network_layers_are_bit_exact(emulator: Path | None) -> None:
-    results = run_amx("amx_cases", emulator, "--only-slow")
+    results = run_amx("amx_cases", emulator, ",".join(SLOW_CASES))
     assert set(results) == set(SLOW_CASES)
     for found in results.values():
         check_amx(found, emulated=emulator is not None)

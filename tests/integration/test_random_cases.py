@@ -142,10 +142,10 @@ EVERYTHING = {
 
 
 def test_random_cases_end_to_end() -> None:
-    total = check_cases(range(150, 270))
-    assert total["feasible"] + total["infeasible"] + total["refused"] == 120
+    total = check_cases(range(150, 190))
+    assert total["feasible"] + total["infeasible"] + total["refused"] == 40
     for trait, least in EVERYTHING.items():
-        assert total[trait] >= least // 10, (trait, total)
+        assert total[trait] >= least // 30, (trait, total)
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ def candidates(layer: str, target: str) -> list[RankedCandidate]:
     return list(with_variants(solve(given, spec, top=2).embeddings, spec))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("parts", [2, 3])
 def test_parts_of_sums_are_added_up(

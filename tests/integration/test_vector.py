@@ -49,6 +49,7 @@ LAYERS = [
 ]
 
 
+@pytest.mark.quick(7)
 @needs_vectors
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("layer", LAYERS)
@@ -60,6 +61,7 @@ def test_kernels_compute_the_workload(
     check_candidates(layer, spec, "x86.vector")
 
 
+@pytest.mark.quick(1)
 @needs_vectors
 @pytest.mark.parametrize("seed", range(6))
 def test_every_block_of_a_random_layer_is_right(seed: int) -> None:
@@ -73,6 +75,7 @@ def test_every_block_of_a_random_layer_is_right(seed: int) -> None:
     check_schedules(words, INT8, rng, 3)
 
 
+@pytest.mark.slow
 @needs_vectors
 def test_signs_and_results_of_every_type() -> None:
     for first, second in itertools.product(("uint8", "int8"), repeat=2):
@@ -89,6 +92,7 @@ def test_signs_and_results_of_every_type() -> None:
                 assert np.array_equal(found, np.clip(reference(given, inputs), 0, 255))
 
 
+@pytest.mark.quick(3)
 @needs_vectors
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("threads", ["1", "3"])

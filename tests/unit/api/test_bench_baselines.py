@@ -159,6 +159,7 @@ def printed(bench: Bench) -> str:
     return page.getvalue()
 
 
+@pytest.mark.slow
 def test_the_baseline_is_part_of_what_rows_depend_on(
     baseline: FakeBaseline, opened: Callable[..., Bench]
 ) -> None:
@@ -175,6 +176,7 @@ def test_the_baseline_is_part_of_what_rows_depend_on(
     assert opened(baselines=()).taken == 0
 
 
+@pytest.mark.slow
 def test_rows_depend_on_the_machines_calibration(
     baseline: FakeBaseline,
     opened: Callable[..., Bench],
@@ -203,6 +205,7 @@ def test_rows_depend_on_the_machines_calibration(
     assert f"{run.peak_share:.1%}" in text
 
 
+@pytest.mark.slow
 def test_a_disturbed_comparison_is_worth_another_try(
     baseline: FakeBaseline, opened: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:

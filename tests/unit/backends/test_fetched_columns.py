@@ -93,6 +93,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("spec, words, knobs", KERNELS)
 def test_kernels_that_ask_compute_the_same(

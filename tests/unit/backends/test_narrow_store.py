@@ -68,6 +68,7 @@ BIAS_AND_SCALE = Epilogue("uint8", bias=True, scale=True)
 INSTRUCTIONS = {"uint8": "vpmovusdb", "int8": "vpmovsdb", "int32": "vcvtps2dq"}
 
 
+@pytest.mark.quick(5)
 @pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "bfloat16"])
 @pytest.mark.parametrize("relu", [False, True])

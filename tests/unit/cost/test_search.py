@@ -63,6 +63,7 @@ def compare(
     return len(found.embeddings), left_out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(3))
 def test_no_ceiling_excludes_what_is_below_it(block: int) -> None:
     compared = [

@@ -162,6 +162,8 @@ def image_of(problem: EmbeddingProblem, embedding: Embedding) -> object:
     return node_map.key()
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_fused_axes_agree_with_brute_force() -> None:
     compared, shown = compare_fused(range(15))
     assert compared >= 6

@@ -77,6 +77,7 @@ def check_conflict(problem: EmbeddingProblem, constraints: ConstraintSet) -> Con
     return conflict
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("block", range(8))
 def test_conflicts_are_minimal_and_real(block: int) -> None:
     found = [infeasible_problem(seed) for seed in range(block * 25, block * 25 + 25)]
@@ -123,6 +124,7 @@ def test_no_embedding_contradicts_what_is_said_about_workload_axes() -> None:
     assert compared > 200
 
 
+@pytest.mark.slow
 def test_shortcuts_without_boxes_agree_with_brute_force() -> None:
     compared = {True: 0, False: 0}
     for seed in range(300):

@@ -65,6 +65,7 @@ def test_a_flattened_workload_computes_the_same(case: tuple[str, dict[str, int]]
         assert (interpret(flat, inputs) == interpret(workload, inputs)).all()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 @pytest.mark.parametrize(
     "seed, constraints",

@@ -171,6 +171,7 @@ def test_every_asset_finds_what_the_digits_or_brute_force_find(seed: int) -> Non
         assert len(found.irregular) == len(alone.irregular)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("constraints", ["strict", "in_place_padded", "relaxed"])
 def test_the_answer_depends_on_neither_workers_nor_seed_nor_winner(constraints: str) -> None:
     problem, chosen = vta(SMALL), load_constraint_set(constraints)
@@ -244,6 +245,7 @@ def test_a_problem_that_one_order_answers_is_given_to_no_other() -> None:
     assert [asset.name for asset in found.effort.assets] == [first.name] == [found.effort.winner]
 
 
+@pytest.mark.slow
 def test_a_problem_that_takes_longer_is_given_to_the_portfolio() -> None:
     problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
     assets, first = make_assets(problem, relaxed), own_order(problem)

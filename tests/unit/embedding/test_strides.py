@@ -76,6 +76,7 @@ def found_maps(
     return [node_map for node_map in maps if node_map is not None]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_mixed_strides_are_those_counted_by_hand(number: int) -> None:
     case, extents, counts = CASES[number]

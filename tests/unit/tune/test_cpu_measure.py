@@ -270,6 +270,7 @@ def test_kernels_are_timed_here() -> None:
     assert found.ratio > 0
 
 
+@pytest.mark.slow
 def test_packed_data_are_kept_while_there_is_room(
     timed: Callable[[Rounds], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,8 @@ the model alone chooses."""
 
 from __future__ import annotations
 
+import pytest
+
 from cpembed.tune.cpu_search import FIRST, HOPELESS, CpuSearch
 from cpembed.tune.cpu_space import CpuProposal, proposal
 from tests.unit.tune.cpu_tuning import LAYER, designs
@@ -66,6 +68,7 @@ def test_a_seed_decides_the_proposals() -> None:
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_neighbours_find_what_the_model_does_not_know() -> None:
     found = search(60, words=LARGE)
     every = designs(LARGE)

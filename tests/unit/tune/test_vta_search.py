@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cpembed.backends.vta.planner import default_schedule
 from cpembed.tune.vta_search import VtaSearch, measure
 from cpembed.tune.vta_space import Proposal, canonical, screened
@@ -39,6 +41,7 @@ def test_more_trials_begin_with_the_same_ones() -> None:
     assert [p.key for _, p in many[:13]] == [p.key for _, p in few]
 
 
+@pytest.mark.slow
 def test_a_seed_decides_the_proposals() -> None:
     keys = [[proposal.key for _, proposal in search(40, seed)] for seed in (3, 3, 4)]
     assert keys[0] == keys[1] != keys[2]

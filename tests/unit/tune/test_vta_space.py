@@ -28,6 +28,7 @@ def some_schedules(count: int, seed: int) -> list[Schedule]:
     return found
 
 
+@pytest.mark.slow
 def test_a_canonical_schedule_is_the_same_program() -> None:
     design = designs()[0]
     renamed = 0

@@ -43,6 +43,7 @@ def lowered(words: str, target: str, knobs: Knobs) -> LoweredVta:
     return lower(program, config, reference_schedule(tile_nest(program, config), knobs))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words, target", LAYERS)
 def test_programs_compute_the_layer(words: str, target: str) -> None:
     """With one thread, two over filters and two over rows, and several tiles of everything."""
