@@ -123,11 +123,12 @@ def load_program(path: Path) -> VtaProgram:
         }
         check_tensors(tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
         _check_base(meta.base, f"{path}: {META}")
-        try:
-            instructions = decode(found.read(INSTRUCTIONS).tobytes(), config)
-        except ProgramError as error:
-            raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
-        return VtaProgram(config, instructions, found.read(DRAM), tensors, meta.base)
+        code, dram = found.read(INSTRUCTIONS).tobytes(), found.read(DRAM)
+    try:
+        instructions = decode(code, config)
+    except ProgramError as error:
+        raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
+    return VtaProgram(config, instructions, dram, tensors, meta.base)
 
 
 def _check_sizes(path: Path, meta: _Meta, sizes: Mapping[str, int]) -> None:

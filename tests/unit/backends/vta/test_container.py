@@ -243,6 +243,10 @@ def test_an_archive_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     for end in (0, 1, 100, len(whole) - 1):
         (tmp_path / "p.zip").write_bytes(whole[:end])
         refused(tmp_path / "p.zip", "not a saved program")
+    broken = bytearray(zipped(tmp_path / "p.zip", [*members_of(tmp_path).items()]).read_bytes())
+    broken[broken.index(b"insns.bin") + 20] ^= 1
+    (tmp_path / "p.zip").write_bytes(broken)
+    refused(tmp_path / "p.zip", "p.zip: not a saved program: Bad CRC-32 for file 'insns.bin'")
 
 
 def test_a_member_that_ends_before_its_size_is_refused(tmp_path: Path) -> None:
