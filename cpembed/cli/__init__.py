@@ -18,11 +18,12 @@ from typing import Any
 import click
 
 from cpembed.cli.commands import cli
+from cpembed.cli.interrupt import INTERRUPTED, interruptible
 from cpembed.cli.output import message
 from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
 
-INTERNAL_ERROR, WRONG_INPUT, INTERRUPTED = 1, 2, 130
+INTERNAL_ERROR, WRONG_INPUT = 1, 2
 """Exit codes; errors of the package carry their own, and commands return theirs."""
 
 _COMPLETE = "_CPEMBED_COMPLETE"
@@ -36,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. Errors are one line on stderr."""
     accept_any_text()
     try:
-        with _store_messages():
+        with interruptible(then_ignored=arguments is None), _store_messages():
             code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
-        if sys.stdout is not None:  # None where the shell closed it: `>&-`.
-            sys.stdout.flush()
+            if sys.stdout is not None:  # None where the shell closed it: `>&-`.
+                sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return WRONG_INPUT

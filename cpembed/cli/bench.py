@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     LARGEST_SEED,
     Subcommand,
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from cpembed.api.bench import Bench
     from cpembed.backends.kernel import BackendChoice
     from cpembed.workloads.suites import Layer
-
-INTERRUPTED = 130
 
 _REDRAW = 0.1
 """Seconds between two drawings of the progress bar."""
@@ -183,11 +182,18 @@ def command(
         baselines=[name.strip() for names in baselines for name in names.split(",")],
     )
     _announce(bench)
-    try:
-        _run(bench)
-    except KeyboardInterrupt:
+
+    def interrupted() -> str:
         done = f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
-        message(f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes")
+        return f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes"
+
+    with Stop("row", interrupted) as stop:
+        try:
+            _run(bench, stop)
+        except KeyboardInterrupt:
+            stop.asked = True
+    if stop.asked:
+        message(interrupted())
         return INTERRUPTED
     if plot is not None:
         from cpembed.files import write_whole
@@ -227,8 +233,8 @@ def _announce(bench: Bench) -> None:
         )
 
 
-def _run(bench: Bench) -> None:
-    """Make the missing rows; errors are said as they come."""
+def _run(bench: Bench, stop: Stop) -> None:
+    """Make the missing rows, until a stop is asked for; errors are said as they come."""
     display = _Display(bench)
     with display.bar or nullcontext():
         for row in bench.run(display):
@@ -239,6 +245,8 @@ def _run(bench: Bench) -> None:
                     # A bug: whoever reports it needs the place.
                     write(row.error.traceback, err=True)
             display.advance()
+            if stop.asked:
+                break
 
 
 class _Display:

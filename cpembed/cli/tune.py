@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     LARGEST_SEED,
     Asked,
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from cpembed.api.tune_vta import VtaTuning
     from cpembed.tune.cpu_choice import Objective
     from cpembed.tune.database import Trial
-
-INTERRUPTED = 130
 
 
 @click.command(cls=Subcommand)
@@ -154,15 +154,18 @@ def command(
         )
     if isinstance(tuning, SolveResult):
         return print_solved(tuning, as_json=as_json)
-    interrupted = False
-    try:
-        _run(tuning)
-    except KeyboardInterrupt:
-        interrupted = True
-        message(
-            f"interrupted: {len(tuning.done)} of {trials} trials are kept in {tuning.store.path}; "
-            "the same command resumes"
-        )
+
+    def interrupted() -> str:
+        kept = f"{len(tuning.done)} of {trials} trials are kept in {tuning.store.path}"
+        return f"interrupted: {kept}; the same command resumes"
+
+    with Stop("trial", interrupted) as stop:
+        try:
+            _run(tuning, stop)
+        except KeyboardInterrupt:
+            stop.asked = True
+    if stop.asked:
+        message(interrupted())
         if not tuning.done:
             return INTERRUPTED
     result = tuning.result()
@@ -172,7 +175,7 @@ def command(
         from cpembed.report.tune import report
 
         print_text(*report(result))
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if stop.asked else 0
 
 
 def _problem(words: tuple[str, ...], target: str, constraints: str) -> Any:
@@ -211,10 +214,11 @@ def _show(
     return 0
 
 
-def _run(tuning: VtaTuning | CpuTuning) -> None:
-    """Measure; on a terminal with a bar that shows the best so far."""
+def _run(tuning: VtaTuning | CpuTuning, stop: Stop) -> None:
+    """Measure, until a stop is asked for; on a terminal with a bar that shows the best so far."""
+    trials = takewhile(lambda _: not stop.asked, tuning.run())
     if not sys.stderr.isatty():
-        for _ in tuning.run():
+        for _ in trials:
             pass
         return
     from rich.console import Console
@@ -231,7 +235,7 @@ def _run(tuning: VtaTuning | CpuTuning) -> None:
         auto_refresh=False,
     )
     with bar:
-        _draw(bar, tuning, tuning.run())
+        _draw(bar, tuning, trials)
 
 
 def _draw(bar: Progress, tuning: VtaTuning | CpuTuning, trials: Iterable[Trial]) -> None:

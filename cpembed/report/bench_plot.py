@@ -18,6 +18,9 @@ _INCHES_A_LAYER, _NARROWEST, _HEIGHT = 0.32, 5.0, 3.2
 _BAR = 0.4
 """Of the distance between two layers."""
 
+_HATCH = "/////"
+_DISTURBED = "disturbed by other work on the machine (hatched), not in the means"
+
 _SERIES = (("packing excluded", ""), ("packing counted", "_with_packing"))
 
 
@@ -31,7 +34,8 @@ def require_matplotlib() -> None:
 
 def plot_svg(rows: Sequence[BenchRow], title: str) -> str:
     """Bars of each layer's ratio, one part a baseline: its own account of the computation over
-    ours, or its call where it keeps no account. Disturbed rows are pale."""
+    ours, or its call where it keeps no account. Disturbed rows are hollow and hatched, in the
+    legend and counted below the drawing."""
     require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
@@ -52,21 +56,30 @@ def plot_svg(rows: Sequence[BenchRow], title: str) -> str:
 
 
 def _draw(axes: Any, name: str, rows: Sequence[tuple[int, Any]]) -> None:
+    from matplotlib.patches import Patch
+
     kind = "primitive" if any(row.primitive_ratio for _, row in rows) else "call"
     drawn = [(index, row) for index, row in rows if getattr(row, f"{kind}_ratio") is not None]
-    for series, (label, suffix) in enumerate(_SERIES):
+    for series, (_, suffix) in enumerate(_SERIES):
         ratios = [getattr(row, f"{kind}_ratio{suffix}").median for _, row in drawn]
         places = [place + (series - 0.5) * _BAR for place in range(len(drawn))]
         # Bars grow from 1 both ways.
         heights = [ratio - 1.0 for ratio in ratios]
-        bars = axes.bar(places, heights, _BAR, bottom=1.0, label=label, color=f"C{series}")
+        colour = f"C{series}"
+        bars = axes.bar(places, heights, _BAR, bottom=1.0, color=colour, edgecolor=colour)
         for bar, (_, row) in zip(bars, drawn, strict=True):
-            bar.set_alpha(0.35 if row.noisy else 1.0)
+            if row.noisy:
+                bar.set(facecolor="none", hatch=_HATCH)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylabel(f"{name}'s {kind} time / ours")
-    axes.set_xlabel("layer")
+    disturbed = sum(row.noisy for _, row in drawn)
+    axes.set_xlabel("layer" + (f"\n{disturbed} {_DISTURBED}" if disturbed else ""), fontsize=8)
     axes.set_xticks(range(len(drawn)), [str(index) for index, _ in drawn], fontsize=7)
     if drawn:
-        axes.legend(fontsize=7, frameon=False)
+        # The first bar's own look would be taken, be it disturbed.
+        handles = [Patch(color=f"C{n}", label=label) for n, (label, _) in enumerate(_SERIES)]
+        if disturbed:
+            handles.append(Patch(fc="none", ec="grey", hatch=_HATCH, label="disturbed"))
+        axes.legend(handles=handles, fontsize=7, frameon=False)

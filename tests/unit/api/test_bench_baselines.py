@@ -340,3 +340,23 @@ def test_the_drawing_has_a_part_a_baseline(
     assert "one's primitive time / ours" in text
     assert "two's call time / ours" in text
     assert "packing counted" in text
+
+
+def test_disturbed_rows_are_drawn_otherwise_and_said(
+    baseline: FakeBaseline, opened: Callable[..., Bench]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    finished = complete(opened()).finished()[0]
+    assert finished.run is not None
+    compared = {"one": next(found["one"] for _, found in ROWS if found["one"].call_ratio)}
+    drawn: list[str] = []
+    for noisy in (False, True):
+        baselines = {"one": msgspec.structs.replace(compared["one"], noisy=noisy)}
+        run = msgspec.structs.replace(finished.run, baselines=baselines)
+        drawn.append(plot_svg([msgspec.structs.replace(finished, index=7, run=run)], "suite"))
+    steady, disturbed = drawn
+    assert "disturbed" not in steady
+    assert "<pattern" not in steady
+    assert "1 disturbed by other work on the machine (hatched), not in the means" in disturbed
+    # Both bars of the layer, and the legend's.
+    assert disturbed.count("fill: url(#") == 3
