@@ -172,8 +172,12 @@ def moments(
     forget(folder)
     for _ in range(count):
         after = life * generator.uniform(0.1, 1.0)
-        process = subprocess.Popen(  # noqa: PLW1509
-            of, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_signals
+        process = subprocess.Popen(
+            of,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_signals,  # noqa: PLW1509
         )
         time.sleep(after)
         process.send_signal(signal.SIGINT)
