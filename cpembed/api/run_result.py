@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cpembed.api.beside import Beside
+from cpembed.api.expectation import Expectation, of_times
 from cpembed.api.run_cpu import CpuChoice
 from cpembed.api.solve import SolveResult, workload_json
 from cpembed.backends.epilogue import Epilogue
@@ -64,6 +65,11 @@ class RunResult:
     def is_native(self) -> bool:
         return self.backend != GENERIC
 
+    @property
+    def expectation(self) -> Expectation | None:
+        """What the model expected of a native kernel."""
+        return of_times(self.choice, self.measurement) if self.is_native else None
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``run --json``; only the instruction's own time is ``latency_us``."""
         times = self.measurement
@@ -90,7 +96,9 @@ class RunResult:
             **_steps(self.epilogue),
         }
         if self.is_native:
+            expected = self.expectation
             document |= {"latency_us": latency, "gops": times.gops}
+            document["expectation"] = None if expected is None else expected.to_json()
             document |= {} if self.choice is None else self.choice.to_json()
         else:
             document |= {"generic_latency_us": latency, "missing": list(self.missing)}

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from cpembed.api.expectation import Expectation, of_cycles
 from cpembed.api.solve import Progress, SolveResult, workload_json
 from cpembed.backends.vta.checker import check
 from cpembed.backends.vta.config import VtaConfig
@@ -125,9 +126,14 @@ class VtaRunResult:
         """Cycles over those that the busiest module needs."""
         return self.timing.cycles / self.bounds.busiest_module
 
+    @property
+    def expectation(self) -> Expectation | None:
+        """What the model expected of the schedule."""
+        return of_cycles(self.lowered, self.timing)
+
     def to_json(self) -> dict[str, Any]:
         """The document of ``run --json``."""
-        tail = self.lowered.tail
+        tail, expected = self.lowered.tail, self.expectation
         return {
             "workload": workload_json(self.solved.workload),
             "target": self.solved.target.name,
@@ -149,6 +155,7 @@ class VtaRunResult:
             "lower_bound_ratio": self.lower_bound_ratio,
             "busiest_module_cycles": self.bounds.busiest_module,
             "busiest_module_ratio": self.busiest_module_ratio,
+            "expectation": None if expected is None else expected.to_json(),
             "bounds": asdict(self.bounds),
             "bytes": dict(self.timing.bytes),
             "modules": {name: asdict(module) for name, module in self.timing.modules.items()},

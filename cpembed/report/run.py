@@ -27,12 +27,13 @@ def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
     if isinstance(result, VtaRunResult):
         rows += [("verified", _verified(result)), *simulated_rows(result)]
         packing = f"{_packing(result.moves)}; measured on this machine"
-        yield header([*rows, ("packing", packing), *_noise(noisy=result.moves.noisy)])
+        rows += [("packing", packing), *_noise(noisy=result.moves.noisy)]
+        yield header([*rows, *_expected(result)])
         return
     rows += _instead(result)
     rows += [("back end", result.backend), *_schedule(result), *_stored(result)]
     rows += [("verified", _verified(result))]
-    yield header([*rows, *_times(result)])
+    yield header([*rows, *_times(result), *_expected(result)])
 
 
 def _problem(
@@ -127,6 +128,23 @@ def _times(result: RunResult) -> list[tuple[str, str]]:
         rows.append(("missing", "; ".join(result.missing)))
         rows.append(("portable", f"{_quantiles(times.latency_us)}, not the instruction's time"))
     return [*rows, ("packing", _packing(times)), *_noise(noisy=times.noisy)]
+
+
+def _expected(result: RunResult | VtaRunResult) -> list[tuple[str, str]]:
+    """That the model was far off, and why that may be."""
+    expected = result.expectation
+    if expected is None or not expected.is_off:
+        return []
+    if expected.unit == "us":
+        times = (words.duration(us) for us in (expected.measured, expected.estimated))
+    else:
+        times = (f"{cycles:,.0f} cycles" for cycles in (expected.measured, expected.estimated))
+    measured, estimated = times
+    ratio = expected.ratio
+    off = f"{ratio:.1f} times as long as" if ratio > 1 else f"1/{1 / ratio:.1f} of"
+    what = "packing and unpacking included, " if expected.unit == "us" else ""
+    said = f"{measured}, {what}{off} the {estimated} by estimate"
+    return [("unexpected", f"{said}; perhaps {'; or '.join(expected.reasons)}")]
 
 
 def _noise(*, noisy: bool) -> list[tuple[str, str]]:

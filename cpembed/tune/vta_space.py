@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 
 from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.estimate import Bounds, Form, bounds, estimate
+from cpembed.backends.vta.estimate import Bounds, bounds, estimate_schedule
 from cpembed.backends.vta.planner import ranked_schedules
 from cpembed.backends.vta.schedule import Schedule
 from cpembed.backends.vta.tail import Tail
@@ -196,6 +196,4 @@ def _swapped(nest: TileNest, order: tuple[str, ...], random: Random) -> tuple[st
 
 def estimated(design: Design, schedule: Schedule, machine: Machine) -> float:
     """Cycles of one schedule by the analytical model; infinite where it does not fit."""
-    form = Form(schedule.order, schedule.threads, schedule.thread_loop, schedule.slots)
-    sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
-    return float(estimate(design.nest, form, sizes, machine.tail, machine.memory)[0])
+    return estimate_schedule(design.nest, schedule, machine.tail, machine.memory)

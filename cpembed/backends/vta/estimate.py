@@ -86,6 +86,15 @@ def estimate(
     return np.where(fits(nest, form, sizes), (cycles + fetch).astype(np.float64), np.inf)
 
 
+def estimate_schedule(
+    nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
+) -> float:
+    """Cycles of one schedule; infinite where it does not fit."""
+    form = Form(schedule.order, schedule.threads, schedule.thread_loop, schedule.slots)
+    sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
+    return float(estimate(nest, form, sizes, tail, memory)[0])
+
+
 def _trimmed(
     nest: TileNest, trips: list[tuple[str, Counts]], steps: Counts, sizes: dict[str, Counts]
 ) -> Counts:
