@@ -8,11 +8,35 @@ from __future__ import annotations
 
 from signal import Signals
 
+_LONGEST_WORD, _LONGEST_MESSAGE = 200, 600
+"""Characters, beyond any path or list of choices; what is longer is an echo of the input."""
+
+
+def readable(message: str) -> str:
+    """A message as one line that a person can read, whatever input it quotes: words that are too
+    long, and then the line, lose their middle; what is not printable is escaped.
+
+    >>> readable("k=" + "1" * 5000 + "\\n is no size")
+    'k=111111111111111111 … (5,002 characters) … 11111111111111111111 is no size'
+    """
+    words = " ".join(_cut(word, _LONGEST_WORD, 20, 20) for word in message.split())
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+    return _cut(printable, _LONGEST_MESSAGE, 320, 200)
+
+
+def _cut(text: str, longest: int, head: int, tail: int) -> str:
+    if len(text) <= longest:
+        return text
+    return f"{text[:head]} … ({len(text):,} characters) … {text[-tail:]}"
+
 
 class CpembedError(Exception):
     """Base of all errors; ``str(error)`` is one line for the person at the terminal."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return readable(super().__str__())
 
 
 class SpecError(CpembedError):

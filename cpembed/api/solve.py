@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,11 +26,17 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
+from cpembed.ir.written import require_written
+from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
 
 DEFAULT_CONSTRAINTS = "in_place_padded"
 """What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
+
+_EXPLAINED, _PROVEN = 0.5, 1.5
+"""Seconds that a reason gets where the search took all the time, and after the limit until proofs,
+or that reason, are left."""
 
 Progress = Callable[[str, int], None]
 """Called with a phase (``model``, ``search``, ``derive``, ``prove`` …) and a running count."""
@@ -179,14 +184,16 @@ def solve(
 
     ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
     proven) out of these. ``timeout`` bounds the search in seconds of wall time: a search that it
-    stops has ``complete`` false; its best are the best of all only where ``top_proven``. ``search``
+    stops has ``complete`` false; its best are the best of all only where ``top_proven``. Programs
+    are derived and proven in little more time than that: those that are not by then are missing,
+    and the status is ``unknown`` where all are. ``search``
     says which model is searched and with which assets ("auto", "digits", "scalar", "portfolio", see
     :class:`~cpembed.embedding.result.Formulation`); the answer does not depend on it.
 
     Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
     input. An infeasible problem is a result with a ``conflict``.
     """
-    started = time.perf_counter()
+    clock = Clock(timeout)
     report = progress or silent
     spec = hardware_spec(target)
     chosen = load_constraint_set(constraints) if isinstance(constraints, str) else constraints
@@ -194,18 +201,27 @@ def solve(
         chosen = replace(chosen, weights=weights)
     limits = SearchLimits(seconds=timeout, seed=seed)
     way = _formulation(search)
+    require_written(workload)
     best = find_best(workload, spec.instruction, chosen, top, limits, report, way)
-    found, ranking = best.found, best.ranking
-    candidates = ranking.candidates if keep is None else keep(ranking.candidates)
-    for number, item in enumerate(candidates, 1):
-        report("prove", number)
-        if found.problem is not None:
-            check_embedding(found.problem, chosen, item.candidate.embedding)
-        require(item.candidate.program)
+    found, ranking, proven = best.found, best.ranking, best.proven
+    candidates: list[RankedCandidate] = []
+
+    def prove_all() -> None:
+        for number, item in enumerate((keep or tuple)(ranking.candidates), 1):
+            report("prove", number)
+            if found.problem is not None:
+                check_embedding(found.problem, chosen, item.candidate.embedding)
+            require(item.candidate.program)
+            candidates.append(item)
+
+    try:
+        within(clock.left(_PROVEN), prove_all)
+    except OutOfTime:
+        found, proven = found.cut(len(candidates)), False
     conflict = None
     if found.status is Status.INFEASIBLE:
         report("explain", 0)
-        conflict = explain_infeasible(workload, spec.instruction, chosen, limits)
+        conflict = _conflict(workload, spec, chosen, limits, clock)
     return SolveResult(
         workload,
         spec,
@@ -216,14 +232,34 @@ def solve(
         len(found.embeddings) + len(found.irregular),
         found.families,
         found.seconds,
-        time.perf_counter() - started,
+        clock.passed,
         found.effort,
-        candidates,
+        tuple(candidates),
         ranking.refused,
         conflict,
         len(found.irregular),
-        best.proven,
+        proven,
     )
+
+
+def _conflict(
+    workload: Computation,
+    spec: HardwareSpec,
+    constraints: ConstraintSet,
+    limits: SearchLimits,
+    clock: Clock,
+) -> Conflict:
+    """Why nothing fits, as far as it can be found in what is left of the time and a little more."""
+    left = clock.left()
+    if left is not None:
+        limits = replace(limits, seconds=max(left, _EXPLAINED))
+    try:
+        return within(
+            clock.left(_PROVEN),
+            lambda: explain_infeasible(workload, spec.instruction, constraints, limits),
+        )
+    except OutOfTime:
+        return Conflict((), (), ("the time was over before a reason was found",), minimal=False)
 
 
 def _formulation(search: str | Formulation) -> Formulation:

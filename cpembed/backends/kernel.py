@@ -100,8 +100,9 @@ class CompiledKernel:
                 f"{name} is {array.dtype} {array.shape}, the channels take {dtype} {extents}"
             )
         _, padded = channel_index(self.program)
-        margins = [(0, wide - size) for wide, size in zip(padded, extents, strict=True)]
-        return runtime.from_array(np.pad(array, margins))
+        vector = np.zeros(padded, dtype)
+        vector[tuple(slice(extent) for extent in extents)] = array
+        return runtime.from_array(vector)
 
     def pack_into(self, name: str, original: Any, packed: Any) -> None:
         """Pack one buffer into another; nothing happens where both layouts are the same memory."""

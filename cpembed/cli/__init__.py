@@ -23,7 +23,7 @@ from cpembed.cli.output import message
 from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
 
-INTERNAL_ERROR, WRONG_INPUT = 1, 2
+INTERNAL_ERROR, WRONG_INPUT, STOPPED = 1, 2, 4
 """Exit codes; errors of the package carry their own, and commands return theirs."""
 
 _COMPLETE = "_CPEMBED_COMPLETE"
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"internal error: {error}", INTERNAL_ERROR)
     except CpembedError as error:
         return _fail(str(error), error.exit_code)
+    except MemoryError:
+        return _fail("out of memory: use smaller sizes or a narrower set", STOPPED)
     except (BrokenPipeError, SystemExit) as error:
         if isinstance(error, SystemExit) and _COMPLETE in os.environ:
             return int(error.code or 0)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from cpembed.cli.terminal import can_print, write
 
+from cpembed.errors import readable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.status import Status
@@ -64,7 +66,7 @@ def print_text(*parts: RenderableType) -> None:
 
 def message(text: str) -> None:
     """One line on stderr."""
-    write(f"cpembed: {' '.join(text.split())}\n", err=True)
+    write(f"cpembed: {readable(text)}\n", err=True)
 
 
 class ProgressLine:

@@ -16,6 +16,7 @@ from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.strategy.candidate import Candidate, derive_candidate
+from cpembed.time_limit import OutOfTime, within
 from cpembed.transform.derive import LayoutCache
 
 
@@ -36,12 +37,14 @@ class Ranking:
     """The best candidates in ascending score.
 
     ``derived`` counts the embeddings whose program had to be derived to know; ``refused`` are the
-    reasons of those that no rewrite can serve.
+    reasons of those that no rewrite can serve. ``cut``: time was over before all that had to be
+    were.
     """
 
     candidates: tuple[RankedCandidate, ...]
     derived: int
     refused: tuple[str, ...]
+    cut: bool = False
 
 
 def rank(
@@ -53,6 +56,7 @@ def rank(
     report: Callable[[int], None] = lambda count: None,
     layouts: LayoutCache | None = None,
     constraints: str = "",
+    seconds: float | None = None,
 ) -> Ranking:
     """The ``top`` best of the embeddings, all of them where it is None.
 
@@ -60,39 +64,50 @@ def rank(
     then the embedding's canonical form, so that the order is the same on every machine. The digits
     bound all of it from below: embeddings are taken in the order of their bounds, and the first
     that cannot be among the best ``top`` ends the search. ``layouts`` keeps what was derived for
-    another ranking of the same problem; ``constraints`` is the name of the set.
+    another ranking of the same problem; ``constraints`` is the name of the set. After ``seconds``
+    the best of those that were derived are returned.
     """
     if top == 0:
         return Ranking((), 0, ())
     cache: LayoutCache = {} if layouts is None else layouts
     best: list[tuple[_Key, Candidate, Overheads]] = []
     refused: list[str] = []
-    derived = 0
-    for item in _in_order(workload, instruction, embeddings, weights, top):
-        if top is not None and len(best) >= top:
-            last = best[-1][0]
-            if item.lower > last.cost:
-                break
-            if _Key(item.lower, repr(item.embedding.digits), item.space) > last:
+    derived, cut = 0, False
+
+    def derive_all() -> None:
+        nonlocal derived
+        for item in _in_order(workload, instruction, embeddings, weights, top):
+            if top is not None and len(best) >= top:
+                last = best[-1][0]
+                if item.lower > last.cost:
+                    break
+                if _Key(item.lower, repr(item.embedding.digits), item.space) > last:
+                    continue
+            derived += 1
+            report(derived)
+            try:
+                candidate = derive_candidate(workload, instruction, item.embedding, cache)
+            except TransformError as error:
+                refused.append(str(error))
                 continue
-        derived += 1
-        report(derived)
-        try:
-            candidate = derive_candidate(workload, instruction, item.embedding, cache)
-        except TransformError as error:
-            refused.append(str(error))
-            continue
-        cost = overheads(candidate.program)
-        paid = Lower(cost.score(weights.mac, weights.data), cost.calls, cost.packing_bytes)
-        key = _Key(paid, repr(item.embedding.digits), item.space)
-        bisect.insort(best, (key, candidate, cost), key=lambda entry: entry[0])
-        if top is not None:
-            del best[top:]
+            cost = overheads(candidate.program)
+            paid = Lower(cost.score(weights.mac, weights.data), cost.calls, cost.packing_bytes)
+            key = _Key(paid, repr(item.embedding.digits), item.space)
+            bisect.insort(best, (key, candidate, cost), key=lambda entry: entry[0])
+            if top is not None:
+                del best[top:]
+
+    try:
+        within(seconds, derive_all)
+    except OutOfTime:
+        if seconds is None:
+            raise
+        cut = True
     ranked = (
         RankedCandidate(n, candidate, cost, key.cost.score, constraints)
-        for n, (key, candidate, cost) in enumerate(best, 1)
+        for n, (key, candidate, cost) in enumerate(best[:top], 1)
     )
-    return Ranking(tuple(ranked), derived, tuple(refused))
+    return Ranking(tuple(ranked), derived, tuple(refused), cut)
 
 
 @dataclass(frozen=True, order=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from cpembed.cost.ranking import Ranking, rank
@@ -20,15 +21,27 @@ from cpembed.embedding.digit_search import DigitSearch
 from cpembed.embedding.objective import Least, Objective
 from cpembed.embedding.problem import LabelMismatch
 from cpembed.embedding.regular import digit_model_obstacle
-from cpembed.embedding.result import Formulation, Progress, SearchResult, Seconds, merged
+from cpembed.embedding.result import (
+    Formulation,
+    Progress,
+    SearchResult,
+    Seconds,
+    merged,
+    nothing_found,
+)
 from cpembed.embedding.search import alternative_problems, find_embeddings
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.derive import LayoutCache
 
 _QUICK, _BELOW = 8, 2
 """Parts of the time for the first attempt to enumerate all, and of what is left then for the search
 below ceilings."""
+
+_SEARCHED, _DERIVED = 0.6, 1.0
+"""Seconds after a limit at which a search that does not end by itself is left, and the deriving of
+programs. The solver keeps to the limit, what is around it need not."""
 
 _FIRST_STEP, _WIDER, _STEPS = 1 / 64, 4, 32
 """How far the first ceiling is above the bound, relative to the costs of the workload itself, by
@@ -59,12 +72,56 @@ def find_best(
     Raises what :func:`~cpembed.embedding.search.find_embeddings` does.
     """
     ranker = Ranker(workload, instruction, constraints, top, progress)
-    if limits.seconds is not None and formulation in (Formulation.AUTO, Formulation.DIGITS):
-        limited = LimitedSearch(ranker, limits)
+    if limits.seconds is None:
+        found = find_embeddings(workload, instruction, constraints, limits, progress, formulation)
+        return ranker.rank(found)
+    clock, kept = Clock(limits.seconds), Kept()
+    with suppress(OutOfTime):
+        within(clock.left(_SEARCHED), lambda: _search_limited(ranker, limits, formulation, kept))
+    return kept.best(ranker, clock)
+
+
+def _search_limited(
+    ranker: Ranker, limits: SearchLimits, formulation: Formulation, kept: Kept
+) -> None:
+    if formulation in (Formulation.AUTO, Formulation.DIGITS):
+        limited = LimitedSearch(ranker, limits, kept)
         if limited.applies:
-            return limited.run()
-    found = find_embeddings(workload, instruction, constraints, limits, progress, formulation)
-    return ranker.rank(found)
+            limited.run()
+            return
+    kept.results.append(
+        find_embeddings(
+            ranker.workload,
+            ranker.instruction,
+            ranker.constraints,
+            limits,
+            ranker.progress,
+            formulation,
+        )
+    )
+
+
+@dataclass
+class Kept:
+    """What a limited search has found: all there are or some, and the best ``below`` a ceiling."""
+
+    results: list[SearchResult] = field(default_factory=list[SearchResult])
+    below: RankedSearch | None = None
+
+    def best(self, ranker: Ranker, clock: Clock) -> RankedSearch:
+        """Of what was found, whether or not the search came to its end."""
+        if not self.results:
+            return ranker.rank(nothing_found(clock.passed))
+        most = max(self.results, key=lambda result: (result.complete, len(result.embeddings)))
+        searched = [*self.results, *([self.below.found] if self.below is not None else [])]
+        seconds = Seconds(
+            sum(result.seconds.model for result in searched),
+            sum(result.seconds.solve for result in searched),
+        )
+        most = replace(most, seconds=seconds)
+        if self.below is None or not self.below.proven or most.complete:
+            return ranker.rank(most, seconds=clock.left(_DERIVED))
+        return replace(self.below, found=most)
 
 
 @dataclass(frozen=True)
@@ -78,8 +135,11 @@ class Ranker:
     progress: Progress
     layouts: LayoutCache = field(default_factory=LayoutCache)
 
-    def rank(self, found: SearchResult, ceiling: float | None = None) -> RankedSearch:
-        """``found`` is complete, or is so as far as a ceiling of the score."""
+    def rank(
+        self, found: SearchResult, ceiling: float | None = None, seconds: float | None = None
+    ) -> RankedSearch:
+        """``found`` is complete, or is so as far as a ceiling of the score; ``seconds`` are for
+        deriving programs."""
         ranking = rank(
             self.workload,
             self.instruction,
@@ -89,7 +149,10 @@ class Ranker:
             lambda count: self.progress("derive", count),
             self.layouts,
             self.constraints.name,
+            seconds,
         )
+        if ranking.cut:
+            return RankedSearch(found.cut(len(ranking.candidates)), ranking, proven=False)
         proven, best = found.complete, ranking.candidates
         if ceiling is not None and best and len(best) == self.top:
             proven = proven or best[-1].score <= ceiling
@@ -119,8 +182,8 @@ class Bounded:
 class LimitedSearch:
     """The search of digit models under a time limit."""
 
-    def __init__(self, ranker: Ranker, limits: SearchLimits) -> None:
-        self.ranker, self.limits = ranker, limits
+    def __init__(self, ranker: Ranker, limits: SearchLimits, kept: Kept | None = None) -> None:
+        self.ranker, self.limits, self.kept = ranker, limits, kept or Kept()
         self.started = time.perf_counter()
         constraints = ranker.constraints
         problems = alternative_problems(ranker.workload, ranker.instruction, constraints)
@@ -136,22 +199,14 @@ class LimitedSearch:
         weights = self.ranker.constraints.weights
         return bool(self.searches and self.ranker.top and (weights.mac or weights.data))
 
-    def run(self) -> RankedSearch:
+    def run(self) -> None:
+        """Search until the time is over; what is found is kept as soon as it is."""
         quick = self._enumerate_all(self.limits.share(_QUICK))
+        self.kept.results.append(quick)
         if quick.complete or not self._left().seconds:
-            return self.ranker.rank(quick)
-        below = self.best_below_ceilings(self._left().share(_BELOW))
-        found = self._enumerate_all(self._left())
-        results = [quick, found, *([below.found] if below is not None else [])]
-        most = max(results, key=lambda result: (result.complete, len(result.embeddings)))
-        seconds = Seconds(
-            sum(result.seconds.model for result in results),
-            sum(result.seconds.solve for result in results),
-        )
-        most = replace(most, seconds=seconds)
-        if below is None or not below.proven or most.complete:
-            return self.ranker.rank(most)
-        return replace(below, found=most)
+            return
+        self.kept.below = self.best_below_ceilings(self._left().share(_BELOW))
+        self.kept.results.append(self._enumerate_all(self._left()))
 
     def _left(self) -> SearchLimits:
         return self.limits.after(time.perf_counter() - self.started)

@@ -7,6 +7,7 @@ factors gives each role to the other operand (weights as A, image as B): other l
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -14,13 +15,19 @@ from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_oper
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.hw.instruction import Instruction, OperandMemory
 from cpembed.ir.computation import Computation
-from cpembed.ir.expression import OPERATIONS, Cast, Expression, Operation
+from cpembed.ir.expression import OPERATIONS, Cast, Expression, Operation, walk
+
+_MOST_ORDERS = 4096
+"""Of one workload that are tried; no instruction has as many operations as more would take."""
 
 
 def commuted(workload: Computation, factors: bool = True) -> Iterator[Computation]:
     """The workload with its statements in every order and, with ``factors``, the operands of its
     commutative operations too; as it is first. Operands keep their names and the result is the
-    same."""
+    same. A workload of more than ``_MOST_ORDERS`` orders stays as it is."""
+    if _count_orders(workload, factors) > _MOST_ORDERS:
+        yield workload
+        return
     for statements in itertools.permutations(workload.statements):
         choices = [
             [replace(s, value=value) for value in _orders(s.value)] if factors else [s]
@@ -30,6 +37,16 @@ def commuted(workload: Computation, factors: bool = True) -> Iterator[Computatio
             found = replace(workload, statements=chosen)
             names = list(dict.fromkeys(read.operand for read in found.reads))
             yield replace(found, inputs=tuple(found.operand(name) for name in names))
+
+
+def _count_orders(workload: Computation, factors: bool) -> int:
+    """How many orders there are, or somewhat more."""
+    exchangeable = sum(
+        isinstance(node, Operation) and OPERATIONS[node.op].commutative
+        for statement in workload.statements
+        for node in walk(statement.value)
+    )
+    return math.factorial(len(workload.statements)) * 2 ** (exchangeable if factors else 0)
 
 
 def _orders(node: Expression) -> Iterator[Expression]:

@@ -16,6 +16,12 @@ from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.embedding.proto_writer import CompiledModel, Ids
 
+_PATIENCE = 0.1
+"""Seconds until an interrupted search is stopped."""
+
+_MEMORY_MIB = 1024
+"""What the solver may take; it ends a search that needs more as it ends one that takes too long."""
+
 
 class Status(StrEnum):
     """What the solver established, in the words of the command line's JSON."""
@@ -66,13 +72,15 @@ class _Collector(cmh.SolutionCallback):
 
 
 def _solve(wrapper: Any, proto: Any) -> Any:
-    """Solve in a thread, so that the main thread can take an interrupt and stop the search."""
+    """Solve in a thread, so that this one can take an interrupt and stop the search."""
     responses: list[Any] = []
     thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
     thread.start()
     try:
-        thread.join()
-    except KeyboardInterrupt:
+        while thread.is_alive():
+            # An exception that another thread raises in this one waits for a step of Python code.
+            thread.join(_PATIENCE)
+    except BaseException:
         wrapper.stop_search()
         thread.join()
         raise
@@ -169,6 +177,7 @@ def enumerate_solutions(
     parameters = cmh.SatParameters()
     parameters.enumerate_all_solutions = True
     parameters.num_workers = 1
+    parameters.max_memory_in_mb = _MEMORY_MIB
     parameters.random_seed = limits.seed
     parameters.symmetry_level = 0
     parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
@@ -227,6 +236,7 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     wrapper = cmh.SolveWrapper()
     parameters = cmh.SatParameters()
     parameters.num_workers = 1
+    parameters.max_memory_in_mb = _MEMORY_MIB
     parameters.random_seed = limits.seed
     if limits.seconds is not None:
         parameters.max_time_in_seconds = limits.seconds

@@ -161,7 +161,9 @@ class ScalarModel:
             for axis, literals in self.extent_literals.items()
         }
         cut = tuple(slice(0, extents[axis.name]) for axis in instruction.axes)
-        points = np.stack([values[ids[cut]] for ids in self.points.values()])
+        shape = tuple(extents[axis.name] for axis in instruction.axes)
+        coordinates = [values[ids[cut]] for ids in self.points.values()]
+        points = np.array(coordinates, np.int64).reshape(len(coordinates), *shape)
         elements: dict[str, Ids] = {}
         for pair in self.problem.pairs:
             operand = pair.instruction.operand

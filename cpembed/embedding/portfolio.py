@@ -8,7 +8,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cpembed.embedding.asset_run import AssetRun, Solutions
@@ -25,6 +26,11 @@ from cpembed.embedding.result import (
 )
 from cpembed.errors import InvariantError
 from cpembed.ir.computation import AxisKind
+from cpembed.time_limit import OutOfTime, within
+
+_PATIENCE, _LATE = 0.1, 0.2
+"""Seconds until an interrupted search is stopped, and for which one that is not done by its limit
+may go on."""
 
 _FIRST_WORK = 0.25
 """Deterministic time of a round that may end without an answer; each such round has four times
@@ -191,7 +197,11 @@ class _Portfolio:
 
         def go(position: int) -> None:
             # Time is that of the whole search: an asset that waited for a core has less left.
-            runs[position].search(self.limits.after(time.perf_counter() - self.started))
+            left = self.limits.after(time.perf_counter() - self.started)
+            # Building a large model takes longer than the solver is given.
+            end = None if left.seconds is None else left.seconds + _LATE
+            with suppress(OutOfTime):
+                within(end, lambda: runs[position].search(left))
             if runs[position].decided:
                 for other in runs if any_winner else runs[position + 1 :]:
                     if other is not runs[position]:
@@ -200,8 +210,12 @@ class _Portfolio:
         pool = ThreadPoolExecutor(min(len(runs), self.workers))
         futures: list[Future[None]] = [pool.submit(go, position) for position in range(len(runs))]
         try:
+            while wait(futures, _PATIENCE, FIRST_EXCEPTION).not_done:
+                if any(future.done() and future.exception() for future in futures):
+                    break
             for future in futures:
-                future.result()
+                if future.done():
+                    future.result()
         finally:
             # An error or an interrupt must not wait for the searches to end by themselves.
             for run in runs:

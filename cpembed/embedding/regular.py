@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.all_different import AllDifferent
@@ -92,14 +92,14 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
 
 def possible_strides(
     problem: EmbeddingProblem, constraints: ConstraintSet
-) -> Callable[[str, int], Iterable[int]]:
+) -> Callable[[str, int], Sequence[int]]:
     """From a workload axis and a digit's count (at least 2) to the strides that the digit may
-    have, as far as the axis alone decides it."""
+    have, ascending, as far as the axis alone decides it."""
     padded = padded_extents(problem, constraints)
     dense = constraints.get("dense") is not None
     listed = constraints.get("strides")
 
-    def strides(axis: str, count: int) -> Iterable[int]:
+    def strides(axis: str, count: int) -> Sequence[int]:
         if isinstance(listed, Strides):
             return listed.values(problem, axis, count)
         largest = (padded[axis] - 1) // (count - 1)
@@ -129,6 +129,7 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
     strides = possible_strides(problem, constraints)
 
     def longest(axis: str) -> int:
-        return max(((n - 1) * max(strides(axis, n), default=0) for n in counts), default=0)
+        # The strides ascend, and can be very many.
+        return max(((n - 1) * max(strides(axis, n)[-1:], default=0) for n in counts), default=0)
 
     return {axis: min(last, longest(axis)) for axis, last in whole.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -127,6 +127,19 @@ class SearchResult:
     def families(self) -> int:
         """How many families the embeddings have (embedding.md, section 4)."""
         return count_families(self.embeddings)
+
+    def cut(self, usable: int) -> SearchResult:
+        """The result where time was over before its embeddings had their programs, but for
+        ``usable`` of them; of none, what was found is of no use."""
+        if not usable:
+            return replace(self, status=Status.UNKNOWN, complete=False, embeddings=(), irregular=())
+        return replace(self, status=Status.FEASIBLE, complete=False)
+
+
+def nothing_found(seconds: float) -> SearchResult:
+    """Of a search whose time, so many seconds, was over before anything was posted."""
+    effort = SearchEffort(None, None, ())
+    return SearchResult(Status.UNKNOWN, False, (), (), Seconds(seconds, 0.0), effort)
 
 
 def merged(results: list[SearchResult]) -> SearchResult:

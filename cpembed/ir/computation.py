@@ -26,6 +26,11 @@ from cpembed.ir.expression import (
     accesses,
 )
 
+LARGEST_SIZE, LARGEST_STEP = 2**53, 2**40
+"""Points of a computation, elements of an operand, what an index reaches; what an axis moves an
+index by. The solver's numbers have 64 bits, of which padding and sums need some, and costs are
+exact in floating point up to here."""
+
 
 class AxisKind(StrEnum):
     SPATIAL = "spatial"
@@ -120,6 +125,7 @@ class Computation:
     def __post_init__(self) -> None:
         self._check_names()
         self._check_accesses()
+        self._check_sizes()
         self._check_outputs()
 
     @cached_property
@@ -231,6 +237,22 @@ class Computation:
         unused = [axis.name for axis in self.axes if axis.name not in used]
         if unused:
             raise WorkloadError(f"{self.name}: axis {unused[0]} is in no index: remove it")
+
+    def _check_sizes(self) -> None:
+        sizes = {"points": self.macs}
+        sizes |= {f"elements of {operand.name}": operand.elements for operand in self.operands}
+        for what, size in sizes.items():
+            if size > LARGEST_SIZE:
+                raise WorkloadError(f"{self.name}: more than 2^53 {what}: use smaller sizes")
+        for access in (*self.reads, *self.stores):
+            for index in access.index:
+                reached = max(map(abs, index.bounds(self.extents)))
+                step = max((abs(term.coefficient) for term in index.terms), default=0)
+                if reached > LARGEST_SIZE or step > LARGEST_STEP:
+                    raise WorkloadError(
+                        f"{self.name}: an index of {access.operand} reaches beyond 2^53 or moves "
+                        "in steps beyond 2^40: use smaller numbers"
+                    )
 
     def _check_outputs(self) -> None:
         """Each output element is made of inputs alone, by one statement and, without a reduction,

@@ -33,6 +33,8 @@ FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
 
 _RESERVED = (*FUNCTIONS, "cast")
 _MAX_NESTING = 64
+_MAX_OPERATIONS = 128
+"""Of a statement: a sum of as many terms is a tree of that depth."""
 _MAX_DIGITS = 18
 _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
@@ -135,7 +137,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens = _tokenize(text)
         self._position = 0
-        self._depth = 0
+        self._depth = self._operations = 0
         self._columns: list[int] = []
         self._iterators: dict[str, int] = {}
         self._operands: dict[str, tuple[int, int]] = {}
@@ -163,6 +165,7 @@ class _Parser:
         self._columns = []
         store = self._access()
         reduction = self._assignment()
+        self._operations = 0
         value = self._value()
         return ParsedStatement(
             store, reduction, value, tuple(self._columns), tuple(self._iterators.items())
@@ -198,6 +201,14 @@ class _Parser:
                 token, f"nested deeper than {_MAX_NESTING} levels; simplify the expression"
             )
 
+    def _operation(self, op: str, args: tuple[Expression, ...]) -> Operation:
+        self._operations += 1
+        if self._operations > _MAX_OPERATIONS:
+            raise self._error(
+                self._next, f"more than {_MAX_OPERATIONS} operations; write several statements"
+            )
+        return Operation(op, args)
+
     # -- statement and values -------------------------------------------------------------------
 
     def _assignment(self) -> str | None:
@@ -213,20 +224,20 @@ class _Parser:
     def _value(self) -> Expression:
         left = self._sum()
         while self._accept(">>"):
-            left = Operation("shr", (left, self._sum()))
+            left = self._operation("shr", (left, self._sum()))
         return left
 
     def _sum(self) -> Expression:
         left = self._product()
         while self._next.text in ("+", "-"):
             op = "add" if self._take().text == "+" else "sub"
-            left = Operation(op, (left, self._product()))
+            left = self._operation(op, (left, self._product()))
         return left
 
     def _product(self) -> Expression:
         left = self._unary()
         while self._accept("*"):
-            left = Operation("mul", (left, self._unary()))
+            left = self._operation("mul", (left, self._unary()))
         return left
 
     def _unary(self) -> Expression:

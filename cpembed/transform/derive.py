@@ -55,7 +55,7 @@ def derive(
         raise TransformError(
             "the embedding is a translation of the one at the origin: derive that one instead"
         )
-    if not _has_single_accesses(workload, instruction):
+    if not _has_single_accesses(workload, instruction, embedding):
         problem = problem_of(workload, instruction, embedding.operands)
         workload, instruction = problem.workload, problem.instruction
     original = workload
@@ -161,10 +161,14 @@ def _is_alone(workload: Computation, operand: str, axis: str) -> bool:
     return all(i.single_iterator == axis for i in indices if axis in i.iterators)
 
 
-def _has_single_accesses(workload: Computation, instruction: Instruction) -> bool:
-    """Whether both are in port form as they are, which almost every computation is."""
+def _has_single_accesses(
+    workload: Computation, instruction: Instruction, embedding: Embedding
+) -> bool:
+    """Whether both are in port form as they are, which almost every computation is: each operand
+    has one access, which one operand of the instruction takes."""
     ours, theirs = instruction.computation.access_maps, workload.access_maps
-    return all(len(found) == 1 for maps in (ours, theirs) for found in maps.values())
+    single = all(len(found) == 1 for maps in (ours, theirs) for found in maps.values())
+    return single and theirs.keys() >= set(embedding.operands.values())
 
 
 def _iteration(
