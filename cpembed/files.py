@@ -1,13 +1,18 @@
-"""Writing a file as a whole."""
+"""Writing a file as a whole, and reading one that a person wrote."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from cpembed.errors import CpembedError
+from cpembed.errors import CpembedError, SpecError
+
+LARGEST_TOML = 2**20
+"""Bytes; a specification or a constraint set has a few thousand."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -41,3 +46,26 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; every fault is a one-line :class:`SpecError` with the path."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_TOML + 1)
+        if len(content) > LARGEST_TOML:
+            raise SpecError(f"{path}: more than {LARGEST_TOML:,} bytes: not a file for this")
+        text = content.decode("utf-8-sig")  # some editors write a byte order mark
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path}: cannot be read: {reason}") from None
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # An integer of more digits than Python reads is a ValueError of its own.
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        last_line = max(1, len(text.splitlines()))
+        problem = problem.replace("at end of document", f"at line {last_line}, end of document")
+        raise SpecError(f"{path}: not valid TOML: {' '.join(problem.split())}") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from cpembed.embedding.constraints import CONSTRAINTS, constraint_names, find_co
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.constraints.padding import Padding
 from cpembed.errors import SpecError
+from cpembed.files import read_toml
 from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import constraint_files
 
@@ -129,17 +129,7 @@ def _unknown(name: str) -> NoReturn:
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """A file's tables over those of the set it extends; ``key = false`` removes a constraint."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(
-            f"{path}: cannot be read ({reason}): give a constraint set's file"
-        ) from None
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
+    tables = read_toml(path)
     for key in tables:
         if key not in _META_KEYS and find_constraint(key) is None:
             allowed = [*_META_KEYS, *constraint_names()]

@@ -41,6 +41,9 @@ from cpembed.resources import hardware_spec_files
 MAX_EXTENT = 65_536
 """Of an instruction axis; every operation of an instruction is enumerated when it is embedded."""
 
+MAX_OPERATIONS = 2**20
+"""Of an instruction, at its largest extents."""
+
 _LONGEST_DELAY = 100_000
 """Cycles before main memory answers; far beyond any machine."""
 
@@ -95,6 +98,12 @@ class _Builder:
         self._check_header()
         self._check_names(self._body())
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
+        operations = math.prod(axis.maximum for axis in axes.values())
+        if operations > MAX_OPERATIONS:
+            raise self.error(
+                ("instruction", "axes"),
+                f"{operations:,} operations in one instruction; allowed: {MAX_OPERATIONS:,}",
+            )
         dtypes = {name: self._dtypes(name) for name in table.operands}
         computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
         for output in (operand.name for operand in computation.outputs):

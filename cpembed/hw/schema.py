@@ -6,7 +6,6 @@ Types only; what the values must satisfy together is checked in :mod:`cpembed.hw
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin
 import msgspec
 
 from cpembed.errors import SpecError
+from cpembed.files import read_toml
 from cpembed.hw.instruction import StrideRule
 
 BACKENDS = ("x86", "vta")
@@ -116,20 +116,7 @@ Table = TypeVar("Table", bound=msgspec.Struct)
 
 def read_table(path: Path, table: type[Table]) -> Table:
     """Read a TOML file into a struct; every fault is a one-line :class:`SpecError`."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")  # some editors write a byte order mark
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: cannot be read: {reason}") from None
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        problem = str(error) or "nested too deeply"
-        last_line = max(1, len(text.splitlines()))
-        problem = problem.replace("at end of document", f"at line {last_line}, end of document")
-        raise SpecError(f"{path}: not valid TOML: {' '.join(problem.split())}") from None
+    data = read_toml(path)
     try:
         return msgspec.convert(data, table)
     except msgspec.ValidationError as error:

@@ -239,3 +239,23 @@ def raising(error: BaseException) -> object:
         raise error
 
     return function
+
+
+@pytest.mark.parametrize("option", ["--target", "--constraints"])
+@pytest.mark.parametrize(
+    "content, what",
+    [
+        (b"x = " + b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+        (b"x = " + b"9" * 5000, "not valid TOML"),
+        (b"name = '\xff'", "UTF-8"),
+        (b"#" * 2_000_000, "more than 1,048,576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_toml_is_one_line(
+    cpembed: Caller, tmp_path: Path, option: str, content: bytes, what: str
+) -> None:
+    path = tmp_path / "strange.toml"
+    path.write_bytes(content)
+    others = () if option == "--target" else VTA
+    called = cpembed("solve", *others, option, str(path), *GEMM)
+    called.is_one_line_error(2, str(path), what)

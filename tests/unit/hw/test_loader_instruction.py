@@ -48,6 +48,12 @@ BROKEN: dict[str, Broken] = {
         ["is not in the expression", "its operands: A, B, C"],
     ),
     "extent below 1": ("y = 8", "y = 0", "instruction.axes.y", ["extent 0", "allowed: 1..65536"]),
+    "more operations than can be enumerated": (
+        "y = 8",
+        "y = 65536",
+        "instruction.axes",
+        ["operations in one instruction", "allowed: 1,048,576"],
+    ),
     "minimum below 1": (
         "min = 2",
         "min = 0",
