@@ -48,18 +48,7 @@ class WorkloadError(CpembedError):
 
 
 class ProgramError(CpembedError):
-    """An accelerator's program is wrong: its text, its bytes, or what it would do.
-
-    The middle of a long message is left out: it may quote what a damaged file holds.
-    """
-
-    _LONGEST = 600
-
-    def __init__(self, message: str) -> None:
-        left, right = self._LONGEST * 2 // 3, self._LONGEST // 3
-        if len(message) > self._LONGEST:
-            message = f"{message[:left]} … {message[-right:]}"
-        super().__init__(message)
+    """An accelerator's program is wrong: its text, its bytes, or what it would do."""
 
 
 class TransformError(CpembedError):

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cpembed.cli.terminal import can_print, write
-
 from cpembed.errors import readable
 
 if TYPE_CHECKING:

@@ -143,14 +143,21 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if base is None:
         return tables
     parent = constraint_files().get(str(base), path.parent / f"{base}.toml")
-    if not parent.exists():
+    if not _exists(parent):
         parent = plugin_file("cpembed.constraint_sets", str(base)) or parent
-    if not parent.exists():
+    if not _exists(parent):
         known = ", ".join(sorted(constraint_files()))
         raise SpecError(f"{path}: extends {base!r}, which is no set: shipped are {known}")
     if parent in seen or parent == path:
         raise SpecError(f"{path}: extends {base!r}, which extends this set again: remove one")
     return {**_read(parent, (*seen, path)), **tables}
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # no name of a file, being too long
+        return False
 
 
 def _constraints(tables: Mapping[str, Any], path: Path) -> tuple[Constraint, ...]:

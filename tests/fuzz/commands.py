@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BATCH = 50
 """Command lines of one process."""
-GRACE, MEMORY_MIB, LONGEST_LINE = 2.0, 2048, 600
+GRACE, MEMORY_MIB, LONGEST_LINE = 2.0, 2048, 640
 CODES = (0, 2, 3, 4, 5)
 """What the interface has for a command line that is not interrupted; 1 is an internal error."""
 

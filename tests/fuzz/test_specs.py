@@ -86,7 +86,7 @@ def other_words(rng: random.Random, lines: Lines) -> None:
     """A word of the file in the place of another."""
     words = [(n, m) for n, line in enumerate(lines) for m in re.finditer(r"[A-Za-z_]+", line)]
     if words:
-        (n, old), (m, new) = rng.choice(words), rng.choice(words)
+        (n, old), (_, new) = rng.choice(words), rng.choice(words)
         lines[n] = lines[n][: old.start()] + new[0] + lines[n][old.end() :]
 
 
