@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -21,6 +21,9 @@ from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import constraint_files
 
 T = TypeVar("T")
+_LARGEST = 2**31 - 1
+"""Of the integers in a set, which limit extents and counts."""
+
 _META_KEYS = ("name", "description", "extends", "weights", "flatten")
 
 
@@ -184,7 +187,20 @@ def _convert(table: object, kind: type[T], path: Path, key: str) -> T:
             raise SpecError(
                 f"{path}: unknown key {key}.{name}: allowed are {', '.join(allowed) or 'none'}"
             )
+    for number in _integers(cast("object", table)):
+        if abs(number) > _LARGEST:
+            raise SpecError(f"{path}: {key}: {number} is beyond any size: at most {_LARGEST}")
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
         raise SpecError(f"{path}: {key}: {error}".replace("`$.", "`")) from None
+
+
+def _integers(value: object) -> Iterator[int]:
+    """The integers of a table, at any depth."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list):
+        items = cast("Iterable[object]", value.values() if isinstance(value, dict) else value)
+        for item in items:
+            yield from _integers(item)

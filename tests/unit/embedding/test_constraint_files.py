@@ -18,6 +18,8 @@ WRONG = {
     "[flatten]\nmin_extent = 0": "flatten: min_extent is 0",
     "[digits]\nper_axis = 0": "digits: per_axis is 0",
     '[padding]\naxes = "all"\ngrowth = 0.5': "padding: growth is 0.5",
+    "[digits]\nper_axis = 9999999999": "digits: 9999999999 is beyond any size: at most 2147483647",
+    f'extends = "{"x" * 3000}"': "which is no set",
     "name = 3": "name is 3",
     "extends = 3": "extends is 3",
     'extends = "missing"': "extends 'missing', which is no set",
