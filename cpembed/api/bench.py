@@ -27,7 +27,7 @@ from cpembed import worker
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
-from cpembed.api.run import missing_for
+from cpembed.api.chosen import missing_for
 from cpembed.api.run_cpu import FUSED
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec

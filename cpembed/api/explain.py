@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpembed.api.choice import pick
+from cpembed.api.identified import identified
 from cpembed.api.solve import (
     DEFAULT_CONSTRAINTS,
     Progress,
     SolveResult,
     embedding_json,
+    hardware_spec,
     solve,
     workload_json,
 )
@@ -30,6 +32,9 @@ from cpembed.ir.computation import Computation
 from cpembed.transform.layout_builder import original_layout as before_rewrites
 from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.transform.rewrites import Rewrite
+
+if TYPE_CHECKING:
+    from cpembed.api.chosen import Chosen, Request
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A candidate, each operand's rewrites step by step, and the candidates next to it.
+    """A candidate, each operand's rewrites step by step, and the candidates next to it; ``chosen``
+    where it is the one that runs, and why.
 
     ``steps`` is by workload operand, in the instruction's operand order; an operand without steps
     is used as it is. ``better`` and ``worse`` are the neighbours in the ranking.
@@ -71,6 +77,7 @@ class Explanation:
     better: RankedCandidate | None
     worse: RankedCandidate | None
     reasons: tuple[str, ...]
+    chosen: Chosen | None = None
 
     @property
     def program(self) -> DerivedProgram:
@@ -88,6 +95,9 @@ class Explanation:
             "complete": self.solved.complete,
             "count": self.solved.count,
             "embedding": embedding_json(self.candidate),
+            "candidate": self.candidate.candidate.identifier,
+            "ranking_of": self.candidate.constraints,
+            **({} if self.chosen is None else self.chosen.to_json()),
             "loops": [
                 {"name": loop.name, "extent": loop.extent, "kind": loop.kind.value}
                 for loop in program.loops
@@ -122,22 +132,35 @@ def explain(
     workload: Computation,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     rank: int = 1,
+    identifier: str | None = None,
     weights: Weights | None = None,
     timeout: float | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Explanation | SolveResult:
-    """The candidate of a rank in full; the :class:`SolveResult`, with its conflict, where the
-    search found nothing.
+    """The candidate of a rank, or of an id (:func:`~cpembed.api.identified.identified`), in full;
+    the :class:`SolveResult`, with its conflict, where the search found nothing.
 
-    Raises :class:`~cpembed.errors.WorkloadError` for a rank that does not exist.
+    ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`.
+
+    Raises :class:`~cpembed.errors.WorkloadError` for a rank or an id that does not exist.
     """
+    if identifier is not None:
+        found = identified(
+            workload,
+            hardware_spec(target),
+            identifier,
+            constraints=constraints,
+            timeout=timeout,
+            progress=progress,
+        )
+        return _explained(*found)
     solved = solve(
         workload,
         target,
-        constraints,
+        constraints or DEFAULT_CONSTRAINTS,
         top=rank + 1,
         weights=weights,
         timeout=timeout,
@@ -146,9 +169,28 @@ def explain(
     )
     if not solved.count:
         return solved
-    candidate = pick(solved, rank)
-    better = solved.embeddings[rank - 2] if rank > 1 else None
-    worse = solved.embeddings[rank] if len(solved.embeddings) > rank else None
+    return _explained(solved, pick(solved, rank))
+
+
+def explain_chosen(asked: Request) -> Explanation | SolveResult:
+    """The candidate that :func:`~cpembed.api.run.run` runs, in full, with why it does."""
+    from cpembed.api.chosen import choose
+
+    found = choose(asked)
+    if isinstance(found, SolveResult):
+        return found
+    return _explained(found.solved, found.candidate, found)
+
+
+def _explained(
+    solved: SolveResult, candidate: RankedCandidate, chosen: Chosen | None = None
+) -> Explanation:
+    ranked = {item.rank: item for item in solved.embeddings}
+    # A variant has the rank of what it was made from, and tuning may rank by another set.
+    own = ranked.get(candidate.rank)
+    better = worse = None
+    if own is not None and own.candidate.identifier == candidate.candidate.identifier:
+        better, worse = ranked.get(candidate.rank - 1), ranked.get(candidate.rank + 1)
     program = candidate.candidate.program
     return Explanation(
         solved,
@@ -157,6 +199,7 @@ def explain(
         better,
         worse,
         ranking_reasons(solved, candidate, better, worse),
+        chosen,
     )
 
 
@@ -213,7 +256,7 @@ def ranking_reasons(
         sentences.append(f"behind #{better.rank}: {_compare(better, candidate)}")
     if worse is not None:
         sentences.append(f"ahead of #{worse.rank}: {_compare(candidate, worse)}")
-    if better is None and worse is None:
+    if solved.count == 1 and candidate.constraints == solved.constraints.name:
         sentences.append("it is the only candidate" + ("" if solved.complete else " found so far"))
     return tuple(sentences)
 

@@ -68,8 +68,8 @@ def tuned_choice(
     """What tuning kept, under a constraint set or any, of a candidate or of all; None where nothing
     is kept. ``weights`` give the score of the candidate that was tuned.
     """
-    embedding = None if candidate is None else candidate.candidate.embedding
-    kept = tuned(workload, spec, constraints, embedding=embedding)
+    identifier = None if candidate is None else candidate.candidate.identifier
+    kept = tuned(workload, spec, constraints, identifier=identifier)
     if kept is None:
         return None
     return CpuChoice(candidate or kept.ranked(weights), kept.trial.knobs, kept)
@@ -104,6 +104,16 @@ def model_choices(
     Raises :class:`LoweringError` where the instruction can execute none of them.
     """
     return _by_model(choose(with_variants(candidates, spec, fuses=fuses), spec, epilogue=epilogue))
+
+
+def given_choice(
+    candidate: RankedCandidate, spec: HardwareSpec, epilogue: Epilogue | None = None
+) -> list[CpuChoice]:
+    """A candidate as it is, without variants, with its fastest schedule by the model.
+
+    Raises :class:`LoweringError` where the instruction cannot execute it.
+    """
+    return _by_model(choose([candidate], spec, epilogue=epilogue))
 
 
 def choices_storing(choice: CpuChoice, spec: HardwareSpec, epilogue: Epilogue) -> list[CpuChoice]:

@@ -80,6 +80,7 @@ class RunResult:
             "executed": self.solved.target.name,
             "constraints": self.solved.constraints.name,
             "embedding": self.candidate.candidate.embedding.identifier(),
+            "candidate": self.candidate.candidate.identifier,
             "in_place": list(self.candidate.candidate.program.in_place),
             "rank": self.candidate.rank,
             "seed": self.seed,

@@ -222,7 +222,7 @@ class VtaSimulation:
             self.spec,
             self.tail,
             None if any_set else solved.constraints,
-            embedding=None if any_embedding else candidate.candidate.embedding,
+            identifier=None if any_embedding else candidate.candidate.identifier,
         )
         if kept is None:
             return Choice(candidate)

@@ -20,7 +20,7 @@ from typing import Any
 from cpembed import worker
 from cpembed.api.beside import faster_beside
 from cpembed.api.choice import stand_in
-from cpembed.api.run import missing_for
+from cpembed.api.chosen import missing_for
 from cpembed.api.run_cpu import fused_candidates
 from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
 from cpembed.api.solve import (

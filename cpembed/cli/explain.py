@@ -12,9 +12,13 @@ from cpembed.cli.options import (
     Subcommand,
     embedding_options,
     file_option,
+    id_option,
     json_option,
     problem,
-    rank_option,
+    require_one,
+    threads_option,
+    untuned_option,
+    use_threads,
 )
 from cpembed.cli.outcome import print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
@@ -25,33 +29,78 @@ if TYPE_CHECKING:
 
 @click.command(cls=Subcommand)
 @embedding_options
-@rank_option
+@click.option(
+    "--rank",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Which candidate, 1 being the best.  [default: 1]",
+)
+@id_option
+@click.option(
+    "--chosen",
+    is_flag=True,
+    help="The candidate that `cpembed run` runs on this machine, and why.",
+)
+@untuned_option
+@threads_option
 @file_option("--svg", "Draw the candidate to an SVG file.")
 @file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
 @json_option
 def command(
-    *, rank: int, svg: Path | None, html: Path | None, as_json: bool, **asked: Unpack[Asked]
+    *,
+    rank: int | None,
+    identifier: str | None,
+    chosen: bool,
+    untuned: bool,
+    threads: int | None,
+    svg: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **asked: Unpack[Asked],
 ) -> int:
     """Show one candidate in full (axes, layouts, each rewrite, the loop nest, why its rank), or
     why nothing fits.
 
     \b
     cpembed explain deepbench:11 --target amx_int8
-    cpembed explain deepbench:11 --target amx_int8 --html layer11.html
+    cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
     """
+    require_one(rank=rank is not None, id=identifier is not None, chosen=chosen)
+    if not chosen and (untuned or threads is not None):
+        only = "--untuned and --threads change what `run` chooses: add --chosen"
+        raise click.UsageError(only, click.get_current_context())
+    use_threads(threads)
     from cpembed.api import explain as api
 
     workload, spec, constraints, weights = problem(asked)
+    named = None if asked["constraints"] is None else constraints
+    timeout = asked["timeout"]
     with ProgressLine() as progress:
-        result = api.explain(
-            workload,
-            spec,
-            constraints=constraints,
-            rank=rank,
-            weights=weights,
-            timeout=asked["timeout"],
-            progress=progress,
-        )
+        if chosen:
+            from cpembed.api.chosen import Request
+
+            result = api.explain_chosen(
+                Request(
+                    workload,
+                    spec,
+                    named,
+                    weights=weights,
+                    timeout=timeout,
+                    progress=progress,
+                    untuned=untuned,
+                )
+            )
+        else:
+            result = api.explain(
+                workload,
+                spec,
+                constraints=named,
+                rank=rank or 1,
+                identifier=identifier,
+                weights=weights,
+                timeout=timeout,
+                progress=progress,
+            )
     if not isinstance(result, api.Explanation):
         for path in (svg, html):
             if path is not None:

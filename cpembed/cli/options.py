@@ -149,16 +149,23 @@ def untuned_option(function: F) -> F:
     return add(function)
 
 
-def rank_option(function: F) -> F:
+def id_option(function: F) -> F:
     add = click.option(
-        "--rank",
-        type=click.IntRange(min=1),
-        default=1,
-        metavar="K",
-        show_default=True,
-        help="Which candidate, 1 being the best.",
+        "--id",
+        "identifier",
+        metavar="ID",
+        help="The candidate with this id, or the only one that begins so, wherever it was printed: "
+        "by solve, run, explain, tune or bench.",
     )
     return add(function)
+
+
+def require_one(**given: bool) -> None:
+    """Refuse options, of which is told whether each is given, that exclude each other."""
+    names = [f"--{name}" for name, there in given.items() if there]
+    if len(names) > 1:
+        excluded = f"of {', '.join(names[:-1])} and {names[-1]} only one can be given"
+        raise click.UsageError(excluded, click.get_current_context())
 
 
 def file_option(name: str, words: str) -> Callable[[F], F]:

@@ -14,8 +14,10 @@ from cpembed.cli.options import (
     Subcommand,
     embedding_options,
     file_option,
+    id_option,
     json_option,
     problem,
+    require_one,
     steps_options,
     threads_option,
     untuned_option,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     help="The candidate of this place in the ranking.  [default: what was tuned; else the fastest "
     "by estimate of the best 8, on a VTA the best]",
 )
+@id_option
 @click.option(
     "--backend",
     type=click.Choice(["auto", "native", "generic"]),
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
 def command(
     *,
     rank: int | None,
+    identifier: str | None,
     backend: BackendChoice,
     seed: int | None,
     threads: int | None,
@@ -107,6 +111,7 @@ def command(
     cpembed run deepbench:11 --target vta_1x16x16 --trace timeline.json
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     """
+    require_one(rank=rank is not None, id=identifier is not None)
     use_threads(threads)
     from cpembed.api import run as api
 
@@ -118,6 +123,7 @@ def command(
             spec,
             constraints=None if asked["constraints"] is None else constraints,
             rank=rank,
+            identifier=identifier,
             backend=backend,
             seed=seed,
             weights=weights,

@@ -22,14 +22,16 @@ def report(explanation: Explanation) -> Iterator[RenderableType]:
         explanation.program,
     )
     rows = problem_rows(solved.workload, solved.target, solved.constraints.name)
-    identifier = candidate.candidate.embedding.identifier()
+    place = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
     yield header(
         [
             *rows,
             ("found", found(solved)),
-            ("embedding", f"rank {candidate.rank}, {identifier}, program proven"),
+            ("embedding", f"{place}, {candidate.candidate.identifier}, program proven"),
+            *_chosen(explanation),
         ]
     )
+    is_own = candidate.constraints == solved.constraints.name
     sections: list[tuple[str, RenderableType]] = [
         ("Instruction axes and the workload axes that feed them", indented(nest.drawing(program))),
         ("Operands", _operands(explanation)),
@@ -37,12 +39,32 @@ def report(explanation: Explanation) -> Iterator[RenderableType]:
         ("Loop nest", indented(nest.pseudo_code(program))),
         ("Workload axes", indented(nest.axis_map(program))),
         ("Cost", header(_cost(explanation))),
-        (f"Why rank {candidate.rank}", bullets(explanation.reasons)),
+        (f"Why rank {candidate.rank}" if is_own else "Score", bullets(explanation.reasons)),
     ]
     for title, body in sections:
         yield ""
         yield heading(title)
         yield body
+
+
+def _chosen(explanation: Explanation) -> list[tuple[str, str]]:
+    """Why `run` runs it, where that was asked for."""
+    chosen = explanation.chosen
+    if chosen is None:
+        return []
+    # What describes kernels loads the compiler.
+    from cpembed.report import run
+
+    rows = run.instead(chosen.instead_of, chosen.beside)
+    if chosen.plan.missing:
+        rows.append(("missing", f"{'; '.join(chosen.plan.missing)}: `run` takes portable code"))
+    elif chosen.cpu is not None:
+        rows += run.schedule(explanation.solved, chosen.cpu)
+    elif chosen.tuned is not None:
+        rows.append(("schedule", f"the best of {words.plural(chosen.tuned.trials, 'trial')}"))
+    else:
+        rows.append(("schedule", "untuned"))
+    return rows
 
 
 def _operands(explanation: Explanation) -> RenderableType:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from cpembed.api.run import missing_for
+from cpembed.api.chosen import missing_for
 from cpembed.api.run_vta import simulates
 from cpembed.backends.machine import cpu_model
 from cpembed.backends.runtime import compiled_for

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from cpembed.api.beside import Beside
+from cpembed.api.run_cpu import CpuChoice
 from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import SolveResult
@@ -30,9 +32,9 @@ def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
         rows += [("packing", packing), *_noise(noisy=result.moves.noisy)]
         yield header([*rows, *_expected(result)])
         return
-    rows += _instead(result)
-    rows += [("back end", result.backend), *_schedule(result), *_stored(result)]
-    rows += [("verified", _verified(result))]
+    rows += instead(result.instead_of, result.beside)
+    rows += [("back end", result.backend), *schedule(result.solved, result.choice)]
+    rows += [*_stored(result), ("verified", _verified(result))]
     yield header([*rows, *_times(result), *_expected(result)])
 
 
@@ -40,29 +42,26 @@ def _problem(
     solved: SolveResult, candidate: RankedCandidate, *, tuned: bool
 ) -> list[tuple[str, str]]:
     embedding = candidate.candidate.embedding
-    rank = f"rank {candidate.rank}"
-    if tuned or candidate.constraints != solved.constraints.name:
-        rank += f" of {candidate.constraints}"
+    rank = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
     rank += ", tuned" if tuned else ""
     kept = candidate.candidate.program.in_place
-    place = f"; {' and '.join(kept)} stay in place" if kept else ""
+    place = f"; {' and '.join(kept)} {words.verb(len(kept), 'stay')} in place" if kept else ""
     return [
         *problem_rows(solved.workload, solved.target, solved.constraints.name),
-        ("embedding", f"{rank}, {embedding.identifier()}{place}"),
+        ("embedding", f"{rank}, {candidate.candidate.identifier}{place}"),
         ("", words.mapping(embedding)),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
 
 
-def _instead(result: RunResult) -> list[tuple[str, str]]:
-    """That another target runs the workload than was asked for."""
-    search = result.instead_of
+def instead(search: SolveResult | None, beside: Beside | None) -> list[tuple[str, str]]:
+    """That another target runs the workload than was asked for, of which ``search`` is."""
     if search is None:
         return []
     why = f"which cannot be embedded: proven under {search.constraints.name}"
-    if result.beside is not None:
+    if beside is not None:
         used = search.embeddings[0].overheads.utilisation
-        slower = f"{words.duration(result.beside.asked_us)} by estimate"
+        slower = f"{words.duration(beside.asked_us)} by estimate"
         why = f"of which {used:.1%} would be useful: {slower}, packing and unpacking included"
     return [("instead of", f"{search.target.name}, {why}")]
 
@@ -73,18 +72,17 @@ def _tuned(result: RunResult | VtaRunResult) -> TunedChoice[Any] | None:
     return None if result.choice is None else result.choice.tuned
 
 
-def _schedule(result: RunResult) -> list[tuple[str, str]]:
+def schedule(solved: SolveResult, choice: CpuChoice | None) -> list[tuple[str, str]]:
     """The schedule of a native kernel, and why this embedding."""
-    choice = result.choice
     if choice is None:
         return []
-    described = words.knobs(choice.knobs, result.candidate.candidate.embedding)
+    described = words.knobs(choice.knobs, choice.candidate.candidate.embedding)
     if choice.tuned is not None:
         trials = words.plural(choice.tuned.trials, "trial")
         return [("schedule", f"the best of {trials}: {described}")]
     rows = [("schedule", f"untuned: {described}")]
     if choice.model is not None and choice.estimate is not None:
-        best = choice.model.of(result.solved.embeddings[0])
+        best = choice.model.of(solved.embeddings[0])
         rows.append(("chosen", _why(choice.model, choice.estimate, best)))
     return rows
 

@@ -120,6 +120,16 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
+def verb(number: int, plural: str) -> str:
+    """``stays`` of one, ``stay`` of several."""
+    return plural + "s" if number == 1 else plural
+
+
+def place(rank: int, of: str, searched: str) -> str:
+    """``rank 3``, with the set whose ranking it is of where that is not the one searched."""
+    return f"rank {rank}" if of == searched else f"rank {rank} of {of}"
+
+
 def ratio(value: float) -> str:
     """An overhead: two decimals, more where they would hide that something is wasted."""
     return f"{value:.2f}" if value == 1 or value >= 1.005 else f"{value:.4g}"

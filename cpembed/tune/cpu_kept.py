@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cpembed.backends.kernel import schedule_space
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.strategy.candidate import Candidate
@@ -22,17 +21,19 @@ def tuned(
     spec: HardwareSpec,
     constraints: ConstraintSet | None = None,
     *,
-    embedding: Embedding | None = None,
+    identifier: str | None = None,
     directory: Path | None = None,
 ) -> TunedChoice[CpuTrial] | None:
     """The fastest of what tuning measured for a workload on this CPU with as many threads; None
     where it did not.
 
-    ``constraints`` None takes trials of any set. ``embedding`` asks for schedules of this one only.
+    ``constraints`` None takes trials of any set. ``identifier`` asks for this candidate.
     What was tuned for the total time is taken before what was tuned for the contraction alone.
     The candidate's program is derived and proven again; what is damaged is left out.
     """
-    best = partial(best_kept, workload, spec, constraints, embedding=embedding, directory=directory)
+    best = partial(
+        best_kept, workload, spec, constraints, identifier=identifier, directory=directory
+    )
 
     def require_schedule(candidate: Candidate, trial: CpuTrial) -> None:
         schedule_space(candidate.program, spec).applied(trial.knobs)
@@ -45,7 +46,7 @@ def best_kept(
     spec: HardwareSpec,
     constraints: ConstraintSet | None = None,
     *,
-    embedding: Embedding | None = None,
+    identifier: str | None = None,
     directory: Path | None = None,
     without: Collection[str] = (),
 ) -> Kept[CpuTrial] | None:
@@ -59,7 +60,7 @@ def best_kept(
             for file in stored(folder, CpuTrial, key)
             if file.key["objective"] == objective
             and (constraints is None or is_of(file, folder, key))
-            and (kept := kept_in(file, embedding, without)) is not None
+            and (kept := kept_in(file, identifier, without)) is not None
         ]
         if found:
             return min(found, key=lambda kept: kept.trial.us(objective) or 0)

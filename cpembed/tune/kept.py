@@ -69,11 +69,9 @@ class TunedChoice(Generic[T]):
         }
 
 
-def kept_in(
-    file: Stored[T], embedding: Embedding | None, without: Collection[str] = ()
-) -> Kept[T] | None:
-    """The best trial of a file, of all or of one embedding's, ``without`` those of these keys."""
-    wanted = None if embedding is None else embedding.identifier()
+def kept_in(file: Stored[T], wanted: str | None, without: Collection[str] = ()) -> Kept[T] | None:
+    """The best trial of a file, of all or of the candidate with an identifier, ``without`` those of
+    these keys."""
     trials = [
         trial
         for trial in file.trials

@@ -12,7 +12,6 @@ from cpembed.backends.vta.schedule import check_schedule
 from cpembed.backends.vta.tail import Tail
 from cpembed.backends.vta.tiles import tile_nest
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.strategy.candidate import Candidate
@@ -27,16 +26,16 @@ def tuned(
     tail: Tail,
     constraints: ConstraintSet | None = None,
     *,
-    embedding: Embedding | None = None,
+    identifier: str | None = None,
     directory: Path | None = None,
 ) -> TunedChoice[VtaTrial] | None:
     """The fastest of what tuning measured for a workload on a target; None where it did not.
 
-    ``constraints`` None takes trials of any set. ``embedding`` asks for schedules of this one only.
+    ``constraints`` None takes trials of any set. ``identifier`` asks for this candidate.
     The candidate's program is derived and proven again; what is damaged is left out.
     """
     best = partial(
-        best_kept, workload, spec, tail, constraints, embedding=embedding, directory=directory
+        best_kept, workload, spec, tail, constraints, identifier=identifier, directory=directory
     )
 
     def require_schedule(candidate: Candidate, trial: VtaTrial) -> None:
@@ -52,7 +51,7 @@ def best_kept(
     tail: Tail,
     constraints: ConstraintSet | None = None,
     *,
-    embedding: Embedding | None = None,
+    identifier: str | None = None,
     directory: Path | None = None,
     without: Collection[str] = (),
 ) -> Kept[VtaTrial] | None:
@@ -64,6 +63,6 @@ def best_kept(
         kept
         for file in stored(folder, VtaTrial, key)
         if constraints is None or is_of(file, folder, key)
-        if (kept := kept_in(file, embedding, without)) is not None
+        if (kept := kept_in(file, identifier, without)) is not None
     ]
     return min(found, key=lambda kept: kept.trial.cycles or 0, default=None)

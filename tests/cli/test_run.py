@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from cpembed.api import chosen, run_cpu
 from cpembed.api import run as api
-from cpembed.api import run_cpu
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
@@ -75,7 +75,7 @@ def test_a_machine_without_the_feature_verifies_with_portable_code(cpembed: Call
 def test_native_where_there_is_none_runs_nothing(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "solve", None)
+    monkeypatch.setattr(chosen, "solve", None)
     for target in ("amx_int8", "gemm_16x16x16"):
         called = cpembed("run", *GEMM, "--target", target, "--backend", "native", "--json")
         called.is_one_line_error(5, target)
@@ -96,7 +96,7 @@ def test_a_program_that_the_back_end_cannot_express_is_said(
         raise LoweringError("the instruction does not match the program")
 
     monkeypatch.setattr(run_cpu, "build", refusing)
-    monkeypatch.setattr(api, "missing_features", lambda spec: ())
+    monkeypatch.setattr(chosen, "missing_features", lambda spec: ())
     called = cpembed("run", *GEMM, "--target", "amx_int8", "--json")
     assert called.code == 5
     assert called.json["missing"] == ["the instruction does not match the program"]

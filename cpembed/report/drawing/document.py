@@ -102,9 +102,8 @@ def _title(explanation: Explanation) -> str:
 
 def _header(explanation: Explanation) -> list[tuple[str, str]]:
     solved = explanation.solved
-    embedding = explanation.candidate.candidate.embedding
     return [
         *problem_rows(solved.workload, solved.target, solved.constraints.name),
         ("found", found(solved)),
-        ("embedding", f"{embedding.identifier()}, program proven"),
+        ("embedding", f"{explanation.candidate.candidate.identifier}, program proven"),
     ]

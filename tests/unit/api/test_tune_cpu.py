@@ -211,7 +211,7 @@ def test_runs_take_the_best_of_the_objective_and_set(tmp_path: Path) -> None:
     strict = load_constraint_set("strict")
     assert best_kept(workload, SPEC, strict, directory=tmp_path) is None
     other = designs()[1].candidate.embedding
-    of_other = best_kept(workload, SPEC, embedding=other, directory=tmp_path)
+    of_other = best_kept(workload, SPEC, identifier=other.identifier(), directory=tmp_path)
     assert of_other is not None
     assert of_other.trial.identifier == other.identifier()
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -19,16 +23,44 @@ PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
+FILES = {
+    "cpembed_keep/__init__.py": PYTHON[0],
+    "cpembed_keep/sets/one_image.toml": TOML[1],
+    "cpembed_keep/targets/tiny.toml": TOML[2],
+}
+
+
 @pytest.fixture(autouse=True)
 def package(install: Install) -> None:
     project = tomllib.loads(TOML[0])["project"]
-    files = {
-        "cpembed_keep/__init__.py": PYTHON[0],
-        "cpembed_keep/sets/one_image.toml": TOML[1],
-        "cpembed_keep/targets/tiny.toml": TOML[2],
-    }
-    assert all(name in PAGE for name in files)
-    install(project["name"], project["entry-points"], files)
+    assert all(name in PAGE for name in FILES)
+    install(project["name"], project["entry-points"], FILES)
+
+
+@pytest.mark.slow
+def test_pip_installs_the_package_as_it_is_written(tmp_path: Path) -> None:
+    for name, text in {"pyproject.toml": TOML[0], **FILES}.items():
+        path = tmp_path / "package" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    there = tmp_path / "installed"
+    # Of this environment, which has hatchling: nothing is downloaded.
+    offline = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+    install = (sys.executable, "-m", "pip", "install", *offline, "--target", str(there), ".")
+    done = subprocess.run(install, cwd=tmp_path / "package", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(there), str(Path.cwd())])}
+    command = re.search(r"    cpembed (solve .* --constraints one_image)\n", PAGE)
+    assert command
+    solved = subprocess.run(
+        [sys.executable, "-m", "cpembed", *command[1].split(), "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert solved.returncode == 0, solved.stderr
+    assert json.loads(solved.stdout)["constraints"] == "one_image"
 
 
 def test_brute_force_agrees_as_the_page_tests_it() -> None:

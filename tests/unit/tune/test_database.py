@@ -117,11 +117,16 @@ def test_schedules_of_one_embedding_can_be_asked_for(tmp_path: Path) -> None:
     keep(tmp_path, kept)
     embedding = designs()[0].candidate.embedding
     there = [trial.cycles for trial in kept if trial.identifier == embedding.identifier()]
-    found = tuned(layer(), SPEC, machine().tail, embedding=embedding, directory=tmp_path)
+    found = tuned(
+        layer(), SPEC, machine().tail, identifier=embedding.identifier(), directory=tmp_path
+    )
     assert (None if found is None else found.trial.cycles) == min(there, default=None)
     other = designs(LAYER, "strict", 1)[0].candidate.embedding
     other = replace(other, digits={**other.digits, "y": ()})
-    assert tuned(layer(), SPEC, machine().tail, embedding=other, directory=tmp_path) is None
+    assert (
+        tuned(layer(), SPEC, machine().tail, identifier=other.identifier(), directory=tmp_path)
+        is None
+    )
 
 
 def test_a_changed_embedding_is_left_out_and_the_others_are_used(tmp_path: Path) -> None:
