@@ -3,7 +3,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup check lint test slow wheel lock
+SHARDS := slow-solver slow-kernels slow-vta slow-papers slow-fuzz slow-commands
+SOLVER := tests/unit/embedding tests/unit/cost tests/unit/transform
+KERNELS := tests/integration tests/unit/backends
+VTA := tests/unit/backends/vta
+PAPERS := tests/experiments
+FUZZ := tests/fuzz
+SLOW := $(BIN)/python -m pytest -n 2 -m slow
+
+.PHONY: setup check lint test slow $(SHARDS) wheel lock
 
 setup:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -23,8 +31,27 @@ lint:
 test:
 	$(BIN)/python -m pytest
 
-slow:
-	$(BIN)/python -m pytest -m slow
+# What `make check` leaves out, in shards: CONTRIBUTING.md says what each takes.
+slow: $(SHARDS)
+
+slow-solver:
+	$(SLOW) $(SOLVER)
+
+slow-kernels:
+	$(SLOW) $(KERNELS) --ignore=$(VTA)
+
+slow-vta:
+	$(SLOW) $(VTA)
+
+slow-papers:
+	$(SLOW) $(PAPERS)
+
+slow-fuzz:
+	$(SLOW) $(FUZZ)
+
+# Everything else, so that no slow test is in no shard.
+slow-commands:
+	$(SLOW) tests cpembed $(addprefix --ignore=,$(SOLVER) $(KERNELS) $(PAPERS) $(FUZZ))
 
 wheel:
 	$(BIN)/python -m build --wheel --no-isolation
