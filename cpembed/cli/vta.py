@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from cpembed.backends.vta.program import VtaProgram
 
 _PATH = click.Path(path_type=Path)
+
+_LARGEST_TEXT = 1 << 29
+"""Bytes, 512 MiB: a device has no end."""
 
 
 @click.group()
@@ -259,7 +263,11 @@ def _save(output: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
 
 def _read(file: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as source:
+            data = source.read(_LARGEST_TEXT + 1)
+        if len(data) > _LARGEST_TEXT:
+            problem = f"has more than {_LARGEST_TEXT:,} bytes; is it an assembly text?"
+            raise ProgramError(f"{file}: {problem}")
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ProgramError(f"{file}: not a text file in UTF-8 (byte {error.start})") from None

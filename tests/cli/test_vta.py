@@ -81,3 +81,23 @@ def test_wrong_input_is_one_line(cpembed: Caller, text: Path, tmp_path: Path) ->
     cpembed("vta", "asn").is_one_line_error(2, "'asn'", "vta --help")
     text.write_bytes(b"\xff")
     cpembed("vta", "asm", str(text), "-o", program).is_one_line_error(2, "not a text file")
+
+
+def test_a_text_without_an_end_is_not_read_to_it(
+    cpembed: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpembed.cli.vta._LARGEST_TEXT", 1000)
+    called = cpembed("vta", "asm", "/dev/zero", "-o", str(tmp_path / "p.zip"))
+    called.is_one_line_error(2, "/dev/zero: has more than 1,000 bytes")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("command", ["check", "run", "cycles", "disasm"])
+def test_a_program_that_is_cut_off_is_named(
+    cpembed: Caller, text: Path, tmp_path: Path, command: str
+) -> None:
+    path = tmp_path / "p.zip"
+    assert cpembed("vta", "asm", str(text), "-o", str(path)).code == 0
+    path.write_bytes(path.read_bytes()[:150])
+    called = cpembed("vta", command, str(path))
+    called.is_one_line_error(2, f"{path}: not a saved program: ", "insns.bin")
