@@ -29,7 +29,7 @@ from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, hardwa
 from cpembed.backends.added import is_added
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice
-from cpembed.backends.x86.back_ends import EXECUTED
+from cpembed.backends.x86.back_ends import EXECUTED, no_back_end, shapes_taken
 from cpembed.backends.x86.features import missing_features
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
@@ -199,9 +199,10 @@ def choose(asked: Request) -> Chosen | SolveResult:
     try:
         choices = _choices(asked, solved, candidate, epilogue)
     except LoweringError as error:
+        reason = f"{error}{shapes_taken(spec)}"
         if plan.insists:
-            raise
-        return Chosen(solved, plan.portable(str(error)))
+            raise LoweringError(reason) from error
+        return Chosen(solved, plan.portable(reason))
     if anything:
         beside = faster_beside(solved, choices[0], epilogue, timeout=asked.timeout, seed=asked.seed)
         if beside is not None:
@@ -214,8 +215,9 @@ def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
     nothing does."""
     if simulates(spec):
         return ()
-    if spec.backend not in EXECUTED and not is_added(spec):
-        return (f"no back end executes {spec.name} yet",)
+    lacking = None if is_added(spec) else no_back_end(spec)
+    if lacking is not None:
+        return (lacking,)
     features = missing_features(spec)
     return (f"this machine lacks {' and '.join(features)}",) if features else ()
 

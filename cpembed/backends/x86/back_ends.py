@@ -15,6 +15,8 @@ from cpembed.backends.x86.dot_products import DOT_PRODUCTS, DotProduct
 from cpembed.backends.x86.register_blocks import RegisterModel, Scheduled
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.resources import hardware_spec_files
 from cpembed.transform.program import DerivedProgram
 
 EXECUTED = ("x86",)
@@ -73,8 +75,38 @@ _ALONG_ROWS: Mapping[str, BackEnd] = {dot.feature: _rows(dot) for dot in DOT_PRO
 
 def back_end(spec: HardwareSpec) -> BackEnd:
     """Raises :class:`BackendUnavailable` where a target has none."""
-    by_feature = _ALONG_ROWS if dot_rows.is_along_rows(spec) else _BY_FEATURE
-    found = [of for name, of in by_feature.items() if name in spec.cpu_features]
-    if spec.backend not in EXECUTED or not found:
-        raise BackendUnavailable(f"{spec.name} has no back end here: use the generic one")
-    return found[0]
+    lacking = no_back_end(spec)
+    if lacking is not None:
+        raise BackendUnavailable(f"{lacking}; use the generic back end")
+    by_feature = _by_feature(spec)
+    return next(of for name, of in by_feature.items() if name in spec.cpu_features)
+
+
+def no_back_end(spec: HardwareSpec) -> str | None:
+    """Why no code generator takes a target; None where one does, as far as its ``backend`` and
+    ``cpu_features`` say."""
+    if spec.backend not in EXECUTED:
+        return f"no back end executes {spec.name} yet"
+    features = _by_feature(spec)
+    if any(name in spec.cpu_features for name in features):
+        return None
+    return (
+        f"no kernel of the back end {spec.backend} is for {spec.name}: its cpu_features name none "
+        f"of {', '.join(features)}{shapes_taken(spec)}"
+    )
+
+
+def shapes_taken(spec: HardwareSpec) -> str:
+    """Which instructions have kernels, to be said after what is wrong with one of a user's own."""
+    shipped = {name: load_hardware_spec(name) for name in hardware_spec_files()}
+    if spec.path in {other.path for other in shipped.values()}:
+        return ""
+    names = [name for name, other in shipped.items() if other.backend == spec.backend]
+    return (
+        f"; kernels are there for instructions of the shapes, types and operand layouts of "
+        f"{', '.join(names)} (see `cpembed targets`)"
+    )
+
+
+def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
+    return _ALONG_ROWS if dot_rows.is_along_rows(spec) else _BY_FEATURE
