@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from cpembed.cli.commands import cli
-from cpembed.cli.interrupt import INTERRUPTED, interruptible
+from cpembed.cli.interrupt import INTERRUPTED, end, interruptible
 from cpembed.cli.output import message
 from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
@@ -35,6 +35,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. Errors are one line on stderr."""
+    code = _main(arguments)
+    if code == INTERRUPTED and arguments is None:
+        end()
+    return code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     accept_any_text()
     try:
         with interruptible(then_ignored=arguments is None), _store_messages():

@@ -8,12 +8,13 @@ elsewhere whatever comes of it ends the command as an interruption.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -82,6 +83,17 @@ class Stop:
         self.asked = True
         if sys.stderr.isatty():
             _write(f"{_CLEAR}stopping after this {self._current}; Ctrl-C again stops at once\n")
+
+
+def end() -> NoReturn:
+    """End an interrupted process with the exit code that says so. Python may have it killed by the
+    signal instead, where KeyboardInterrupt passed through ``exec``, as in a dataclass."""
+    # Also those that remove temporary files and end a worker.
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 @contextmanager

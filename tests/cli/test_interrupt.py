@@ -145,6 +145,27 @@ print("not reached")
     assert called == Called(130, "", "cpembed: 3 rows are kept\n")
 
 
+def test_the_exit_code_is_not_the_signal_s_where_it_passed_through_exec(tmp_path: Path) -> None:
+    """As in the making of a dataclass; ``python -m`` then has itself killed by the signal."""
+    (tmp_path / "interrupted.py").write_text("""
+import sys
+from cpembed.api import solve
+from cpembed.cli import main
+
+def find_best(*arguments, **named):
+    exec("import os, signal; os.kill(os.getpid(), signal.SIGINT); [n for n in range(10)]")
+
+solve.find_best = find_best
+sys.exit(main())
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted", "solve", *GEMM, *VTA],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.getcwd()))},
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (130, "cpembed: interrupted")
+
+
 def test_who_ignores_it_goes_on_ignoring_it(tune: Callable[..., Called]) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -41,6 +41,7 @@ from cpembed.measure.baselines.problems import (
 )
 from cpembed.measure.environment import versions
 from cpembed.measure.turns import OUR_POOL
+from cpembed.stores import Natural, NotARow, Time, decoded, say
 
 TRIALS = 100
 """Schedules that are measured for a layer."""
@@ -119,9 +120,9 @@ class MetaSchedule:
         about = repr((shape, cpu_model(), runtime.thread_count(), self.identity()))
         folder = place / hashlib.sha256(about.encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
+        database = _database(folder)
         spent = folder / "seconds.json"
-        seconds = json.loads(spent.read_text()) if spent.exists() else 0.0
-        database = meta_schedule.database.JSONDatabase(work_dir=str(folder))
+        seconds = _seconds(spent)
         missing = self.trials - len(database)
         if missing > 0:
             # Its log is kept in files; standard output is ours. Each search raises the level again.
@@ -138,6 +139,49 @@ class MetaSchedule:
         if best is None:
             raise BackendUnavailable("MetaSchedule found no schedule that runs")
         return runtime.tvm().compile(best.mod, target)["main"], seconds
+
+
+def _database(folder: Path) -> Any:
+    """What a search has kept; one that TVM cannot read is put aside, and the search begins anew."""
+    kind = _meta_schedule().database.JSONDatabase
+    try:
+        _check_records(folder)
+        return kind(work_dir=str(folder))
+    except Exception as error:  # whatever TVM makes of a damaged line
+        aside = folder.with_name(f"{folder.name}-damaged-{time.time_ns()}")
+        folder.rename(aside)
+        folder.mkdir()
+        reason = str(error).strip().splitlines()[-1:]
+        say(f"{folder}: cannot be read ({' '.join(reason)}): put aside as {aside.name}")
+        return kind(work_dir=str(folder))
+
+
+def _check_records(folder: Path) -> None:
+    """What TVM takes for granted, and crashes without: a record is of a workload that is there.
+
+    Raises :class:`NotARow`.
+    """
+    workloads, records = (
+        (folder / f"database_{name}.json") for name in ("workload", "tuning_record")
+    )
+    if not records.exists():
+        return
+    known = [decoded(line, tuple[str, Any]) for line in workloads.read_bytes().splitlines()]
+    for line in records.read_bytes().splitlines():
+        index, _ = decoded(line, tuple[Natural, list[Any]])
+        if index >= len(known):
+            raise NotARow(f"workload {index} of {len(known)}")
+
+
+def _seconds(path: Path) -> float:
+    """What earlier searches took; nothing where that is damaged."""
+    try:
+        return decoded(path.read_bytes(), Time)
+    except FileNotFoundError:
+        return 0.0
+    except (OSError, NotARow) as error:
+        say(f"{path}: not read ({error}): the seconds of earlier searches are not counted")
+        return 0.0
 
 
 @dataclass(frozen=True)
