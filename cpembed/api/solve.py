@@ -34,7 +34,7 @@ from cpembed.workloads.naming import parse_workload
 DEFAULT_CONSTRAINTS = "in_place_padded"
 """What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
 
-_EXPLAINED, _PROVEN = 0.5, 1.5
+_EXPLAINED, _PROVEN = 0.5, 1.0
 """Seconds that a reason gets where the search took all the time, and after the limit until proofs,
 or that reason, are left."""
 

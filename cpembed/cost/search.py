@@ -39,7 +39,7 @@ _QUICK, _BELOW = 8, 2
 """Parts of the time for the first attempt to enumerate all, and of what is left then for the search
 below ceilings."""
 
-_SEARCHED, _DERIVED = 0.6, 1.0
+_SEARCHED, _DERIVED = 0.4, 0.7
 """Seconds after a limit at which a search that does not end by itself is left, and the deriving of
 programs. The solver keeps to the limit, what is around it need not."""
 

@@ -20,7 +20,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.regular import padded_extents
+from cpembed.embedding.regular import TooManyDigits, padded_extents
 from cpembed.embedding.search import search
 from cpembed.hw.instruction import Instruction, InstructionAxis
 
@@ -126,7 +126,10 @@ def solve_once(
     """Whether the problem has an embedding under the set."""
     if constraints.get("hyper_rectangle") is None:
         return Answer(feasible_without_boxes(problem, constraints, limits))
-    result = search(problem, constraints, replace(limits, solutions=1))
+    try:
+        result = search(problem, constraints, replace(limits, solutions=1))
+    except TooManyDigits:
+        return Answer(None)
     if result.status is Status.UNKNOWN:
         return Answer(None)
     return Answer(

@@ -12,6 +12,15 @@ from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
 from cpembed.embedding.constraints.strides import Strides
 from cpembed.embedding.digit_model import DigitOption, possible_digits
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.errors import SpecError
+
+MOST_DIGITS = 200_000
+"""Of a model, a thousand bytes and more each; the widest set that is shipped leaves some thousands.
+Where neither ``strides`` nor ``dense`` limits them, each step along an axis is a stride."""
+
+
+class TooManyDigits(SpecError):
+    """A set leaves more than ``MOST_DIGITS`` to a workload."""
 
 
 def padded_extents(problem: EmbeddingProblem, constraints: ConstraintSet) -> dict[str, int]:
@@ -78,16 +87,28 @@ def _shared_sums(problem: EmbeddingProblem) -> bool:
 
 
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
-    """The digits that every constraint allows by itself."""
+    """The digits that every constraint allows by itself.
+
+    Raises :class:`TooManyDigits` where they are more than any memory is for.
+    """
     strides = possible_strides(problem, constraints)
     fused = constraints.flatten
-    return [
+    possible = possible_digits(
+        problem, strides, fused.max_axes, fused.min_extent, plain=fused.plain
+    )
+    allowed = (
         option
-        for option in possible_digits(
-            problem, strides, fused.max_axes, fused.min_extent, plain=fused.plain
-        )
+        for option in possible
         if all(constraint.allows(problem, option) for constraint in constraints.constraints)
-    ]
+    )
+    found = list(itertools.islice(allowed, MOST_DIGITS + 1))
+    if len(found) > MOST_DIGITS:
+        raise TooManyDigits(
+            f"{constraints.name} leaves more than {MOST_DIGITS:,} digits for "
+            f"{problem.instruction.name} in {problem.workload.name}: allow fewer strides, such as "
+            'allowed = ["one"] in [strides]'
+        )
+    return found
 
 
 def possible_strides(

@@ -138,7 +138,7 @@ def _check_statement(statement: ParsedStatement, body: ParsedBody, axes: Sequenc
         )
     reductions = [axis.name for axis in axes if axis.kind is AxisKind.REDUCTION]
     if reductions and statement.reduction is None:
-        column = dict(statement.iterators)[reductions[0]]
+        column = dict(body.iterators)[reductions[0]]
         raise located_error(
             column,
             repr(reductions[0]),

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cpembed.embedding import regular
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.cli.calling import Caller
 
 LIMIT = ("--timeout", "1")
@@ -71,3 +75,21 @@ def test_a_limit_holds_while_the_model_is_built(
     assert called.code in (3, 4), called.err
     assert "Traceback" not in called.err
     assert time.process_time() - started < 3
+
+
+def test_a_set_that_leaves_any_stride_is_refused_before_memory_is_full(
+    cpembed: Caller, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(regular, "MOST_DIGITS", 1000)
+    path = tmp_path / "free.toml"
+    path.write_text("[hyper_rectangle]\n[fixed_origin]\n[dataflow]\n[all_different]\n")
+    sizes = ("gemm", "m=300", "n=300", "k=300", "--target", "gemm_16x16x16")
+    called = cpembed("solve", *sizes, "--constraints", str(path))
+    called.is_one_line_error(2, "free leaves more than 1,000 digits", "allow fewer strides")
+
+
+def test_a_reduction_axis_of_another_statement_is_refused(cpembed: Caller) -> None:
+    called = cpembed(
+        "solve", "C[i] = A[i]; D[i] += B[i,j]", "i=4", "j=4", "--target", "dot"
+    )  # fmt: skip
+    called.is_one_line_error(2, "'j': is not an index of C", "use +=")
