@@ -10,10 +10,11 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -40,7 +41,6 @@ from cpembed.tune.cpu_contest import (
     Runner,
     Timed,
 )
-from cpembed.tune.cpu_space import CpuProposal
 from cpembed.worker import step
 
 ROUNDS, FINAL_ROUNDS = 40, 80
@@ -60,6 +60,30 @@ _TIMED_CALLS = 100
 
 _ROOM = 2**28
 """Bytes for packed data of embeddings that were measured, the last ones first."""
+
+
+class Timeable(Protocol):
+    """A schedule of an embedding; ``key`` tells schedules apart."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def candidate(self) -> Candidate: ...
+    @property
+    def knobs(self) -> Knobs: ...
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A schedule on its way to the worker, without the model that proposed it."""
+
+    key: str
+    candidate: Candidate
+    knobs: Knobs
+
+    @classmethod
+    def of(cls, proposal: Timeable) -> _Sent:
+        return cls(proposal.key, proposal.candidate, proposal.knobs)
 
 
 class Workbench:
@@ -83,7 +107,7 @@ class Workbench:
         self._paces: dict[str, float] = {}
         """Microseconds of kernels in their best rounds."""
 
-    def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
+    def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
         """Time a schedule beside the champion, which was measured before.
 
         Raises :class:`InvariantError` where the kernel's numbers are wrong.
@@ -104,7 +128,7 @@ class Workbench:
         self.known.setdefault(runners[-1].identifier, timed.moves)
         return timed
 
-    def final(self, proposals: Sequence[CpuProposal]) -> list[Timed]:
+    def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
         """Time schedules that were measured before beside each other; ratios are over the first."""
         self._forget({item.key for item in proposals})
         runners = [self._runner(item) for item in proposals]
@@ -139,10 +163,10 @@ class Workbench:
                 ratios.append(pace / best)
         return median(ratios) if ratios else 1.0
 
-    def _runner(self, proposal: CpuProposal) -> Runner:
+    def _runner(self, proposal: Timeable) -> Runner:
         key = proposal.key
         if key not in self._kernels:
-            data, kernel = self._built(proposal.design.candidate, proposal.knobs)
+            data, kernel = self._built(proposal.candidate, proposal.knobs)
             moves = data.packing is not None or data.unpacking is not None
             whole = (
                 kernel.bound_whole(self._inputs, data.packed, self._ahead, data.output)
@@ -215,19 +239,21 @@ class Isolated:
         made: _Made = (workload, spec, objective, seed)
         self._of = (os.getpid(), next(_numbers)), made
 
-    def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
+    def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
         """As :meth:`Workbench.measure`."""
         try:
-            found = worker.call(_measure, *self._of, self.known, proposal, champion)
+            best = None if champion is None else _Sent.of(champion)
+            found = worker.call(_measure, *self._of, self.known, _Sent.of(proposal), best)
         except CrashError as error:
             return Failed(str(error))
         if isinstance(found, Timed) and not found.rejected:
-            self.known.setdefault(proposal.design.candidate.identifier, found.moves)
+            self.known.setdefault(proposal.candidate.identifier, found.moves)
         return found
 
-    def final(self, proposals: Sequence[CpuProposal]) -> list[Timed]:
+    def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
         """As :meth:`Workbench.final`; raises :class:`CrashError`."""
-        return worker.call(_final, *self._of, self.known, proposals)
+        sent = [_Sent.of(proposal) for proposal in proposals]
+        return worker.call(_final, *self._of, self.known, sent)
 
 
 _numbers = count()
@@ -250,8 +276,8 @@ def _measure(
     key: tuple[int, int],
     made: _Made,
     known: Mapping[str, Moves],
-    proposal: CpuProposal,
-    champion: CpuProposal | None,
+    proposal: Timeable,
+    champion: Timeable | None,
 ) -> Timed | Failed:
     with step("measuring a schedule", _TIMED_CALLS * made[0].macs):
         return _workbench(key, made, known).measure(proposal, champion)
@@ -261,7 +287,7 @@ def _final(
     key: tuple[int, int],
     made: _Made,
     known: Mapping[str, Moves],
-    proposals: Sequence[CpuProposal],
+    proposals: Sequence[Timeable],
 ) -> list[Timed]:
     with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * made[0].macs):
         return _workbench(key, made, known).final(proposals)

@@ -82,6 +82,10 @@ class CpuProposal:
     def key(self) -> str:
         return trial_key(self.design.identifier, self.knobs)
 
+    @property
+    def candidate(self) -> Candidate:
+        return self.design.candidate
+
 
 def design_of(
     ranked: RankedCandidate, spec: HardwareSpec, machine: Calibration | None

@@ -47,9 +47,9 @@ def serve(descriptor: int, parent: int, preload: list[str]) -> None:
                 request = connection.recv()
             except EOFError:
                 return
-            except Exception:
+            except Exception as error:
                 # It names what cannot be imported here.
-                connection.send(("unknown",))
+                connection.send(("unknown", str(error)))
                 continue
             connection.send(_answer(connection, *request))
 

@@ -114,9 +114,8 @@ class Worker:
         sent = {name: value for name, value in keywords.items() if name != "progress"}
         try:
             request = ForkingPickler.dumps((function, arguments, sent, report is not None))
-        except (pickle.PicklingError, AttributeError, TypeError):
-            # Of a script or an interpreter's prompt: nothing that another process could import.
-            return function(*arguments, **keywords)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return _here(function, arguments, keywords, error)
         doing = None
         try:
             self._connection.send_bytes(request)
@@ -135,7 +134,7 @@ class Worker:
                 elif kind == "warning":
                     warnings.warn(what[0], what[1], stacklevel=2)
                 elif kind == "unknown":
-                    return function(*arguments, **keywords)
+                    return _here(function, arguments, keywords, what[0])
                 else:
                     return _outcome(kind, what, doing)
         except (EOFError, ConnectionError) as error:
@@ -173,6 +172,19 @@ class Worker:
         told = [line.strip() for line in lines if "ERROR" in line or "rror:" in line]
         told = told or [line.strip() for line in lines if "what()" in line]
         return told[-1] if told else ""
+
+
+def _here(
+    function: Callable[..., R],
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    why: object,
+) -> R:
+    """A call of what a script or a prompt defines, which another process cannot import."""
+    name = getattr(function, "__name__", function)
+    text = f"{name} runs in this process, which a crash of a kernel would end: {why}"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return function(*arguments, **keywords)
 
 
 def _outcome(kind: str, what: list[Any], doing: str | None) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import platformdirs
@@ -176,7 +176,7 @@ def _check_records(folder: Path) -> None:
 def _seconds(path: Path) -> float:
     """What earlier searches took; nothing where that is damaged."""
     try:
-        return decoded(path.read_bytes(), Time)
+        return decoded(path.read_bytes(), cast("type[float]", Time))
     except FileNotFoundError:
         return 0.0
     except (OSError, NotARow) as error:

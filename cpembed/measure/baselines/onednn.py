@@ -63,6 +63,11 @@ def open_onednn(spec: HardwareSpec, stored: Epilogue | None = None) -> OneDnn:
     if limit and stored and stored.dtype == "bfloat16" and not lacking(("avx512_bf16",)):
         limit = _HALVES
     _set_limit(limit, spec.name)
+    return _loaded(limit)
+
+
+def _loaded(limit: str | None) -> OneDnn:
+    """The environment has the limit already."""
     import torch
 
     # As many as our kernels have.
@@ -97,6 +102,10 @@ class OneDnn:
     limit: str | None
     name = "onednn"
     pool = "openmp"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The worker loads the library itself."""
+        return _loaded, (self.limit,)
 
     def identity(self) -> dict[str, str | None]:
         built = re.search(r"MKL-DNN v([\d.]+)", self.torch.__config__.show())
