@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli.completion import constraint_sets, suites, targets
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     LARGEST_SEED,
@@ -43,15 +44,17 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 
 
 @click.command(cls=Subcommand)
-@click.argument("suite")
+@click.argument("suite", shell_complete=suites)
 @click.option(
     "--target",
     required=True,
+    shell_complete=targets,
     metavar="NAME|FILE",
     help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
 )
 @click.option(
     "--constraints",
+    shell_complete=constraint_sets,
     metavar="NAME|FILE",
     help="Constraint set of the best candidate, beside `strict`, which is always tried. "
     "Default: in_place_padded.",

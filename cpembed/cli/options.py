@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
+from cpembed.cli.completion import constraint_sets, targets, workloads
+
 if TYPE_CHECKING:
     from cpembed.embedding.constraint_set import ConstraintSet, Weights
     from cpembed.hw.instruction import HardwareSpec
@@ -86,16 +88,24 @@ def embedding_options(function: F) -> F:
         ),
         click.option(
             "--constraints",
+            shell_complete=constraint_sets,
             metavar="NAME|FILE",
             help="Constraint set: a shipped name or a TOML file. Default: in_place_padded.",
         ),
         click.option(
             "--target",
             required=True,
+            shell_complete=targets,
             metavar="NAME|FILE",
             help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
         ),
-        click.argument("words", nargs=-1, required=True, metavar="WORKLOAD..."),
+        click.argument(
+            "words",
+            nargs=-1,
+            required=True,
+            metavar="WORKLOAD...",
+            shell_complete=workloads,
+        ),
     ):
         function = add(function)
     return function

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cpembed.cli.completion import constraint_sets, targets, workloads
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     LARGEST_SEED,
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Subcommand)
-@click.argument("words", nargs=-1, metavar="[WORKLOAD...]")
+@click.argument("words", nargs=-1, metavar="[WORKLOAD...]", shell_complete=workloads)
 @click.option(
     "--target",
+    shell_complete=targets,
     metavar="NAME|FILE",
     help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
 )
 @click.option(
     "--constraints",
+    shell_complete=constraint_sets,
     metavar="NAME|FILE",
     help="Constraint set of the embeddings.  [default: complete, and the best of in_place_padded]",
 )
