@@ -180,19 +180,20 @@ def stored(
     pattern = "*.jsonl" if key is None else f"*-{_workload_digest(key)}-*.jsonl"
     for path in sorted(directory.glob(pattern)):
         try:
-            found = _key_of(path)
+            # The name is a digest of the key.
+            named = key is not None and store_of(directory, key, kind).path == path
+            found = dict(key) if key is not None and named else _key_of(path)
         except OSError as error:
             say(f"{path}: cannot be read ({error.strerror}) and is left out")
             continue
-        if found is None and key is not None and store_of(directory, key, kind).path == path:
-            # The name is a digest of the key.
-            found = dict(key)
         if found is None and _OURS.fullmatch(path.name):
             say(f"{path}: left out, its first line, the key, is damaged; the same `tune` mends it")
         if found is None or not kind.describes(found):
             continue
         if key is None or _compared(found) == _compared(key):
-            yield Stored(path, found, kind, store_of(directory, found, kind).load())
+            store = store_of(directory, found, kind)
+            store.path = path
+            yield Stored(path, found, kind, store.load())
 
 
 def digest(text: str) -> str:
@@ -238,14 +239,14 @@ class _Header(msgspec.Struct):
 def _key_of(path: Path) -> dict[str, Any] | None:
     """The key of a file; None for one that is none of the database, or whose key is damaged."""
     named = _OURS.fullmatch(path.name)
-    lines = path.read_bytes().split(b"\n") if named else []
-    for line in lines:
+    keys: list[dict[str, Any]] = []
+    for line in path.read_bytes().split(b"\n") if named else []:
         if line.startswith(b'{"key"'):
             try:
                 msgspec.json.decode(line, type=_Header)
-                key: dict[str, Any] = json.loads(line)["key"]
+                keys.append(json.loads(line)["key"])
             except (ValueError, RecursionError):
                 continue
-            if named and key_digest(key) == named["digest"]:
-                return key
-    return None
+    # One that was changed and is still a key is that of another version.
+    right = [key for key in keys if named and key_digest(key) == named["digest"]]
+    return next(iter([*right, *keys]), None)

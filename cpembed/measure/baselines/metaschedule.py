@@ -41,7 +41,7 @@ from cpembed.measure.baselines.problems import (
 )
 from cpembed.measure.environment import versions
 from cpembed.measure.turns import OUR_POOL
-from cpembed.stores import Natural, NotARow, Time, decoded, say
+from cpembed.stores import LARGEST, Natural, NotARow, decoded, say
 
 TRIALS = 100
 """Schedules that are measured for a layer."""
@@ -173,10 +173,14 @@ def _check_records(folder: Path) -> None:
             raise NotARow(f"workload {index} of {len(known)}")
 
 
+def _no_time(seconds: float) -> str | None:
+    return None if 0 <= seconds <= LARGEST else f"{seconds} s"
+
+
 def _seconds(path: Path) -> float:
     """What earlier searches took; nothing where that is damaged."""
     try:
-        return decoded(path.read_bytes(), cast("type[float]", Time))
+        return decoded(path.read_bytes(), float, _no_time)
     except FileNotFoundError:
         return 0.0
     except (OSError, NotARow) as error:
