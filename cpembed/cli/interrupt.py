@@ -36,6 +36,9 @@ def interruptible(*, then_ignored: bool) -> Generator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal seen
         seen = True
+        if then_ignored and _is_importing(frame):
+            # Libraries in C print what ends an import of theirs; nothing is under way yet.
+            _end("interrupted")
         raise KeyboardInterrupt
 
     usual = sys.unraisablehook
@@ -83,6 +86,14 @@ class Stop:
         self.asked = True
         if sys.stderr.isatty():
             _write(f"{_CLEAR}stopping after this {self._current}; Ctrl-C again stops at once\n")
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def end() -> NoReturn:

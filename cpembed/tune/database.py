@@ -244,9 +244,11 @@ def _key_of(path: Path) -> dict[str, Any] | None:
         if line.startswith(b'{"key"'):
             try:
                 msgspec.json.decode(line, type=_Header)
-                keys.append(json.loads(line)["key"])
+                key: dict[str, Any] = json.loads(line)["key"]
+                json.dumps(key, allow_nan=False)
             except (ValueError, RecursionError):
                 continue
+            keys.append(key)
     # One that was changed and is still a key is that of another version.
     right = [key for key in keys if named and key_digest(key) == named["digest"]]
     return next(iter([*right, *keys]), None)

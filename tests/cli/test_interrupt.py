@@ -166,6 +166,29 @@ sys.exit(main())
     assert (done.returncode, done.stderr.strip()) == (130, "cpembed: interrupted")
 
 
+def test_an_import_that_prints_what_ends_it_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "printing.py").write_text(
+        """
+import os, signal, traceback
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(10):
+        pass
+except BaseException as error:
+    traceback.print_exc()
+    raise ImportError from error
+"""
+    )
+    script = f"""
+import sys
+from cpembed.cli import interrupt
+sys.path.insert(0, {str(tmp_path)!r})
+with interrupt.interruptible(then_ignored=True):
+    import printing
+"""
+    assert in_a_process(script=script) == Called(130, "", "cpembed: interrupted\n")
+
+
 def test_who_ignores_it_goes_on_ignoring_it(tune: Callable[..., Called]) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
