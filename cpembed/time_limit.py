@@ -26,6 +26,9 @@ class OutOfTime(BaseException):
     """The time of :func:`within` is over: as an interrupt, no error that is handled on the way."""
 
 
+_OUT_OF_TIME = id(OutOfTime)
+
+
 def within(seconds: float | None, work: Callable[[], T]) -> T:
     """What ``work`` returns; without a limit where ``seconds`` is None.
 
@@ -40,7 +43,11 @@ def within(seconds: float | None, work: Callable[[], T]) -> T:
         watch.start()
         return work()
     finally:
-        watch.end()
+        # In these two lines the interpreter raises nothing: it does so where a function begins, a
+        # loop goes round, and after a call.
+        watch.ended = True
+        _raise_in_thread(watch.watched, None)
+        watch.woken.set()
 
 
 class Clock:
@@ -60,28 +67,17 @@ class Clock:
 
 
 class _Watch(threading.Thread):
-    """Raises :class:`OutOfTime` in the thread that made it, until it is ended."""
+    """Raises :class:`OutOfTime` in the thread that made it, until it is ``ended``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(daemon=True)
-        self._seconds, self._watched = seconds, threading.get_ident()
-        self._ended, self._lock = threading.Event(), threading.Lock()
+        self.seconds, self.watched = seconds, threading.get_ident()
+        self.ended, self.woken = False, threading.Event()
 
     def run(self) -> None:
-        wait = self._seconds
-        while not self._ended.wait(max(0.0, wait)):
-            with self._lock:
-                if not self._ended.is_set():
-                    _raise_in_thread(self._watched, id(OutOfTime))
+        wait = self.seconds
+        while not self.woken.wait(max(0.0, wait)):
+            # Between these two lines no other thread gets its turn.
+            if not self.ended:
+                _raise_in_thread(self.watched, _OUT_OF_TIME)
             wait = _AGAIN
-
-    def end(self) -> None:
-        """After this nothing is raised any more."""
-        while not self._ended.is_set():
-            try:
-                with self._lock:
-                    self._ended.set()
-            except OutOfTime:  # here of all places: this has to be done all the same
-                continue
-        # Takes back what was not raised yet.
-        _raise_in_thread(self._watched, None)

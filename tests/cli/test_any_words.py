@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cpembed.embedding import regular
+from cpembed.time_limit import within
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,3 +94,10 @@ def test_a_reduction_axis_of_another_statement_is_refused(cpembed: Caller) -> No
         "solve", "C[i] = A[i]; D[i] += B[i,j]", "i=4", "j=4", "--target", "dot"
     )  # fmt: skip
     called.is_one_line_error(2, "'j': is not an index of C", "use +=")
+
+
+def test_a_product_of_many_factors_is_not_tried_in_every_order(cpembed: Caller) -> None:
+    """Without a limit of its own, it would be tried in 2^63."""
+    text = "C[i] += " + "*".join(f"A{n}[i]" for n in range(64))
+    called = within(30, lambda: cpembed("solve", text, "i=4", "--target", "amx_int8"))
+    assert called.code == 3

@@ -27,6 +27,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.depthwise import depthwise
+from cpembed.operators.dot import dot
 from cpembed.operators.gemm import gemm
 from cpembed.transform.program import DerivedProgram
 
@@ -130,3 +131,18 @@ def test_bfloat16_results_round_to_the_nearest_even() -> None:
     found = Epilogue("bfloat16").apply(sums, {}, np.zeros(4, np.int64))
     assert [hex(bits) for bits in found.view(np.uint16)[:3]] == ["0x3f80", "0x3f82", "0x3f81"]
     assert np.isnan(found.astype(np.float32)[3])
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("backend", ["portable", "native"])
+def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendChoice) -> None:
+    spec = load_hardware_spec("avx512_vnni_dot")
+    if backend == "native" and (missing := missing_features(spec)):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    workload = dot(k=70, dtype=TARGETS[spec.name])
+    epilogue = Epilogue("float32", scale=True, bias=True)
+    assert channel_axes(workload) == ()
+    vectors = random_vectors(workload, epilogue, reference(workload, random_inputs(workload, 7)), 8)
+    assert {vector.shape for vector in vectors.values()} == {()}
+    solved = solve(workload, spec, "in_place_padded", top=1)
+    check(solved.embeddings[0].candidate.program, spec.name, epilogue, backend)

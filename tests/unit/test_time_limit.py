@@ -44,6 +44,26 @@ def test_a_swallowed_exception_comes_again() -> None:
         within(0.05, swallows)
 
 
+@pytest.mark.parametrize("busy", [0.0, 0.3, 0.6])
+def test_nothing_is_raised_after_work_that_took_long_to_end(busy: float) -> None:
+    """While the thread is in one long call, the exception is raised again and waits."""
+
+    def ends_late() -> str:
+        try:
+            _for_ever()
+        except OutOfTime:
+            time.sleep(busy)
+        return "late"
+
+    try:
+        assert within(0.01, ends_late) == "late"
+    except OutOfTime:
+        assert busy
+    end = time.perf_counter() + 0.6
+    while time.perf_counter() < end:
+        pass
+
+
 def test_the_limit_is_of_the_thread_that_has_it() -> None:
     left: list[str] = []
 
