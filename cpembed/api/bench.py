@@ -28,9 +28,9 @@ from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
 from cpembed.api.chosen import missing_for
-from cpembed.api.run_cpu import FUSED
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
+from cpembed.api.widening import WIDER
 from cpembed.backends.epilogue import RESULT_TYPES, Epilogue
 from cpembed.backends.kernel import BackendChoice
 from cpembed.backends.x86.calibration import load_calibration
@@ -344,7 +344,7 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
         "constraints": maker.constraints.name,
         # What the files say, those they extend included.
         "constraint_sets": _digest(
-            repr((maker.strict, maker.constraints, load_constraint_set(FUSED))).encode()
+            repr((maker.strict, maker.constraints, load_constraint_set(WIDER))).encode()
         ),
         "backend": maker.backend,
         "layout": maker.layout,

@@ -121,7 +121,9 @@ class RowMaker:
         workload = layer.workload(default_dtypes(self.spec), self.layout)
         self.solve(workload, self.strict, lambda phase, count: None)
 
-    def solve(self, workload: Computation, chosen: ConstraintSet, report: Phase) -> SolveResult:
+    def solve(
+        self, workload: Computation, chosen: ConstraintSet | None, report: Phase
+    ) -> SolveResult:
         return solve(
             workload,
             self.spec,
@@ -134,19 +136,16 @@ class RowMaker:
 
     def _fill(self, draft: Draft, layer: Layer, workload: Computation, report: Phase) -> None:
         draft.strict = solved_row(self.solve(workload, self.strict, report))
+        chosen = None if self.any_set else self.constraints
         if self.backend is None:
-            again = self.constraints == self.strict
-            draft.best = (
-                draft.strict
-                if again
-                else solved_row(self.solve(workload, self.constraints, report))
-            )
+            again = chosen == self.strict
+            draft.best = draft.strict if again else solved_row(self.solve(workload, chosen, report))
             return
         try:
             result = run(
                 workload,
                 self.spec,
-                constraints=None if self.any_set else self.constraints,
+                constraints=chosen,
                 backend=self.backend,
                 seed=self.seed,
                 timeout=self.timeout,
@@ -156,7 +155,7 @@ class RowMaker:
             )
         except Exception:
             # What was found is worth a row although it did not run.
-            draft.best = solved_row(self.solve(workload, self.constraints, report))
+            draft.best = solved_row(self.solve(workload, chosen, report))
             raise
         if isinstance(result, SolveResult):
             draft.best = solved_row(result)

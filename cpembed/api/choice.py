@@ -8,14 +8,18 @@ the factors in the order I, W use 100.0% of vta_1x16x16 instead of 6.2%
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
+from cpembed.api.widening import WELL_USED
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.embedding.commute import exchanged_problems
+from cpembed.embedding.commute import exchanged_problems, fitting_order
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.dataflow import Dataflow
+from cpembed.embedding.constraints.base import slides
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
+from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import Computation
 
 POOR = 0.5
@@ -57,7 +61,7 @@ def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computat
     """A workload whose element types a target gave by position, under a set that may exchange the
     factors: the position then says nothing, so the factor that is read through a window gets what
     the image of a convolution gets, the first type."""
-    if len(workload.inputs) != 2 or not _exchanges_factors(constraints):
+    if len(workload.inputs) != 2 or not constraints.exchanges_factors:
         return workload
     first, second = workload.inputs
     windows = {
@@ -68,11 +72,6 @@ def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computat
     if windows != {second.name}:
         return workload
     return workload.with_dtypes({first.name: second.dtype, second.name: first.dtype})
-
-
-def _exchanges_factors(constraints: ConstraintSet) -> bool:
-    dataflow = constraints.get("dataflow")
-    return isinstance(dataflow, Dataflow) and dataflow.commute
 
 
 def idle_padding(solved: SolveResult) -> str | None:
@@ -91,10 +90,51 @@ def idle_padding(solved: SolveResult) -> str | None:
     )
 
 
+def undeclared_stride(solved: SolveResult) -> str | None:
+    """That windows could be read in place, and more of the instruction used so, if its memory side
+    declared a stride; None where it declares one or that it has none, where nothing is wasted, or
+    looking would take long.
+
+    A memory side that asks for alignment reads tiles as wholes, whatever lies between them.
+    """
+    before = solved.narrower.utilisation if solved.narrower else solved.utilisation
+    if not solved.complete or before >= WELL_USED or solved.total_seconds > _SHORT:
+        return None
+    instruction = solved.target.instruction
+    problem = pair_operands(fitting_order(solved.workload, instruction), instruction)
+    if not isinstance(problem, EmbeddingProblem):
+        return None
+    sliding = {
+        pair.instruction.operand
+        for pair in problem.pairs
+        if any(slides(problem, index, index.iterators) for index in pair.workload.index)
+    }
+    memory: dict[str, OperandMemory] = {}
+    told: list[str] = []
+    for name, side in instruction.memory.items():
+        rows = side.axes[:-1]
+        if name in sliding and rows and not side.strides and side.alignment_bytes == 1:
+            memory[name] = replace(side, strides=dict.fromkeys(rows, StrideRule.ANY))
+            table = ", ".join(f'{axis} = "any"' for axis in rows)
+            told.append(f"stride = {{ {table} }} of {name}")
+    if not told:
+        return None
+    declared = replace(instruction, memory={**instruction.memory, **memory})
+    spec = replace(solved.target, instruction=declared)
+    found = solve(solved.workload, spec, DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
+    if found.utilisation <= before:
+        return None
+    return (
+        f"{instruction.name} declares no stride between rows: if it takes one, declare "
+        f"{' and '.join(told)}; windows are then read in place, and {DEFAULT_CONSTRAINTS} uses "
+        f"{found.utilisation:.1%} of the instruction instead of {before:.1%}"
+    )
+
+
 def better_order(solved: SolveResult) -> str | None:
     """That the workload with its factors exchanged has a better candidate, found and proven, under
     the same set; None where the best one is good enough or looking would take long."""
-    tried = _exchanges_factors(solved.constraints)
+    tried = solved.constraints.exchanges_factors
     if tried or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
         return None
     best = solved.embeddings[0]

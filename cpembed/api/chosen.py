@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 from cpembed.api.beside import Beside, faster_beside
@@ -18,14 +19,15 @@ from cpembed.api.choice import pick, stand_in
 from cpembed.api.identified import identified
 from cpembed.api.run_cpu import (
     CpuChoice,
-    fused_candidates,
     given_choice,
     model_choices,
     tuned_choice,
+    weights_here,
 )
 from cpembed.api.run_result import GENERIC
 from cpembed.api.run_vta import Choice, OutputForm, VtaSimulation, simulates
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, hardware_spec, solve
+from cpembed.api.solve import Progress, SolveResult, explained, hardware_spec, searches
+from cpembed.api.widening import best_of
 from cpembed.backends.added import is_added
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice
@@ -36,7 +38,8 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constr
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.tune.cpu_choice import AMONG, contenders
+from cpembed.time_limit import Clock
+from cpembed.tune.cpu_choice import AMONG, CONSIDERED, contenders
 from cpembed.tune.cpu_variants import with_variants
 from cpembed.tune.kept import TunedChoice
 
@@ -67,32 +70,22 @@ class Request:
         """Whether no candidate was asked for."""
         return self.rank is None and self.weights is None and self.identifier is None
 
-    def solved(self, *, by_model: bool) -> SolveResult:
-        """The search; with ``by_model``, for what the model of a CPU chooses among."""
+    def searches(self, *, by_model: bool, simulated: bool = False) -> tuple[SolveResult, ...]:
+        """Of each set that is searched, with so many of the best as what runs is chosen from: by
+        the model of a CPU, or by simulation."""
         by_model = by_model and self.any_embedding
-        return solve(
+        several = CONSIDERED if simulated else 1
+        return searches(
             self.workload,
             self.target,
-            DEFAULT_CONSTRAINTS if self.constraints is None else self.constraints,
-            top=AMONG if by_model else self.rank or 1,
+            self.constraints,
+            top=AMONG if by_model else self.rank or several,
             keep=contenders if by_model else None,
             weights=self.weights,
             timeout=self.timeout,
             seed=self.seed,
             progress=self.progress,
-        )
-
-    def search(self, constraints: str, top: int, weights: Weights) -> SolveResult:
-        """A :data:`~cpembed.api.run_cpu.Search` for more to choose among."""
-        return solve(
-            self.workload,
-            self.target,
-            constraints,
-            top=top,
-            weights=weights,
-            timeout=self.timeout,
-            seed=self.seed,
-            progress=self.progress,
+            rescored=partial(weights_here, spec=hardware_spec(self.target)) if by_model else None,
         )
 
 
@@ -171,9 +164,14 @@ def choose(asked: Request) -> Chosen | SolveResult:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
     simulation, epilogue = _results(asked, spec)
     native = asked.backend != GENERIC and not missing
+    by_model = native and spec.backend in EXECUTED
     candidate = None
+    found: Sequence[SolveResult] = ()
     if asked.identifier is None:
-        solved = asked.solved(by_model=native and spec.backend in EXECUTED)
+        clock = Clock(asked.timeout)
+        found = asked.searches(by_model=by_model, simulated=simulation is not None)
+        own = by_model and asked.any_embedding and found[0].count
+        solved = found[0] if own else explained(best_of(found), clock, asked.progress)
     else:
         solved, candidate = identified(
             asked.workload,
@@ -190,14 +188,17 @@ def choose(asked: Request) -> Chosen | SolveResult:
     candidate = candidate or pick(solved, asked.rank or 1)
     plan = Plan(candidate, (), native, missing, epilogue, asked.backend == "native")
     if simulation is not None:
+        if asked.any_embedding and len(found) > 1:
+            solved, candidate = simulation.fastest(found)
+            plan = replace(plan, candidate=candidate)
         vta = _simulated(asked, simulation, solved, candidate)
         return Chosen(solved, plan, simulation, vta)
     if asked.progress is not None:
         asked.progress("build", 0)
-    if not native or spec.backend not in EXECUTED:
+    if not by_model:
         return Chosen(solved, plan)
     try:
-        choices = _choices(asked, solved, candidate, epilogue)
+        choices = _choices(asked, solved, candidate, _all(found), epilogue)
     except LoweringError as error:
         reason = f"{error}{shapes_taken(spec)}"
         if plan.insists:
@@ -280,9 +281,10 @@ def _choices(
     asked: Request,
     solved: SolveResult,
     candidate: RankedCandidate,
+    candidates: Sequence[RankedCandidate],
     epilogue: Epilogue | None,
 ) -> Sequence[CpuChoice]:
-    """What to build, the first that can be built."""
+    """What to build, the first that can be built; the model chooses among ``candidates``."""
     spec, named = solved.target, asked.constraints
     if not asked.untuned:
         of = load_constraint_set(named) if isinstance(named, str) else named
@@ -294,7 +296,7 @@ def _choices(
         return given_choice(candidate, spec, epilogue)
     if not asked.any_embedding:
         return model_choices((candidate,), spec, epilogue, fuses=False)
-    return model_choices(_found(asked, solved), spec, epilogue, fuses=named is None)
+    return model_choices(candidates, spec, epilogue, fuses=named is None)
 
 
 def considered(asked: Request) -> tuple[RankedCandidate, ...]:
@@ -302,13 +304,8 @@ def considered(asked: Request) -> tuple[RankedCandidate, ...]:
     spec = hardware_spec(asked.target)
     if spec.backend not in EXECUTED or missing_for(spec):
         return ()
-    solved = asked.solved(by_model=True)
-    return with_variants(_found(asked, solved), solved.target)
+    return with_variants(_all(asked.searches(by_model=True)), spec)
 
 
-def _found(asked: Request, solved: SolveResult) -> tuple[RankedCandidate, ...]:
-    """The best, and those of fused axes where no set is named and they may be better."""
-    found = solved.embeddings
-    if asked.constraints is not None:
-        return found
-    return (*found, *fused_candidates(found, solved.target, asked.search))
+def _all(found: Sequence[SolveResult]) -> list[RankedCandidate]:
+    return [item for result in found for item in result.embeddings]

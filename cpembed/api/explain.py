@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from cpembed.api.choice import pick
 from cpembed.api.identified import identified
 from cpembed.api.solve import (
-    DEFAULT_CONSTRAINTS,
     Progress,
     SolveResult,
     embedding_json,
@@ -105,6 +104,7 @@ class Explanation:
             "axis_map": {axis: str(index) for axis, index in program.axis_map.items()},
             "operands": [self._operand_json(role) for role in program.roles],
             "ranking": list(self.reasons),
+            **self.solved.sets_json(),
         }
 
     def _operand_json(self, role: str) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def explain(
     """The candidate of a rank, or of an id (:func:`~cpembed.api.identified.identified`), in full;
     the :class:`SolveResult`, with its conflict, where the search found nothing.
 
-    ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`.
+    ``constraints`` None takes the sets that :func:`~cpembed.api.solve.solve` does.
 
     Raises :class:`~cpembed.errors.WorkloadError` for a rank or an id that does not exist.
     """
@@ -160,7 +160,7 @@ def explain(
     solved = solve(
         workload,
         target,
-        constraints or DEFAULT_CONSTRAINTS,
+        constraints,
         top=rank + 1,
         weights=weights,
         timeout=timeout,
@@ -257,7 +257,8 @@ def ranking_reasons(
     if worse is not None:
         sentences.append(f"ahead of #{worse.rank}: {_compare(candidate, worse)}")
     if solved.count == 1 and candidate.constraints == solved.constraints.name:
-        sentences.append("it is the only candidate" + ("" if solved.complete else " found so far"))
+        extent = "" if solved.complete else " found so far"
+        sentences.append(f"it is the only candidate{extent} under {solved.constraints.name}")
     return tuple(sentences)
 
 

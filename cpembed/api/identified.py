@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, solve
+from cpembed.api.widening import WIDER
 from cpembed.cost.overheads import overheads
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
@@ -26,8 +27,8 @@ from cpembed.ir.computation import Computation
 from cpembed.strategy.candidate import Candidate, derive_candidate
 from cpembed.transform.proof import require
 
-FUSED, WIDEST = "fused", "complete"
-"""The wider sets that :func:`~cpembed.api.run.run` and tuning look in."""
+WIDEST = "complete"
+"""The set that tuning looks in."""
 
 _FIRST, _MORE = 8, 8
 """How much of a ranking is looked through for a candidate's place, and how much further next."""
@@ -59,7 +60,7 @@ def identified(
     search = _Search(workload, target, start, tuple(kept), timeout, progress)
     named = [] if constraints is None else [_loaded(constraints)]
     first = [*named, *map(load_constraint_set, [] if named else [DEFAULT_CONSTRAINTS])]
-    wider = [DEFAULT_CONSTRAINTS, FUSED, WIDEST]
+    wider = [DEFAULT_CONSTRAINTS, WIDER, WIDEST]
     others = [load_constraint_set(name) for name in wider if name not in {s.name for s in first}]
     for found in (
         *(lambda chosen=chosen: search.under(chosen) for chosen in first),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, solve
+from cpembed.api.solve import Progress, SolveResult, solve
 from cpembed.cost.pareto import front, objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
@@ -43,7 +43,7 @@ class ParetoResult:
 def pareto(
     workload: Computation,
     target: str | HardwareSpec,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     *,
     weights: Weights | None = None,
     timeout: float | None = None,

@@ -76,13 +76,13 @@ def run(
     negative ones as 0. ``bias`` adds a vector of the sums' type to them, ``scale`` then multiplies
     by one of float32, both random, with an element for each channel.
 
-    ``constraints`` None takes :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`. ``rank`` and
+    ``constraints`` None takes the sets that :func:`~cpembed.api.solve.solve` does. ``rank`` and
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
     those that :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is
-    None; where nothing is kept, or with ``untuned``, the best of the ranking, on a CPU the one
-    among :func:`~cpembed.tune.cpu_choice.contenders` that a model of it says is the
-    fastest; where ``constraints`` is None and these waste much of the instruction, also among
-    embeddings on fused axes. Of a place in the ranking, tuning gives the schedule only.
+    None; where nothing is kept, or with ``untuned``, the best of the ranking. On a CPU it is the
+    one among :func:`~cpembed.tune.cpu_choice.contenders` that a model of it says is the fastest, on
+    a VTA, where two sets were searched, the one whose schedule has the least estimate. Of a place
+    in the ranking, tuning gives the schedule only.
 
     ``identifier`` asks for one candidate, wherever its id was printed
     (:func:`~cpembed.api.identified.identified`).

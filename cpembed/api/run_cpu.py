@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,8 +16,6 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.tune.cpu_choice import (
-    CONSIDERED,
-    WELL_USED,
     Estimated,
     ModelChoice,
     choose,
@@ -27,12 +25,6 @@ from cpembed.tune.cpu_kept import tuned
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.cpu_variants import require_variant, with_variants
 from cpembed.tune.kept import TunedChoice
-
-FUSED = "fused"
-"""The constraint set of embeddings on fused axes."""
-
-Search = Callable[[str, int, Weights], SolveResult]
-"""From a constraint set, how many of the best, and weights, to what is found."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +67,11 @@ def tuned_choice(
     return CpuChoice(candidate or kept.ranked(weights), kept.trial.knobs, kept)
 
 
-def fused_candidates(
-    found: Sequence[RankedCandidate], spec: HardwareSpec, search: Search
-) -> tuple[RankedCandidate, ...]:
-    """Where the best candidates waste much of the instruction, those of fused axes: the channels
-    and a window's row together fill what neither fills alone. Ranked by the times that overheads
-    take on this machine; none where nothing can be executed or the search fails.
-    """
-    if not found or found[0].overheads.utilisation >= WELL_USED:
-        return ()
-    modelled = choose(found[:1], spec)
-    if not modelled.estimates:
-        return ()
-    solved = search(FUSED, CONSIDERED, machine_weights(modelled.estimates[0]))
-    return solved.embeddings
+def weights_here(first: SolveResult, spec: HardwareSpec) -> Weights | None:
+    """Weights that rank by the times that overheads take on this machine; None where nothing can be
+    executed."""
+    modelled = choose(first.embeddings[:1], spec)
+    return machine_weights(modelled.estimates[0]) if modelled.estimates else None
 
 
 def model_choices(

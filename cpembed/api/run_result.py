@@ -95,6 +95,7 @@ class RunResult:
             "noisy": times.noisy,
             "stored": self.stored,
             **_steps(self.epilogue),
+            **self.solved.sets_json(),
         }
         if self.is_native:
             expected = self.expectation

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -24,20 +24,22 @@ from cpembed.backends.vta.estimate import Bounds, bounds
 from cpembed.backends.vta.lower import LoweredVta, lower
 from cpembed.backends.vta.machine import BACKEND, vta_config
 from cpembed.backends.vta.moves import Moves
-from cpembed.backends.vta.planner import default_schedule
+from cpembed.backends.vta.planner import default_schedule, ranked_schedules
 from cpembed.backends.vta.program import VtaProgram
 from cpembed.backends.vta.simulator import require_simulated, simulate
 from cpembed.backends.vta.tail import Exact, Requantized, Tail, Truncated, requantized_for
 from cpembed.backends.vta.tiles import tile_nest
 from cpembed.backends.vta.timing import MemorySystem, Timing, time_program
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.errors import InvariantError, ProgramError, WorkloadError
+from cpembed.errors import InvariantError, LoweringError, ProgramError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.moves import MoveTimes, measure_moves
 from cpembed.measure.verification import Verification, compare_integers
+from cpembed.transform.program import DerivedProgram
+from cpembed.tune.cpu_choice import CONSIDERED
 from cpembed.tune.kept import TunedChoice
 from cpembed.tune.vta_kept import tuned
 from cpembed.tune.vta_trials import VtaTrial
@@ -169,6 +171,7 @@ class VtaRunResult:
             "packed_ahead": list(self.moves.packed_ahead),
             "noisy": self.moves.noisy,
             "seconds": {"solve": self.solved.total_seconds, **self.seconds},
+            **self.solved.sets_json(),
         }
 
 
@@ -205,6 +208,20 @@ class VtaSimulation:
         memory.check()
         tail = tail_for(workload, form, shift)
         return cls(spec, config, memory, spec.machine.clock_mhz, tail)
+
+    def fastest(self, found: Sequence[SolveResult]) -> tuple[SolveResult, RankedCandidate]:
+        """Of the best of several searches, the candidate whose schedule has the least estimate in
+        cycles, with its search; the first where none has a schedule."""
+        candidates = [(solved, item) for solved in found for item in solved.embeddings[:CONSIDERED]]
+        cycles = [self._estimate(item.candidate.program) for _, item in candidates]
+        return candidates[cycles.index(min(cycles))]
+
+    def _estimate(self, program: DerivedProgram) -> float:
+        try:
+            nest = tile_nest(program, self.config)
+            return ranked_schedules(nest, self.tail, 1, self.memory)[0][0]
+        except LoweringError:
+            return float("inf")
 
     def tuned(
         self,

@@ -10,20 +10,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
+from cpembed.api.solve_result import OtherSet, SolveResult, embedding_json, workload_json
+from cpembed.api.widening import (
+    DEFAULT_CONSTRAINTS,
+    Rescored,
+    best_of,
+    default_searches,
+    with_bound,
+)
 from cpembed.bulk import without_collection
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.cost.search import find_best
 from cpembed.embedding.checks import check_embedding
+from cpembed.embedding.commute import commuted, fitting_order, pair_operands_or_none
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
-from cpembed.embedding.problem import LabelMismatch, match_graphs
-from cpembed.embedding.result import Formulation, SearchEffort, Seconds, silent
+from cpembed.embedding.problem import EmbeddingProblem, match_graphs
+from cpembed.embedding.result import Formulation, silent
+from cpembed.embedding.roles import every_axis_has_a_role
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.written import require_written
@@ -31,8 +40,15 @@ from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
 
-DEFAULT_CONSTRAINTS = "in_place_padded"
-"""What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
+__all__ = [
+    "DEFAULT_CONSTRAINTS",
+    "OtherSet",
+    "SolveResult",
+    "embedding_json",
+    "solve",
+    "workload",
+    "workload_json",
+]
 
 _EXPLAINED, _PROVEN = 0.5, 1.0
 """Seconds that a reason gets where the search took all the time, and after the limit until proofs,
@@ -45,96 +61,6 @@ Keep = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
 """Picks some of the ranked candidates."""
 
 
-@dataclass(frozen=True)
-class SolveResult:
-    """Everything ``cpembed solve`` knows.
-
-    ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
-    count all that were found. ``complete``: the model has no other embedding. ``top_proven``: none
-    that is missing, found or not, is better than those that are returned. ``not_derivable``
-    lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
-    are no axis maps and never have one.
-    """
-
-    workload: Computation
-    target: HardwareSpec
-    constraints: ConstraintSet
-    seed: int
-    status: Status
-    complete: bool
-    count: int
-    families: int
-    seconds: Seconds
-    total_seconds: float
-    search: SearchEffort
-    embeddings: tuple[RankedCandidate, ...]
-    not_derivable: tuple[str, ...]
-    conflict: Conflict | None
-    irregular: int = 0
-    top_proven: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
-        document: dict[str, Any] = {
-            "workload": workload_json(self.workload),
-            "target": self.target.name,
-            "instruction": str(self.target.instruction.computation),
-            "constraints": self.constraints.name,
-            "seed": self.seed,
-            "status": self.status.value,
-            "complete": self.complete,
-            "top_proven": self.top_proven,
-            "count": self.count,
-            "families": self.families,
-            "seconds": {
-                "model": self.seconds.model,
-                "solve": self.seconds.solve,
-                "total": self.total_seconds,
-            },
-            "search": self.search.to_json(),
-            "embeddings": [embedding_json(ranked) for ranked in self.embeddings],
-        }
-        if self.conflict is not None:
-            document["conflict"] = self.conflict.to_json()
-        if self.not_derivable:
-            document["not_derivable"] = list(self.not_derivable)
-        if self.irregular:
-            document["irregular"] = self.irregular
-        return document
-
-
-def workload_json(workload: Computation) -> dict[str, Any]:
-    return {
-        "name": workload.name,
-        "expression": str(workload),
-        "axes": dict(workload.extents),
-        "dtypes": {operand.name: operand.dtype for operand in workload.operands},
-        "macs": workload.macs,
-    }
-
-
-def embedding_json(ranked: RankedCandidate) -> dict[str, Any]:
-    embedding, program = ranked.candidate.embedding, ranked.candidate.program
-    cost = ranked.overheads
-    return {
-        "rank": ranked.rank,
-        "id": embedding.identifier(),
-        "family": {axis: list(axes) for axis, axes in embedding.family.items()},
-        # All of it, so that ``Embedding.from_json`` reads it; the origin of a candidate is 0.
-        **{key: value for key, value in embedding.to_json().items() if key != "origin"},
-        "mac_overhead": cost.mac_overhead,
-        "data_overhead": cost.data_overhead,
-        "utilisation": cost.utilisation,
-        "score": ranked.score,
-        "calls": cost.calls,
-        "footprint": dict(cost.footprint),
-        "packing_bytes": cost.packing_bytes,
-        "in_place": list(cost.in_place),
-        "rewrites": [rewrite.to_json() for rewrite in program.rewrites],
-        "proven": True,
-    }
-
-
 def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:
     """A workload by the command line's naming; dtypes default to what the target takes."""
     spec = None if target is None else hardware_spec(target)
@@ -142,16 +68,39 @@ def workload(words: str | Sequence[str], target: str | HardwareSpec | None = Non
     if spec is None:
         return parse_workload(given)
     parsed = parse_workload(given, default_dtypes(spec))
-    is_expression = given and "[" in given[0]
-    if not is_expression or any(word.startswith("dtype=") for word in given):
+    if is_typed(given):
         return parsed
-    problem = match_graphs(parsed, spec.instruction)
-    if isinstance(problem, LabelMismatch):
+    return _typed(parsed, spec.instruction, by_role="[" in given[0])
+
+
+def is_typed(words: Sequence[str]) -> bool:
+    """Whether words that name a workload say its element types."""
+    # The words are those of the shell: an expression may stand in one with its settings.
+    return any(part.startswith("dtype=") for word in words for part in word.split())
+
+
+def _typed(parsed: Computation, instruction: Instruction, *, by_role: bool) -> Computation:
+    """The element types that the operands' roles take: roles in the order of the factors, unless an
+    instruction axis can be fed in another order only. In the order as it is, operands keep types
+    that go by position, where not ``by_role``."""
+    found: list[EmbeddingProblem] = []
+    for order in commuted(parsed):
+        problem = match_graphs(order, instruction)
+        if isinstance(problem, EmbeddingProblem):
+            found.append(problem)
+            if every_axis_has_a_role(problem):
+                break
+    else:
+        del found[1:]
+    if not found:
+        return parsed
+    fed = found[-1]
+    if not by_role and fed.original.statements == parsed.statements:
         return parsed
     # An operand may have several roles, or another place in the expression than its role has.
     types = {
-        problem.workload.operand(theirs).tensor: problem.instruction.dtypes[ours][0]
-        for ours, theirs in problem.roles.items()
+        fed.workload.operand(theirs).tensor: fed.instruction.dtypes[ours][0]
+        for ours, theirs in fed.roles.items()
     }
     return parsed.with_dtypes(types)
 
@@ -166,11 +115,10 @@ def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:
     return tuple(spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands)
 
 
-@without_collection()
 def solve(
     workload: Computation,
     target: str | HardwareSpec,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     *,
     top: int | None = 5,
     keep: Keep | None = None,
@@ -181,6 +129,11 @@ def solve(
     progress: Progress | None = None,
 ) -> SolveResult:
     """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
+
+    ``constraints`` None searches :data:`~cpembed.api.widening.DEFAULT_CONSTRAINTS`, and where its
+    best candidate wastes much of the instruction, :data:`~cpembed.api.widening.WIDER` too: the
+    result is that of the set with the better candidate. Where nothing fits with the factors of a
+    product in the roles that their order gives them, they are tried in the others.
 
     ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
     proven) out of these. ``timeout`` bounds the search in seconds of wall time: a search that it
@@ -194,15 +147,77 @@ def solve(
     input. An infeasible problem is a result with a ``conflict``.
     """
     clock = Clock(timeout)
-    report = progress or silent
+    found = searches(
+        workload,
+        target,
+        constraints,
+        top=top,
+        keep=keep,
+        weights=weights,
+        timeout=timeout,
+        seed=seed,
+        search=search,
+        progress=progress,
+    )
+    return explained(best_of(found), clock, progress)
+
+
+def searches(
+    workload: Computation,
+    target: str | HardwareSpec,
+    constraints: str | ConstraintSet | None = None,
+    *,
+    top: int | None = 5,
+    keep: Keep | None = None,
+    weights: Weights | None = None,
+    timeout: float | None = None,
+    seed: int = 0,
+    search: str | Formulation = Formulation.AUTO,
+    progress: Progress | None = None,
+    rescored: Rescored | None = None,
+) -> tuple[SolveResult, ...]:
+    """As :func:`solve`, of each set that is searched, and without saying why nothing fits;
+    ``rescored`` weighs the overheads of what the wider set finds."""
     spec = hardware_spec(target)
-    chosen = load_constraint_set(constraints) if isinstance(constraints, str) else constraints
-    if weights is not None:
-        chosen = replace(chosen, weights=weights)
-    limits = SearchLimits(seconds=timeout, seed=seed)
-    way = _formulation(search)
+
+    def under(
+        named: str | ConstraintSet, /, *, timeout: float | None, weights: Weights | None
+    ) -> SolveResult:
+        chosen = load_constraint_set(named) if isinstance(named, str) else named
+        if weights is not None:
+            chosen = replace(chosen, weights=weights)
+        limits = SearchLimits(seconds=timeout, seed=seed)
+        way = _formulation(search)
+        return _search(workload, spec, chosen, limits, way, (top, keep), progress or silent)
+
+    if constraints is None:
+        return default_searches(under, timeout, weights, rescored)
+    return (with_bound(under(constraints, timeout=timeout, weights=weights)),)
+
+
+@without_collection()
+def _search(
+    workload: Computation,
+    spec: HardwareSpec,
+    chosen: ConstraintSet,
+    limits: SearchLimits,
+    way: Formulation,
+    returned: tuple[int | None, Keep | None],
+    report: Progress,
+) -> SolveResult:
+    """One set's embeddings; ``returned`` says how many, and which of these."""
+    clock = Clock(limits.seconds)
+    top, keep = returned
     require_written(workload)
     best = find_best(workload, spec.instruction, chosen, top, limits, report, way)
+    exchanged = False
+    searched = best.found.status is Status.INFEASIBLE and best.found.mismatch is None
+    if searched and chosen.get("dataflow") and not chosen.exchanges_factors:
+        either = chosen.with_exchanged_factors()
+        left = limits.after(clock.passed)
+        again = find_best(workload, spec.instruction, either, top, left, report, way)
+        if again.found.status is not Status.INFEASIBLE:
+            best, exchanged = again, True
     found, ranking, proven = best.found, best.ranking, best.proven
     candidates: list[RankedCandidate] = []
 
@@ -218,15 +233,11 @@ def solve(
         within(clock.left(_PROVEN), prove_all)
     except OutOfTime:
         found, proven = found.cut(len(candidates)), False
-    conflict = None
-    if found.status is Status.INFEASIBLE:
-        report("explain", 0)
-        conflict = _conflict(workload, spec, chosen, limits, clock)
     return SolveResult(
         workload,
         spec,
         chosen,
-        seed,
+        limits.seed,
         found.status,
         found.complete,
         len(found.embeddings) + len(found.irregular),
@@ -236,30 +247,41 @@ def solve(
         found.effort,
         tuple(candidates),
         ranking.refused,
-        conflict,
+        None,
         len(found.irregular),
         proven,
+        exchanged or _is_out_of_order(workload, spec.instruction, chosen),
     )
 
 
-def _conflict(
-    workload: Computation,
-    spec: HardwareSpec,
-    constraints: ConstraintSet,
-    limits: SearchLimits,
-    clock: Clock,
-) -> Conflict:
-    """Why nothing fits, as far as it can be found in what is left of the time and a little more."""
+def _is_out_of_order(
+    workload: Computation, instruction: Instruction, constraints: ConstraintSet
+) -> bool:
+    """Whether labels or element types alone exchange the factors."""
+    if constraints.exchanges_factors or pair_operands_or_none(workload, instruction) is not None:
+        return False
+    return fitting_order(workload, instruction) != workload
+
+
+def explained(result: SolveResult, clock: Clock, progress: Progress | None = None) -> SolveResult:
+    """The result, with why nothing fits where that is so, as far as it can be found in what is left
+    of the time and a little more."""
+    if result.status is not Status.INFEASIBLE or result.conflict is not None:
+        return result
+    (progress or silent)("explain", 0)
     left = clock.left()
-    if left is not None:
-        limits = replace(limits, seconds=max(left, _EXPLAINED))
+    seconds = None if left is None else max(left, _EXPLAINED)
+    limits = SearchLimits(seconds=seconds, seed=result.seed)
+    instruction = result.target.instruction
     try:
-        return within(
+        conflict = within(
             clock.left(_PROVEN),
-            lambda: explain_infeasible(workload, spec.instruction, constraints, limits),
+            lambda: explain_infeasible(result.workload, instruction, result.constraints, limits),
         )
     except OutOfTime:
-        return Conflict((), (), ("the time was over before a reason was found",), minimal=False)
+        words = ("the time was over before a reason was found",)
+        conflict = Conflict((), (), words, minimal=False)
+    return replace(result, conflict=conflict)
 
 
 def _formulation(search: str | Formulation) -> Formulation:

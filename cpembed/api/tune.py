@@ -13,7 +13,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +23,27 @@ from cpembed import worker
 from cpembed.api.beside import faster_beside
 from cpembed.api.choice import stand_in
 from cpembed.api.chosen import missing_for
-from cpembed.api.run_cpu import fused_candidates
+from cpembed.api.run_cpu import weights_here
 from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
 from cpembed.api.solve import (
-    DEFAULT_CONSTRAINTS,
-    Keep,
     Progress,
     SolveResult,
+    explained,
     hardware_spec,
+    searches,
     solve,
 )
 from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
 from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
 from cpembed.api.tuning import SEARCH_SHARE, Task
+from cpembed.api.widening import best_of
 from cpembed.backends.added import is_added
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.time_limit import Clock
 from cpembed.tune.cpu_choice import AMONG, CONSIDERED, Objective, contenders
 from cpembed.tune.cpu_measure import Isolated
 from cpembed.tune.cpu_trials import CpuTrial
@@ -79,7 +84,7 @@ def tune(
     (:func:`~cpembed.api.run_vta.tail_for`), is for a VTA; ``objective`` for a CPU: what is to be
     short (:data:`~cpembed.tune.cpu_choice.Objective`), by default the total. Returns the
     :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
-    proven under :data:`~cpembed.api.solve.DEFAULT_CONSTRAINTS`, the target that the specification
+    proven, the target that the specification
     names (``otherwise``) is tuned; likewise, where the model says it is faster, the one that it
     names ``beside``.
 
@@ -136,23 +141,15 @@ def open_tuning(
     _check_options(spec, output, objective)
     limit = None if timeout is None else timeout * SEARCH_SHARE
 
-    def searched(
-        named: str | ConstraintSet,
-        top: int,
-        weights: Weights | None = None,
-        keep: Keep | None = None,
-    ) -> SolveResult:
+    def searched(named: str | ConstraintSet, top: int) -> SolveResult:
         return solve(
-            workload, spec, named, top=top, keep=keep, weights=weights, timeout=limit, seed=seed,
-            progress=progress,
+            workload, spec, named, top=top, timeout=limit, seed=seed, progress=progress
         )  # fmt: skip
 
     # Without a set, what runs untuned takes part: tuning never does worse.
+    more: Sequence[RankedCandidate] = ()
     if constraints is None:
-        if simulation is not None:
-            usual = searched(DEFAULT_CONSTRAINTS, 1)
-        else:
-            usual = searched(DEFAULT_CONSTRAINTS, AMONG, keep=contenders)
+        usual, more = _untuned(workload, spec, simulation, limit, seed, progress)
         # As untuned: what the widest set still finds there is no match for it.
         other = None
         if simulation is None:
@@ -176,10 +173,39 @@ def open_tuning(
     if simulation is not None:
         return VtaTuning(task, simulation, results, folder)
     chosen: Objective = objective or "total"
-    first = found[0][0].embeddings
-    fused = fused_candidates(first, spec, searched) if constraints is None else ()
-    field = Field.of(found, spec, fused=fused, fuses=constraints is None)
+    field = Field.of(found, spec, fused=more, fuses=constraints is None)
     return CpuTuning(task, field, Isolated(workload, spec, chosen), chosen, folder)
+
+
+def _untuned(
+    workload: Computation,
+    spec: HardwareSpec,
+    simulation: VtaSimulation | None,
+    timeout: float | None,
+    seed: int,
+    progress: Progress | None,
+) -> tuple[SolveResult, Sequence[RankedCandidate]]:
+    """What :func:`~cpembed.api.run.run` chooses from: of a VTA the candidate itself, on a CPU the
+    candidates of the first set, and those of the wider one where it is searched."""
+    here = simulation is None
+    clock = Clock(timeout)
+    found = searches(
+        workload,
+        spec,
+        top=AMONG if here else CONSIDERED,
+        keep=contenders if here else None,
+        timeout=timeout,
+        seed=seed,
+        progress=progress,
+        rescored=partial(weights_here, spec=spec) if here else None,
+    )
+    if not any(result.embeddings for result in found):
+        return explained(best_of(found), clock, progress), ()
+    if simulation is not None:
+        solved, candidate = simulation.fastest(found)
+        return replace(solved, embeddings=(candidate,)), ()
+    first, *others = [result for result in found if result.embeddings]
+    return first, [item for result in others for item in result.embeddings]
 
 
 def require_tunable(spec: HardwareSpec) -> None:

@@ -73,7 +73,6 @@ def command(
     from cpembed.api import explain as api
 
     workload, spec, constraints, weights = problem(asked)
-    named = None if asked["constraints"] is None else constraints
     timeout = asked["timeout"]
     with ProgressLine() as progress:
         if chosen:
@@ -83,7 +82,7 @@ def command(
                 Request(
                     workload,
                     spec,
-                    named,
+                    constraints,
                     weights=weights,
                     timeout=timeout,
                     progress=progress,
@@ -94,7 +93,7 @@ def command(
             result = api.explain(
                 workload,
                 spec,
-                constraints=named,
+                constraints=constraints,
                 rank=rank or 1,
                 identifier=identifier,
                 weights=weights,

@@ -90,7 +90,8 @@ def embedding_options(function: F) -> F:
             "--constraints",
             shell_complete=constraint_sets,
             metavar="NAME|FILE",
-            help="Constraint set: a shipped name or a TOML file. Default: in_place_padded.",
+            help="Constraint set: a shipped name or a TOML file. Default: in_place_padded, and "
+            "fused too where that uses the instruction badly.",
         ),
         click.option(
             "--target",
@@ -188,16 +189,18 @@ def file_option(name: str, words: str) -> Callable[[F], F]:
     return add
 
 
-def problem(asked: Asked) -> tuple[Computation, HardwareSpec, ConstraintSet, Weights | None]:
-    """The workload on the target's element types, the target, the set, the weights."""
+def problem(asked: Asked) -> tuple[Computation, HardwareSpec, ConstraintSet | None, Weights | None]:
+    """The workload on the target's element types, the target, the set if one is asked for, the
+    weights."""
     from cpembed.api.choice import types_by_role
-    from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec, workload
+    from cpembed.api.solve import hardware_spec, is_typed, workload
     from cpembed.embedding.constraint_set import Weights, load_constraint_set
 
     spec = hardware_spec(asked["target"])
     weights = None if asked["weights"] is None else Weights(*asked["weights"])
     named = workload(asked["words"], spec)
-    chosen = load_constraint_set(asked["constraints"] or DEFAULT_CONSTRAINTS)
-    # The words are those of the shell: an expression may stand in one with its settings.
-    typed = any(part.startswith("dtype=") for word in asked["words"] for part in word.split())
+    if asked["constraints"] is None:
+        return named, spec, None, weights
+    chosen = load_constraint_set(asked["constraints"])
+    typed = is_typed(asked["words"])
     return named if typed else types_by_role(named, chosen), spec, chosen, weights

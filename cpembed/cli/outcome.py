@@ -80,9 +80,10 @@ def _say(result: SolveResult) -> int:
 
 
 def print_notes(result: SolveResult) -> None:
-    """What in the constraint set has no effect on this workload, on stderr."""
-    from cpembed.api.choice import idle_padding
+    """What in the constraint set has no effect on this workload, and what would have one if the
+    target's file said it, on stderr."""
+    from cpembed.api.choice import idle_padding, undeclared_stride
 
-    idle = idle_padding(result)
-    if idle is not None:
-        message(idle)
+    for note in (idle_padding(result), undeclared_stride(result)):
+        if note is not None:
+            message(note)

@@ -121,7 +121,7 @@ def command(
         result = api.run(
             workload,
             spec,
-            constraints=None if asked["constraints"] is None else constraints,
+            constraints=constraints,
             rank=rank,
             identifier=identifier,
             backend=backend,

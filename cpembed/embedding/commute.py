@@ -123,6 +123,13 @@ def _exchange(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, 
     return {ours: owner.get(theirs, ours) for ours, theirs in second.items()}
 
 
+def fitting_order(workload: Computation, instruction: Instruction) -> Computation:
+    """The workload with its operands in the first order that has the instruction's labels and
+    element types; as it is where none has."""
+    orders = (o for o in commuted(workload) if pair_operands_or_none(o, instruction) is not None)
+    return next(orders, workload)
+
+
 def pair_operands_or_none(
     workload: Computation, instruction: Instruction
 ) -> EmbeddingProblem | None:

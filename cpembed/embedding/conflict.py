@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cpembed.embedding.commute import commuted, pair_operands_or_none
+from cpembed.embedding.commute import fitting_order
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
@@ -24,7 +24,7 @@ from cpembed.embedding.projection import (
     project,
     solve_once,
 )
-from cpembed.embedding.relaxation import exchanges, feed_words, relaxations
+from cpembed.embedding.relaxation import feed_words, relaxations
 from cpembed.embedding.roles import axis_words, candidates, join, refusal, role_words, sized
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
@@ -57,9 +57,9 @@ class Conflict:
     as in :func:`~cpembed.embedding.projection.dropping`. ``dataflow`` and ``all_different`` are
     named where nothing else is needed.
 
-    ``words``: sentences for a hardware engineer, the summary first. ``relaxations``: another order
-    of the workload's factors, or changes of the whole constraint set, that make the whole
-    instruction fit, each found feasible by the solver, smallest first.
+    ``words``: sentences for a hardware engineer, the summary first. ``relaxations``: changes of the
+    whole constraint set that make the whole instruction fit, each found feasible by the solver,
+    smallest first.
     """
 
     axes: tuple[str, ...]
@@ -92,18 +92,10 @@ def explain_infeasible(
     ``limits.seconds`` bounds the explanation's own search. Raises :class:`ValueError` where the
     problem has an embedding after all.
     """
-    problem = pair_operands(workload, instruction)
-    limits = limits or SearchLimits()
+    problem = pair_operands(fitting_order(workload, instruction), instruction)
     if isinstance(problem, LabelMismatch):
-        limits = limits if limits.seconds is not None else replace(limits, seconds=_SECONDS)
-        orders = (pair_operands_or_none(order, instruction) for order in commuted(workload))
-        fixes = exchanges(
-            (order for order in orders if order is not None),
-            constraints,
-            (),
-            lambda order, chosen: solve_once(order, chosen, limits),
-        )
-        return Conflict((), ("dataflow",), (problem.reason,), tuple(fixes))
+        return Conflict((), ("dataflow",), (problem.reason,))
+    limits = limits or SearchLimits()
     return _Explanation(problem, constraints, limits).conflict()
 
 

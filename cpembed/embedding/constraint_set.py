@@ -14,6 +14,7 @@ import msgspec
 
 from cpembed.embedding.constraints import CONSTRAINTS, constraint_names, find_constraint
 from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.padding import Padding
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
@@ -86,6 +87,16 @@ class ConstraintSet:
         """The set's padding rule; without one, axes keep their extents."""
         found = self.get("padding")
         return found if isinstance(found, Padding) else Padding()
+
+    @property
+    def exchanges_factors(self) -> bool:
+        """Whether the factors of a product are tried in either role."""
+        found = self.get("dataflow")
+        return isinstance(found, Dataflow) and found.commute
+
+    def with_exchanged_factors(self) -> ConstraintSet:
+        """The set that tries the factors of a product in either role."""
+        return self.replacing(Dataflow(commute=True))
 
     def without(self, *names: str) -> ConstraintSet:
         kept = tuple(c for c in self.constraints if c.name not in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.all_different import AllDifferent
@@ -91,16 +91,7 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
 
     Raises :class:`TooManyDigits` where they are more than any memory is for.
     """
-    strides = possible_strides(problem, constraints)
-    fused = constraints.flatten
-    possible = possible_digits(
-        problem, strides, fused.max_axes, fused.min_extent, plain=fused.plain
-    )
-    allowed = (
-        option
-        for option in possible
-        if all(constraint.allows(problem, option) for constraint in constraints.constraints)
-    )
+    allowed = (o for o in _digits(problem, constraints) if _allowed(problem, constraints, o))
     found = list(itertools.islice(allowed, MOST_DIGITS + 1))
     if len(found) > MOST_DIGITS:
         raise TooManyDigits(
@@ -109,6 +100,27 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
             'allowed = ["one"] in [strides]'
         )
     return found
+
+
+def full_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
+    """Those of them that feed all of an instruction axis."""
+    allowed = {axis.name: axis.allowed for axis in problem.instruction.axes}
+    return [
+        option
+        for option in _digits(problem, constraints)
+        if option.weight == 1
+        and option.digit.count in allowed[option.lane]
+        and _allowed(problem, constraints, option)
+    ]
+
+
+def _digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> Iterator[DigitOption]:
+    strides, fused = possible_strides(problem, constraints), constraints.flatten
+    return possible_digits(problem, strides, fused.max_axes, fused.min_extent, plain=fused.plain)
+
+
+def _allowed(problem: EmbeddingProblem, constraints: ConstraintSet, option: DigitOption) -> bool:
+    return all(constraint.allows(problem, option) for constraint in constraints.constraints)
 
 
 def possible_strides(

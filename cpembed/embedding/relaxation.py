@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cpembed.embedding.commute import exchanged_problems
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.constraints.dense import Dense
 from cpembed.embedding.constraints.linear_access import LinearAccess
 from cpembed.embedding.constraints.padding import Padding
@@ -49,11 +47,10 @@ def relaxations(
     """Changes of the constraint set under which the whole instruction has an embedding.
 
     ``axes`` are all instruction axes at fault, ``core`` the constraints that exclude them. Tried
-    in this order, each with the solver: the factors exchanged and stencils read in place, which
-    cost nothing; padding, by falling utilisation; leaving out one constraint; and only if nothing
-    has helped, all of them.
+    in this order, each with the solver: stencils read in place, which costs nothing; padding, by
+    falling utilisation; leaving out one constraint; and only if nothing has helped, all of them.
     """
-    found = exchanges(exchanged_problems(problem), constraints, axes, solve)
+    found: list[str] = []
 
     def offer(words: str, changed: ConstraintSet) -> None:
         answer = solve(problem, changed)
@@ -75,27 +72,6 @@ def relaxations(
             padded = " and padding any axis" if "padding" in names else ""
             offer(f"leaving out {join(words)}{padded}", dropping(constraints, names))
     return tuple(found)
-
-
-def exchanges(
-    problems: Iterable[EmbeddingProblem],
-    constraints: ConstraintSet,
-    axes: Sequence[str],
-    solve: Solve,
-) -> list[str]:
-    """The first of the problems, the workload with factors exchanged, that embeds under the set
-    as it is; none where the set exchanges them itself."""
-    dataflow = constraints.get("dataflow")
-    if isinstance(dataflow, Dataflow) and dataflow.commute:
-        return []
-    for problem in problems:
-        answer = solve(problem, constraints)
-        if answer.feasible:
-            order = ", ".join(operand.name for operand in problem.workload.inputs)
-            how = f"exchange the factors of the product (in the order {order})"
-            fed = _feeds(answer.embedding, axes)
-            return [f"{how}, or use --constraints complete{fed}"]
-    return []
 
 
 def _feeds(embedding: Embedding | None, axes: Sequence[str]) -> str:

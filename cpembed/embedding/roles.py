@@ -32,6 +32,12 @@ def candidates(problem: EmbeddingProblem, axis: str) -> tuple[str, ...]:
     )
 
 
+def every_axis_has_a_role(problem: EmbeddingProblem) -> bool:
+    """Whether a workload axis has the role of each instruction axis that must be fed."""
+    axes = problem.instruction.axes
+    return all(candidates(problem, axis.name) for axis in axes if axis.minimum > 1)
+
+
 def _role(problem: EmbeddingProblem, axis: str) -> list[bool]:
     return [_indexes(pair.instruction.index, axis) for pair in problem.pairs]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from cpembed.embedding.commute import commuted, exchanged_problems, pair_operands_or_none
+from cpembed.embedding.commute import exchanged_problems, fitting_order
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.embedding.constraints.dataflow import Dataflow
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import DigitSearch
 from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
@@ -63,15 +62,12 @@ def alternative_problems(
     workload: Computation, instruction: Instruction, constraints: ConstraintSet
 ) -> list[EmbeddingProblem] | LabelMismatch:
     """The problems whose embeddings are those of the instruction in the workload: one for each
-    assignment of the operands to roles that the constraint set admits."""
-    dataflow = constraints.get("dataflow")
-    commute = isinstance(dataflow, Dataflow) and dataflow.commute
-    # Element types may fit one order of the operands only.
-    fitting = (w for w in commuted(workload) if pair_operands_or_none(w, instruction) is not None)
-    first = pair_operands(next(fitting, workload) if commute else workload, instruction)
-    return (
-        first if isinstance(first, LabelMismatch) else [first, *exchanged_problems(first, commute)]
-    )
+    assignment of the operands to roles that the constraint set admits, the first one that labels
+    and element types do."""
+    first = pair_operands(fitting_order(workload, instruction), instruction)
+    if isinstance(first, LabelMismatch):
+        return first
+    return [first, *exchanged_problems(first, constraints.exchanges_factors)]
 
 
 def search(

@@ -21,7 +21,7 @@ def report(explanation: Explanation) -> Iterator[RenderableType]:
         explanation.candidate,
         explanation.program,
     )
-    rows = problem_rows(solved.workload, solved.target, solved.constraints.name)
+    rows = problem_rows(solved)
     place = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
     yield header(
         [

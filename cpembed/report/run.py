@@ -47,7 +47,7 @@ def _problem(
     kept = candidate.candidate.program.in_place
     place = f"; {' and '.join(kept)} {words.verb(len(kept), 'stay')} in place" if kept else ""
     return [
-        *problem_rows(solved.workload, solved.target, solved.constraints.name),
+        *problem_rows(solved),
         ("embedding", f"{rank}, {candidate.candidate.identifier}{place}"),
         ("", words.mapping(embedding)),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
@@ -92,7 +92,7 @@ def _why(model: ModelChoice, chosen: Estimated, first: Estimated | None) -> str:
     times = f"{words.duration(chosen.total_us)} by estimate, packing and unpacking included"
     if model.considered == 1:
         return times
-    among = f"{times}: the least of the best {model.considered}"
+    among = f"{times}: the fastest of the {model.considered} candidates that were estimated"
     if first is None:
         return f"{among} (rank 1: the instruction cannot execute it)"
     if first is chosen:

@@ -41,7 +41,7 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
     """Header, then the candidates, or why there are none."""
     yield header(
         [
-            *problem_rows(result.workload, result.target, result.constraints.name),
+            *problem_rows(result),
             ("found", found(result)),
             *searched(result.search),
         ]
@@ -66,7 +66,7 @@ def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
     extent = "" if solved.complete else ", of those found before the limit"
     yield header(
         [
-            *problem_rows(solved.workload, solved.target, solved.constraints.name),
+            *problem_rows(solved),
             ("found", found(solved)),
             *searched(solved.search),
             ("not dominated", f"{count} in MACs, bytes moved and footprint{extent}"),
@@ -84,10 +84,46 @@ def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
     )
 
 
-def problem_rows(
-    workload: Computation, target: HardwareSpec, constraints: str
-) -> list[tuple[str, str]]:
-    """What was asked."""
+def problem_rows(result: SolveResult) -> list[tuple[str, str]]:
+    """What was asked, and under which set it was searched."""
+    sets = [("constraints", set_words(result))]
+    if result.exchanged and result.embeddings:
+        sets.append(("factors", f"exchanged, as nothing fits in their order: {_roles(result)}"))
+    return [*given_rows(result.workload, result.target), *sets]
+
+
+def set_words(result: SolveResult) -> str:
+    """The set; where it wastes the instruction, how much of it this set and another use."""
+    other = result.wider or result.narrower
+    if other is None:
+        return result.constraints.name
+    used = f"{other.utilisation:.1%}"
+    if result.embeddings and other is result.wider and other.utilisation <= result.utilisation:
+        return f"{result.constraints.name}; {other.constraints} gives nothing better"
+    if not other.searched:
+        more = f"--constraints {other.constraints} might use up to {used}"
+    else:
+        fits = other.utilisation > 0
+        more = f"{'the best' if fits else 'nothing fits'} under {other.constraints}"
+        more += f" {used}" if fits else ""
+    if not result.embeddings:
+        return f"{result.constraints.name}; {more}"
+    best = f"whose best uses {result.utilisation:.1%} of the instruction"
+    return f"{result.constraints.name}, {best}; {more}"
+
+
+def _roles(result: SolveResult) -> str:
+    """``A of avx512_vnni is B, B is A``"""
+    instruction = result.target.instruction
+    roles = result.embeddings[0].candidate.embedding.operands
+    inputs = [operand.name for operand in instruction.in_ports.computation.inputs]
+    first, *others = [f"{ours} {{}}is {roles[ours]}" for ours in inputs]
+    listed = [first.format(f"of {instruction.name} "), *(o.format("") for o in others)]
+    return ", ".join(listed)
+
+
+def given_rows(workload: Computation, target: HardwareSpec) -> list[tuple[str, str]]:
+    """A workload and a target."""
     instruction = target.instruction
     axes = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
     return [
@@ -96,7 +132,6 @@ def problem_rows(
         ("", f"{words.count(workload.macs)} MACs   {words.dtypes(workload)}"),
         (target.name, str(instruction.computation)),
         ("", f"{axes}   {words.dtypes(instruction.computation)}"),
-        ("constraints", constraints),
     ]
 
 
@@ -141,11 +176,13 @@ def _spent(statistics: SearchStatistics) -> str:
 
 
 def conflict(reason: Conflict) -> Iterator[RenderableType]:
-    """The constraints that exclude each other, in words, and what would make room."""
+    """The constraints that exclude every embedding, in words, and what would make room."""
     yield heading("Why nothing fits")
     yield bullets(reason.words)
-    if reason.constraints:
-        yield f"  constraints that exclude each other: {', '.join(reason.constraints)}"
+    if len(reason.constraints) > 1:
+        yield f"  no embedding satisfies all of these constraints: {', '.join(reason.constraints)}"
+    elif reason.constraints:
+        yield f"  this constraint alone excludes every embedding: {reason.constraints[0]}"
     if reason.relaxations:
         yield ""
         yield heading("What would fit")

@@ -14,7 +14,7 @@ from cpembed.backends.vta.schedule import Schedule
 from cpembed.embedding.embedding import Embedding
 from cpembed.report import words
 from cpembed.report.blocks import header, table
-from cpembed.report.solve import problem_rows
+from cpembed.report.solve import given_rows
 from cpembed.tune.cpu_choice import Objective
 from cpembed.tune.cpu_trials import CpuTrial
 from cpembed.tune.database import Stored, Trial
@@ -31,8 +31,8 @@ _Row = tuple[str, str]
 def report(result: VtaTuneResult | CpuTuneResult) -> Iterator[RenderableType]:
     rows = _vta_rows(result) if isinstance(result, VtaTuneResult) else _cpu_rows(result)
     kept = f"{words.plural(result.kept, 'trial')} in {result.database}"
-    problem = problem_rows(result.workload, result.target, result.constraints)
-    yield header([*problem, *rows, ("kept", kept)])
+    problem = given_rows(result.workload, result.target)
+    yield header([*problem, ("constraints", result.constraints), *rows, ("kept", kept)])
 
 
 def standing(best: Trial | None) -> str:

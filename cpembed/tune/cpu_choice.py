@@ -40,10 +40,6 @@ AMONG = 64
 
 _OF_A_FAMILY = 4
 
-WELL_USED = 0.85
-"""Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
-28, 56 columns fill, are enough."""
-
 _WITH_MOVES = 24
 """Schedules, the fastest without moves, that are compared with them: the order of the tasks decides
 how much of an image each thread packs."""

@@ -43,13 +43,13 @@ class Machine:
 
     spec: HardwareSpec
     config: VtaConfig
-    constraints: str | ConstraintSet
+    constraints: str | ConstraintSet | None
     _solved: dict[Computation, SolveResult | Refused] = field(
         default_factory=dict[Computation, "SolveResult | Refused"], repr=False
     )
 
     @classmethod
-    def of(cls, target: str | HardwareSpec, constraints: str | ConstraintSet) -> Machine:
+    def of(cls, target: str | HardwareSpec, constraints: str | ConstraintSet | None) -> Machine:
         """Raises :class:`SpecError` for a target that is no VTA, or that cannot be simulated."""
         spec = hardware_spec(target)
         config = vta_config(spec)

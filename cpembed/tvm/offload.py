@@ -10,7 +10,6 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from cpembed.api.solve import DEFAULT_CONSTRAINTS
 from cpembed.backends.vta.lower import LoweredVta
 from cpembed.backends.vta.tail import Tail
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -26,7 +25,7 @@ from cpembed.tvm.sites import Site, sites
 def offload(
     target: str | HardwareSpec = "vta_1x16x16",
     *,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     requantize: bool = True,
 ) -> ir.transform.ModulePass:
     """A pass that replaces the convolutions and matrix products that embed in a VTA's GEMM.

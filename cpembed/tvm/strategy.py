@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
+from cpembed.api.solve import SolveResult, solve
 from cpembed.backends.vta.lower import LoweredVta
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -58,7 +58,7 @@ def strategy(
     prim_func: tirx.PrimFunc,
     target: str | HardwareSpec = "vta_1x16x16",
     *,
-    constraints: str | ConstraintSet = DEFAULT_CONSTRAINTS,
+    constraints: str | ConstraintSet | None = None,
     top: int = 5,
 ) -> Strategy:
     """The best ``top`` candidates for an unscheduled function, as ``te.create_prim_func`` makes it.

@@ -75,7 +75,7 @@ def test_a_machine_without_the_feature_verifies_with_portable_code(cpembed: Call
 def test_native_where_there_is_none_runs_nothing(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chosen, "solve", None)
+    monkeypatch.setattr(chosen, "searches", None)
     for target in ("amx_int8", "gemm_16x16x16"):
         called = cpembed("run", *GEMM, "--target", target, "--backend", "native", "--json")
         called.is_one_line_error(5, target)
@@ -234,4 +234,4 @@ def test_the_model_chooses_unless_a_rank_is_asked_for(
         assert (asked["rank"], asked["embedding"]) == (rank, solved[rank - 1]["id"])
         assert asked["model"]["considered"] == 1
     text = cpembed("run", *layer, *target[:2]).out
-    assert "by estimate, packing and unpacking included: the least of the best 4 (rank 1: " in text
+    assert "included: the fastest of the 4 candidates that were estimated (rank 1: " in text

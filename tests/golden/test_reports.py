@@ -19,7 +19,7 @@ REPORTS = {
     "solve_vnni.txt": ("solve", *LAYER, "--target", "avx512_vnni"),
     "pareto_amx.txt": (
         *("solve", "conv2d", "n=1", "c=3", "h=10", "w=12", "k=16", "r=3", "s=3", "pad=1"),
-        *("--target", "amx_int8", "--pareto"),
+        *("--target", "amx_int8", "--pareto", "--constraints", "in_place_padded"),
     ),
     "explain_vnni.txt": ("explain", *LAYER, "--target", "avx512_vnni", "--rank", "2"),
     "explain_fused.txt": (

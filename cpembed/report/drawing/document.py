@@ -103,7 +103,7 @@ def _title(explanation: Explanation) -> str:
 def _header(explanation: Explanation) -> list[tuple[str, str]]:
     solved = explanation.solved
     return [
-        *problem_rows(solved.workload, solved.target, solved.constraints.name),
+        *problem_rows(solved),
         ("found", found(solved)),
         ("embedding", f"{explanation.candidate.candidate.identifier}, program proven"),
     ]

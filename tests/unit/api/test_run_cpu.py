@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
-from cpembed.api.run_cpu import FUSED, fused_candidates, model_choices
-from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
+from cpembed.api.run_cpu import model_choices, weights_here
+from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
+from cpembed.api.widening import WIDER
 from cpembed.backends.move import SCATTERED
 from cpembed.backends.x86 import calibration
-from cpembed.embedding.constraint_set import Weights
 from cpembed.tune.cpu_choice import AMONG, CONSIDERED, choose, contenders, machine_weights
 from cpembed.tune.cpu_variants import OVER_WINDOWS
 from tests.unit.tune.cpu_tuning import TARGET, machine
@@ -28,20 +28,15 @@ def usual_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -> None:
     layer = workload(STEM, target=TARGET)
-    asked: list[str] = []
-
-    def search(named: str, top: int, weights: Weights) -> SolveResult:
-        asked.append(named)
-        return solve(layer, SPEC, named, top=top, weights=weights)
-
-    plain = solve(layer, SPEC, top=CONSIDERED).embeddings
-    fused = fused_candidates(plain, SPEC, search)
-    assert asked == [FUSED]
-    assert {ranked.constraints for ranked in fused} == {FUSED}
+    first, second = searches(layer, SPEC, top=CONSIDERED, rescored=partial(weights_here, spec=SPEC))
+    plain, fused = first.embeddings, second.embeddings
+    assert {ranked.constraints for ranked in fused} == {WIDER}
+    # Ranked by what overheads cost here.
+    assert second.constraints.weights == weights_here(first, SPEC) != first.constraints.weights
     choices = model_choices([*plain, *fused], SPEC)
     chosen = next(c for c in choices if "over" not in c.candidate.constraints)
-    assert chosen.candidate.constraints == FUSED
-    assert chosen.to_json()["model"]["constraints"] == FUSED
+    assert chosen.candidate.constraints == WIDER
+    assert chosen.to_json()["model"]["constraints"] == WIDER
     assert ("s", "c") in chosen.candidate.candidate.embedding.flattened.values()
     assert chosen.candidate.overheads.utilisation == 3 * plain[0].overheads.utilisation
     # Whole windows fill it even better: 3 steps of 64 for 147 instead of 7 for 7 times 21.
@@ -52,12 +47,11 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
 
 @pytest.mark.parametrize("layer", ["gemm m=64 n=64 k=64", "gemm m=14 n=64 k=64"])
 def test_where_the_instruction_is_well_used_nothing_is_searched(layer: str) -> None:
-    def never(*arguments: Any) -> SolveResult:
+    def never(first: SolveResult) -> None:
         raise AssertionError
 
-    found = solve(workload(layer, target=TARGET), SPEC, top=CONSIDERED).embeddings
-    assert fused_candidates(found, SPEC, never) == ()
-    assert fused_candidates((), SPEC, never) == ()
+    found = searches(workload(layer, target=TARGET), SPEC, top=CONSIDERED, rescored=never)
+    assert len(found) == 1
 
 
 def test_weights_of_a_machine_are_times() -> None:

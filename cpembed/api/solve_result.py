@@ -1,0 +1,139 @@
+"""What a search knows: :class:`SolveResult`, and how it is printed as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cpembed.cost.ranking import RankedCandidate
+from cpembed.embedding.conflict import Conflict
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.cpsat import Status
+from cpembed.embedding.result import SearchEffort, Seconds
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+
+
+@dataclass(frozen=True)
+class OtherSet:
+    """What another constraint set gives: the ``utilisation`` of its best candidate, 0 where nothing
+    fits, or, where it was not ``searched``, a bound that none of its candidates exceeds."""
+
+    constraints: str
+    utilisation: float
+    searched: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "constraints": self.constraints,
+            "utilisation": self.utilisation,
+            "searched": self.searched,
+        }
+
+
+@dataclass(frozen=True)
+class SolveResult:
+    """Everything ``cpembed solve`` knows.
+
+    ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
+    count all that were found. ``complete``: the model has no other embedding. ``top_proven``: none
+    that is missing, found or not, is better than those that are returned. ``not_derivable``
+    lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
+    are no axis maps and never have one. ``exchanged``: the factors have each other's roles, because
+    in their own nothing fits. Of the sets that a command uses that is told none, ``narrower`` was
+    searched before this one, ``wider`` after it; ``wider`` may also be a bound.
+    """
+
+    workload: Computation
+    target: HardwareSpec
+    constraints: ConstraintSet
+    seed: int
+    status: Status
+    complete: bool
+    count: int
+    families: int
+    seconds: Seconds
+    total_seconds: float
+    search: SearchEffort
+    embeddings: tuple[RankedCandidate, ...]
+    not_derivable: tuple[str, ...]
+    conflict: Conflict | None
+    irregular: int = 0
+    top_proven: bool = True
+    exchanged: bool = False
+    narrower: OtherSet | None = None
+    wider: OtherSet | None = None
+
+    @property
+    def utilisation(self) -> float:
+        """Of the best candidate; 0 where there is none."""
+        return self.embeddings[0].overheads.utilisation if self.embeddings else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
+        document: dict[str, Any] = {
+            "workload": workload_json(self.workload),
+            "target": self.target.name,
+            "instruction": str(self.target.instruction.computation),
+            "constraints": self.constraints.name,
+            "seed": self.seed,
+            "status": self.status.value,
+            "complete": self.complete,
+            "top_proven": self.top_proven,
+            "count": self.count,
+            "families": self.families,
+            "seconds": {
+                "model": self.seconds.model,
+                "solve": self.seconds.solve,
+                "total": self.total_seconds,
+            },
+            "search": self.search.to_json(),
+            "embeddings": [embedding_json(ranked) for ranked in self.embeddings],
+        }
+        if self.conflict is not None:
+            document["conflict"] = self.conflict.to_json()
+        if self.not_derivable:
+            document["not_derivable"] = list(self.not_derivable)
+        if self.irregular:
+            document["irregular"] = self.irregular
+        return document | self.sets_json()
+
+    def sets_json(self) -> dict[str, Any]:
+        """What of the search was not asked for: exchanged factors, and what other sets give."""
+        document: dict[str, Any] = {"exchanged": True} if self.exchanged else {}
+        for name, other in (("narrower", self.narrower), ("wider", self.wider)):
+            if other is not None:
+                document[name] = other.to_json()
+        return document
+
+
+def workload_json(workload: Computation) -> dict[str, Any]:
+    return {
+        "name": workload.name,
+        "expression": str(workload),
+        "axes": dict(workload.extents),
+        "dtypes": {operand.name: operand.dtype for operand in workload.operands},
+        "macs": workload.macs,
+    }
+
+
+def embedding_json(ranked: RankedCandidate) -> dict[str, Any]:
+    embedding, program = ranked.candidate.embedding, ranked.candidate.program
+    cost = ranked.overheads
+    return {
+        "rank": ranked.rank,
+        "id": embedding.identifier(),
+        "family": {axis: list(axes) for axis, axes in embedding.family.items()},
+        # All of it, so that ``Embedding.from_json`` reads it; the origin of a candidate is 0.
+        **{key: value for key, value in embedding.to_json().items() if key != "origin"},
+        "mac_overhead": cost.mac_overhead,
+        "data_overhead": cost.data_overhead,
+        "utilisation": cost.utilisation,
+        "score": ranked.score,
+        "calls": cost.calls,
+        "footprint": dict(cost.footprint),
+        "packing_bytes": cost.packing_bytes,
+        "in_place": list(cost.in_place),
+        "rewrites": [rewrite.to_json() for rewrite in program.rewrites],
+        "proven": True,
+    }

@@ -1,0 +1,109 @@
+"""The constraint sets of a command that is told none: a narrow one, and where the best that it
+finds wastes much of the instruction, a wider one too.
+
+The narrow set copies no operand beyond padding, and is searched in hundredths of a second. Which
+axes it leaves to an instruction depends on what its memory side reads in place, though: of a unit
+that declares no strides it may use a tenth, where windows that are unrolled fill it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from cpembed.api.solve_result import OtherSet, SolveResult
+from cpembed.cost.use_bound import utilisation_bound
+from cpembed.embedding.commute import exchanged_problems, fitting_order
+from cpembed.embedding.constraint_set import Weights, load_constraint_set
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+
+DEFAULT_CONSTRAINTS = "in_place_padded"
+"""What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
+
+WIDER = "fused"
+"""What it searches too, where the instruction is badly used: an axis of the instruction may be fed
+from any axis, or from several fused into one."""
+
+WELL_USED = 0.85
+"""Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
+28, 56 columns fill, are enough."""
+
+_WORTH_SAYING = 0.02
+"""How much more of an instruction another set has to use."""
+
+Rescored = Callable[[SolveResult], Weights | None]
+"""Weights under which the wider set's candidates are ranked, from what the narrow set gave; None:
+the same."""
+
+
+class Search(Protocol):
+    """A search of a workload under a named set, within so many seconds."""
+
+    def __call__(
+        self, named: str, /, *, timeout: float | None, weights: Weights | None
+    ) -> SolveResult: ...
+
+
+def default_searches(
+    search: Search,
+    timeout: float | None = None,
+    weights: Weights | None = None,
+    rescored: Rescored | None = None,
+) -> tuple[SolveResult, ...]:
+    """What the narrow set gives, and the wider one where it is searched; each says so of the
+    other."""
+    started = time.perf_counter()
+    first = search(DEFAULT_CONSTRAINTS, timeout=timeout, weights=weights)
+    left = None if timeout is None else timeout - (time.perf_counter() - started)
+    # Graphs that differ in labels differ under every set.
+    hopeless = first.search.formulation is None or (left is not None and left <= 0)
+    # A model of the machine has other reasons to choose than how much of the instruction is used.
+    hopeless |= rescored is None and not _may_use_more(first)
+    if hopeless or first.utilisation >= WELL_USED:
+        return (with_bound(first),)
+    scored = None if rescored is None else rescored(first)
+    second = search(WIDER, timeout=left, weights=scored or weights)
+    return (
+        replace(first, wider=OtherSet(WIDER, second.utilisation, searched=True)),
+        replace(second, narrower=OtherSet(DEFAULT_CONSTRAINTS, first.utilisation, searched=True)),
+    )
+
+
+def best_of(results: Sequence[SolveResult]) -> SolveResult:
+    """The result with the best candidate, the first of equals or where there is none."""
+    scores = [r.embeddings[0].score if r.embeddings else float("inf") for r in results]
+    return results[scores.index(min(scores))]
+
+
+def with_bound(result: SolveResult) -> SolveResult:
+    """The result, with what the wider set might use, where that is more."""
+    if not result.embeddings or not _may_use_more(result):
+        return result
+    bound = _bound(result)
+    return (
+        result if bound is None else replace(result, wider=OtherSet(WIDER, bound, searched=False))
+    )
+
+
+def _may_use_more(result: SolveResult) -> bool:
+    """Whether the wider set may use more of the instruction, as far as is known unsearched."""
+    if result.utilisation > 1 - _WORTH_SAYING:
+        return False
+    bound = _bound(result)
+    return bound is None or bound > result.utilisation + _WORTH_SAYING
+
+
+def _bound(result: SolveResult) -> float | None:
+    instruction = result.target.instruction
+    problem = pair_operands(fitting_order(result.workload, instruction), instruction)
+    if not isinstance(problem, EmbeddingProblem):
+        return None
+    wider = load_constraint_set(WIDER)
+    problems = [problem]
+    if result.exchanged or not result.embeddings:
+        problems += exchanged_problems(problem)
+    bounds = [utilisation_bound(each, wider) for each in problems]
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None
