@@ -46,9 +46,10 @@ def ran(
 def test_other_embeddings_are_found_for_few_channels(tmp_path: Path) -> None:
     result = tuned(tmp_path)
     assert result.untuned.cycles == ran().timing.cycles
+    assert result.untuned.constraints == "fused"
     # 25 products a result: in place each is an execution, fused they are two.
-    assert result.speedup > 3
     assert result.best.cycles is not None
+    assert ran(constraints="in_place_padded").timing.cycles > 3 * result.best.cycles
     assert result.best.cycles >= result.best.busiest_module >= result.best.lower_bound
 
 
