@@ -13,7 +13,7 @@ from dataclasses import replace
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
 from cpembed.api.widening import WELL_USED
 from cpembed.cost.ranking import RankedCandidate
-from cpembed.embedding.commute import exchanged_problems, fitting_order
+from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides
 from cpembed.embedding.cpsat import Status
@@ -139,8 +139,8 @@ def better_order(solved: SolveResult) -> str | None:
         return None
     best = solved.embeddings[0]
     instruction = solved.target.instruction
-    problem = pair_operands(solved.workload, instruction)
-    if best.overheads.utilisation >= POOR or not isinstance(problem, EmbeddingProblem):
+    problem = pair_operands_or_none(solved.workload, instruction)
+    if best.overheads.utilisation >= POOR or problem is None:
         return None
     for other in exchanged_problems(problem):
         found = solve(other.workload, solved.target, solved.constraints, top=1, timeout=_SHORT)

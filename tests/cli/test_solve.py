@@ -36,6 +36,23 @@ def test_an_exact_fit_wastes_nothing(cpembed: Caller) -> None:
     assert best["operands"] == {"A": "A", "B": "B", "C": "C"}
 
 
+@pytest.mark.parametrize("target", ["avx512_vnni", "amx_int8", "avx512_vnni_dot", "vta_1x16x16"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gemv", "m=64", "k=64"),
+        ("O[b,i] += X[b,j] * A[b,i,j]", "b=8", "i=64", "j=128"),
+        ("O[b,i] += A[b,i,j] * X[b,j]", "b=8", "i=64", "j=128"),
+    ],
+)
+def test_products_commute_for_every_command(
+    cpembed: Caller, words: tuple[str, ...], target: str
+) -> None:
+    for command in "solve", "explain":
+        called = cpembed(command, *words, "--target", target)
+        assert called.code == 0, called.err
+
+
 def test_half_filled_channels_use_half_of_the_instruction(cpembed: Caller) -> None:
     layer = ("conv2d", "n=1", "c=8", "h=8", "w=8", "k=16", "r=1", "s=1")
     constraints = ("--constraints", "strict_padded")
