@@ -104,7 +104,7 @@ def command(
         for path in (svg, html):
             if path is not None:
                 message(f"{path} is not written: there is nothing to draw")
-        return print_solved(result, as_json=as_json)
+        return print_solved(result, as_json=as_json, verbose=asked["verbose"])
     print_notes(result.solved)
     _draw(result, svg, html)
     if as_json:
@@ -112,7 +112,7 @@ def command(
     else:
         from cpembed.report.explain import report
 
-        print_text(*report(result))
+        print_text(*report(result, verbose=asked["verbose"]))
     return 0
 
 

@@ -31,6 +31,7 @@ class Asked(TypedDict):
     constraints: str | None
     weights: tuple[float, float] | None
     timeout: float | None
+    verbose: bool
 
 
 class Subcommand(click.Command):
@@ -73,6 +74,9 @@ def _number(
 def embedding_options(function: F) -> F:
     """A workload, a target, and how to search: the parameters of :class:`Asked`."""
     for add in (
+        click.option(
+            "--verbose", is_flag=True, help="Print the solver's status, times and effort."
+        ),
         click.option(
             "--timeout",
             type=click.FloatRange(min=0, min_open=True),

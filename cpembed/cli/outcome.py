@@ -23,7 +23,7 @@ INFEASIBLE, STOPPED, UNAVAILABLE = 3, 4, 5
 """Exit codes of results that are not what was asked for."""
 
 
-def print_solved(result: SolveResult, *, as_json: bool) -> int:
+def print_solved(result: SolveResult, *, as_json: bool, verbose: bool = False) -> int:
     """Print a search's result, or say in one line on stderr why there is none; the exit code.
 
     What is said on stderr comes first: whoever reads the result may leave while it is printed.
@@ -34,7 +34,7 @@ def print_solved(result: SolveResult, *, as_json: bool) -> int:
     def report(result: SolveResult) -> Iterable[RenderableType]:
         from cpembed.report.solve import report
 
-        return report(result)
+        return report(result, verbose=verbose)
 
     return print_result(result, result, report, as_json=as_json)
 

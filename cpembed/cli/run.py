@@ -137,7 +137,7 @@ def command(
             untuned=untuned,
         )
     if not isinstance(result, api.RunResult | api.VtaRunResult):
-        return print_solved(result, as_json=as_json)
+        return print_solved(result, as_json=as_json, verbose=asked["verbose"])
     # The result comes last: whoever reads it may leave while it is printed.
     print_notes(result.solved)
     code = 0
@@ -150,7 +150,7 @@ def command(
     else:
         from cpembed.report.run import report
 
-        print_text(*report(result))
+        print_text(*report(result, verbose=asked["verbose"]))
     return code
 
 

@@ -97,7 +97,7 @@ def command(
             search=search,
             progress=progress,
         )
-    return print_solved(result, as_json=as_json)
+    return print_solved(result, as_json=as_json, verbose=asked["verbose"])
 
 
 def _front(asked: Asked, seed: int, search: str, *, as_json: bool) -> int:
@@ -117,11 +117,11 @@ def _front(asked: Asked, seed: int, search: str, *, as_json: bool) -> int:
             progress=progress,
         )
     if not result.candidates and not as_json:
-        return print_solved(result.solved, as_json=False)
+        return print_solved(result.solved, as_json=False, verbose=asked["verbose"])
 
     def report(result: ParetoResult) -> Iterable[RenderableType]:
         from cpembed.report.solve import pareto_report
 
-        return pareto_report(result)
+        return pareto_report(result, verbose=asked["verbose"])
 
     return print_result(result, result.solved, report, as_json=as_json)

@@ -182,7 +182,14 @@ def command(
 
 
 def _problem(words: tuple[str, ...], target: str, constraints: str) -> Any:
-    asked = Asked(words=words, target=target, constraints=constraints, weights=None, timeout=None)
+    asked = Asked(
+        words=words,
+        target=target,
+        constraints=constraints,
+        weights=None,
+        timeout=None,
+        verbose=False,
+    )
     return problem(asked)[:3]
 
 

@@ -122,7 +122,10 @@ class _Explanation:
         ]
         minimal &= settled
         if not minimal:
-            words.append("whether each of these is needed for the conflict was not settled in time")
+            words.append(
+                "time ran out before it was known whether each of these constraints is needed: "
+                "fewer may be at fault"
+            )
         at_fault = dict.fromkeys(name for some in failing for name in some)
         excluding = {name for core, _ in cores for name in core}
         fixes = relaxations(self.problem, self.constraints, excluding, tuple(at_fault), self._solve)

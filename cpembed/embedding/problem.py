@@ -327,7 +327,8 @@ def _check_dtypes(problem: EmbeddingProblem) -> None:
             raise WorkloadError(
                 f"operand {operand.tensor} is {operand.dtype}, but {ours} of "
                 f"{problem.instruction.name} takes {' or '.join(accepted)}: "
-                "say another dtype= or leave it out to take the target's"
+                "give dtype= types that it takes, or leave dtype= out: the workload then has the "
+                "target's types"
             )
 
 

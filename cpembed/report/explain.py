@@ -11,10 +11,10 @@ from cpembed.api.explain import Explanation, layout, original_layout
 from cpembed.report import nest, words
 from cpembed.report.blocks import bullets, header, heading, indented, table
 from cpembed.report.rewrites import step_words
-from cpembed.report.solve import found, problem_rows
+from cpembed.report.solve import found, problem_rows, searched
 
 
-def report(explanation: Explanation) -> Iterator[RenderableType]:
+def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[RenderableType]:
     """Header, axes, operands, layouts, loop nest, cost, rank."""
     solved, candidate, program = (
         explanation.solved,
@@ -27,6 +27,7 @@ def report(explanation: Explanation) -> Iterator[RenderableType]:
         [
             *rows,
             ("found", found(solved)),
+            *(searched(solved) if verbose else ()),
             ("embedding", f"{place}, {candidate.candidate.identifier}, program proven"),
             *_chosen(explanation),
         ]

@@ -17,15 +17,17 @@ from cpembed.measure.moves import MoveTimes
 from cpembed.measure.runner import NOISE, Measurement, Quantiles
 from cpembed.report import words
 from cpembed.report.blocks import header
-from cpembed.report.solve import problem_rows
+from cpembed.report.solve import found, problem_rows, searched
 from cpembed.report.vta import simulated_rows
 from cpembed.tune.cpu_choice import Estimated, ModelChoice
 from cpembed.tune.kept import TunedChoice
 
 
-def report(result: RunResult | VtaRunResult) -> Iterator[RenderableType]:
+def report(result: RunResult | VtaRunResult, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """What ran and what was found; ``verbose`` with the solver's effort."""
     tuned = _tuned(result)
     rows = _problem(result.solved, result.candidate, tuned=tuned is not None)
+    rows += [("found", found(result.solved)), *searched(result.solved)] if verbose else []
     if isinstance(result, VtaRunResult):
         rows += [("verified", _verified(result)), *simulated_rows(result)]
         packing = f"{_packing(result.moves)}; measured on this machine"
@@ -50,6 +52,7 @@ def _problem(
         *problem_rows(solved),
         ("embedding", f"{rank}, {candidate.candidate.identifier}{place}"),
         ("", words.mapping(embedding)),
+        *([("", words.unusual(embedding))] if words.unusual(embedding) else []),
         ("", f"{candidate.overheads.utilisation:.1%} of the instruction's MACs are useful"),
     ]
 

@@ -12,7 +12,7 @@ from cpembed.cost.pareto import objectives
 from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
-from cpembed.embedding.result import Formulation, SearchEffort
+from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.report import words
@@ -37,13 +37,13 @@ _PARETO_COLUMNS: tuple[tuple[str, Justify], ...] = (
 NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
 
 
-def report(result: SolveResult) -> Iterator[RenderableType]:
-    """Header, then the candidates, or why there are none."""
+def report(result: SolveResult, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """Header, then the candidates, or why there are none; ``verbose`` with the solver's effort."""
     yield header(
         [
             *problem_rows(result),
             ("found", found(result)),
-            *searched(result.search),
+            *(searched(result) if verbose else ()),
         ]
     )
     if result.embeddings:
@@ -59,7 +59,7 @@ def report(result: SolveResult) -> Iterator[RenderableType]:
         yield bullets(dict.fromkeys(result.not_derivable) or [NO_AXIS_MAPS])
 
 
-def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
+def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[RenderableType]:
     """Header, then the candidates that no other one beats in every respect."""
     solved, members = result.solved, result.candidates
     count = f"{words.plural(len(members), 'candidate')} of {_derivable(solved):,}"
@@ -68,7 +68,7 @@ def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
         [
             *problem_rows(solved),
             ("found", found(solved)),
-            *searched(solved.search),
+            *(searched(solved) if verbose else ()),
             ("not dominated", f"{count} in MACs, bytes moved and footprint{extent}"),
         ]
     )
@@ -76,6 +76,7 @@ def pareto_report(result: ParetoResult) -> Iterator[RenderableType]:
     yield CandidateTable(_PARETO_COLUMNS, [(item, _pareto_row(item)) for item in members])
     yield ""
     yield from _left_out(solved)
+    yield words.legend(item.candidate.embedding for item in members)
     yield (
         "rank: among all candidates, by score; `cpembed explain --rank` shows one\n"
         "used: share of the instruction's MACs that is useful; MACs: relative to the workload's\n"
@@ -136,9 +137,8 @@ def given_rows(workload: Computation, target: HardwareSpec) -> list[tuple[str, s
 
 
 def found(result: SolveResult) -> str:
-    """``3 embeddings in 2 families, all there are (optimal); 0.12 s: model 0.08, search 0.01``."""
-    seconds = result.seconds
-    took = f"{result.total_seconds:.2f} s: model {seconds.model:.2f}, search {seconds.solve:.2f}"
+    """``3 embeddings in 2 families, all there are; 0.12 s``."""
+    took = f"{result.total_seconds:.2f} s"
     if result.status is Status.INFEASIBLE:
         return f"nothing: proven infeasible; {took}"
     if result.status is Status.UNKNOWN:
@@ -148,12 +148,16 @@ def found(result: SolveResult) -> str:
     extent = "all there are" if result.complete else "stopped by the limit, there may be more"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
-    return f"{many} in {families}, {extent} ({result.status.value}); {took}"
+    return f"{many} in {families}, {extent}; {took}"
 
 
-def searched(effort: SearchEffort) -> Iterator[tuple[str, str]]:
-    """``scalar model, k,c of 5 assets: 2,378 branches, 137 conflicts of 9,120 and 310``: which
-    asset of which model had the answer, and its effort, of that of all assets together."""
+def searched(result: SolveResult) -> Iterator[tuple[str, str]]:
+    """The solver's status and times, then ``scalar model, k,c of 5 assets: 2,378 branches, 137
+    conflicts of 9,120 and 310``: which asset of which model had the answer, and its effort, of that
+    of all assets together."""
+    effort, seconds = result.search, result.seconds
+    took = f"{seconds.model:.2f} s of building the model, {seconds.solve:.2f} s of searching"
+    yield "solver", f"{result.status.value}; {took}"
     if not effort.assets:
         return
     model = "digit model" if effort.formulation is Formulation.DIGITS else "scalar model"
@@ -233,6 +237,7 @@ def _notes(result: SolveResult) -> Iterator[RenderableType]:
     if more > 0:
         yield f"{words.plural(more, 'more candidate')}; --all prints them"
     yield from _left_out(result)
+    yield words.legend(item.candidate.embedding for item in result.embeddings)
     yield (
         "used: share of the instruction's MACs that is useful\n"
         "MACs, data: relative to the workload's own\n"

@@ -39,7 +39,7 @@ def standing(best: Trial | None) -> str:
     """The best so far, while tuning."""
     if isinstance(best, VtaTrial):
         ratio = (best.cycles or 0) / best.lower_bound
-        return f"best {best.cycles or 0:,} cycles, {ratio:.3f} of the lower bound"
+        return f"best {best.cycles or 0:,} cycles, {ratio:.3f} times what GEMM or DMA alone takes"
     if isinstance(best, CpuTrial):
         times = f"{words.duration(best.total_us or 0)}, {_faster(1 / (best.ratio or 1))}"
         return f"best {times} as untuned"
@@ -95,9 +95,12 @@ def _tried(result: VtaTuneResult | CpuTuneResult) -> str:
 
 
 def _embedding(best: Trial) -> list[_Row]:
+    embedding = Embedding.from_json(best.embedding)
+    read = words.unusual(embedding)
     return [
         ("embedding", f"rank {best.rank} of {best.constraints}, {best.identifier}"),
-        ("", words.mapping(Embedding.from_json(best.embedding))),
+        ("", words.mapping(embedding)),
+        *([("", read)] if read else []),
     ]
 
 
@@ -125,10 +128,10 @@ def _cycles(trial: VtaTrial) -> str:
 
 def _ratios(trial: VtaTrial) -> str:
     cycles = trial.cycles or 0
-    return (
-        f"{cycles / trial.lower_bound:.3f} of the larger of GEMM and DMA cycles, "
-        f"{cycles / trial.busiest_module:.3f} of the busiest module's"
-    )
+    least = f"{cycles / trial.lower_bound:.3f} times what GEMM or DMA alone takes"
+    if trial.busiest_module == trial.lower_bound:
+        return least
+    return f"{least}, {cycles / trial.busiest_module:.3f} times with resets and the ALU"
 
 
 def _tiles(schedule: Schedule) -> str:

@@ -89,6 +89,50 @@ def mapping(embedding: Embedding, width: int | None = None) -> str:
     return "\n".join(lines)
 
 
+def legend(embeddings: Iterable[Embedding]) -> str:
+    """How mappings are read: an example of each form that is in them.
+
+    >>> digits = {"x": (Digit("p", 4, 14), Digit("q", 4)), "y": (), "z": (Digit("c_r", 16),)}
+    >>> embedding = Embedding({}, {"x": 16, "y": 1, "z": 16}, digits, {}, {"c_r": ("c", "r")})
+    >>> for line in legend([embedding]).split("; "):
+    ...     print(line)
+    mapping: q:4 is 4 steps along q
+    p:4 by 14 is 4 steps along p, 14 apart
+    of several the first varies fastest
+    · is one step
+    c_r is c and r as one axis
+    """
+    return "mapping: " + "; ".join(_forms(embeddings).values())
+
+
+def unusual(embedding: Embedding) -> str:
+    """The legend of what is in a mapping beside ``axis:count``; empty where that is all."""
+    forms = _forms([embedding])
+    return "; ".join(text for form, text in forms.items() if form not in ("plain", "empty"))
+
+
+def _forms(embeddings: Iterable[Embedding]) -> dict[str, str]:
+    """Form of a mapping -> an example in words, in a fixed order."""
+    found: dict[str, str] = {}
+    for embedding in embeddings:
+        for digits in embedding.digits.values():
+            if not digits:
+                found["empty"] = f"{NOTHING} is one step"
+            if len(digits) > 1:
+                found["several"] = "of several the first varies fastest"
+            for item in digits:
+                steps = f"{digit(item)} is {plural(item.count, 'step')} along {item.axis}"
+                if item.stride > 1:
+                    found.setdefault("strided", f"{steps}, {item.stride} apart")
+                else:
+                    found.setdefault("plain", steps)
+        for name, axes in embedding.flattened.items():
+            listed = f"{', '.join(axes[:-1])} and {axes[-1]}"
+            found.setdefault("fused", f"{name} is {listed} as one axis")
+    order = ("plain", "strided", "several", "empty", "fused")
+    return {form: found[form] for form in order if form in found}
+
+
 def knobs(chosen: Knobs, embedding: Embedding) -> str:
     """``k.o:2  q.o:2 in registers, W outermost, panels of p.o:8``: what a task computes, the factor
     whose loops are outside the other's, what comes before anything else.

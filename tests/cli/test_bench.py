@@ -174,7 +174,7 @@ def test_a_simulated_target_has_cycles(bench: Callable[..., Called]) -> None:
     assert called.json["summary"]["run"]["simulated"]["layers"] == 1
     table = bench("--layers", "41").out
     assert "simulated cycles" in table
-    assert "cycles of bound" in table
+    assert "cycles over the least" in table
 
 
 def test_json_is_one_document(bench: Callable[..., Called]) -> None:

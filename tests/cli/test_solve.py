@@ -200,13 +200,16 @@ def test_fused_axes_are_beyond_the_scalar_model(cpembed: Caller) -> None:
 
 def test_the_report_says_which_search_had_the_answer(cpembed: Caller) -> None:
     def row(*options: str) -> str:
-        lines = cpembed("solve", *CONV, *options).out.splitlines()
+        lines = cpembed("solve", *CONV, "--verbose", *options).out.splitlines()
         return next(line for line in lines if line.startswith("searched"))
 
     assert re.search(r"digit model: [\d,]+ branch(es)?, [\d,]+ conflicts?$", row())
     assert re.search(r"scalar model: [\d,]+ branch", row("--search", "scalar"))
     several = row("--search", "portfolio", "--pareto")
     assert re.search(r"scalar model, \w,\w( bounded)? of \d+ assets: .* of [\d,]+ and", several)
+    assert "searched" not in cpembed("solve", *CONV).out
+    assert "branch" not in cpembed("explain", *CONV).out
+    assert "digit model" in cpembed("explain", *CONV, "--verbose").out
 
 
 def test_graphs_that_differ_need_no_search(cpembed: Caller) -> None:
