@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from cpembed.api import bench_maker, tune_vta
-from cpembed.api.run import missing_for
+from cpembed.api.chosen import missing_for
 from cpembed.api.solve import hardware_spec
 from cpembed.tune.vta_search import measure
 from tests.cli.calling import Called, Caller, in_a_process
