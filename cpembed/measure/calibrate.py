@@ -86,24 +86,28 @@ def measure_calibration(
     machine is too busy for a figure, and :class:`CrashError` where it is not an instruction that
     ends the process.
     """
-    missing = {
-        name: ", ".join(lacks) for name, needs in FEATURES.items() if (lacks := lacking(needs))
-    }
+    ended: dict[str, str] = {}
     while True:
         try:
-            return worker.call(_measured, missing, rounds, timeout, progress=on_step)
+            return worker.call(_measured, ended, rounds, timeout, progress=on_step)
         except CrashError as error:
             doing = error.doing or ""
-            crashed = [name for name in FEATURES if name in doing and name not in missing]
+            crashed = [name for name in FEATURES if name in doing and name not in ended]
             if not crashed:
                 raise
-            missing |= dict.fromkeys(crashed, str(error))
+            ended |= dict.fromkeys(crashed, str(error))
 
 
 def _measured(
-    missing: Mapping[str, str], rounds: int, timeout: float, *, progress: OnStep
+    ended: Mapping[str, str], rounds: int, timeout: float, *, progress: OnStep
 ) -> Measured:
+    """``ended``: why instructions are left out whose kernels ended a worker."""
     started = time.perf_counter()
+    # Asked here: the permission to use tiles is a process's own.
+    missing = {
+        name: ", ".join(lacks) for name, needs in FEATURES.items() if (lacks := lacking(needs))
+    }
+    missing |= ended
     products = [name for name in FEATURES if name not in missing]
     if not products:
         reasons = "; ".join(f"{name}: {what}" for name, what in missing.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from cpembed.backends.x86 import features
 from cpembed.backends.x86.calibration import OPERATIONS
-from cpembed.errors import BackendUnavailable, MeasurementError
+from cpembed.errors import BackendUnavailable, CrashError, MeasurementError
 from cpembed.measure.calibrate import (
     assemble,
     disturbances,
@@ -184,3 +185,29 @@ def test_every_figure_has_its_probe(
     again = {probe.name for probe in laboratory.alone(alone)}
     assert again == {name for name in alone if "line" in name}
     assert laboratory.alone([]) == []
+
+
+def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured of the others counts, and the reason is said."""
+    asked: list[dict[str, str]] = []
+
+    def call(function: object, ended: dict[str, str], *limits: object, progress: object) -> str:
+        asked.append(dict(ended))
+        if "vdpbf16ps" not in ended:
+            raise CrashError.of("measuring vdpbf16ps", -signal.SIGILL, "")
+        return "measured"
+
+    monkeypatch.setattr("cpembed.worker.call", call)
+    assert measure_calibration() == "measured"
+    (reason,) = asked[-1].values()
+    assert (len(asked), list(asked[-1])) == (2, ["vdpbf16ps"])
+    assert "measuring vdpbf16ps ended in SIGILL" in reason
+
+
+def test_what_is_no_instructions_fault_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(*arguments: object, progress: object) -> None:
+        raise CrashError.of("compiling a kernel of x86.calibration", -signal.SIGABRT, "")
+
+    monkeypatch.setattr("cpembed.worker.call", call)
+    with pytest.raises(CrashError, match="SIGABRT"):
+        measure_calibration()
