@@ -106,7 +106,13 @@ def legend(embeddings: Iterable[Embedding]) -> str:
 
 
 def unusual(embedding: Embedding) -> str:
-    """The legend of what is in a mapping beside ``axis:count``; empty where that is all."""
+    """The legend of what is in a mapping beside ``axis:count``; empty where that is all.
+
+    >>> unusual(Embedding({}, {"x": 4}, {"x": (Digit("p", 4, 14),)}))
+    'p:4 by 14 is 4 steps along p, 14 apart'
+    >>> unusual(Embedding({}, {"x": 4, "y": 1}, {"x": (Digit("p", 4),), "y": ()}))
+    ''
+    """
     forms = _forms([embedding])
     return "; ".join(text for form, text in forms.items() if form not in ("plain", "empty"))
 
