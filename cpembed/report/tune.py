@@ -157,7 +157,7 @@ def _cpu_rows(result: CpuTuneResult) -> list[_Row]:
         ("tried", f"{_tried(result)}{left_out}"),
         ("untuned", f"{_times(untuned)}{again}"),
         ("tuned", f"{_times(best)}; {_faster(result.speedup)}"),
-        ("model", f"{_model(best)} tuned, {_model(untuned)} untuned"),
+        ("model", f"tuned: {_model(best)}; untuned: {_model(untuned)}"),
         *_embedding(best),
         ("schedule", words.knobs(best.knobs, Embedding.from_json(best.embedding))),
     ]
@@ -186,4 +186,4 @@ def _model(trial: CpuTrial) -> str:
     """What was expected of a trial beside what was measured."""
     expected = trial.estimate_us + trial.estimated_moves_us
     share = expected / (trial.total_us or 1.0)
-    return f"{words.duration(expected)} estimated ({share:.2f} of the time)"
+    return f"{words.duration(expected)} estimated is {share:.2f} times the measured"
