@@ -16,6 +16,7 @@ from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
 from cpembed.tune.cpu_choice import CONSIDERED, EQUAL
 
 
@@ -39,28 +40,49 @@ def faster_beside(
 ) -> Beside | None:
     """The target beside the one that was searched, where this machine has it and the model says it
     is faster than ``chosen``, by default what the model chooses; ``timeout`` and ``seed`` are of
-    its search. None where the instruction is well used, nothing is named beside it, or tuning made
-    the choice."""
+    its search. Targets beside it are the one that is named so, where the instruction is badly used,
+    and the one that runs what cannot be embedded, where an embedding takes :func:`is_forced`. None
+    where there is no such target, or tuning made the choice."""
     spec = solved.target
-    if spec.beside is None or not solved.embeddings:
-        return None
-    if solved.embeddings[0].overheads.utilisation >= POOR:
-        return None
-    other = load_hardware_spec(spec.beside)
-    if missing_features(other) or (chosen is not None and chosen.estimate is None):
+    names: list[str] = []
+    if spec.beside is not None and solved.utilisation < POOR:
+        names.append(spec.beside)
+    if spec.otherwise is not None and is_forced(solved):
+        names.append(spec.otherwise)
+    if not names or not solved.embeddings or (chosen is not None and chosen.estimate is None):
         return None
     try:
-        ours = chosen or model_choices(solved.embeddings, spec, epilogue)[0]
+        ours = (chosen or model_choices(solved.embeddings, spec, epilogue)[0]).estimate
+    except LoweringError:
+        return None
+    times = {name: _us(solved.workload, name, epilogue, timeout, seed) for name in names}
+    found = [Beside(name, us, ours.total_us) for name, us in times.items() if us and ours]
+    best = min(found, key=lambda beside: beside.us, default=None)
+    return best if best is not None and best.us * EQUAL < best.asked_us else None
+
+
+def is_forced(solved: SolveResult) -> bool:
+    """Whether an embedding takes more than the narrow set and the factors in their order."""
+    narrower = solved.narrower
+    return solved.exchanged or (narrower is not None and not narrower.utilisation)
+
+
+def _us(
+    workload: Computation, name: str, epilogue: Epilogue | None, timeout: float | None, seed: int
+) -> float | None:
+    """Microseconds that another target takes by the model, packing and unpacking included; None
+    where it cannot run the workload here."""
+    other = load_hardware_spec(name)
+    if missing_features(other):
+        return None
+    try:
         found = solve(
-            solved.workload, other, DEFAULT_CONSTRAINTS, top=CONSIDERED, timeout=timeout, seed=seed
+            workload, other, DEFAULT_CONSTRAINTS, top=CONSIDERED, timeout=timeout, seed=seed
         )
         if not found.embeddings:
             return None
-        theirs = model_choices(found.embeddings, other, epilogue, fuses=False)[0]
+        estimate = model_choices(found.embeddings, other, epilogue, fuses=False)[0].estimate
     except (LoweringError, WorkloadError):
         # Also of types that the other one does not multiply.
         return None
-    if ours.estimate is None or theirs.estimate is None:
-        return None
-    beside = Beside(other.name, theirs.estimate.total_us, ours.estimate.total_us)
-    return beside if beside.us * EQUAL < beside.asked_us else None
+    return None if estimate is None else estimate.total_us

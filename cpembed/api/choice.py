@@ -21,6 +21,7 @@ from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import Computation
+from cpembed.resources import hardware_spec_files
 
 POOR = 0.5
 """Utilisation below which another order of the factors, or another target, is tried: there a factor
@@ -93,11 +94,13 @@ def idle_padding(solved: SolveResult) -> str | None:
 def undeclared_stride(solved: SolveResult) -> str | None:
     """That windows could be read in place, and more of the instruction used so, if its memory side
     declared a stride; None where it declares one or that it has none, where nothing is wasted, or
-    looking would take long.
+    looking would take long. Shipped targets declare all that they take.
 
     A memory side that asks for alignment reads tiles as wholes, whatever lies between them.
     """
     before = solved.narrower.utilisation if solved.narrower else solved.utilisation
+    if solved.target.path in map(str, hardware_spec_files().values()):
+        return None
     if not solved.complete or before >= WELL_USED or solved.total_seconds > _SHORT:
         return None
     instruction = solved.target.instruction

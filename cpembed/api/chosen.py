@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
-from cpembed.api.beside import Beside, faster_beside
+from cpembed.api.beside import Beside, faster_beside, is_forced
 from cpembed.api.choice import pick, stand_in
 from cpembed.api.identified import identified
 from cpembed.api.run_cpu import (
@@ -196,6 +196,8 @@ def choose(asked: Request) -> Chosen | SolveResult:
     if asked.progress is not None:
         asked.progress("build", 0)
     if not by_model:
+        if anything and spec.otherwise is not None and is_forced(solved):
+            return _instead(asked, solved, spec.otherwise)
         return Chosen(solved, plan)
     try:
         choices = _choices(asked, solved, candidate, _all(found), epilogue)

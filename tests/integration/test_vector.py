@@ -151,6 +151,10 @@ def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
     document = result.to_json()
     assert (document["target"], document["executed"]) == (target, other)
     assert result.instead_of is not None
+    if target == "avx512_vnni":
+        # Pixels could fill its lanes, the image as its second factor: slower, says the model.
+        assert result.instead_of.exchanged
+        return
     assert not result.instead_of.count
     # Where the target's own instruction is asked for, or a set that may be what excludes it.
     for asked in ({"constraints": "strict"}, {"backend": "generic"}, {"rank": 1}):

@@ -11,6 +11,7 @@ import pytest
 
 from cpembed.api import widening
 from cpembed.api.choice import undeclared_stride
+from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.explain import Explanation, explain
 from cpembed.api.run import VtaRunResult, run
 from cpembed.api.run_vta import VtaSimulation
@@ -205,3 +206,18 @@ def test_resnet18_uses_or_is_told_what_the_widest_set_gives(target: str) -> None
         assert widest.complete
         assert max(usual.utilisation, told) >= widest.utilisation - 0.02
         assert usual.utilisation >= min(widest.utilisation - 0.02, widening.WELL_USED)
+
+
+@pytest.mark.parametrize("target", ["avx512_vnni", "amx_int8"])
+def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
+    target: str,
+) -> None:
+    """Pixels of an image could fill VNNI's lanes under windows that are unrolled; with a lane for
+    each channel nothing is unrolled. AMX has no use for a depthwise convolution at all."""
+    spec = hardware_spec(target)
+    layer = workload("depthwise n=1 c=64 h=28 w=28 r=3 s=3 pad=1 layout=NHWC", spec)
+    found = choose(Request(layer, spec, untuned=True))
+    assert isinstance(found, Chosen)
+    assert found.solved.target.name == "avx512_int8"
+    assert found.instead_of is not None
+    assert found.instead_of.target.name == target
