@@ -22,7 +22,7 @@ from cpembed.api.bench_rows import (
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult, simulates, tail_for
-from cpembed.api.solve import SolveResult, default_dtypes, solve
+from cpembed.api.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
 from cpembed.backends.epilogue import Epilogue
 from cpembed.backends.kernel import BackendChoice
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -61,6 +61,11 @@ class RowMaker:
     epilogue: Epilogue | None = None
     baselines: tuple[Baseline, ...] = ()
 
+    def workload(self, layer: Layer) -> Computation:
+        """The layer on the target's element types."""
+        named = layer.workload(default_dtypes(self.spec), self.layout)
+        return named if is_typed([layer.label]) else typed_by_roles(named, self.spec.instruction)
+
     def is_current(self, layer: Layer, row: BenchRow) -> bool:
         """Whether a stored row is of what tuning knows now."""
         run = row.run
@@ -73,7 +78,7 @@ class RowMaker:
         return known == (run.tuned.embedding, run.tuned.trials)
 
     def _kept(self, layer: Layer, instead: str | None) -> Kept[VtaTrial] | Kept[CpuTrial] | None:
-        workload = layer.workload(default_dtypes(self.spec), self.layout)
+        workload = self.workload(layer)
         constraints = None if self.any_set else self.constraints
         if instead is not None:
             return cpu_kept.best_kept(workload, load_hardware_spec(instead), constraints)
@@ -109,7 +114,7 @@ class RowMaker:
         """What there is of the layer's row; an exception is part of it."""
         draft = Draft()
         try:
-            workload = layer.workload(default_dtypes(self.spec), self.layout)
+            workload = self.workload(layer)
             draft.macs = workload.macs
             self._fill(draft, layer, workload, progress)
         except Exception as error:
@@ -118,7 +123,7 @@ class RowMaker:
 
     def warm_up(self, layer: Layer) -> None:
         """A search like those of rows."""
-        workload = layer.workload(default_dtypes(self.spec), self.layout)
+        workload = self.workload(layer)
         self.solve(workload, self.strict, lambda phase, count: None)
 
     def solve(

@@ -136,7 +136,8 @@ def undeclared_stride(solved: SolveResult) -> str | None:
 
 def better_order(solved: SolveResult) -> str | None:
     """That the workload with its factors exchanged has a better candidate, found and proven, under
-    the same set; None where the best one is good enough or looking would take long."""
+    the same set, and how to get it; None where the best one is good enough or looking would take
+    long. Where the element types keep the factors in their roles, that is with other types."""
     tried = solved.constraints.exchanges_factors
     if tried or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
         return None
@@ -145,14 +146,33 @@ def better_order(solved: SolveResult) -> str | None:
     problem = pair_operands_or_none(solved.workload, instruction)
     if best.overheads.utilisation >= POOR or problem is None:
         return None
-    for other in exchanged_problems(problem):
-        found = solve(other.workload, solved.target, solved.constraints, top=1, timeout=_SHORT)
-        if found.embeddings and found.embeddings[0].score < best.score:
-            order = ", ".join(operand.name for operand in other.workload.inputs)
-            used = found.embeddings[0].overheads.utilisation
-            if used > best.overheads.utilisation:
-                return (
-                    f"the factors in the order {order} use {used:.1%} of {instruction.name} "
-                    f"instead of {best.overheads.utilisation:.1%}"
-                )
+    others = [other.workload for other in exchanged_problems(problem)]
+    typed = _with_exchanged_types(solved.workload) if not others else None
+    for other in others if typed is None else [typed]:
+        try:
+            found = solve(other, solved.target, solved.constraints, top=1, timeout=_SHORT)
+        except WorkloadError:
+            # The types fit in no order.
+            continue
+        used = found.utilisation
+        if not found.embeddings or found.embeddings[0].score >= best.score:
+            continue
+        if used > best.overheads.utilisation:
+            order = ", ".join(operand.name for operand in other.inputs)
+            more = f"{used:.1%} of {instruction.name} instead of {solved.utilisation:.1%}"
+            if typed is None:
+                how = "exchange them or use --constraints complete"
+                return f"the factors in the order {order} use {more}: {how}"
+            types = ",".join(operand.dtype for operand in (*typed.inputs, typed.output))
+            return f"with the roles of the factors {order} exchanged, {more} is used: dtype={types}"
     return None
+
+
+def _with_exchanged_types(workload: Computation) -> Computation | None:
+    """The workload of two factors of different types with each other's types."""
+    if len(workload.inputs) != 2 or len(workload.outputs) != 1:
+        return None
+    first, second = workload.inputs
+    if first.dtype == second.dtype:
+        return None
+    return workload.with_dtypes({first.name: second.dtype, second.name: first.dtype})

@@ -70,7 +70,7 @@ def workload(words: str | Sequence[str], target: str | HardwareSpec | None = Non
     parsed = parse_workload(given, default_dtypes(spec))
     if is_typed(given):
         return parsed
-    return _typed(parsed, spec.instruction, by_role="[" in given[0])
+    return typed_by_roles(parsed, spec.instruction, by_role="[" in given[0])
 
 
 def is_typed(words: Sequence[str]) -> bool:
@@ -79,7 +79,9 @@ def is_typed(words: Sequence[str]) -> bool:
     return any(part.startswith("dtype=") for word in words for part in word.split())
 
 
-def _typed(parsed: Computation, instruction: Instruction, *, by_role: bool) -> Computation:
+def typed_by_roles(
+    parsed: Computation, instruction: Instruction, *, by_role: bool = False
+) -> Computation:
     """The element types that the operands' roles take: roles in the order of the factors, unless an
     instruction axis can be fed in another order only. In the order as it is, operands keep types
     that go by position, where not ``by_role``."""

@@ -75,7 +75,7 @@ def _say(result: SolveResult) -> int:
         return STOPPED
     better = better_order(result)
     if better is not None:
-        message(f"{better}: exchange them or use --constraints complete")
+        message(better)
     return 0
 
 

@@ -25,7 +25,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.measure import environment
 from cpembed.report.bench import report
 from cpembed.resources import constraint_files, hardware_spec_files
-from cpembed.workloads.suites import suite
+from cpembed.workloads.suites import Layer, suite
 
 VTA = "vta_1x16x16"
 VNNI = load_hardware_spec("avx512_vnni")
@@ -127,6 +127,15 @@ def test_rows_have_the_mapping_or_the_reason(tmp_path: Path) -> None:
     assert face.strict.embedding.mapping == "y←k:16 z←c:16"
     assert face.run is None
     assert face.macs == 128 * 128 * 27 * 27 * 9
+
+
+def test_a_row_has_the_element_types_of_the_roles(tmp_path: Path) -> None:
+    """The matrix of a matrix-vector product is VNNI's second factor, of signed bytes."""
+    maker = solving(tmp_path, target="avx512_vnni").maker
+    row = maker.row(Layer("mine", 0, "", "gemv m=64 k=64"), progress=lambda phase, count: None)
+    assert row.best is not None
+    assert row.best.embedding is not None
+    assert row.best.embedding.utilisation == 1.0
 
 
 def test_the_json_document_has_the_promised_fields(tmp_path: Path) -> None:

@@ -23,8 +23,21 @@ def solved(words: str, constraints: str = "in_place_padded") -> SolveResult:
 def test_a_better_order_of_the_factors_is_known() -> None:
     """One image in 16 columns uses a sixteenth; the 64 filters fill them."""
     assert better_order(solved(f"{WEIGHTS_FIRST} {SIZES}")) == (
-        "the factors in the order I, W use 100.0% of vta_1x16x16 instead of 6.2%"
+        "the factors in the order I, W use 100.0% of vta_1x16x16 instead of 6.2%: "
+        "exchange them or use --constraints complete"
     )
+
+
+def test_types_that_keep_the_factors_in_their_roles_are_named() -> None:
+    """One column fills one of 16 lanes, the 64 rows all of them, but these are unsigned."""
+    words, target = "gemm m=64 n=1 k=64", "avx512_vnni"
+    result = solve(workload(words, target), target, top=1)
+    assert better_order(result) == (
+        "with the roles of the factors A, B exchanged, 100.0% of avx512_vnni instead of 6.2% is "
+        "used: dtype=int8,uint8,int32"
+    )
+    typed = solve(workload(f"{words} dtype=int8,uint8,int32", target), target, top=1)
+    assert (typed.utilisation, typed.exchanged) == (1.0, True)
 
 
 @pytest.mark.parametrize(
