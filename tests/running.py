@@ -36,7 +36,7 @@ def check_candidates(words: str, spec: HardwareSpec, backend: str) -> None:
     given = workload(words, target=spec)
     inputs = random_inputs(given, 5)
     expected, ahead = Expected(given, inputs), packed_before(given)
-    for ranked in with_variants(solve(given, spec, top=2).embeddings, spec):
+    for ranked in with_variants(solve(given, spec, "in_place_padded", top=2).embeddings, spec):
         kernel = build(ranked.candidate.program, spec, backend="native")
         assert kernel.backend == backend
         assert expected.judge(kernel.run(inputs)).verified
@@ -50,7 +50,7 @@ def check_schedules(words: str, spec: HardwareSpec, rng: random.Random, count: i
     inputs = exact_inputs(given, rng.randrange(1 << 30))
     expected, ahead = Expected(given, inputs), packed_before(given)
     sums = reference(given, inputs)
-    program = solve(given, spec, top=1).embeddings[0].candidate.program
+    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
     ranked = schedule_space(program, spec).ranked()
     for _, knobs in [ranked[0], *rng.sample(ranked, min(count, len(ranked)))]:
         kernel = build(program, spec, backend="native", knobs=knobs)

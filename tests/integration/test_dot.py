@@ -66,7 +66,7 @@ def test_kernels_compute_the_workload(
 @pytest.mark.parametrize("spec, backend", BACK_ENDS)
 def test_the_instruction_is_used(spec: HardwareSpec, backend: str) -> None:
     given = workload("gemm m=32 n=32 k=128", target=spec)
-    program = solve(given, spec, top=1).embeddings[0].candidate.program
+    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
     kernel = build(program, spec, backend="native")
     assert kernel.backend == backend
     name = "vpdpbusd" if spec is DOT else "vdpbf16ps"
@@ -93,14 +93,14 @@ def test_threads_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "2")
     given = workload("gemm m=1 n=1 k=4096", target=DOT)
     inputs = random_inputs(given, 3)
-    program = solve(given, DOT, top=1).embeddings[0].candidate.program
+    program = solve(given, DOT, "in_place_padded", top=1).embeddings[0].candidate.program
     kernel = build(program, DOT, backend="native", knobs=Knobs(parts=2))
     assert np.array_equal(kernel.run(inputs), reference(given, inputs))
 
 
 def test_a_block_fits_the_registers() -> None:
     given = workload("gemm m=64 n=8 k=128", target=DOT)
-    program = solve(given, DOT, top=1).embeddings[0].candidate.program
+    program = solve(given, DOT, "in_place_padded", top=1).embeddings[0].candidate.program
     space = schedule_space(program, DOT)
     assert all(np.prod([*knobs.blocks.values(), 1]) <= 28 for _, knobs in space.ranked())
     with pytest.raises(LoweringError, match="does not fit the registers"):

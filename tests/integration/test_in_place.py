@@ -84,7 +84,7 @@ def test_parts_pack_only_what_they_read(target: str, monkeypatch: pytest.MonkeyP
     spec = hardware_spec(target)
     given = workload(["resnet50:2", "layout=NHWC"], target=spec)
     shares: dict[bool, set[float]] = {True: set(), False: set()}
-    for ranked in solve(given, spec, top=4).embeddings:
+    for ranked in solve(given, spec, "in_place_padded", top=4).embeddings:
         space = schedule_space(ranked.candidate.program, spec)
         for _, knobs in space.ranked():
             packing = space.packing(ranked.candidate.program, knobs)

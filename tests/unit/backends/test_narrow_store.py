@@ -20,7 +20,7 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.verification import verify
 
 AMX, BF16 = hardware_spec("amx_int8"), hardware_spec("amx_bf16")
-LAYER = "conv2d n=1 c=64 h=7 w=5 k=192 r=1 s=1 layout=NHWC"
+LAYER = "conv2d n=1 c=64 h=9 w=7 k=192 r=3 s=3 layout=NHWC"
 LACKS = missing_features(AMX)
 runs = pytest.mark.skipif(bool(LACKS), reason=f"missing: {', '.join(LACKS)}")
 
