@@ -76,7 +76,7 @@ def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: Bac
         assert (error <= step).all(), epilogue
 
 
-@pytest.mark.quick(16)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("target", TARGETS)

@@ -49,7 +49,7 @@ def found(layer: str, target: str) -> Iterator[RankedCandidate]:
         yield from with_variants(solve(given, spec, constraints, top=1).embeddings, spec)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("threads", ["3", "1"])
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("target", TARGETS)

@@ -71,7 +71,7 @@ def test_cycles_and_bytes_of_a_product_are_those_of_its_tiles() -> None:
     assert result.timing.bytes["WGT"] >= weights
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("form", ["requantized", "int32", "int8"])
 @pytest.mark.parametrize(
     "words",

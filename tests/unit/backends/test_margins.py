@@ -98,7 +98,7 @@ def test_a_condition_is_where_its_loop_is_and_only_where_it_can_fail() -> None:
     assert not nest.margins
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "target",

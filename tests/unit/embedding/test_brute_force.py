@@ -174,7 +174,7 @@ def compare(seed: int) -> int | None:
     return None if found is None else len(found)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("block", range(20))
 def test_solver_and_brute_force_agree(block: int) -> None:
     found = [compare(seed) for seed in range(block * 40, block * 40 + 40)]

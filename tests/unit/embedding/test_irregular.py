@@ -223,7 +223,7 @@ def compare(seed: int) -> bool:
     return True
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(4))
 def test_all_embeddings_are_found(block: int) -> None:
     compared = sum(compare(seed) for seed in range(40 * block, 40 * block + 40))
