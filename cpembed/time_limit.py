@@ -8,12 +8,15 @@ beforehand: they are left by an exception that another thread raises in them.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_Hook = Callable[[Any], Any]
 
 _AGAIN = 0.25
 """Seconds after which the exception is raised again, should something have swallowed it."""
@@ -39,7 +42,10 @@ def within(seconds: float | None, work: Callable[[], T]) -> T:
     if seconds is None:
         return work()
     watch = _Watch(seconds)
+    usual = sys.unraisablehook
     try:
+        # A callback of the collector cannot end anything: there the exception is only raised again.
+        sys.unraisablehook = _silent_beside(usual)
         watch.start()
         return work()
     finally:
@@ -48,6 +54,15 @@ def within(seconds: float | None, work: Callable[[], T]) -> T:
         watch.ended = True
         _raise_in_thread(watch.watched, None)
         watch.woken.set()
+        sys.unraisablehook = usual
+
+
+def _silent_beside(usual: _Hook) -> _Hook:
+    def hook(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, OutOfTime):
+            usual(unraisable)
+
+    return hook
 
 
 class Clock:

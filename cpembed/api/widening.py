@@ -38,6 +38,10 @@ Rescored = Callable[[SolveResult], Weights | None]
 the same."""
 
 
+_ENOUGH = 0.25
+"""Share of the time that has to be left for the second search."""
+
+
 class Search(Protocol):
     """A search of a workload under a named set, within so many seconds."""
 
@@ -57,8 +61,10 @@ def default_searches(
     started = time.perf_counter()
     first = search(DEFAULT_CONSTRAINTS, timeout=timeout, weights=weights)
     left = None if timeout is None else timeout - (time.perf_counter() - started)
-    # Graphs that differ in labels differ under every set.
-    hopeless = first.search.formulation is None or (left is not None and left <= 0)
+    # Graphs that differ in labels differ under every set; a search that takes most of the time
+    # leaves too little for one of a wider set.
+    late = timeout is not None and left is not None and left < timeout * _ENOUGH
+    hopeless = first.search.formulation is None or late
     # A model of the machine has other reasons to choose than how much of the instruction is used.
     hopeless |= rescored is None and not _may_use_more(first)
     if hopeless or first.utilisation >= WELL_USED:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -100,6 +101,26 @@ def test_nothing_is_raised_after_the_work() -> None:
             late += 1
         sum(range(1000))
     assert late > 0
+
+
+def test_what_a_callback_swallows_is_raised_again_and_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As the callback of a weak reference does."""
+
+    class Dying:
+        pass
+
+    def collect_for_ever() -> None:
+        while True:
+            dying = Dying()
+            kept = weakref.ref(dying, lambda _: [n for n in range(2000) if n < 0])
+            del dying
+            assert kept() is None
+
+    with pytest.raises(OutOfTime):
+        within(0.05, collect_for_ever)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_clock_without_a_limit_has_no_end() -> None:
