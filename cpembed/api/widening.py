@@ -18,6 +18,7 @@ from cpembed.cost.use_bound import utilisation_bound
 from cpembed.embedding.commute import exchanged_problems, fitting_order
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.time_limit import OutOfTime, within
 
 DEFAULT_CONSTRAINTS = "in_place_padded"
 """What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
@@ -37,6 +38,9 @@ Rescored = Callable[[SolveResult], Weights | None]
 """Weights under which the wider set's candidates are ranked, from what the narrow set gave; None:
 the same."""
 
+
+_SOON = 0.3
+"""Seconds for a bound, which takes a few hundredths of most layers."""
 
 _ENOUGH = 0.25
 """Share of the time that has to be left for the second search."""
@@ -102,6 +106,14 @@ def _may_use_more(result: SolveResult) -> bool:
 
 
 def _bound(result: SolveResult) -> float | None:
+    """None where nothing is known of it, or not soon."""
+    try:
+        return within(_SOON, lambda: _bound_of(result))
+    except OutOfTime:
+        return None
+
+
+def _bound_of(result: SolveResult) -> float | None:
     instruction = result.target.instruction
     problem = pair_operands(fitting_order(result.workload, instruction), instruction)
     if not isinstance(problem, EmbeddingProblem):

@@ -73,9 +73,42 @@ def reported_features() -> frozenset[str]:
     return frozenset()
 
 
+_RESTS_ON: Mapping[str, tuple[str, ...]] = {
+    "ssse3": ("pni",),
+    "sse4_1": ("ssse3",),
+    "sse4_2": ("sse4_1",),
+    "avx": ("sse4_2",),
+    "avx2": ("avx",),
+    "fma": ("avx",),
+    "f16c": ("avx",),
+    "vaes": ("avx", "aes"),
+    "vpclmulqdq": ("avx", "pclmulqdq"),
+    "avx512f": ("avx2", "fma", "f16c"),
+    "avx512vbmi": ("avx512bw",),
+    "avx512_vbmi2": ("avx512bw",),
+    "avx512_bitalg": ("avx512bw",),
+    "avx512_bf16": ("avx512bw",),
+    "avx512_fp16": ("avx512bw",),
+}
+"""Without what a feature counts as absent, as in LLVM, which switches it off too (X86.td); beside
+these AVX-512's rest on ``avx512f``, other vectors of AVX on ``avx2``, AMX's on ``amx_tile``."""
+
+
 def cpu_features() -> frozenset[str]:
-    """The reported features, less those that are hidden (:data:`HIDE_VARIABLE`)."""
-    return reported_features() - listed(HIDE_VARIABLE)
+    """The reported features, less those that are hidden (:data:`HIDE_VARIABLE`) and those that rest
+    on absent ones."""
+    found = reported_features() - listed(HIDE_VARIABLE)
+    while absent := {name for name in found if not found.issuperset(_rests_on(name))}:
+        found -= absent
+    return found
+
+
+def _rests_on(name: str) -> tuple[str, ...]:
+    if name in _RESTS_ON and not name.startswith("avx512_"):
+        return _RESTS_ON[name]
+    families = {"avx512": "avx512f", "avx_": "avx2", "amx_": "amx_tile"}
+    base = next((of for start, of in families.items() if name.startswith(start)), name)
+    return (base, *_RESTS_ON.get(name, ()))
 
 
 def listed(variable: str) -> frozenset[str]:

@@ -23,7 +23,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.transform.in_place import InPlaceLayout
 from cpembed.transform.layout import OperandLayout
 from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
-from cpembed.transform.rewrites import Rewrite
+from cpembed.transform.rewrites import Rewrite, StencilUnroll
 
 LayoutCache = dict[
     tuple[str, str, tuple[tuple[int, tuple[Digit, ...]], ...]],
@@ -69,6 +69,7 @@ def derive(
     extents = {loop.name: loop.extent for loop in (*loops, *lanes)}
     operands: list[PackedOperand] = []
     rewrites: list[Rewrite] = []
+    outputs = {output.name for output in workload.outputs}
     for ours in instruction.computation.operands:
         names = tuple(
             name
@@ -91,6 +92,10 @@ def derive(
             )
             layouts[key] = (layout.derive(), layout.applied)
         packed, applied = layouts[key]
+        if any(isinstance(rewrite, StencilUnroll) for rewrite in applied) and role in outputs:
+            raise TransformError(
+                f"several points write an element of {role}, which would then lie in several places"
+            )
         operands.append(packed)
         rewrites += applied
     return DerivedProgram(

@@ -313,3 +313,16 @@ def test_an_operand_that_is_already_right_is_used_in_place() -> None:
     workload = workload.with_dtypes({"I": "uint8"})
     best = solve(workload, "amx_int8", "in_place").embeddings[0]
     assert best.overheads.in_place == ("I", "O")
+
+
+def test_what_several_points_write_stays_in_one_place() -> None:
+    """Where a layout would hold an element of the output twice, there is no program; the others
+    compute the sums."""
+    given = described("C[3*i+k] += A[i,y] * B[k,y] i=6 k=8 y=16", target="arm_sdot")
+    found = solve(given, "arm_sdot", "relaxed", top=None)
+    assert found.embeddings
+    assert any("would then lie in several places" in why for why in found.not_derivable)
+    inputs = random_inputs(given, 3)
+    for ranked in found.embeddings:
+        program = ranked.candidate.program
+        assert np.array_equal(execute(program, inputs), interpret(given, inputs))
