@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -46,13 +47,15 @@ def call(function: Callable[P, R], *arguments: P.args, **keywords: P.kwargs) -> 
     """
     if in_worker() or os.environ.get(IN_PROCESS_VARIABLE) or not sys.executable:
         return function(*arguments, **keywords)
-    return _current().call(function, arguments, keywords)
+    with _one_at_a_time:
+        return _current().call(function, arguments, keywords)
 
 
 def prepare() -> None:
     """Start the worker where there is none, to be warm when it is called."""
     if not (in_worker() or os.environ.get(IN_PROCESS_VARIABLE) or not sys.executable):
-        _current()
+        with _one_at_a_time:
+            _current()
 
 
 def retire() -> None:
@@ -198,6 +201,7 @@ def _outcome(kind: str, what: list[Any], doing: str | None) -> Any:
 
 
 _workers: list[Worker] = []
+_one_at_a_time = threading.RLock()
 
 
 def _current() -> Worker:
