@@ -191,10 +191,7 @@ def command(
         return f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes"
 
     with Stop("row", interrupted) as stop:
-        try:
-            _run(bench, stop)
-        except KeyboardInterrupt:
-            stop.asked = True
+        _run(bench, stop)
     if stop.asked:
         message(interrupted())
         return INTERRUPTED

@@ -77,8 +77,12 @@ class Stop:
         self._handling.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
+        """An interrupt that was raised all the same, by a library or a test, was asked for too."""
         self._handling.__exit__(None, None, None)
+        raised = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.asked |= raised
+        return raised
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

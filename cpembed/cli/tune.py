@@ -163,10 +163,7 @@ def command(
         return f"interrupted: {kept}; the same command resumes"
 
     with Stop("trial", interrupted) as stop:
-        try:
-            _run(tuning, stop)
-        except KeyboardInterrupt:
-            stop.asked = True
+        _run(tuning, stop)
     if stop.asked:
         message(interrupted())
         if not tuning.done:
