@@ -4,9 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 SHARDS := slow-solver slow-kernels slow-vta slow-papers slow-fuzz slow-commands
-SOLVER := tests/unit/embedding tests/unit/cost tests/unit/transform
-KERNELS := tests/integration tests/unit/backends
-VTA := tests/unit/backends/vta
+SOLVER := tests/unit/embedding tests/unit/selection tests/unit/transform
+KERNELS := tests/integration tests/unit/kernel tests/unit/targets
+VTA := tests/unit/targets/vta
 PAPERS := tests/experiments
 FUZZ := tests/fuzz
 SLOW := $(BIN)/python -m pytest -n 2 -m slow

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Group = Literal[
     "cpembed.constraints",
     "cpembed.operators",
-    "cpembed.backends",
+    "cpembed.kernel",
     "cpembed.hw_specs",
     "cpembed.constraint_sets",
 ]

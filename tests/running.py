@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from cpembed.api.solve import solve, workload
-from cpembed.backends.epilogue import RESULT_TYPES, Epilogue
-from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.packing import packed_before
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue
+from cpembed.kernel.packing import packed_before
 from cpembed.measure.verification import Expected
-from cpembed.tune.cpu_variants import with_variants
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.variants import with_variants
 
 
 def exact_inputs(given: Computation, seed: int) -> dict[str, Array]:

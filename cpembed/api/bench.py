@@ -31,17 +31,17 @@ from cpembed.api.chosen import missing_for
 from cpembed.api.run_vta import simulates
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
 from cpembed.api.widening import WIDER
-from cpembed.backends.epilogue import RESULT_TYPES, Epilogue
-from cpembed.backends.kernel import BackendChoice
-from cpembed.backends.x86.calibration import load_calibration
+from cpembed.baselines.registry import open_baselines
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.measure.baselines.registry import open_baselines
+from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
+from cpembed.targets.cpu.build import BackendChoice
+from cpembed.targets.cpu.calibration import load_calibration
 from cpembed.workloads.suites import Layer, suite
 
 STRICT = "strict"
@@ -196,7 +196,7 @@ def open_bench(
     is the folder of the store, ``fresh`` forgets what it holds of this suite. ``constraints`` None
     and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are ``output``, ``relu``,
     ``bias`` and ``scale``, for kernels that are not simulated. ``baselines`` names libraries to run
-    beside each kernel (:data:`~cpembed.measure.baselines.registry.BASELINES`): they store the same,
+    beside each kernel (:data:`~cpembed.baselines.registry.BASELINES`): they store the same,
     and without any of ``output`` to ``scale`` both sides store what the library's fastest form
     does.
 

@@ -11,14 +11,14 @@ import msgspec
 
 from cpembed.api.run_cpu import build_first, choices_storing
 from cpembed.api.run_result import RunResult
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import CompiledKernel
+from cpembed.baselines.base import Baseline, NotCovered, Subject
+from cpembed.baselines.contest import Comparison, contest
 from cpembed.ir.reference import random_inputs
-from cpembed.measure.baselines.base import Baseline, NotCovered, Subject
-from cpembed.measure.baselines.contest import Comparison, contest
-from cpembed.measure.pace import Pace
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.runner import Quantiles
 from cpembed.stores import Natural, Positive, Time
+from cpembed.targets.x86.pace import Pace
 
 
 class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Both sides, timed in turns (:mod:`cpembed.measure.baselines`), or why not (``missing``).
+    """Both sides, timed in turns (:mod:`cpembed.baselines`), or why not (``missing``).
 
     ``form`` is the baseline's call and result, ``stored`` the type of the results that both sides
     store, ``implementations`` what the library chose to run in it. ``call_us``: that call;

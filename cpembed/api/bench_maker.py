@@ -23,18 +23,19 @@ from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult, simulates, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import BackendChoice
+from cpembed.baselines.base import Baseline, Subject
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.measure.baselines.base import Baseline, Subject
-from cpembed.tune import cpu_kept, vta_kept
-from cpembed.tune.cpu_trials import CpuTrial
-from cpembed.tune.kept import Kept
-from cpembed.tune.vta_trials import VtaTrial
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.targets.cpu import kept as cpu_kept
+from cpembed.targets.cpu.build import BackendChoice
+from cpembed.targets.cpu.trials import CpuTrial
+from cpembed.targets.vta import tuning_kept as vta_kept
+from cpembed.targets.vta.tuning_trials import VtaTrial
+from cpembed.tuning.kept import Kept
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]

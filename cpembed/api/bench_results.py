@@ -21,12 +21,12 @@ from cpembed.api.bench_rows import (
 from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import SIMULATOR, VtaRunResult
 from cpembed.api.solve import SolveResult
-from cpembed.backends.vta.tail import Requantized
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
-from cpembed.measure.roofline import instruction_peak_gops
-from cpembed.tune.kept import TunedChoice
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.vta.tail import Requantized
+from cpembed.targets.x86.roofline import instruction_peak_gops
+from cpembed.tuning.kept import TunedChoice
 
 
 def solved_row(result: SolveResult) -> SolvedRow:

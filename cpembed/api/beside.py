@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from cpembed.api.choice import POOR
 from cpembed.api.run_cpu import CpuChoice, model_choices
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.tune.cpu_choice import CONSIDERED, EQUAL
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.targets.cpu.choice import CONSIDERED, EQUAL
+from cpembed.targets.x86.features import missing_features
 
 
 @dataclass(frozen=True)

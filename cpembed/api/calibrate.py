@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cpembed.backends.runtime import thread_count
-from cpembed.backends.x86.calibration import (
+from cpembed.kernel.runtime import thread_count
+from cpembed.targets.cpu.calibration import (
     OPERATIONS,
     Calibration,
     calibration_path,
@@ -17,7 +17,7 @@ from cpembed.backends.x86.calibration import (
     load_calibration,
     store_calibration,
 )
-from cpembed.measure.calibrate import (
+from cpembed.targets.x86.calibrate import (
     ROUNDS,
     TIMEOUT,
     Measured,

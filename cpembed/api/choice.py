@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
 from cpembed.api.widening import WELL_USED
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides
@@ -22,6 +21,7 @@ from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import Computation
 from cpembed.resources import hardware_spec_files
+from cpembed.selection.ranking import RankedCandidate
 
 POOR = 0.5
 """Utilisation below which another order of the factors, or another target, is tried: there a factor

@@ -28,20 +28,20 @@ from cpembed.api.run_result import GENERIC
 from cpembed.api.run_vta import Choice, OutputForm, VtaSimulation, simulates
 from cpembed.api.solve import Progress, SolveResult, explained, hardware_spec, searches
 from cpembed.api.widening import best_of
-from cpembed.backends.added import is_added
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import BackendChoice
-from cpembed.backends.x86.back_ends import EXECUTED, no_back_end, shapes_taken
-from cpembed.backends.x86.features import missing_features
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.added import is_added
+from cpembed.targets.cpu.build import BackendChoice
+from cpembed.targets.cpu.choice import AMONG, CONSIDERED, contenders
+from cpembed.targets.cpu.variants import with_variants
+from cpembed.targets.x86.back_ends import EXECUTED, no_back_end, shapes_taken
+from cpembed.targets.x86.features import missing_features
 from cpembed.time_limit import Clock
-from cpembed.tune.cpu_choice import AMONG, CONSIDERED, contenders
-from cpembed.tune.cpu_variants import with_variants
-from cpembed.tune.kept import TunedChoice
+from cpembed.tuning.kept import TunedChoice
 
 
 @dataclass(frozen=True)

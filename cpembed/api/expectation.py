@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpembed.api.run_cpu import CpuChoice
-from cpembed.backends.vta.estimate import estimate_schedule
-from cpembed.backends.vta.lower import LoweredVta
-from cpembed.backends.vta.timing import Timing
-from cpembed.backends.x86.calibration import calibration
 from cpembed.measure.runner import Measurement
+from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.vta.estimate import estimate_schedule
+from cpembed.targets.vta.lower import LoweredVta
+from cpembed.targets.vta.timing import Timing
 
 FACTOR = 3.0
 """An estimate that is off by more is said: calibrated, on an idle machine, few are off by 2."""

@@ -23,11 +23,11 @@ from cpembed.api.solve import (
     solve,
     workload_json,
 )
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.layout_builder import original_layout as before_rewrites
 from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.transform.rewrites import Rewrite

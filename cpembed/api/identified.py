@@ -15,8 +15,6 @@ from typing import Any
 
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, solve
 from cpembed.api.widening import WIDER
-from cpembed.cost.overheads import overheads
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.search import find_embeddings
@@ -24,7 +22,9 @@ from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.strategy.candidate import Candidate, derive_candidate
+from cpembed.selection.candidate import Candidate, derive_candidate
+from cpembed.selection.overheads import overheads
+from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.proof import require
 
 WIDEST = "complete"
@@ -118,8 +118,8 @@ class _Search:
     def tuned(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
         """Among the trials that tuning kept of the workload and the target."""
         from cpembed.api.tune import known
-        from cpembed.tune.database import workload_key
-        from cpembed.tune.kept import Kept, first_proven
+        from cpembed.tuning.database import workload_key
+        from cpembed.tuning.kept import Kept, first_proven
 
         key = workload_key(self.workload)
         files = [

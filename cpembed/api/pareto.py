@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.api.solve import Progress, SolveResult, solve
-from cpembed.cost.pareto import front, objectives
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.selection.pareto import front, objectives
+from cpembed.selection.ranking import RankedCandidate
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,17 @@ from cpembed.api.run_cpu import CpuChoice, build_first
 from cpembed.api.run_result import GENERIC, RunResult
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import Progress, SolveResult
-from cpembed.backends.kernel import BackendChoice, CompiledKernel, build
-from cpembed.backends.packing import packed_before
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.packing import packed_before
 from cpembed.measure.runner import measure
 from cpembed.measure.verification import Expected
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.build import BackendChoice, build
 from cpembed.worker import step
 
 _NATIVE_ROUNDS, _GENERIC_ROUNDS = 15, 3
@@ -72,7 +73,7 @@ def run(
     ``output`` is what is stored of the sums: of a simulated target one of
     :data:`~cpembed.api.run_vta.OutputForm`, which may have a ``shift``
     (:func:`~cpembed.api.run_vta.tail_for`); of others one of
-    :data:`~cpembed.backends.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
+    :data:`~cpembed.kernel.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
     negative ones as 0. ``bias`` adds a vector of the sums' type to them, ``scale`` then multiplies
     by one of float32, both random, with an element for each channel.
 
@@ -80,7 +81,7 @@ def run(
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
     those that :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is
     None; where nothing is kept, or with ``untuned``, the best of the ranking. On a CPU it is the
-    one among :func:`~cpembed.tune.cpu_choice.contenders` that a model of it says is the fastest, on
+    one among :func:`~cpembed.targets.cpu.choice.contenders` that its model says is the fastest, on
     a VTA, where two sets were searched, the one whose schedule has the least estimate. Of a place
     in the ranking, tuning gives the schedule only.
 

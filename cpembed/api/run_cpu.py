@@ -7,24 +7,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpembed.api.solve import SolveResult
-from cpembed.backends.contract import Knobs
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import CompiledKernel, build
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.tune.cpu_choice import (
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.plan import Knobs
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.build import build
+from cpembed.targets.cpu.choice import (
     Estimated,
     ModelChoice,
     choose,
     machine_weights,
 )
-from cpembed.tune.cpu_kept import tuned
-from cpembed.tune.cpu_trials import CpuTrial
-from cpembed.tune.cpu_variants import require_variant, with_variants
-from cpembed.tune.kept import TunedChoice
+from cpembed.targets.cpu.kept import tuned
+from cpembed.targets.cpu.trials import CpuTrial
+from cpembed.targets.cpu.variants import require_variant, with_variants
+from cpembed.tuning.kept import TunedChoice
 
 
 @dataclass(frozen=True)

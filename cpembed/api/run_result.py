@@ -9,12 +9,12 @@ from cpembed.api.beside import Beside
 from cpembed.api.expectation import Expectation, of_times
 from cpembed.api.run_cpu import CpuChoice
 from cpembed.api.solve import SolveResult, workload_json
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import CompiledKernel
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.runner import Measurement
 from cpembed.measure.verification import Verification
+from cpembed.selection.ranking import RankedCandidate
 
 GENERIC = "generic"
 

@@ -18,31 +18,31 @@ from typing import Any, Literal
 
 from cpembed.api.expectation import Expectation, of_cycles
 from cpembed.api.solve import Progress, SolveResult, workload_json
-from cpembed.backends.vta.checker import check
-from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.estimate import Bounds, bounds
-from cpembed.backends.vta.lower import LoweredVta, lower
-from cpembed.backends.vta.machine import BACKEND, vta_config
-from cpembed.backends.vta.moves import Moves
-from cpembed.backends.vta.planner import default_schedule, ranked_schedules
-from cpembed.backends.vta.program import VtaProgram
-from cpembed.backends.vta.simulator import require_simulated, simulate
-from cpembed.backends.vta.tail import Exact, Requantized, Tail, Truncated, requantized_for
-from cpembed.backends.vta.tiles import tile_nest
-from cpembed.backends.vta.timing import MemorySystem, Timing, time_program
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import InvariantError, LoweringError, ProgramError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.moves import MoveTimes, measure_moves
 from cpembed.measure.verification import Verification, compare_integers
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.choice import CONSIDERED
+from cpembed.targets.vta.checker import check
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.estimate import Bounds, bounds
+from cpembed.targets.vta.lower import LoweredVta, lower
+from cpembed.targets.vta.machine import BACKEND, vta_config
+from cpembed.targets.vta.move_times import MoveTimes, measure_moves
+from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.planner import default_schedule, ranked_schedules
+from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.simulator import require_simulated, simulate
+from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated, requantized_for
+from cpembed.targets.vta.tiles import tile_nest
+from cpembed.targets.vta.timing import MemorySystem, Timing, time_program
+from cpembed.targets.vta.tuning_kept import tuned
+from cpembed.targets.vta.tuning_trials import VtaTrial
 from cpembed.transform.program import DerivedProgram
-from cpembed.tune.cpu_choice import CONSIDERED
-from cpembed.tune.kept import TunedChoice
-from cpembed.tune.vta_kept import tuned
-from cpembed.tune.vta_trials import VtaTrial
+from cpembed.tuning.kept import TunedChoice
 from cpembed.worker import step
 
 SIMULATOR = "vta.simulator"

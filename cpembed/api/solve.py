@@ -21,8 +21,6 @@ from cpembed.api.widening import (
     with_bound,
 )
 from cpembed.bulk import without_collection
-from cpembed.cost.ranking import RankedCandidate
-from cpembed.cost.search import find_best
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import commuted, fitting_order, pair_operands_or_none
 from cpembed.embedding.conflict import Conflict, explain_infeasible
@@ -36,6 +34,8 @@ from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.written import require_written
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.selection.search import find_best
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload

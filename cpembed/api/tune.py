@@ -37,19 +37,19 @@ from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
 from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
 from cpembed.api.tuning import SEARCH_SHARE, Task
 from cpembed.api.widening import best_of
-from cpembed.backends.added import is_added
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.added import is_added
+from cpembed.targets.cpu.choice import AMONG, CONSIDERED, Objective, contenders
+from cpembed.targets.cpu.measure import Isolated
+from cpembed.targets.cpu.trials import CpuTrial
+from cpembed.targets.vta.tuning_trials import VtaTrial
 from cpembed.time_limit import Clock
-from cpembed.tune.cpu_choice import AMONG, CONSIDERED, Objective, contenders
-from cpembed.tune.cpu_measure import Isolated
-from cpembed.tune.cpu_trials import CpuTrial
-from cpembed.tune.database import Stored, Trial, default_directory, stored
-from cpembed.tune.kept import WIDEST
-from cpembed.tune.vta_trials import VtaTrial
+from cpembed.tuning.database import Stored, Trial, default_directory, stored
+from cpembed.tuning.kept import WIDEST
 
 DEFAULT_TRIALS = 64
 
@@ -82,7 +82,7 @@ def tune(
     ``candidates`` of the best embeddings take part. ``timeout`` limits the whole call, in seconds,
     ``database`` is the folder that keeps the trials. ``output``, the form of the result
     (:func:`~cpembed.api.run_vta.tail_for`), is for a VTA; ``objective`` for a CPU: what is to be
-    short (:data:`~cpembed.tune.cpu_choice.Objective`), by default the total. Returns the
+    short (:data:`~cpembed.targets.cpu.choice.Objective`), by default the total. Returns the
     :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
     proven, the target that the specification
     names (``otherwise``) is tuned; likewise, where the model says it is faster, the one that it
@@ -218,7 +218,7 @@ def require_tunable(spec: HardwareSpec) -> None:
 
 def known(database: Path | None = None) -> list[Stored[Any]]:
     """What the database holds, by name of the file. What is used of it is
-    :attr:`~cpembed.tune.database.Stored.is_current`."""
+    :attr:`~cpembed.tuning.database.Stored.is_current`."""
     folder = database or default_directory()
     found: list[Stored[Any]] = [*stored(folder, VtaTrial), *stored(folder, CpuTrial)]
     return sorted(found, key=lambda file: file.path)

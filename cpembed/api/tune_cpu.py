@@ -11,25 +11,25 @@ from typing import Any, Protocol
 
 from cpembed.api.solve import SolveResult
 from cpembed.api.tuning import Task, TuneResult, Tuning
-from cpembed.backends.contract import Knobs
-from cpembed.backends.x86.calibration import Calibration
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.tune.cpu_choice import Objective, choose, contenders
-from cpembed.tune.cpu_contest import Failed, Moves, Timed
-from cpembed.tune.cpu_search import CpuSearch
-from cpembed.tune.cpu_space import CpuDesign, CpuProposal, design_of, distinct
-from cpembed.tune.cpu_trials import CpuTrial, key_of
-from cpembed.tune.cpu_variants import require_variant, with_variants
-from cpembed.tune.database import store_of
+from cpembed.kernel.plan import Knobs
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.choice import Objective, choose, contenders
+from cpembed.targets.cpu.contest import Failed, Moves, Timed
+from cpembed.targets.cpu.search import CpuSearch
+from cpembed.targets.cpu.space import CpuDesign, CpuProposal, design_of, distinct
+from cpembed.targets.cpu.trials import CpuTrial, key_of
+from cpembed.targets.cpu.variants import require_variant, with_variants
+from cpembed.tuning.database import store_of
 
 FINALISTS = 4
 """The best schedules, which are timed again beside each other when a search is over."""
 
 
 class Measurer(Protocol):
-    """What times kernels: :class:`~cpembed.tune.cpu_measure.Isolated`."""
+    """What times kernels: :class:`~cpembed.targets.cpu.measure.Isolated`."""
 
     known: dict[str, Moves]
 

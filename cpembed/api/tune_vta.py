@@ -11,10 +11,10 @@ from typing import Any
 from cpembed.api.run_vta import VtaSimulation
 from cpembed.api.solve import SolveResult
 from cpembed.api.tuning import Task, TuneResult, Tuning
-from cpembed.tune.database import store_of
-from cpembed.tune.vta_search import VtaSearch, measure
-from cpembed.tune.vta_space import Machine, Proposal, design_of, distinct
-from cpembed.tune.vta_trials import VtaTrial, key_of, result_form
+from cpembed.targets.vta.tuning_search import VtaSearch, measure
+from cpembed.targets.vta.tuning_space import Machine, Proposal, design_of, distinct
+from cpembed.targets.vta.tuning_trials import VtaTrial, key_of, result_form
+from cpembed.tuning.database import store_of
 
 
 @dataclass(frozen=True)

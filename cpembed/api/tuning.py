@@ -17,8 +17,8 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.measure.results import ResultStore
-from cpembed.tune.database import Trial
-from cpembed.tune.search import P, Search
+from cpembed.tuning.database import Trial
+from cpembed.tuning.search import P, Search
 
 T = TypeVar("T", bound=Trial)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cpembed.api.bench import Bench
-    from cpembed.backends.kernel import BackendChoice
+    from cpembed.targets.cpu.build import BackendChoice
     from cpembed.workloads.suites import Layer
 
 _REDRAW = 0.1

@@ -30,8 +30,8 @@ from cpembed.errors import WorkloadError
 if TYPE_CHECKING:
     from cpembed.api.run_result import RunResult
     from cpembed.api.run_vta import VtaRunResult
-    from cpembed.backends.kernel import BackendChoice
     from cpembed.hw.instruction import HardwareSpec
+    from cpembed.targets.cpu.build import BackendChoice
 
 
 @click.command(cls=Subcommand)
@@ -170,13 +170,13 @@ def _check_files(
 
 def _write_files(result: VtaRunResult, trace: Path | None, save: Path | None) -> None:
     if trace is not None:
-        from cpembed.backends.vta.trace import trace as timeline
         from cpembed.files import write_whole
+        from cpembed.targets.vta.trace import trace as timeline
 
         document = timeline(result.program, result.timing)
         write_whole(trace, json.dumps(document, separators=(",", ":")))
     if save is not None:
-        from cpembed.backends.vta.container import save_program
+        from cpembed.targets.vta.container import save_program
 
         save_program(result.program, save)
 

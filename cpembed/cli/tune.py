@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from cpembed.api.run_vta import OutputForm
     from cpembed.api.tune_cpu import CpuTuning
     from cpembed.api.tune_vta import VtaTuning
-    from cpembed.tune.cpu_choice import Objective
-    from cpembed.tune.database import Trial
+    from cpembed.targets.cpu.choice import Objective
+    from cpembed.tuning.database import Trial
 
 
 @click.command(cls=Subcommand)
@@ -137,7 +137,7 @@ def command(
         )
     from cpembed.api.solve import SolveResult
     from cpembed.api.tune import open_tuning, require_tunable
-    from cpembed.tune.kept import WIDEST
+    from cpembed.tuning.kept import WIDEST
 
     workload, spec, chosen = _problem(words, target, constraints or WIDEST)
     require_tunable(spec)
@@ -197,8 +197,8 @@ def _show(
     from cpembed.api.solve import hardware_spec
     from cpembed.api.tune import known
     from cpembed.report import tune as report
-    from cpembed.tune.database import default_directory, workload_key
-    from cpembed.tune.kept import WIDEST
+    from cpembed.tuning.database import default_directory, workload_key
+    from cpembed.tuning.kept import WIDEST
 
     found = known(database)
     if target is not None:

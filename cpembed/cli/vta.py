@@ -19,8 +19,8 @@ from cpembed.errors import ProgramError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from cpembed.backends.vta.order import Policy
-    from cpembed.backends.vta.program import VtaProgram
+    from cpembed.targets.vta.order import Policy
+    from cpembed.targets.vta.program import VtaProgram
 
 _PATH = click.Path(path_type=Path)
 
@@ -58,8 +58,8 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
     \b
     cpembed vta asm product.s -o product.zip
     """
-    from cpembed.backends.vta.assembly import assemble
-    from cpembed.backends.vta.container import save_program
+    from cpembed.targets.vta.assembly import assemble
+    from cpembed.targets.vta.container import save_program
 
     program = assemble(_read(file), "standard input" if file == "-" else file)
     save_program(program, output)
@@ -90,8 +90,8 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     \b
     cpembed vta disasm product.zip --no-data
     """
-    from cpembed.backends.vta.assembly import disassemble
-    from cpembed.backends.vta.container import load_program
+    from cpembed.targets.vta.assembly import disassemble
+    from cpembed.targets.vta.container import load_program
 
     text = disassemble(load_program(path), data=not no_data)
     if output is None:
@@ -115,8 +115,8 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     \b
     cpembed vta check product.zip --all
     """
-    from cpembed.backends.vta.checker import violations
-    from cpembed.backends.vta.container import load_program
+    from cpembed.targets.vta.checker import violations
+    from cpembed.targets.vta.container import load_program
 
     program = load_program(path)
     found = violations(program, limit=None if every else 1)
@@ -163,9 +163,9 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     \b
     cpembed vta run product.zip -o product.npz
     """
-    from cpembed.backends.vta.container import load_program
-    from cpembed.backends.vta.simulator import simulate, written
     from cpembed.report import vta as report
+    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.simulator import simulate, written
 
     program = load_program(path)
     names = written(program)
@@ -219,15 +219,15 @@ def cycles(
     \b
     cpembed vta cycles product.zip --delay 40 --trace product.json
     """
-    from cpembed.backends.vta.container import load_program
-    from cpembed.backends.vta.timing import MemorySystem, time_program
     from cpembed.report import vta as report
+    from cpembed.targets.vta.container import load_program
+    from cpembed.targets.vta.timing import MemorySystem, time_program
 
     program = load_program(path)
     timing = time_program(program, MemorySystem(delay, bus_bits, burst))
     if trace is not None:
-        from cpembed.backends.vta.trace import trace as timeline
         from cpembed.files import write_whole
+        from cpembed.targets.vta.trace import trace as timeline
 
         write_whole(trace, json.dumps(timeline(program, timing), separators=(",", ":")))
     if as_json:

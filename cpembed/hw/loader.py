@@ -162,7 +162,7 @@ class _Builder:
         for key in ("description", "source"):
             if not getattr(table, key).strip():
                 raise self.error((key,), "is empty")
-        added = "cpembed.backends"
+        added = "cpembed.kernel"
         if table.backend not in (None, *BACKENDS) and table.backend not in plugin_names(added):
             raise self.error(
                 ("backend",),

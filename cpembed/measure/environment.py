@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cpembed.backends.machine import cpu_model
-from cpembed.backends.runtime import thread_count
+from cpembed.kernel.runtime import thread_count
+from cpembed.kernel.system import cpu_model
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _REPORTED = ("cpembed", "ortools", "apache-tvm", "numpy")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.backends.kernel import CompiledKernel
-from cpembed.backends.packing import packed_before
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.packing import packed_before
 
 NOISE = 1.5
 """Rounds of equal work whose p90 is above this multiple of their p10 were disturbed: what varies is

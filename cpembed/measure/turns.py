@@ -100,8 +100,8 @@ def time_in_turns(
     Every other round goes through them backwards. Between kinds of work of different pools the
     process pauses until no thread spins, and each turn begins with calls that are not timed.
     ``usual`` says before every turn, on our own threads, whether the machine is as fast as it is at
-    best, having waited for it or not (:meth:`~cpembed.measure.pace.Pace.wait`,
-    :meth:`~cpembed.measure.pace.Pace.is_usual`): rounds in which it is not are repeated, up to
+    best, having waited for it or not (:meth:`~cpembed.targets.x86.pace.Pace.wait`,
+    :meth:`~cpembed.targets.x86.pace.Pace.is_usual`): rounds in which it is not are repeated, up to
     :data:`PATIENCE` times as many.
     """
     calls: dict[str, int] = {}

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.backends.epilogue import (
+from cpembed.errors import WorkloadError
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.dtypes import is_integer, numpy_dtype
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import (
     BIAS,
     SCALE,
     Epilogue,
@@ -19,11 +24,6 @@ from cpembed.backends.epilogue import (
     random_vectors,
     saturated_range,
 )
-from cpembed.backends.kernel import CompiledKernel
-from cpembed.errors import WorkloadError
-from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import is_integer, numpy_dtype
-from cpembed.ir.reference import random_inputs, reference
 
 _UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,
@@ -79,7 +79,7 @@ class Expected:
 
     def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
         """A random bias and scale, where there are such, that suit these sums
-        (:func:`~cpembed.backends.epilogue.random_vectors`)."""
+        (:func:`~cpembed.kernel.epilogue.random_vectors`)."""
         if epilogue is None:
             return {}
         return random_vectors(self._workload, epilogue, self._result, seed)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 
 from cpembed.api.calibrate import CalibrateResult, bandwidth
-from cpembed.backends.x86.calibration import OPERATIONS, Calibration
 from cpembed.report import words
 from cpembed.report.blocks import header, table
+from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
 
 _LEVELS = ("L1", "L2", "L3", "memory")
 _PRODUCT_COLUMNS = ("product", "ns", "a row less", "same sum", "peak a thread", "all threads")

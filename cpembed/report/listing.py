@@ -10,10 +10,10 @@ from rich.console import RenderableType
 
 from cpembed.api.chosen import missing_for
 from cpembed.api.run_vta import simulates
-from cpembed.backends.machine import cpu_model
-from cpembed.backends.runtime import compiled_for
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
+from cpembed.kernel.runtime import compiled_for
+from cpembed.kernel.system import cpu_model
 from cpembed.operators.family import Parameter
 from cpembed.operators.registry import available_operators
 from cpembed.report.blocks import heading, table

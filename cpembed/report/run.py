@@ -12,15 +12,15 @@ from cpembed.api.run_cpu import CpuChoice
 from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import SolveResult
-from cpembed.cost.ranking import RankedCandidate
-from cpembed.measure.moves import MoveTimes
 from cpembed.measure.runner import NOISE, Measurement, Quantiles
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.solve import found, problem_rows, searched
 from cpembed.report.vta import simulated_rows
-from cpembed.tune.cpu_choice import Estimated, ModelChoice
-from cpembed.tune.kept import TunedChoice
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.choice import Estimated, ModelChoice
+from cpembed.targets.vta.move_times import MoveTimes
+from cpembed.tuning.kept import TunedChoice
 
 
 def report(result: RunResult | VtaRunResult, *, verbose: bool = False) -> Iterator[RenderableType]:

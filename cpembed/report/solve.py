@@ -8,8 +8,6 @@ from rich.console import RenderableType
 
 from cpembed.api.pareto import ParetoResult
 from cpembed.api.solve import SolveResult
-from cpembed.cost.pareto import objectives
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
@@ -18,6 +16,8 @@ from cpembed.ir.computation import Computation
 from cpembed.report import words
 from cpembed.report.blocks import Justify, bullets, header, heading
 from cpembed.report.candidates import CandidateTable
+from cpembed.selection.pareto import objectives
+from cpembed.selection.ranking import RankedCandidate
 
 _COLUMNS: tuple[tuple[str, Justify], ...] = (
     ("used", "right"),

@@ -10,15 +10,15 @@ from rich.console import RenderableType
 
 from cpembed.api.tune_cpu import CpuTuneResult
 from cpembed.api.tune_vta import VtaTuneResult
-from cpembed.backends.vta.schedule import Schedule
 from cpembed.embedding.embedding import Embedding
 from cpembed.report import words
 from cpembed.report.blocks import header, table
 from cpembed.report.solve import given_rows
-from cpembed.tune.cpu_choice import Objective
-from cpembed.tune.cpu_trials import CpuTrial
-from cpembed.tune.database import Stored, Trial
-from cpembed.tune.vta_trials import VtaTrial
+from cpembed.targets.cpu.choice import Objective
+from cpembed.targets.cpu.trials import CpuTrial
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.tuning_trials import VtaTrial
+from cpembed.tuning.database import Stored, Trial
 
 _MINIMISED: dict[Objective, str] = {
     "total": "latency, packing and unpacking; weights are packed ahead",

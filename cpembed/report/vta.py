@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 
 from cpembed.api.run_vta import VtaRunResult
-from cpembed.backends.vta.tail import Requantized, Tail, Truncated
-from cpembed.backends.vta.timing import Timing
 from cpembed.report import words
 from cpembed.report.blocks import header, table
+from cpembed.targets.vta.tail import Requantized, Tail, Truncated
+from cpembed.targets.vta.timing import Timing
 
 Outputs = Mapping[str, NDArray[Any]]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cpembed.backends.contract import Knobs
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import OperandMemory
 from cpembed.ir.computation import Computation
+from cpembed.kernel.plan import Knobs
 
 NOTHING = "·"
 """Stands where an instruction axis takes one step and no workload axis feeds it."""

@@ -8,7 +8,7 @@ Importing it lets compiled modules find the function that runs their programs; a
 loads such a module has to import it too.
 """
 
-from cpembed.backends import runtime
+from cpembed.kernel import runtime
 
 # Before anything else imports TVM: its thread pool is set up at the first import.
 runtime.tvm()

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cpembed.api.solve import SolveResult, hardware_spec, solve
-from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.lower import LoweredVta, lower
-from cpembed.backends.vta.machine import vta_config
-from cpembed.backends.vta.simulator import require_simulated
-from cpembed.backends.vta.tail import Exact, Tail, Truncated
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.lower import LoweredVta, lower
+from cpembed.targets.vta.machine import vta_config
+from cpembed.targets.vta.simulator import require_simulated
+from cpembed.targets.vta.tail import Exact, Tail, Truncated
 
 _TRIED = 5
 """Candidates that are tried before an operator is given up: programs that do not fit are rare."""

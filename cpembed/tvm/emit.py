@@ -10,12 +10,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from cpembed.backends import runtime
-from cpembed.backends.move import Direction
-from cpembed.backends.move_time import threads_worth
-from cpembed.backends.packing import packing_source
-from cpembed.backends.vta.lower import LoweredVta
-from cpembed.backends.x86.calibration import calibration
+from cpembed.kernel import runtime
+from cpembed.kernel.move import Direction
+from cpembed.kernel.packing import packing_source
+from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.move_time import threads_worth
+from cpembed.targets.vta.lower import LoweredVta
 from cpembed.transform.program import PackedOperand
 from cpembed.tvm.execution import EXECUTE, saved
 

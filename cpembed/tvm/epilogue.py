@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from cpembed.backends.vta.tail import MAX_SHIFT, Requantized
+from cpembed.targets.vta.tail import MAX_SHIFT, Requantized
 
 Array = NDArray[Any]
 

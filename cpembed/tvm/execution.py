@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import tvm
 
-from cpembed.backends.vta.checker import check
-from cpembed.backends.vta.container import load_program, save_program
-from cpembed.backends.vta.program import VtaProgram
-from cpembed.backends.vta.simulator import simulate, written
-from cpembed.backends.vta.tail import Exact, Truncated
+from cpembed.targets.vta.checker import check
+from cpembed.targets.vta.container import load_program, save_program
+from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.simulator import simulate, written
+from cpembed.targets.vta.tail import Exact, Truncated
 
 EXECUTE = "cpembed.vta.execute"
 """Name of :func:`execute` where compiled modules look for it."""

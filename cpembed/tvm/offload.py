@@ -10,10 +10,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from cpembed.backends.vta.lower import LoweredVta
-from cpembed.backends.vta.tail import Tail
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.targets.vta.lower import LoweredVta
+from cpembed.targets.vta.tail import Tail
 from cpembed.tvm.choice import Choice, Machine, Refused, exact_tail
 from cpembed.tvm.emit import emit
 from cpembed.tvm.epilogue import constant

@@ -9,10 +9,10 @@ from typing import Any
 from tvm import ir, relax, tirx
 
 from cpembed.api.solve import SolveResult, solve
-from cpembed.backends.vta.lower import LoweredVta
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.vta.lower import LoweredVta
 from cpembed.tvm.choice import Choice, Machine, exact_tail, programs, why_nothing
 from cpembed.tvm.emit import emit
 from cpembed.tvm.recognise import Recognised, recognise

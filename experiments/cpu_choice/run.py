@@ -18,10 +18,10 @@ from pathlib import Path
 from cpembed.api.solve import hardware_spec, workload
 from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning, Field
-from cpembed.backends.x86.features import missing_features
-from cpembed.tune.cpu_contest import Failed
-from cpembed.tune.cpu_measure import Workbench
-from cpembed.tune.cpu_space import CpuProposal, canonical, proposal
+from cpembed.targets.cpu.contest import Failed
+from cpembed.targets.cpu.measure import Workbench
+from cpembed.targets.cpu.space import CpuProposal, canonical, proposal
+from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean

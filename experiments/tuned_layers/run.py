@@ -19,7 +19,7 @@ from cpembed.api.run import run
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.tune import tune
 from cpembed.api.tune_vta import VtaTuneResult
-from cpembed.tune.database import DIRECTORY_VARIABLE
+from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import DEEPBENCH, Experiment, Row, geometric_mean

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.api.solve import solve
-from cpembed.cost.overheads import Overheads, overheads
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.search import find_embeddings
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
-from cpembed.strategy.candidate import Candidate, derive_candidate
+from cpembed.selection.candidate import Candidate, derive_candidate
+from cpembed.selection.overheads import Overheads, overheads
 from cpembed.transform.proof import require
 
 SETS = ("relaxed", "flattened")

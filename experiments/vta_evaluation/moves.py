@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.backends.vta.checker import check
-from cpembed.backends.vta.lower import LoweredVta
-from cpembed.backends.vta.moves import Moves
-from cpembed.backends.vta.program import VtaProgram
-from cpembed.backends.vta.simulator import simulate
 from cpembed.errors import InvariantError
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.measure.moves import measure_moves
 from cpembed.measure.verification import compare_integers
+from cpembed.targets.vta.checker import check
+from cpembed.targets.vta.lower import LoweredVta
+from cpembed.targets.vta.move_times import measure_moves
+from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.simulator import simulate
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,24 +7,24 @@ from functools import cache
 from typing import Any
 
 from cpembed.api.run_vta import VtaSimulation
-from cpembed.backends.vta.estimate import bounds
-from cpembed.backends.vta.lower import LoweredVta, lower
-from cpembed.backends.vta.reference import (
-    ranked_knobs,
-    reference_program,
-    reference_schedule,
-)
-from cpembed.backends.vta.schedule import Schedule
-from cpembed.backends.vta.tiles import tile_nest
-from cpembed.backends.vta.timing import time_program
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.strategy.candidate import Candidate
+from cpembed.selection.candidate import Candidate
+from cpembed.targets.vta.estimate import bounds
+from cpembed.targets.vta.lower import LoweredVta, lower
+from cpembed.targets.vta.reference import (
+    ranked_knobs,
+    reference_program,
+    reference_schedule,
+)
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.tiles import tile_nest
+from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning_search import VtaSearch
+from cpembed.targets.vta.tuning_space import Machine, design_of
 from cpembed.transform.program import DerivedProgram
-from cpembed.tune.vta_search import VtaSearch
-from cpembed.tune.vta_space import Machine, design_of
 
 SEED = 0
 HOPELESS = 2.0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.backends.x86 import features
+from cpembed.targets.x86 import features
 from tests.cli.calling import Caller
 
 

@@ -19,7 +19,7 @@ import pytest
 from cpembed.api import bench as api
 from cpembed.api import bench_maker
 from cpembed.api.bench_maker import RowMaker
-from cpembed.backends.kernel import CompiledKernel
+from cpembed.kernel.compiled import CompiledKernel
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, Map, assert_matches
 

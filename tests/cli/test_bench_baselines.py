@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cpembed.api import bench as bench_module
-from cpembed.measure.baselines import onednn, registry
+from cpembed.baselines import onednn, registry
 from cpembed.report import bench_plot
 from tests.cli.calling import Caller
-from tests.unit.measure.baselines.fakes import FakeBaseline
+from tests.unit.baselines.fakes import FakeBaseline
 
 BENCH = ("bench", "unit16", "--layers", "0", "--target", "amx_int8")
 

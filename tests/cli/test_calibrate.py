@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cpembed.api import calibrate as api
-from cpembed.backends.x86.calibration import DIRECTORY_VARIABLE, default_calibration
-from cpembed.backends.x86.features import lacking
 from cpembed.errors import MeasurementError
-from cpembed.measure.calibrate import FEATURES, Measured
+from cpembed.targets.cpu.calibration import DIRECTORY_VARIABLE, default_calibration
+from cpembed.targets.x86.calibrate import FEATURES, Measured
+from cpembed.targets.x86.features import lacking
 from tests.cli.calling import Called, Caller, in_a_process
 from tests.cli.schema import NUMBER, Map, assert_matches
 

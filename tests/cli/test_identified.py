@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cpembed.api import run_cpu
-from cpembed.backends.x86.features import missing_features
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.tune.cpu_choice import ModelChoice
+from cpembed.targets.cpu.choice import ModelChoice
+from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Caller
 
 GEMM = ("gemm", "m=8", "n=60", "k=200", "--target", "vta_1x16x16")

@@ -19,7 +19,7 @@ import pytest
 from cpembed.api import bench_maker, tune_vta
 from cpembed.api.chosen import missing_for
 from cpembed.api.solve import hardware_spec
-from cpembed.tune.vta_search import measure
+from cpembed.targets.vta.tuning_search import measure
 from tests.cli.calling import Called, Caller, in_a_process
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")

@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.api.pareto import pareto
 from cpembed.api.solve import solve, workload
-from cpembed.cost.pareto import objectives
+from cpembed.selection.pareto import objectives
 from tests.cli.calling import Caller
 from tests.cli.schema import SOLVE, assert_matches
 

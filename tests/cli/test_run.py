@@ -9,11 +9,11 @@ import pytest
 
 from cpembed.api import chosen, run_cpu
 from cpembed.api import run as api
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.tune.cpu_choice import ModelChoice
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.targets.cpu.choice import ModelChoice
+from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Caller
 from tests.cli.schema import QUANTILES, RUN, assert_matches
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from cpembed.api import tune_vta as api
-from cpembed.tune.database import DIRECTORY_VARIABLE
-from cpembed.tune.vta_search import measure
-from cpembed.tune.vta_space import Machine, Proposal
-from cpembed.tune.vta_trials import VtaTrial
+from cpembed.targets.vta.tuning_search import measure
+from cpembed.targets.vta.tuning_space import Machine, Proposal
+from cpembed.targets.vta.tuning_trials import VtaTrial
+from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, TUNED, Map, assert_matches
 

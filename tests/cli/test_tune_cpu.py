@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from cpembed.api import tune as api
-from cpembed.backends.x86.features import missing_features
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.tune.cpu_contest import Failed, Timed
-from cpembed.tune.cpu_measure import Isolated
-from cpembed.tune.cpu_space import CpuProposal
-from cpembed.tune.database import DIRECTORY_VARIABLE
+from cpembed.targets.cpu.contest import Failed, Timed
+from cpembed.targets.cpu.measure import Isolated
+from cpembed.targets.cpu.space import CpuProposal
+from cpembed.targets.x86.features import missing_features
+from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, QUANTILES, TUNED, Map, assert_matches
 

@@ -15,23 +15,23 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cpembed.backends.contract import Knobs
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import build
-from cpembed.backends.margins import executed_share
-from cpembed.backends.program_nest import kernel_nest
-from cpembed.backends.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.margins import executed_share
+from cpembed.kernel.plan import Knobs
+from cpembed.kernel.program_nest import kernel_nest
 from cpembed.measure.verification import verify
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d
 from cpembed.operators.gemm import gemm as gemm_workload
+from cpembed.targets.cpu.build import build
+from cpembed.targets.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
-from tests.unit.backends.handwritten import conv2d_program, gemm_program
+from tests.unit.kernel.handwritten import conv2d_program, gemm_program
 
 INT8 = load_hardware_spec("amx_int8")
 BF16 = load_hardware_spec("amx_bf16")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.api.solve import hardware_spec
-from cpembed.backends.x86 import features
-from cpembed.backends.x86.features import missing_features
+from cpembed.targets.x86 import features
+from cpembed.targets.x86.features import missing_features
 from experiments.vta_evaluation.rows import load
 from tests.experiments.loading import script
 

@@ -20,28 +20,30 @@ from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec
 from cpembed.api.tune import known
 from cpembed.api.tune_cpu import CpuTuning, Field
 from cpembed.api.tuning import Task
-from cpembed.backends.x86 import calibration as calibrations
-from cpembed.backends.x86.calibration import (
-    calibration,
-    calibration_path,
-    default_calibration,
-    load_calibration,
-    store_calibration,
-)
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore
 from cpembed.report import bench as bench_report
 from cpembed.report import calibrate as calibrate_report
 from cpembed.report import tune as tune_report
-from cpembed.tune import cpu_kept, vta_kept
-from cpembed.tune.database import DIRECTORY_VARIABLE, store_of
-from cpembed.tune.vta_search import measure
-from cpembed.tune.vta_space import screened
-from cpembed.tune.vta_trials import VtaTrial, key_of
+from cpembed.targets.cpu import calibration as calibrations
+from cpembed.targets.cpu import kept as cpu_kept
+from cpembed.targets.cpu.calibration import (
+    calibration,
+    calibration_path,
+    default_calibration,
+    load_calibration,
+    store_calibration,
+)
+from cpembed.targets.vta import tuning_kept as vta_kept
+from cpembed.targets.vta.tuning_search import measure
+from cpembed.targets.vta.tuning_space import screened
+from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
+from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
-from tests.unit.tune import cpu_tuning, vta_tuning
+from tests.unit.targets.cpu import tuning as cpu_tuning
+from tests.unit.targets.vta import tuning as vta_tuning
 
 pytestmark = pytest.mark.slow
 

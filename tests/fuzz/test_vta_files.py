@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.backends.vta.assembly import assemble, disassemble
-from cpembed.backends.vta.checker import violations
-from cpembed.backends.vta.columns import columns_of
-from cpembed.backends.vta.config import VtaConfig
-from cpembed.backends.vta.container import load_program, save_program
-from cpembed.backends.vta.isa import Finish, Load, Memory
-from cpembed.backends.vta.program import VtaProgram
-from cpembed.backends.vta.simulator import simulate, written
-from cpembed.backends.vta.timing import MemorySystem, executed, time_program
 from cpembed.cli import main
 from cpembed.errors import CpembedError, InvariantError
+from cpembed.targets.vta.assembly import assemble, disassemble
+from cpembed.targets.vta.checker import violations
+from cpembed.targets.vta.columns import columns_of
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.container import load_program, save_program
+from cpembed.targets.vta.isa import Finish, Load, Memory
+from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.simulator import simulate, written
+from cpembed.targets.vta.timing import MemorySystem, executed, time_program
 from tests.fuzz.vta_damage import Contents, damaged_file, damaged_text
-from tests.unit.backends.vta.convolution import Convolution
+from tests.unit.targets.vta.convolution import Convolution
 
 FILES, TEXTS = 2500, 1000
 MEMORY = 2 << 30

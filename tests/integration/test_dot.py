@@ -14,13 +14,13 @@ from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning
-from cpembed.backends.contract import Knobs
-from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.x86.features import missing_features
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.tune.database import DIRECTORY_VARIABLE
+from cpembed.kernel.plan import Knobs
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.x86.features import missing_features
+from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.running import check_candidates, check_schedules
 
 DOT, VNNI, AMX = (hardware_spec(name) for name in ("avx512_vnni_dot", "avx512_vnni", "amx_int8"))

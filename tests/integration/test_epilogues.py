@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import solve
-from cpembed.backends.epilogue import (
+from cpembed.errors import WorkloadError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.kernel.epilogue import (
     RESULT_TYPES,
     SCALE,
     Epilogue,
@@ -18,17 +23,12 @@ from cpembed.backends.epilogue import (
     channel_numbers,
     random_vectors,
 )
-from cpembed.backends.kernel import BackendChoice, build
-from cpembed.backends.x86.features import missing_features
-from cpembed.errors import WorkloadError
-from cpembed.hw.loader import load_hardware_spec
-from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import numpy_dtype
-from cpembed.ir.reference import random_inputs, reference
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.depthwise import depthwise
 from cpembed.operators.dot import dot
 from cpembed.operators.gemm import gemm
+from cpembed.targets.cpu.build import BackendChoice, build
+from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 
 EPILOGUES = [

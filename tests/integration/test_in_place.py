@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.packing import packed_before
-from cpembed.backends.x86.features import missing_features
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.tune.cpu_variants import with_variants
+from cpembed.kernel.packing import packed_before
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.variants import with_variants
+from cpembed.targets.x86.features import missing_features
 
 TARGETS = [
     pytest.param(

@@ -18,21 +18,21 @@ from typing import Any
 import pytest
 
 from cpembed.api.bench import select_layers
-from cpembed.backends.contract import Knobs
-from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.x86.features import cpu_features, missing_features
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
+from cpembed.kernel.plan import Knobs
 from cpembed.measure.verification import verify
 from cpembed.operators.conv1d import conv1d
 from cpembed.operators.conv2d import conv2d
 from cpembed.operators.conv3d import conv3d
 from cpembed.operators.gemm import gemm
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
 from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
-from tests.unit.backends.handwritten import conv2d_program, gemm_program
+from tests.unit.kernel.handwritten import conv2d_program, gemm_program
 
 ROOT = Path(__file__).parents[2]
 VNNI = load_hardware_spec("avx512_vnni")

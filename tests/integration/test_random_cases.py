@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import SolveResult, embedding_json, solve
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.ir.interpreter import Array, interpret_all
+from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.data import execute_all
 from tests.cases import Case, make_case
 from tests.running import exact_inputs

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.backends.blocking import loop_in_parts
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.packing import packed_before
-from cpembed.backends.x86.features import missing_features
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.tune.cpu_variants import with_variants
+from cpembed.kernel.blocking import loop_in_parts
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.packing import packed_before
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.variants import with_variants
+from cpembed.targets.x86.features import missing_features
 
 SPECS = {
     name: hardware_spec(name)

@@ -17,18 +17,18 @@ from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
 from cpembed.api.tune_cpu import CpuTuning
-from cpembed.backends.contract import Knobs
-from cpembed.backends.epilogue import Epilogue
-from cpembed.backends.kernel import build, schedule_space
-from cpembed.backends.packing import packed_before
-from cpembed.backends.x86.calibration import default_calibration
-from cpembed.backends.x86.features import missing_features
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.packing import packed_before
+from cpembed.kernel.plan import Knobs
 from cpembed.measure.verification import Expected
-from cpembed.tune.database import DIRECTORY_VARIABLE
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.cpu.calibration import default_calibration
+from cpembed.targets.x86.features import missing_features
+from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import Layer
 from tests.running import check_candidates, check_schedules, exact_inputs
 

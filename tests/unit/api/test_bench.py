@@ -17,14 +17,14 @@ from cpembed.api.bench import Bench, open_bench, select_layers
 from cpembed.api.bench_baselines import Latency
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow, RunRow
-from cpembed.backends.kernel import CompiledKernel
-from cpembed.backends.x86.features import missing_features
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.kernel.compiled import CompiledKernel
 from cpembed.measure import environment
 from cpembed.report.bench import report
 from cpembed.resources import constraint_files, hardware_spec_files
+from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer, suite
 
 VTA = "vta_1x16x16"

@@ -22,22 +22,22 @@ from cpembed.api.bench import Bench, open_bench
 from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
-from cpembed.backends.epilogue import Epilogue, channel_numbers
-from cpembed.backends.runtime import thread_count
-from cpembed.backends.x86.calibration import (
+from cpembed.baselines import registry
+from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
+from cpembed.baselines.contest import contest
+from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.ir.reference import reference
+from cpembed.kernel.epilogue import Epilogue, channel_numbers
+from cpembed.kernel.runtime import thread_count
+from cpembed.measure import load, turns
+from cpembed.report.bench import report
+from cpembed.report.bench_plot import plot_svg
+from cpembed.targets.cpu.calibration import (
     DIRECTORY_VARIABLE,
     default_calibration,
     store_calibration,
 )
-from cpembed.errors import BackendUnavailable, WorkloadError
-from cpembed.ir.reference import reference
-from cpembed.measure import load, turns
-from cpembed.measure.baselines import registry
-from cpembed.measure.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.measure.baselines.contest import contest
-from cpembed.report.bench import report
-from cpembed.report.bench_plot import plot_svg
-from tests.unit.measure.baselines.fakes import FakeBaseline, FakeForm
+from tests.unit.baselines.fakes import FakeBaseline, FakeForm
 
 TARGET = "avx512_vnni"
 

@@ -15,11 +15,11 @@ from cpembed.api.run_cpu import model_choices
 from cpembed.api.run_result import RunResult
 from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.backends.x86.calibration import default_calibration
 from cpembed.measure.runner import Measurement, Quantiles
 from cpembed.measure.verification import Verification
 from cpembed.report.run import report
-from tests.unit.tune.cpu_tuning import GEMM, TARGET, layer
+from cpembed.targets.cpu.calibration import default_calibration
+from tests.unit.targets.cpu.tuning import GEMM, TARGET, layer
 
 VTA = "vta_1x16x16"
 

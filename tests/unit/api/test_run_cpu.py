@@ -9,11 +9,11 @@ import pytest
 from cpembed.api.run_cpu import model_choices, weights_here
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import WIDER
-from cpembed.backends.move import SCATTERED
-from cpembed.backends.x86 import calibration
-from cpembed.tune.cpu_choice import AMONG, CONSIDERED, choose, contenders, machine_weights
-from cpembed.tune.cpu_variants import OVER_WINDOWS
-from tests.unit.tune.cpu_tuning import TARGET, machine
+from cpembed.kernel.move import SCATTERED
+from cpembed.targets.cpu import calibration
+from cpembed.targets.cpu.choice import AMONG, CONSIDERED, choose, contenders, machine_weights
+from cpembed.targets.cpu.variants import OVER_WINDOWS
+from tests.unit.targets.cpu.tuning import TARGET, machine
 
 SPEC = hardware_spec(TARGET)
 STEM = "conv2d n=1 c=3 h=32 w=32 k=64 r=7 s=7 stride=2 pad=3 layout=NHWC"

@@ -9,9 +9,9 @@ import pytest
 from cpembed.api.run import run
 from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, tail_for
 from cpembed.api.solve import hardware_spec, workload
-from cpembed.backends.vta.tail import Exact, Requantized, Truncated
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.ir.computation import Computation
+from cpembed.targets.vta.tail import Exact, Requantized, Truncated
 
 VTA = "vta_1x16x16"
 

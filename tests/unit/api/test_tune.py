@@ -15,10 +15,10 @@ from cpembed.api.tune import tune
 from cpembed.api.tuning import TuneResult
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation
-from cpembed.tune.database import DIRECTORY_VARIABLE
-from cpembed.tune.vta_search import measure
-from cpembed.tune.vta_space import Machine, Proposal
-from cpembed.tune.vta_trials import VtaTrial
+from cpembed.targets.vta.tuning_search import measure
+from cpembed.targets.vta.tuning_space import Machine, Proposal
+from cpembed.targets.vta.tuning_trials import VtaTrial
+from cpembed.tuning.database import DIRECTORY_VARIABLE
 
 TARGET = "vta_1x16x16"
 

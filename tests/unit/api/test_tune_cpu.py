@@ -18,15 +18,15 @@ from cpembed.api.tuning import Task
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.measure.runner import Quantiles
-from cpembed.tune import cpu_trials
-from cpembed.tune.cpu_choice import Objective
-from cpembed.tune.cpu_contest import Moves, Timed
-from cpembed.tune.cpu_kept import best_kept
-from cpembed.tune.cpu_space import CpuProposal
-from cpembed.tune.cpu_trials import CpuTrial, key_of
-from cpembed.tune.cpu_variants import OVER_ROWS
-from cpembed.tune.database import stored
-from tests.unit.tune.cpu_tuning import TARGET, FakeMeasurer, designs, layer, machine
+from cpembed.targets.cpu import trials as cpu_trials
+from cpembed.targets.cpu.choice import Objective
+from cpembed.targets.cpu.contest import Moves, Timed
+from cpembed.targets.cpu.kept import best_kept
+from cpembed.targets.cpu.space import CpuProposal
+from cpembed.targets.cpu.trials import CpuTrial, key_of
+from cpembed.targets.cpu.variants import OVER_ROWS
+from cpembed.tuning.database import stored
+from tests.unit.targets.cpu.tuning import TARGET, FakeMeasurer, designs, layer, machine
 
 SPEC = hardware_spec(TARGET)
 

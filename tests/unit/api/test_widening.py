@@ -17,11 +17,11 @@ from cpembed.api.run import VtaRunResult, run
 from cpembed.api.run_vta import VtaSimulation
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.cost.use_bound import utilisation_bound
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import WorkloadError
+from cpembed.selection.use_bound import utilisation_bound
 from cpembed.workloads.suites import suite
 
 TARGETS = Path(__file__).parents[2] / "targets"

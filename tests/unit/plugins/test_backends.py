@@ -15,7 +15,7 @@ MODULE = '''
 import os
 from dataclasses import replace
 
-from cpembed.backends import generic
+from cpembed.kernel import portable as generic
 
 LLVM = {
     "works": "ret i32 0",
@@ -104,7 +104,7 @@ def unit(install: Install, tmp_path: Path) -> None:
     install(
         "cpembed-unit",
         {
-            "cpembed.backends": {kind: f"unit_back_end:{kind}" for kind in kinds},
+            "cpembed.kernel": {kind: f"unit_back_end:{kind}" for kind in kinds},
             "cpembed.hw_specs": {"unit": "unit_targets"},
         },
         {

@@ -16,12 +16,12 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.strategy.candidate import Candidate, derive_candidate
+from cpembed.selection.candidate import Candidate, derive_candidate
+from cpembed.targets.cpu.variants import in_place, in_windows
 from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram, Overlap
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import Overlapped
-from cpembed.tune.cpu_variants import in_place, in_windows
 from tests.unit.transform.small_tiles import small_amx
 
 IMAGE = ("I", "O")

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import solve
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.errors import CpembedError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.interpreter import Array, interpret_all
+from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.data import execute_all
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.cost.ranking import RankedCandidate
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import InvariantError
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.variants import in_rows, require_variant
 from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack
-from cpembed.tune.cpu_variants import in_rows, require_variant
 from tests.unit.transform.small_tiles import small_amx
 
 

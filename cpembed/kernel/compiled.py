@@ -1,0 +1,247 @@
+"""A compiled contraction with the packing of its operands: its stages, whole calls, timed calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import WorkloadError
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.kernel import runtime
+from cpembed.kernel.epilogue import Epilogue, channel_axes
+from cpembed.kernel.move import Direction
+from cpembed.kernel.packing import packing_source
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.program_nest import channel_index, in_order
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+Array = NDArray[Any]
+
+MoveThreads = Callable[[PackedOperand], int]
+"""On how many threads an operand is packed or unpacked."""
+
+
+class CompiledKernel:
+    """A contraction with the packing of its operands.
+
+    :meth:`run` does everything on arrays in the original layouts; :meth:`pack`, :meth:`execute`
+    and :meth:`unpack` are its three stages, on packed buffers that stay opaque.
+    """
+
+    def __init__(
+        self,
+        program: DerivedProgram,
+        plan: KernelPlan,
+        fallback: str | None = None,
+        epilogue: Epilogue | None = None,
+        whole: Callable[[], KernelPlan] | None = None,
+        move_threads: MoveThreads | None = None,
+    ) -> None:
+        """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
+        of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
+        comes, whose packing, if any, is inside; ``move_threads``: by default as many as there
+        are."""
+        self.fallback = fallback
+        self.program = program
+        self.backend = plan.backend
+        *factors, self._output = in_order(program)
+        self._factors = tuple(factors)
+        self._move_threads = move_threads or (lambda operand: runtime.thread_count())
+        self.epilogue = epilogue
+        if epilogue is not None:
+            self._output = replace(self._output, dtype=epilogue.dtype)
+        self._contract = runtime.compile_plan(plan)
+        self._movers: dict[str, runtime.Function] = {}
+        self._whole = whole
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """What :meth:`run` wants: workload operands, and the vectors of the epilogue."""
+        vectors = () if self.epilogue is None else self.epilogue.vectors
+        return (*(operand.name for operand in self._factors), *vectors)
+
+    def run(self, inputs: Mapping[str, Array]) -> Array:
+        """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
+        packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
+        return self.unpack(self.execute(packed))
+
+    def pack(self, name: str, array: Array) -> Any:
+        """The packed buffer of an input; a vector has an element for each channel, row-major over
+        the axes of :func:`~cpembed.kernel.epilogue.channel_axes`."""
+        if self.epilogue is not None and name in self.epilogue.vectors:
+            return self._vector(self.epilogue, name, array)
+        original = self.original(name, array)
+        if self.is_packed_in_place(name):
+            return original
+        packed = self.empty(name)
+        self.pack_into(name, original, packed)
+        return packed
+
+    def _vector(self, epilogue: Epilogue, name: str, array: Array) -> Any:
+        """Padded as the channels are."""
+        workload = self.program.unfused
+        extents = tuple(workload.extents[axis] for axis in channel_axes(workload))
+        dtype = numpy_dtype(epilogue.vector_dtype(name, workload.output.dtype))
+        if array.shape != extents or array.dtype != dtype:
+            raise WorkloadError(
+                f"{name} is {array.dtype} {array.shape}, the channels take {dtype} {extents}"
+            )
+        _, padded = channel_index(self.program)
+        vector = np.zeros(padded, dtype)
+        vector[tuple(slice(extent) for extent in extents)] = array
+        return runtime.from_array(vector)
+
+    def pack_into(self, name: str, original: Any, packed: Any) -> None:
+        """Pack one buffer into another; nothing happens where both layouts are the same memory."""
+        if not self.is_packed_in_place(name):
+            self._mover(name)(original, packed)
+
+    def execute(self, packed: Mapping[str, Any], output: Any | None = None) -> Any:
+        """The contraction alone; returns the packed output buffer."""
+        target = self.empty(self._output.name) if output is None else output
+        self._contract(*(packed[name] for name in self.input_names), target)
+        return target
+
+    def bound(self, packed: Mapping[str, Any], output: Any) -> Callable[[], Any]:
+        """:meth:`execute` on these buffers, to be timed: nothing is looked up in a call."""
+        return self._contract.bound(*(packed[name] for name in self.input_names), output)
+
+    def bound_whole(
+        self,
+        inputs: Mapping[str, Array],
+        packed: Mapping[str, Any],
+        ahead: Collection[str],
+        output: Any,
+    ) -> Callable[[], Any]:
+        """One call from the inputs' own layouts, but for those in ``ahead``, to the output's own.
+
+        ``packed`` and ``output`` are as for :meth:`bound`. What is packed inside the kernel does
+        not come by way of ``packed``.
+        """
+        first = self._factors[0].name
+        inside = None if first in ahead or self.is_packed_in_place(first) else self._on_original
+        if inside is None:
+            calls = [*self.bound_packing(inputs, packed, ahead), self.bound(packed, output)]
+        else:
+            contract, copies = inside
+            own = [runtime.empty(copies, self._factors[0].dtype)] if copies else []
+            others = [packed[name] for name in self.input_names[1:]]
+            original = self.original(first, inputs[first])
+            calls = [
+                *self.bound_packing(inputs, packed, {*ahead, first}),
+                contract.bound(original, *others, output, *own),
+            ]
+        calls += self.bound_unpacking(output)
+        return calls[0] if len(calls) == 1 else in_turn(calls)
+
+    @property
+    def has_inner_packing(self) -> bool:
+        """Whether :meth:`bound_whole` may run other code than :meth:`bound`."""
+        return self._whole is not None and not self.is_packed_in_place(self._factors[0].name)
+
+    def run_whole(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> Array:
+        """:meth:`run` by way of :meth:`bound_whole`."""
+        packed = {name: self.pack(name, inputs[name]) for name in self.input_names}
+        output = self.empty(self._output.name)
+        self.bound_whole(inputs, packed, ahead, output)()
+        return self.unpack(output)
+
+    @cached_property
+    def _on_original(self) -> tuple[runtime.Function, int] | None:
+        """The kernel on the first factor as it comes, and the elements of the copies that it packs;
+        compiled on first use."""
+        plan = None if self._whole is None else self._whole()
+        if plan is None or not (plan.copies or plan.original):
+            return None
+        return runtime.compile_plan(plan), plan.copies
+
+    def bound_packing(
+        self, inputs: Mapping[str, Array], packed: Mapping[str, Any], ahead: Collection[str]
+    ) -> list[Callable[[], Any]]:
+        """Calls to be timed that pack each input, but those in ``ahead``, whose layouts are not the
+        same memory."""
+        return [
+            self._mover(name).bound(self.original(name, inputs[name]), packed[name])
+            for name in (operand.name for operand in self._factors)
+            if name not in ahead and not self.is_packed_in_place(name)
+        ]
+
+    def bound_unpacking(self, packed: Any) -> list[Callable[[], Any]]:
+        """The call to be timed that unpacks the output; none where its layouts are the same
+        memory."""
+        name = self._output.name
+        if self.is_packed_in_place(name):
+            return []
+        return [self._mover(name).bound(packed, self.original(name))]
+
+    def unpack(self, packed: Any) -> Array:
+        """The output in its original layout."""
+        shape = self._output.original_shape
+        if self.is_packed_in_place(self._output.name):
+            return runtime.to_array(packed, shape)
+        original = self.original(self._output.name)
+        self.unpack_into(packed, original)
+        return runtime.to_array(original, shape)
+
+    def unpack_into(self, packed: Any, original: Any) -> None:
+        """Unpack into a flat buffer; nothing happens where both layouts are the same memory."""
+        name = self._output.name
+        if not self.is_packed_in_place(name):
+            self._mover(name)(packed, original)
+
+    def original(self, name: str, array: Array | None = None) -> Any:
+        """A buffer in an operand's original layout, with an array's contents or zeroed."""
+        operand = self._operand(name)
+        if array is None:
+            return runtime.empty(math.prod(operand.original_shape), operand.dtype)
+        if array.shape != operand.original_shape or array.dtype != numpy_dtype(operand.dtype):
+            raise WorkloadError(
+                f"operand {name} is {array.dtype} {array.shape}, "
+                f"the workload has {operand.dtype} {operand.original_shape}"
+            )
+        return runtime.from_array(array)
+
+    def empty(self, name: str) -> Any:
+        """A buffer for an operand's packed layout, zeroed."""
+        operand = self._operand(name)
+        return runtime.empty(operand.elements, operand.dtype)
+
+    def is_packed_in_place(self, name: str) -> bool:
+        """Whether the original memory is the packed one: packing moves nothing."""
+        if self.epilogue is not None and name in self.epilogue.vectors:
+            return True
+        return self.program.operand(name).is_identity
+
+    def assembly(self) -> str:
+        """Machine code of the contraction."""
+        return self._contract.assembly()
+
+    def _operand(self, name: str) -> PackedOperand:
+        """By name; the output is of the type that is stored."""
+        return self._output if name == self._output.name else self.program.operand(name)
+
+    def _mover(self, name: str) -> runtime.Function:
+        """The packing kernel of an input or the unpacking kernel of the output, compiled on first
+        use: a search over schedules builds many contractions on the same packed operands."""
+        if name not in self._movers:
+            operand = self._operand(name)
+            direction = Direction.UNPACK if operand is self._output else Direction.PACK
+            source = packing_source(operand, self._move_threads(operand), direction)
+            self._movers[name] = runtime.compile_plan(KernelPlan("packing", source))
+        return self._movers[name]
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    """All calls, one after the other, as one."""
+
+    def everything() -> None:
+        for call in calls:
+            call()
+
+    return everything

@@ -1,0 +1,234 @@
+"""How an operand moves between its original layout and the packed one, and what that costs.
+
+The text of a move is written by :mod:`~cpembed.kernel.packing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property, lru_cache
+
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.kernel.transposition import Blocks
+from cpembed.kernel.window_packing import Windows
+from cpembed.transform.index_algebra import simplify
+from cpembed.transform.program import PackedOperand
+
+_INNER_ELEMENTS = 64
+"""Elements moved at least between two decodings of a row number."""
+_COPIED_ELEMENTS = 2**14
+"""Elements of a row at most where a row is a copy of several runs: finding out where a row is, and
+whether it is inside, takes as long as copying a few lines."""
+_ROW_ELEMENTS = 2**15
+"""Elements of a row at most where a row is to hold a transposition: what stays in a near cache."""
+UNROLLED = 8
+"""An innermost loop of so few steps is unrolled, so that the loop around it is vectorised."""
+
+_TRANSPOSED, SCATTERED, _COMPUTED = 6.0, 14.0, 120.0
+"""What an element takes that is transposed in vector registers, whose neighbours go elsewhere, or
+whose place is computed by divisions, in units of one that is copied (measured on Sapphire Rapids:
+0.2, 0.46 and 4 ns beside 0.034)."""
+
+_RUN_LINES = 0.2
+"""What it takes to copy a run of neighbours, in lines that are copied meanwhile: no more than the
+line takes that they fill, where they are few (measured on Sapphire Rapids: windows with 3 to 5 runs
+a line take 1.0 to 1.1 times as long as copying what they fill; before runs were copied by single
+vectors, 3.6 times)."""
+
+ORIGINAL, PACKED = "Original", "Packed"
+"""Names of the buffers in the text."""
+
+
+class Direction(Enum):
+    PACK = "pack"
+    UNPACK = "unpack"
+
+
+@dataclass(frozen=True)
+class Move:
+    """An operand with identifiers for its packed dimensions.
+
+    The first ``rows`` dimensions are walked as one row number; ``order`` are the others in loop
+    order, outermost first.
+    """
+
+    operand: PackedOperand
+    names: tuple[str, ...]
+    source: tuple[IndexExpr, ...]
+    rows: int
+    order: tuple[str, ...]
+    base: IndexExpr = field(default_factory=IndexExpr)
+    """Where the packed operand begins in its buffer."""
+    packed: str = PACKED
+    windows: Windows | None = None
+    """The order of the elements of a row, where they are digits of one number."""
+
+    @property
+    def row_count(self) -> int:
+        return math.prod(self.operand.shape[: self.rows])
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return dict(zip(self.names, self.operand.shape, strict=True))
+
+    @cached_property
+    def packed_index(self) -> IndexExpr:
+        """Into the flat packed buffer."""
+        pairs = zip(self.names, self.operand.strides, strict=True)
+        return IndexExpr.of([IndexTerm(name, stride) for name, stride in pairs]) + self.base
+
+    @property
+    def packed_element(self) -> str:
+        return f"{self.packed}[{self.packed_index}]"
+
+    @cached_property
+    def original_index(self) -> IndexExpr:
+        """Into the flat original. Digits that are neighbours there, of one packed dimension, are
+        one term: what moves is then seen to be contiguous."""
+        total = IndexExpr()
+        step = 1
+        for index, size in reversed(
+            list(zip(self.source, self.operand.original_shape, strict=True))
+        ):
+            total = (
+                IndexExpr.of([t.times(step) for t in index.terms], index.constant * step) + total
+            )
+            step *= size
+        return simplify(total, self.extents)
+
+    @property
+    def original_element(self) -> str:
+        return f"{ORIGINAL}[{self.original_index}]"
+
+    def bounds(self) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
+        """What keeps a move inside the original shape: conditions on the row, ranges of single
+        loops, and conditions on an element for what neither expresses."""
+        extents = self.extents
+        of_row: list[str] = []
+        ranges: dict[str, tuple[int, int]] = {}
+        of_element: list[str] = []
+        for index, size in zip(self.source, self.operand.original_shape, strict=True):
+            low, high = index.bounds(extents)
+            if low >= 0 and high < size:
+                continue
+            name, divisor = self._leading_digit(index)
+            if name in self.order and name not in ranges:
+                first = max(0, -index.constant) * divisor
+                end = min(extents[name], (size - index.constant) * divisor)
+                ranges[name] = (first, max(first, end))
+                continue
+            conditions = (
+                of_row if set(index.iterators) <= set(self.names[: self.rows]) else (of_element)
+            )
+            conditions += [f"{index} >= 0"] if low < 0 else []
+            conditions += [f"{index} < {size}"] if high >= size else []
+        return of_row, ranges, of_element
+
+    @property
+    def copies(self) -> bool:
+        """Whether neighbours stay neighbours."""
+        moving = [name for name, extent in self.extents.items() if extent > 1]
+        last = moving[-1] if moving else self.names[-1]
+        along = [t for t in self.original_index.terms if last in t.iterators]
+        return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
+
+    def sides(self) -> tuple[str, str] | None:
+        """The loops along which the packed layout and the original are contiguous, of a move that
+        is a transposition: other loops, and every element at a place that needs no division."""
+        if len(self.order) < 2:
+            return None
+        packed, original = self.names[-1], self.order[-1]
+        affine = all(term.is_affine for term in self.original_index.terms)
+        one = self.original_index.coefficient(original) == 1
+        if packed not in self.order or packed == original or not (affine and one):
+            return None
+        return packed, original
+
+    @staticmethod
+    def _leading_digit(index: IndexExpr) -> tuple[str | None, int]:
+        """The iterator and divisor of ``iterator // divisor + constant``."""
+        if len(index.terms) == 1:
+            (term,) = index.terms
+            if term.inner is None and term.coefficient == 1 and term.modulus is None:
+                return term.iterator, term.divisor
+        return None, 1
+
+
+def blocks_of(move: Move, direction: Direction) -> Blocks | None:
+    """Of a transposition in vector registers; None where the move is none, or small."""
+    sides = move.sides()
+    _, ranges, of_element = move.bounds()
+    if sides is None or of_element:
+        return None
+    packed, original = (range_of(move, ranges, name) for name in sides)
+    rows, columns = (packed, original) if direction is Direction.PACK else (original, packed)
+    return Blocks.of(rows[1] - rows[0], columns[1] - columns[0], move.operand.dtype)
+
+
+def range_of(move: Move, ranges: Mapping[str, tuple[int, int]], name: str) -> tuple[int, int]:
+    return ranges.get(name, (0, move.extents[name]))
+
+
+@lru_cache(1 << 10)
+def effort(operand: PackedOperand) -> float:
+    """How long an element takes to move, in units of one that is copied beside its neighbours."""
+    if not operand.dimensions:
+        return 1.0
+    move = plan_move(operand)
+    if move.copies:
+        return 1.0
+    if move.windows is not None:
+        lines = move.windows.size * size_bytes(operand.dtype) / LINE_BYTES
+        return max(1.0, _RUN_LINES * move.windows.copied / lines)
+    moving = [t for t in move.original_index.terms if set(t.iterators) & set(move.order)]
+    if not all(term.is_affine for term in moving) or move.bounds()[2]:
+        return _COMPUTED
+    return SCATTERED if blocks_of(move, Direction.PACK) is None else _TRANSPOSED
+
+
+@lru_cache(1 << 10)
+def runs(operand: PackedOperand) -> int:
+    """Runs of neighbours that packing copies for windows; 0 where it does not."""
+    windows = plan_move(operand).windows if operand.dimensions else None
+    return 0 if windows is None else operand.elements // windows.size * windows.copied
+
+
+def plan_move(operand: PackedOperand) -> Move:
+    """A row ends where it holds enough elements, and takes in the dimension that walks the
+    original's last one where that is not far: then a transposition stays within a row."""
+    names = tuple(f"d{number}" for number in range(len(operand.dimensions)))
+    renamed = {d.name: name for d, name in zip(operand.dimensions, names, strict=True)}
+    extents = dict(zip(names, operand.shape, strict=True))
+    source = tuple(
+        simplify(index.rename(lambda name: renamed[name]), extents) for index in operand.source
+    )
+    windows = Windows.of(extents, source, operand.original_shape)
+    if windows is not None and windows.walked[0] != names[0]:
+        first = names.index(windows.walked[0])
+        return Move(operand, names, source, first, names[first:], windows=windows)
+    rows = len(names)
+    while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
+        rows -= 1
+    rows = min(rows, len(names) - 1)
+    while rows > 1 and math.prod(operand.shape[rows - 1 :]) <= _COPIED_ELEMENTS:
+        longer = Move(operand, names, source, rows - 1, names[rows - 1 :])
+        if not longer.copies or longer.bounds()[2]:
+            break
+        rows -= 1
+    order = list(names[rows:])
+    last = source[-1].terms if source else ()
+    steps = [t.iterator for t in last if t.is_affine and t.coefficient == 1]
+    near = steps[0] if len(steps) == 1 else None
+    if near in names[:-1]:
+        place = min(rows, names.index(near))
+        if math.prod(operand.shape[place:]) <= _ROW_ELEMENTS and place > 0:
+            rows = place
+            inner = operand.shape[-1] if operand.shape[-1] <= UNROLLED else 0
+            order = [name for name in names[rows:] if name != near]
+            order.insert(len(order) - 1 if inner else len(order), near)
+    return Move(operand, names, source, rows, tuple(order))

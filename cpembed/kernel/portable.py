@@ -1,0 +1,18 @@
+"""The portable back end: the derived program in plain loops, for any target and element type.
+
+It verifies a derived program on machines that lack its instruction; it is not meant to be fast.
+"""
+
+from __future__ import annotations
+
+from cpembed.kernel.contraction import contraction_source
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.program_nest import kernel_nest
+from cpembed.transform.program import DerivedProgram
+
+
+def plan(program: DerivedProgram, threads: int, epilogue: Epilogue | None = None) -> KernelPlan:
+    """A kernel without instructions of the target; raises :class:`LoweringError` for a workload
+    that is not a product-sum."""
+    return KernelPlan("generic", contraction_source(kernel_nest(program, epilogue), threads))

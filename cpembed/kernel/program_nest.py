@@ -1,0 +1,238 @@
+"""The nest of a derived program: its loops, its operands flat, its tasks in blocks of points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.ir.expression import Access, Operation
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.kernel.epilogue import Epilogue, channel_axes
+from cpembed.kernel.nest import KernelOperand, Nest, TaskLoop
+from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
+
+_MAX_ELEMENTS = 2**31 - 1
+
+
+def _check_size(operand: PackedOperand) -> None:
+    """Flat indices are 32-bit integers."""
+    largest = max(operand.elements, math.prod(operand.original_shape))
+    if largest > _MAX_ELEMENTS:
+        raise LoweringError(
+            f"operand {operand.name} has {largest:,} elements and a kernel indexes at most "
+            f"{_MAX_ELEMENTS:,}: run a part of the workload; solve and explain take the whole"
+        )
+
+
+def _check_product_sum(workload: Computation) -> None:
+    """Kernels exist for ``O += A * B`` with one access to each operand."""
+    if len(workload.statements) == 1 and workload.statement.reduction == "add":
+        value = workload.statement.value
+        factors = value.args if isinstance(value, Operation) and value.op == "mul" else ()
+        tensors = {workload.operand(f.operand).tensor for f in factors if isinstance(f, Access)}
+        if len(tensors) == 2:
+            return
+    raise LoweringError(
+        f"{workload} is not a product-sum of two operands, of which alone kernels are generated: "
+        "solve and explain take it"
+    )
+
+
+def in_order(program: DerivedProgram) -> tuple[PackedOperand, ...]:
+    """The operands of the workload in the instruction's order, which is that of a nest's."""
+    computation = program.instruction.computation
+    return tuple(program.role(o.name) for o in (*computation.inputs, computation.output))
+
+
+def first_factor(program: DerivedProgram) -> PackedOperand:
+    """The operand of the workload in the place of the instruction's first."""
+    return in_order(program)[0]
+
+
+def kernel_nest(
+    program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
+) -> Nest:
+    """The nest with nothing blocked: one point of the spatial loops is a task.
+
+    The output has the type that the epilogue stores; ``unpadded``, the first factor is read where
+    it came, not where it is packed. Raises :class:`LoweringError` where the workload is no
+    product-sum, an epilogue's channels are not affine in the loops, or what is read of an unpadded
+    factor is not.
+    """
+    _check_product_sum(program.workload)
+    for operand in program.operands:
+        _check_size(operand)
+    names = _identifiers(program)
+
+    def renamed(loop: Loop) -> Loop:
+        return Loop(names[loop.name], loop.extent, loop.kind)
+
+    spatial = [loop for loop in program.loops if loop.kind is AxisKind.SPATIAL]
+    reductions = [loop for loop in program.loops if loop.kind is AxisKind.REDUCTION]
+    first, second = (program.role(o.name) for o in program.instruction.computation.inputs)
+    output = program.role(program.instruction.computation.output.name)
+    sums = output.dtype
+    if epilogue is not None:
+        output = replace(output, dtype=epilogue.dtype)
+    overlaps = _walked_by_points(program, (first, second, output))
+
+    def task(loop: Loop) -> TaskLoop:
+        if loop.name not in overlaps:
+            return TaskLoop(names[loop.name], loop.extent, origin=loop.name)
+        found = overlaps[loop.name]
+        return TaskLoop(names[loop.name], found.extent, found.block, loop.name, found.block)
+
+    def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
+        access = _all_in_points(_flat_access(operand), overlaps.values())
+        assert access is not None
+        return KernelOperand(
+            parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
+        )
+
+    coordinates = _coordinates(program, first, names, overlaps)
+    return Nest(
+        tasks=tuple(task(loop) for loop in spatial),
+        reductions=tuple(renamed(loop) for loop in reductions),
+        inner=tuple(renamed(loop) for loop in program.lanes),
+        operands=(
+            _as_it_came(first, coordinates) if unpadded else flat("A", first),
+            flat("B", second),
+            flat("C", output),
+        ),
+        epilogue=epilogue,
+        channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
+        sums_dtype=sums,
+        margins=tuple(margin for margin, leaves in coordinates if margin and leaves),
+        unpadded=unpadded,
+    )
+
+
+def _walked_by_points(
+    program: DerivedProgram, operands: Sequence[PackedOperand]
+) -> dict[str, Overlap]:
+    """Loops over overlapping tiles of the output that walk the points of their axis; the others,
+    of which an operand is packed tile by tile, count tiles."""
+    found: dict[str, Overlap] = {}
+    for overlap in program.overlaps:
+        if overlap.kind is AxisKind.SPATIAL:
+            walked = [in_points(_flat_access(operand), overlap) for operand in operands]
+            if all(access is not None for access in walked):
+                found[overlap.loop] = overlap
+    return found
+
+
+def _all_in_points(access: IndexExpr, overlaps: Iterable[Overlap]) -> IndexExpr | None:
+    """:func:`in_points` of all."""
+    found: IndexExpr | None = access
+    for overlap in overlaps:
+        found = None if found is None else in_points(found, overlap)
+    return found
+
+
+def _coordinates(
+    program: DerivedProgram,
+    factor: PackedOperand,
+    names: Mapping[str, str],
+    by_points: Mapping[str, Overlap],
+) -> list[tuple[KernelOperand | None, bool]]:
+    """Of each original dimension of a factor, the coordinate of what is read, None where that is
+    not affine in the iterators, and whether it can lie outside."""
+    places = dict(zip((d.name for d in factor.dimensions), factor.access, strict=True))
+    found: list[tuple[KernelOperand | None, bool]] = []
+    for source, size in zip(factor.source, factor.original_shape, strict=True):
+        coordinate = source.substitute(places)
+        low, high = coordinate.bounds(program.extents)
+        walked = _all_in_points(coordinate, by_points.values())
+        operand: KernelOperand | None = None
+        if walked is not None and walked.is_affine:
+            access = walked.rename(lambda name: names[name])
+            operand = KernelOperand("", factor.dtype, size, access)
+        found.append((operand, low < 0 or high >= size))
+    return found
+
+
+def _as_it_came(
+    factor: PackedOperand, coordinates: Sequence[tuple[KernelOperand | None, bool]]
+) -> KernelOperand:
+    access, stride = IndexExpr(), 1
+    for coordinate, _ in reversed(coordinates):
+        if coordinate is None:
+            raise LoweringError(f"{factor.name} is read in another order than it came in")
+        terms = [term.times(stride) for term in coordinate.access.terms]
+        access = access + IndexExpr.of(terms, coordinate.access.constant * stride)
+        stride *= coordinate.elements
+    return KernelOperand("A", factor.dtype, stride, access)
+
+
+def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
+    """An output element's channel over loops and lanes, and the extents, padding included, of the
+    axes that make it, outermost first."""
+    original = program.unfused
+    members = program.member_digits
+    total = IndexExpr()
+    extents: list[int] = []
+    for axis in channel_axes(original):
+        coordinate = members.get(axis, IndexExpr.iterator(axis)).substitute(program.axis_map)
+        extents.append(coordinate.bounds(program.extents)[1] + 1)
+        total = IndexExpr.of([t.times(extents[-1]) for t in total.terms])
+        total = total + coordinate
+    return total, tuple(extents)
+
+
+def _channels(
+    program: DerivedProgram, names: Mapping[str, str], by_points: Mapping[str, Overlap]
+) -> KernelOperand:
+    by_tiles, extents = channel_index(program)
+    index = _all_in_points(by_tiles, by_points.values())
+    over_tiles = {(overlap.loop,) for overlap in program.overlaps}
+    if index is None or any(
+        term.inner is not None and term.iterators not in over_tiles for term in index.terms
+    ):
+        raise LoweringError(
+            "the channels of this embedding are digits of a fused axis: a bias or a scale needs "
+            "another embedding"
+        )
+    access = index.rename(lambda name: names[name])
+    return KernelOperand("Channel", "float32", math.prod(extents), access)
+
+
+def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:
+    """An access whose tiles overlap, over the point at which a tile begins instead of its number;
+    None where tiles lie at no constant distance by their points.
+
+    The last tile begins where it has to; so may every other tile, of a block that ends at the
+    extent.
+    """
+    loop, start = overlap.loop, overlap.start()
+    if loop not in access.iterators:
+        return access
+    step, rest = divmod(access.coefficient(loop), overlap.block)
+    turned = [term.times(-step) for term in start.terms]
+    fixed = IndexExpr.of([*access.terms, *turned], access.constant)
+    if rest or loop in fixed.iterators:
+        return None
+    return fixed + IndexExpr.of([IndexTerm(loop, step)])
+
+
+def lane_name(lane: str) -> str:
+    """Identifier of an instruction axis inside a kernel."""
+    return f"lane_{lane}"
+
+
+def _flat_access(operand: PackedOperand) -> IndexExpr:
+    """The packed access as one index into the flat buffer."""
+    total = IndexExpr()
+    for index, stride in zip(operand.access, operand.strides, strict=True):
+        scaled = [term.times(stride) for term in index.terms]
+        total = total + IndexExpr.of(scaled, index.constant * stride)
+    return total
+
+
+def _identifiers(program: DerivedProgram) -> dict[str, str]:
+    """A valid identifier per iterator: names of loops are free text (``q.o``)."""
+    names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
+    names.update({lane.name: lane_name(lane.name) for lane in program.lanes})
+    return names

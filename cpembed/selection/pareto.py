@@ -1,0 +1,56 @@
+"""Candidates that no other candidate beats in every respect: MACs, data moved, footprint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpembed.ir.dtypes import size_bytes
+from cpembed.selection.ranking import RankedCandidate
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a candidate costs; less is better in each.
+
+    ``moved_bytes`` are read and written by packing and unpacking; ``footprint_bytes`` are taken by
+    all operands in the layouts that the candidate needs.
+    """
+
+    executed_macs: int
+    moved_bytes: int
+    footprint_bytes: int
+
+    def as_tuple(self) -> tuple[int, int, int]:
+        return self.executed_macs, self.moved_bytes, self.footprint_bytes
+
+    def dominates(self, other: Objectives) -> bool:
+        """At least as good in every respect and better in one.
+
+        >>> Objectives(8, 0, 64).dominates(Objectives(8, 16, 64))
+        True
+        >>> Objectives(8, 0, 64).dominates(Objectives(8, 0, 64))
+        False
+        """
+        pairs = list(zip(self.as_tuple(), other.as_tuple(), strict=True))
+        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+
+
+def objectives(candidate: RankedCandidate) -> Objectives:
+    cost, operands = candidate.overheads, candidate.candidate.program.operands
+    footprint = sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
+    return Objectives(cost.executed_macs, cost.packing_bytes, footprint)
+
+
+def front(candidates: Sequence[RankedCandidate]) -> tuple[RankedCandidate, ...]:
+    """The candidates that no other one dominates, in the order given.
+
+    Candidates of equal costs do not dominate each other: all of them stay.
+    """
+    kept: set[Objectives] = set()
+    # Whatever dominates a point comes before it in this order, and if that is itself dominated,
+    # then by a point of the front: comparing with the front so far is enough.
+    for point in sorted({objectives(item) for item in candidates}, key=Objectives.as_tuple):
+        if not any(other.dominates(point) for other in kept):
+            kept.add(point)
+    return tuple(item for item in candidates if objectives(item) in kept)

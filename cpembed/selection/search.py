@@ -1,0 +1,262 @@
+"""Search and ranking in one: the best candidates first where time is limited.
+
+Without a limit the components are enumerated whole, which the number of embeddings needs anyway,
+and the ranking combines them best first. Under a limit that does not suffice for this, the solver
+looks below a ceiling of the score, which is raised until the best ``top`` are below it: then no
+other embedding is better, however many there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.cpsat import SearchLimits, Status
+from cpembed.embedding.digit_model import DigitModel
+from cpembed.embedding.digit_search import DigitSearch
+from cpembed.embedding.objective import Least, Objective
+from cpembed.embedding.problem import LabelMismatch
+from cpembed.embedding.regular import digit_model_obstacle
+from cpembed.embedding.result import (
+    Formulation,
+    Progress,
+    SearchResult,
+    Seconds,
+    merged,
+    nothing_found,
+)
+from cpembed.embedding.search import alternative_problems, find_embeddings
+from cpembed.hw.instruction import Instruction
+from cpembed.ir.computation import Computation
+from cpembed.selection.ranking import Ranking, rank
+from cpembed.time_limit import Clock, OutOfTime, within
+from cpembed.transform.derive import LayoutCache
+
+_QUICK, _BELOW = 8, 2
+"""Parts of the time for the first attempt to enumerate all, and of what is left then for the search
+below ceilings."""
+
+_SEARCHED, _DERIVED = 0.4, 0.7
+"""Seconds after a limit at which a search that does not end by itself is left, and the deriving of
+programs. The solver keeps to the limit, what is around it need not."""
+
+_FIRST_STEP, _WIDER, _STEPS = 1 / 64, 4, 32
+"""How far the first ceiling is above the bound, relative to the costs of the workload itself, by
+how much this distance grows each time, and how often: beyond any program's cost."""
+
+
+@dataclass(frozen=True)
+class RankedSearch:
+    """What a search found, and the best of it. ``proven``: no embedding is missing from the best
+    that belongs there, found or not."""
+
+    found: SearchResult
+    ranking: Ranking
+    proven: bool
+
+
+def find_best(
+    workload: Computation,
+    instruction: Instruction,
+    constraints: ConstraintSet,
+    top: int | None,
+    limits: SearchLimits,
+    progress: Progress,
+    formulation: Formulation = Formulation.AUTO,
+) -> RankedSearch:
+    """The ``top`` best embeddings (all where it is None), and how many there are.
+
+    Raises what :func:`~cpembed.embedding.search.find_embeddings` does.
+    """
+    ranker = Ranker(workload, instruction, constraints, top, progress)
+    if limits.seconds is None:
+        found = find_embeddings(workload, instruction, constraints, limits, progress, formulation)
+        return ranker.rank(found)
+    clock, kept = Clock(limits.seconds), Kept()
+    with suppress(OutOfTime):
+        within(clock.left(_SEARCHED), lambda: _search_limited(ranker, limits, formulation, kept))
+    return kept.best(ranker, clock)
+
+
+def _search_limited(
+    ranker: Ranker, limits: SearchLimits, formulation: Formulation, kept: Kept
+) -> None:
+    if formulation in (Formulation.AUTO, Formulation.DIGITS):
+        limited = LimitedSearch(ranker, limits, kept)
+        if limited.applies:
+            limited.run()
+            return
+    kept.results.append(
+        find_embeddings(
+            ranker.workload,
+            ranker.instruction,
+            ranker.constraints,
+            limits,
+            ranker.progress,
+            formulation,
+        )
+    )
+
+
+@dataclass
+class Kept:
+    """What a limited search has found: all there are or some, and the best ``below`` a ceiling."""
+
+    results: list[SearchResult] = field(default_factory=list[SearchResult])
+    below: RankedSearch | None = None
+
+    def best(self, ranker: Ranker, clock: Clock) -> RankedSearch:
+        """Of what was found, whether or not the search came to its end."""
+        if not self.results:
+            return ranker.rank(nothing_found(clock.passed))
+        most = max(self.results, key=lambda result: (result.complete, len(result.embeddings)))
+        searched = [*self.results, *([self.below.found] if self.below is not None else [])]
+        seconds = Seconds(
+            sum(result.seconds.model for result in searched),
+            sum(result.seconds.solve for result in searched),
+        )
+        most = replace(most, seconds=seconds)
+        if self.below is None or not self.below.proven or most.complete:
+            return ranker.rank(most, seconds=clock.left(_DERIVED))
+        return replace(self.below, found=most)
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """Ranks what searches of one problem find; they share their layouts."""
+
+    workload: Computation
+    instruction: Instruction
+    constraints: ConstraintSet
+    top: int | None
+    progress: Progress
+    layouts: LayoutCache = field(default_factory=LayoutCache)
+
+    def rank(
+        self, found: SearchResult, ceiling: float | None = None, seconds: float | None = None
+    ) -> RankedSearch:
+        """``found`` is complete, or is so as far as a ceiling of the score; ``seconds`` are for
+        deriving programs."""
+        ranking = rank(
+            self.workload,
+            self.instruction,
+            found.embeddings,
+            self.constraints.weights,
+            self.top,
+            lambda count: self.progress("derive", count),
+            self.layouts,
+            self.constraints.name,
+            seconds,
+        )
+        if ranking.cut:
+            return RankedSearch(found.cut(len(ranking.candidates)), ranking, proven=False)
+        proven, best = found.complete, ranking.candidates
+        if ceiling is not None and best and len(best) == self.top:
+            proven = proven or best[-1].score <= ceiling
+        return RankedSearch(found, ranking, proven)
+
+
+_Run = Callable[[SearchLimits], SearchResult]
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A problem's search with the solver's bounds on its components."""
+
+    search: DigitSearch
+    objective: Objective
+    least: list[Least]
+
+    def below(self, ceiling: float, progress: Progress) -> _Run:
+        """A search for all embeddings whose score is at most the ceiling, and some others."""
+
+        def bound(models: list[DigitModel]) -> None:
+            self.objective.post(models, self.least, ceiling)
+
+        return lambda limits: self.search.run(limits, progress, bound)
+
+
+class LimitedSearch:
+    """The search of digit models under a time limit."""
+
+    def __init__(self, ranker: Ranker, limits: SearchLimits, kept: Kept | None = None) -> None:
+        self.ranker, self.limits, self.kept = ranker, limits, kept or Kept()
+        self.started = time.perf_counter()
+        constraints = ranker.constraints
+        problems = alternative_problems(ranker.workload, ranker.instruction, constraints)
+        self.searches: list[DigitSearch] = []
+        if not isinstance(problems, LabelMismatch) and all(
+            digit_model_obstacle(problem, constraints) is None for problem in problems
+        ):
+            self.searches = [DigitSearch(problem, constraints) for problem in problems]
+
+    @property
+    def applies(self) -> bool:
+        """Whether the digit model takes the problem, and there is a best to look for."""
+        weights = self.ranker.constraints.weights
+        return bool(self.searches and self.ranker.top and (weights.mac or weights.data))
+
+    def run(self) -> None:
+        """Search until the time is over; what is found is kept as soon as it is."""
+        quick = self._enumerate_all(self.limits.share(_QUICK))
+        self.kept.results.append(quick)
+        if quick.complete or not self._left().seconds:
+            return
+        self.kept.below = self.best_below_ceilings(self._left().share(_BELOW))
+        self.kept.results.append(self._enumerate_all(self._left()))
+
+    def _left(self) -> SearchLimits:
+        return self.limits.after(time.perf_counter() - self.started)
+
+    def _enumerate_all(self, limits: SearchLimits) -> SearchResult:
+        progress = self.ranker.progress
+        runs: list[_Run] = [lambda share, s=s: s.run(share, progress) for s in self.searches]
+        return self._merged(runs, limits)
+
+    def _merged(self, runs: Sequence[_Run], limits: SearchLimits) -> SearchResult:
+        """The union of what the runs find, which share the time."""
+        started = time.perf_counter()
+        results: list[SearchResult] = []
+        for waiting, run in zip(range(len(runs), 0, -1), runs, strict=True):
+            results.append(run(limits.after(time.perf_counter() - started).share(waiting)))
+        return merged(results)
+
+    def best_below_ceilings(self, limits: SearchLimits) -> RankedSearch | None:
+        """The best with what the last ceiling admits, proven unless the time was too short; None
+        where no problem is known to have a solution."""
+        started = time.perf_counter()
+        bounded = self.bounded(limits.share(2))
+        if not bounded:
+            return None
+        floor = min(item.objective.floor(item.least) for item in bounded)
+        step = max([floor, *(item.objective.scale for item in bounded)]) * _FIRST_STEP
+        best: RankedSearch | None = None
+        for _ in range(_STEPS):
+            ceiling = floor + step
+            left = limits.after(time.perf_counter() - started)
+            below = self._merged(
+                [item.below(ceiling, self.ranker.progress) for item in bounded], left
+            )
+            # All there are below the ceiling are not all there are.
+            status = Status.FEASIBLE if len(below.embeddings) else Status.UNKNOWN
+            partial = replace(below, status=status, complete=False)
+            best = self.ranker.rank(partial, ceiling if below.complete else None)
+            if best.proven or not below.complete:
+                break
+            step *= _WIDER
+        return best
+
+    def bounded(self, limits: SearchLimits) -> list[Bounded]:
+        """The problems that have solutions, as far as this is known."""
+        found: list[Bounded] = []
+        for search in self.searches:
+            models = search.models()
+            objective = Objective(search.problem, self.ranker.constraints.weights)
+            share = limits.share(2 * len(models) * len(self.searches))
+            least = objective.least(models, share)
+            if least is not None:
+                found.append(Bounded(search, objective, least))
+        return found

@@ -1,0 +1,327 @@
+"""Measuring kernels on a machine that others use too.
+
+Every kernel is verified, then timed beside the best one so far. A minute in which that one is
+slower than it was is not trusted: what was timed then is timed again, a few times, a little later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from statistics import median
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from cpembed import worker
+from cpembed.errors import CrashError, InvariantError, LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import CompiledKernel, in_turn
+from cpembed.kernel.packing import packed_before
+from cpembed.kernel.plan import Knobs
+from cpembed.measure.runner import Sampler, wall_clock
+from cpembed.measure.verification import Expected
+from cpembed.selection.candidate import Candidate
+from cpembed.targets.cpu.build import build
+from cpembed.targets.cpu.choice import Objective
+from cpembed.targets.cpu.contest import (
+    FIRST_ROUNDS,
+    Contest,
+    Failed,
+    Moves,
+    Rounds,
+    Runner,
+    Timed,
+)
+from cpembed.targets.x86.pace import Pace
+from cpembed.worker import step
+
+ROUNDS, FINAL_ROUNDS = 40, 80
+"""Of a kernel that is not rejected, and at the end of a search; of kernels that a turn holds."""
+
+SLOWER = 1.15
+"""A kernel is rejected whose fastest round took longer than the champion's typical one by this."""
+
+DISTURBED = 1.25
+"""Rounds are not trusted in which kernels took longer than in their best ones by this."""
+
+PAUSES = (0.2, 1.0)
+"""Seconds before untrusted rounds are repeated, so many times."""
+
+_TIMED_CALLS = 100
+"""Of a slow kernel in all its rounds, about."""
+
+_ROOM = 2**28
+"""Bytes for packed data of embeddings that were measured, the last ones first."""
+
+
+class Timeable(Protocol):
+    """A schedule of an embedding; ``key`` tells schedules apart."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def candidate(self) -> Candidate: ...
+    @property
+    def knobs(self) -> Knobs: ...
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A schedule on its way to the worker, without the model that proposed it."""
+
+    key: str
+    candidate: Candidate
+    knobs: Knobs
+
+    @classmethod
+    def of(cls, proposal: Timeable) -> _Sent:
+        return cls(proposal.key, proposal.candidate, proposal.knobs)
+
+
+class Workbench:
+    """Kernels of one workload on random data, verified against one reference.
+
+    ``known`` holds the moves, apart from the kernel, of embeddings that were measured before, by
+    identifier: they are the same for all schedules.
+    """
+
+    def __init__(
+        self, workload: Computation, spec: HardwareSpec, objective: Objective, seed: int = 0
+    ) -> None:
+        self.known: dict[str, Moves] = {}
+        self._workload = workload
+        self._spec = spec
+        self._objective: Objective = objective
+        self._seed = seed
+        self._data: OrderedDict[str, _Data] = OrderedDict()
+        self._kernels: dict[str, tuple[_Data, Callable[[], Any], Callable[[], Any] | None]] = {}
+        """Data, the contraction, and the whole call where it is another one and counts."""
+        self._paces: dict[str, float] = {}
+        """Microseconds of kernels in their best rounds."""
+
+    def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
+        """Time a schedule beside the champion, which was measured before.
+
+        Raises :class:`InvariantError` where the kernel's numbers are wrong.
+        """
+        others = [] if champion is None else [champion]
+        self._forget({item.key for item in others})
+        try:
+            runners = [self._runner(item) for item in (*others, proposal)]
+        except LoweringError as error:
+            return Failed(str(error))
+        contest = Contest(runners, self.known, self._objective, self._usual)
+        first = contest.run(FIRST_ROUNDS)
+        slower = champion is not None and first.fastest(1) > SLOWER * first.typical(0)
+        if slower and self._disturbance(first, 1) <= DISTURBED:
+            return first.timed(1, rejected=True)
+        found, noisy = self._trusted(contest, first.affordable(ROUNDS), len(others))
+        timed = found.timed(len(others), noisy=noisy)
+        self.known.setdefault(runners[-1].identifier, timed.moves)
+        return timed
+
+    def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
+        """Time schedules that were measured before beside each other; ratios are over the first."""
+        self._forget({item.key for item in proposals})
+        runners = [self._runner(item) for item in proposals]
+        contest = Contest(runners, self.known, self._objective, self._usual)
+        rounds = contest.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
+        found, noisy = self._trusted(contest, rounds, len(runners))
+        return [found.timed(number, noisy=noisy) for number in range(len(runners))]
+
+    def _trusted(self, contest: Contest, rounds: int, before: int) -> tuple[Rounds, bool]:
+        """The least disturbed of a few attempts, and whether it was disturbed; the first ``before``
+        runners were timed before."""
+        best = contest.run(rounds)
+        least = self._disturbance(best, before)
+        for pause in PAUSES:
+            if least <= DISTURBED:
+                break
+            time.sleep(pause)
+            again = contest.run(rounds)
+            if (disturbance := self._disturbance(again, before)) < least:
+                best, least = again, disturbance
+        return best, least > DISTURBED
+
+    def _disturbance(self, rounds: Rounds, before: int) -> float:
+        """How much longer kernels took than in their best rounds so far: the median of those that
+        were timed before, 1 where none was."""
+        ratios: list[float] = []
+        for number, runner in enumerate(rounds.contest.runners):
+            pace = rounds.pace(number)
+            best = min(pace, self._paces.get(runner.key, pace))
+            self._paces[runner.key] = best
+            if number < before:
+                ratios.append(pace / best)
+        return median(ratios) if ratios else 1.0
+
+    def _runner(self, proposal: Timeable) -> Runner:
+        key = proposal.key
+        if key not in self._kernels:
+            data, kernel = self._built(proposal.candidate, proposal.knobs)
+            moves = data.packing is not None or data.unpacking is not None
+            whole = (
+                kernel.bound_whole(self._inputs, data.packed, self._ahead, data.output)
+                if moves and self._objective == "total"
+                else None
+            )
+            self._kernels[key] = data, kernel.bound(data.packed, data.output), whole
+        data, call, whole = self._kernels[key]
+        sampler = None if whole is None else wall_clock(whole)
+        return Runner(key, data.identifier, wall_clock(call), sampler, data.packing, data.unpacking)
+
+    def _built(self, candidate: Candidate, knobs: Knobs) -> tuple[_Data, CompiledKernel]:
+        kernel = build(candidate.program, self._spec, backend="native", knobs=knobs)
+        identifier = candidate.identifier
+        if identifier not in self._data:
+            self._data[identifier] = _Data(identifier, kernel, self._inputs)
+        self._data.move_to_end(identifier)
+        data = self._data[identifier]
+        self._verify(data, kernel, knobs)
+        return data, kernel
+
+    def _verify(self, data: _Data, kernel: CompiledKernel, knobs: Knobs) -> None:
+        """On an output of its own: what another kernel left there would be right."""
+        found = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
+        if found.verified and self._objective == "total" and kernel.has_inner_packing:
+            found = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
+        if not found.verified:
+            raise InvariantError(
+                f"the {kernel.backend} kernel of embedding {data.identifier} of "
+                f"{self._spec.name} in {self._workload.name} with {knobs} is wrong by up to "
+                f"{found.max_error:g} on data of seed {self._seed}: please report this command line"
+            )
+
+    def _forget(self, needed: set[str]) -> None:
+        """All kernels but the needed ones, and the data that were not used lately."""
+        self._kernels = {key: kernel for key, kernel in self._kernels.items() if key in needed}
+        used = {data.identifier for data, *_ in self._kernels.values()}
+        held = 0
+        for identifier, data in reversed(list(self._data.items())):
+            held += data.bytes
+            if held > _ROOM and identifier not in used:
+                del self._data[identifier]
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, NDArray[Any]]:
+        return random_inputs(self._workload, self._seed)
+
+    @cached_property
+    def _ahead(self) -> list[str]:
+        return packed_before(self._workload)
+
+    @cached_property
+    def _usual(self) -> Callable[[], bool] | None:
+        """Whether the CPU's product instruction runs as fast as it does at best."""
+        pace = Pace.of(self._spec)
+        return None if pace is None else pace.is_usual
+
+    @cached_property
+    def _expected(self) -> Expected:
+        return Expected(self._workload, self._inputs)
+
+
+class Isolated:
+    """A :class:`Workbench` in the worker: a kernel that ends its process is one that failed."""
+
+    def __init__(
+        self, workload: Computation, spec: HardwareSpec, objective: Objective, seed: int = 0
+    ) -> None:
+        self.known: dict[str, Moves] = {}
+        made: _Made = (workload, spec, objective, seed)
+        self._of = (os.getpid(), next(_numbers)), made
+
+    def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
+        """As :meth:`Workbench.measure`."""
+        try:
+            best = None if champion is None else _Sent.of(champion)
+            found = worker.call(_measure, *self._of, self.known, _Sent.of(proposal), best)
+        except CrashError as error:
+            return Failed(str(error))
+        if isinstance(found, Timed) and not found.rejected:
+            self.known.setdefault(proposal.candidate.identifier, found.moves)
+        return found
+
+    def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
+        """As :meth:`Workbench.final`; raises :class:`CrashError`."""
+        sent = [_Sent.of(proposal) for proposal in proposals]
+        return worker.call(_final, *self._of, self.known, sent)
+
+
+_numbers = count()
+
+_open: dict[tuple[int, int], Workbench] = {}
+"""In the worker: the workbench that was used last."""
+
+_Made = tuple[Computation, HardwareSpec, Objective, int]
+
+
+def _workbench(key: tuple[int, int], made: _Made, known: Mapping[str, Moves]) -> Workbench:
+    if key not in _open:
+        _open.clear()
+        _open[key] = Workbench(*made)
+    _open[key].known.update(known)
+    return _open[key]
+
+
+def _measure(
+    key: tuple[int, int],
+    made: _Made,
+    known: Mapping[str, Moves],
+    proposal: Timeable,
+    champion: Timeable | None,
+) -> Timed | Failed:
+    with step("measuring a schedule", _TIMED_CALLS * made[0].macs):
+        return _workbench(key, made, known).measure(proposal, champion)
+
+
+def _final(
+    key: tuple[int, int],
+    made: _Made,
+    known: Mapping[str, Moves],
+    proposals: Sequence[Timeable],
+) -> list[Timed]:
+    with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * made[0].macs):
+        return _workbench(key, made, known).final(proposals)
+
+
+class _Data:
+    """Operands of an embedding in its layouts, which all its schedules share.
+
+    ``mover`` is a kernel of the embedding: it packs and unpacks for the others.
+    """
+
+    def __init__(
+        self, identifier: str, mover: CompiledKernel, inputs: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.identifier = identifier
+        self.mover = mover
+        self.packed = {name: mover.pack(name, inputs[name]) for name in mover.input_names}
+        output = mover.program.workload.output.name
+        self.output = mover.empty(output)
+        ahead = packed_before(mover.program.workload)
+        self._packing = mover.bound_packing(inputs, self.packed, ahead)
+        self._unpacking = mover.bound_unpacking(self.output)
+
+    @property
+    def bytes(self) -> int:
+        """Of the packed operands."""
+        operands = self.mover.program.operands
+        return sum(operand.elements * size_bytes(operand.dtype) for operand in operands)
+
+    @property
+    def packing(self) -> Sampler | None:
+        return wall_clock(in_turn(self._packing)) if self._packing else None
+
+    @property
+    def unpacking(self) -> Sampler | None:
+        return wall_clock(in_turn(self._unpacking)) if self._unpacking else None

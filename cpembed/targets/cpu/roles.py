@@ -1,0 +1,92 @@
+"""Which axis of a matrix instruction is which: rows, columns, depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cpembed.errors import LoweringError
+from cpembed.kernel.blocking import can_block
+from cpembed.kernel.nest import Nest, TaskLoop
+from cpembed.kernel.program_nest import lane_name
+from cpembed.transform.program import DerivedProgram, Loop
+
+
+@dataclass(frozen=True)
+class LaneRoles:
+    """Kernel names of the lanes: ``C[row, column] += A[row, depth] * B[depth, column]``.
+
+    ``row`` is None for an instruction whose first factor has one row.
+    """
+
+    row: str | None
+    column: str
+    depth: str
+
+
+def lane_roles(program: DerivedProgram) -> LaneRoles:
+    """Read the roles off the accesses of the instruction's computation."""
+    computation = program.instruction.computation
+    used = [
+        {name for index in computation.access(operand.name).index for name in index.iterators}
+        for operand in computation.operands
+    ]
+    if len(used) != 3:
+        raise LoweringError(f"{program.instruction.name} is not a product of two operands")
+    first, second, output = used
+    rows = sorted((first & output) - second)
+    columns = sorted((second & output) - first)
+    depths = sorted((first & second) - output)
+    if len(rows) > 1 or len(columns) != 1 or len(depths) != 1:
+        raise LoweringError(f"{program.instruction.name} is not a matrix product")
+    row = lane_name(rows[0]) if rows else None
+    return LaneRoles(row, lane_name(columns[0]), lane_name(depths[0]))
+
+
+def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
+    """Steps of the depth lane that can add to a sum, in whole groups: an axis that is shorter than
+    the lane and feeds it alone leaves the others to padding, which one factor holds zeros for."""
+    lane = next(o for o in program.lanes if lane_name(o.name) == roles.depth)
+    found = program.embedding.digits.get(lane.name, ())
+    if len(found) != 1 or found[0].stride != 1:
+        return lane.extent
+    return min(lane.extent, -(-program.workload.extents[found[0].axis] // group) * group)
+
+
+def lane_extent(nest: Nest, lane: str | None) -> int:
+    """Extent of a lane; 1 where the nest does not have it."""
+    return nest.inner_loop(lane).extent if lane in {loop.name for loop in nest.inner} else 1
+
+
+def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
+    """The inner loops a lane was split into, outermost first."""
+    if lane is None:
+        return ()
+    return tuple(
+        loop for loop in nest.inner if loop.name == lane or loop.name.startswith(f"{lane}_")
+    )
+
+
+def row_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
+    """Task loops that move the first factor and keep the second: what to block for its reuse.
+
+    By falling distance between their points. With ``results``, those that move the results by a
+    constant too.
+    """
+    return _blockable(nest, moves=0, keeps=1, results=results)
+
+
+def column_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
+    """Task loops that move the second factor and keep the first, likewise."""
+    return _blockable(nest, moves=1, keeps=0, results=results)
+
+
+def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[TaskLoop, ...]:
+    def walks(number: int, loop: TaskLoop) -> bool:
+        return loop.name in nest.operands[number].access.iterators
+
+    found = (
+        loop
+        for loop in nest.tasks
+        if walks(moves, loop) and not walks(keeps, loop) and can_block(nest, loop, results=results)
+    )
+    return tuple(sorted(found, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))

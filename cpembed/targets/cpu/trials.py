@@ -1,0 +1,144 @@
+"""Trials on a CPU: measured times, and what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.kernel.plan import Knobs
+from cpembed.kernel.runtime import thread_count
+from cpembed.kernel.system import cpu_model
+from cpembed.measure.environment import versions
+from cpembed.measure.runner import Quantiles
+from cpembed.stores import LARGEST, Natural, Positive, Time
+from cpembed.targets.cpu.choice import Objective
+from cpembed.tuning.database import Trial, problem_key, sources_digest
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+class CpuTrial(Trial, frozen=True):
+    """A schedule of an embedding and its times in microseconds, None where it has no kernel.
+
+    ``estimate_us`` and ``estimated_moves_us`` are the model's, of the contraction and of packing
+    and unpacking. ``latency_us`` is the contraction alone; ``packing_us``, of what is not packed
+    ahead, and ``unpacking_us`` are medians, as the first schedule of an embedding that was timed
+    shares them out. ``whole_us`` is one call of all three, where that was timed: threads can pack
+    for themselves, inside the kernel. ``ratio`` is what tuning minimises over the same of the
+    file's first trial, by way of the best one so far, beside which the trial was timed in turns.
+    ``noisy``: the machine had other work, or the times varied. ``rejected``: clearly slower in the
+    first rounds, and not timed any further. ``final``: the number of the search of this file after
+    which the trial was timed again, beside the best others; 0 for the first times. ``in_place`` are
+    the operands that the program keeps as they are.
+    """
+
+    knobs: Knobs
+    estimate_us: Positive
+    estimated_moves_us: Time
+    latency_us: Quantiles | None
+    packing_us: Time | None
+    unpacking_us: Time | None
+    ratio: Positive | None
+    noisy: bool
+    rejected: bool
+    final: Natural = 0
+    in_place: tuple[str, ...] = ()
+    whole_us: Quantiles | None = None
+
+    def flaw(self) -> str | None:
+        for name, times in (("latency_us", self.latency_us), ("whole_us", self.whole_us)):
+            if times is not None and not 0 < times.p10 <= times.median <= times.p90 <= LARGEST:
+                return f"{name}: not the quantiles of a time"
+        if self.latency_us is None and self.ratio is not None:
+            return "latency_us: none, but a ratio"
+        if list(self.in_place) != self.identifier.split("+")[1:]:
+            return f"in_place: not that of {self.identifier}"
+        return super().flaw()
+
+    @property
+    def operands_in_place(self) -> tuple[str, ...]:
+        return self.in_place
+
+    @property
+    def key(self) -> str:
+        return trial_key(self.identifier, self.knobs)
+
+    @property
+    def cost(self) -> float | None:
+        return self.ratio
+
+    @property
+    def decision(self) -> int:
+        return self.final
+
+    @property
+    def is_measured(self) -> bool:
+        return self.ratio is not None and not self.rejected
+
+    @property
+    def moves_us(self) -> float:
+        return (self.packing_us or 0.0) + (self.unpacking_us or 0.0)
+
+    @property
+    def total_us(self) -> float | None:
+        """The contraction with packing and unpacking."""
+        if self.whole_us is not None:
+            return self.whole_us.median
+        return None if self.latency_us is None else self.latency_us.median + self.moves_us
+
+    def us(self, objective: Objective) -> float | None:
+        """What tuning minimises, by medians of its own rounds."""
+        if self.latency_us is None or objective == "kernel":
+            return None if self.latency_us is None else self.latency_us.median
+        return self.total_us
+
+    @classmethod
+    def describes(cls, key: Mapping[str, Any]) -> bool:
+        return "objective" in key
+
+    @classmethod
+    def is_current(cls, key: Mapping[str, Any]) -> bool:
+        return all(key.get(name) == value for name, value in _machine_key().items())
+
+
+def trial_key(identifier: str, knobs: Knobs) -> str:
+    """What no two proposals of a file share."""
+    parts = (
+        sorted(knobs.blocks.items()),
+        knobs.columns_outermost,
+        sorted(knobs.panels.items()),
+        knobs.streams,
+        *([knobs.parts] if knobs.parts > 1 else []),
+    )
+    return f"{identifier} {parts!r}"
+
+
+def key_of(
+    workload: Computation, spec: HardwareSpec, constraints: ConstraintSet, objective: Objective
+) -> dict[str, Any]:
+    """Everything that the trials of a file depend on."""
+    return {**problem_key(workload, spec, constraints), "objective": objective, **_machine_key()}
+
+
+def _machine_key() -> dict[str, Any]:
+    """This machine, and what generates kernels here."""
+    return {
+        "cpu": cpu_model(),
+        "threads": thread_count(),
+        "version": versions()["cpembed"],
+        "tvm": versions()["apache-tvm"],
+        "backend": _sources_digest(),
+    }
+
+
+@cache
+def _sources_digest() -> str:
+    """Of what kernels are generated by: under one version of the package, times change with these
+    sources only."""
+    folders = ("kernel", "targets/cpu", "targets/x86")
+    return sources_digest(path for name in folders for path in (_PACKAGE / name).rglob("*.py"))

@@ -1,0 +1,171 @@
+"""Programs as text that :func:`~cpembed.targets.vta.assembly.assembler.assemble` reads back."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import fields
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import ProgramError
+from cpembed.targets.vta.assembly.syntax import MNEMONICS, TOKENS, VERSION
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.encoding import unpack_uops
+from cpembed.targets.vta.isa import Alu, Finish, Gemm, Instruction, Load, Store, Tokens
+from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+
+BYTES_A_LINE = 16
+
+_NAMES: dict[type[Instruction], str] = {
+    Load: "load",
+    Store: "store",
+    Gemm: "gemm",
+    Alu: "alu",
+    Finish: "finish",
+}
+
+
+def disassemble(program: VtaProgram, *, data: bool = True) -> str:
+    """The program as text; without ``data`` only instructions, micro-ops and declarations.
+
+    ``assemble(disassemble(program))`` is the program, and the text of that is the text.
+    """
+    return "\n".join((*_header(program), *_contents(program, data=data), *_code(program), ""))
+
+
+def instruction_text(program: VtaProgram, number: int) -> str:
+    """One instruction as :func:`disassemble` writes it."""
+    return " ".join(_words(program.instructions[number], _AddressNames(program)))
+
+
+def _header(program: VtaProgram) -> Iterator[str]:
+    config = program.config
+    shape = f"{config.batch}x{config.block}x{config.block}"
+    yield f".vta {VERSION}  ; GEMM {shape}"
+    default = VtaConfig()
+    sizes = [(f.name, getattr(config, f.name), getattr(default, f.name)) for f in fields(config)]
+    changed = [f"{name}={value}" for name, value, usual in sizes if value != usual]
+    if changed:
+        yield f".config {' '.join(changed)}"
+    end = max((t.offset + t.size_bytes for t in program.tensors.values()), default=0)
+    if program.base or len(program.dram) != end:
+        yield f".dram base={program.base:#x} size={len(program.dram):#x}"
+    for name, tensor in program.tensors.items():
+        role = f" role={tensor.role}" if tensor.role else ""
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        yield f".tensor {name}{role} dtype={tensor.dtype} shape={shape} at={tensor.offset:#x}"
+
+
+def _contents(program: VtaProgram, *, data: bool) -> Iterator[str]:
+    """What DRAM holds before the program runs; zeros are left out."""
+    for name, tensor in program.tensors.items():
+        content = program.dram[tensor.offset : tensor.offset + tensor.size_bytes]
+        uops = _uops(tensor, content, program.config)
+        if uops is not None:
+            yield from ("", f".uop {name}", *uops)
+        elif data and content.any():
+            yield from ("", f".data {name}", *_bytes(content, 0))
+    gaps = [(start, end) for start, end in _gaps(program) if program.dram[start:end].any()]
+    if data and gaps:
+        yield from ("", ".data  ; outside the tensors")
+        for start, end in gaps:
+            yield from _bytes(program.dram[start:end], start)
+
+
+def _uops(tensor: Tensor, content: NDArray[np.uint8], config: VtaConfig) -> list[str] | None:
+    """The lines of a tensor of micro-ops; None where it is something else."""
+    if tensor.role is not Role.UOPS or tensor.dtype != "uint32":
+        return None
+    try:
+        columns = unpack_uops(content.view("<u4"), config)
+    except ProgramError:
+        return None
+    return [
+        f"dst={dst}" + (f" src={src}" if src else "") + (f" wgt={wgt}" if wgt else "")
+        for dst, src, wgt in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _bytes(content: NDArray[np.uint8], first: int) -> Iterator[str]:
+    """Lines of bytes with the offset of each, lines of zeros left out."""
+    for start in range(0, len(content), BYTES_A_LINE):
+        line = content[start : start + BYTES_A_LINE]
+        if line.any():
+            yield f"{first + start:#06x}: {line.tobytes().hex(' ')}"
+
+
+def _gaps(program: VtaProgram) -> Iterator[tuple[int, int]]:
+    """Bytes of the image that no tensor names."""
+    end = 0
+    for tensor in sorted(program.tensors.values(), key=lambda tensor: tensor.offset):
+        if tensor.offset > end:
+            yield end, tensor.offset
+        end = max(end, tensor.offset + tensor.size_bytes)
+    if end < len(program.dram):
+        yield end, len(program.dram)
+
+
+def _code(program: VtaProgram) -> Iterator[str]:
+    """The instructions, each with its number as a comment."""
+    yield from ("", ".code")
+    names = _AddressNames(program)
+    for number, instruction in enumerate(program.instructions):
+        text = " ".join(_words(instruction, names))
+        yield f"{text}  ; {number}"
+
+
+class _AddressNames:
+    """DRAM addresses relative to the tensors that they lie in."""
+
+    def __init__(self, program: VtaProgram) -> None:
+        self._program = program
+        self._tensors = sorted((t.offset, name, t) for name, t in program.tensors.items())
+        self._starts = [offset for offset, _, _ in self._tensors]
+
+    def text(self, transfer: Load | Store) -> str:
+        size = self._program.config.element_bytes(transfer.memory)
+        base = self._program.base
+        byte = transfer.dram * size - base
+        place = bisect_right(self._starts, byte) - 1
+        if place < 0:
+            return str(transfer.dram)
+        offset, name, tensor = self._tensors[place]
+        if byte >= offset + tensor.size_bytes or (base + offset) % size:
+            return str(transfer.dram)
+        elements = (byte - offset) // size
+        return f"{name}+{elements}" if elements else name
+
+
+def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
+    mnemonic = _NAMES[type(instruction)]
+    syntax = MNEMONICS[mnemonic]
+    yield mnemonic
+    if isinstance(instruction, Load | Store):
+        yield instruction.memory.name.lower()
+    elif isinstance(instruction, Alu):
+        yield instruction.op.name.lower()
+    for name in syntax.required:
+        if name == "dram" and isinstance(instruction, Load | Store):
+            yield f"dram={names.text(instruction)}"
+        else:
+            yield f"{name}={attrgetter(name)(instruction)}"
+    for name in syntax.optional:
+        if name.endswith("immediate"):
+            continue
+        value = attrgetter(name)(instruction)
+        if value:
+            yield f"{name}={value}"
+    if isinstance(instruction, Alu) and (instruction.use_immediate or instruction.immediate):
+        yield (
+            "" if instruction.use_immediate else "unused_"
+        ) + f"immediate={instruction.immediate}"
+    if isinstance(instruction, Gemm) and instruction.reset:
+        yield "reset"
+    yield from _tokens(instruction.tokens)
+
+
+def _tokens(tokens: Tokens) -> Iterator[str]:
+    return (word for word, attribute in TOKENS.items() if getattr(tokens, attribute))

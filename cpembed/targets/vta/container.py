@@ -1,0 +1,252 @@
+"""Saved VTA programs: a directory or a zip of ``insns.bin``, ``dram.bin`` and ``meta.json``.
+
+The format is described in ``docs/vta.md`` so that others can read it in twenty lines.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import msgspec
+
+from cpembed.errors import ProgramError, SpecError
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.encoding import decode, encode
+from cpembed.targets.vta.formats import INSTRUCTION_BYTES, formats_of
+from cpembed.targets.vta.members import members
+from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+
+FORMAT = "vta-program"
+VERSION = 1
+INSTRUCTIONS, DRAM, META = "insns.bin", "dram.bin", "meta.json"
+
+DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+"""Element types of tensors, little-endian."""
+
+_MOST_SIZES = 32
+"""Of a shape; numpy takes no more."""
+
+TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@]*")
+"""``A@0`` and ``A@1`` are what a program reads of a tensor that is both its factors."""
+NAME_RULE = "a letter or _, then letters, digits and _ . @"
+
+LARGEST_IMAGE = 1 << 30
+"""Bytes of a DRAM image, 1 GiB: a damaged file or a typing error should not take all memory."""
+LARGEST_CODE = 1 << 20
+"""Instructions of a program, which take 1.3 KB each while it is checked."""
+_LARGEST_META = 1 << 24
+"""Bytes of ``meta.json``, 16 MiB: a hundred thousand tensors."""
+
+
+class _TensorMeta(msgspec.Struct, forbid_unknown_fields=True):
+    offset: int
+    shape: list[int]
+    dtype: str
+    role: Role | None = None
+
+
+class _Meta(msgspec.Struct, forbid_unknown_fields=True):
+    """``meta.json``."""
+
+    format: str
+    version: int
+    config: dict[str, int]
+    base: int
+    instructions: int
+    dram_bytes: int
+    tensors: dict[str, _TensorMeta]
+
+
+class _Header(msgspec.Struct):
+    """What tells whether the rest can be understood."""
+
+    format: str = ""
+    version: int | None = None
+
+
+def save_program(program: VtaProgram, path: Path) -> None:
+    """Write a program: a zip where the name ends in ``.zip``, else a directory.
+
+    What is there is replaced. Raises :class:`ProgramError` for a program that could not be read
+    back and where the path cannot be written.
+    """
+    where = str(path)
+    check_tensors(program.tensors, len(program.dram), lambda _: where)
+    for stated, count, most in (
+        ("instructions", len(program.instructions), LARGEST_CODE),
+        ("bytes of DRAM", len(program.dram), LARGEST_IMAGE),
+    ):
+        if count > most:
+            raise ProgramError(f"{where}: {count:,} {stated}; a saved program has {most:,} at most")
+    _check_base(program.base, where)
+    contents = {
+        INSTRUCTIONS: encode(program.instructions, program.config),
+        DRAM: program.dram.tobytes(),
+        META: msgspec.json.format(msgspec.json.encode(_meta(program)), indent=2) + b"\n",
+    }
+    try:
+        if path.suffix == ".zip":
+            _write_zip(path, contents)
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            for name, data in contents.items():
+                (path / name).write_bytes(data)
+    except FileExistsError:
+        raise ProgramError(
+            f"{path} is a file; a program is written to a directory or to a name that ends in .zip"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ProgramError(f"{path} cannot be written: {reason}; name another path") from None
+
+
+def load_program(path: Path) -> VtaProgram:
+    """Read a program that :func:`save_program` wrote, or somebody else.
+
+    Raises :class:`ProgramError`: the file, what is wrong in it, what is allowed.
+    """
+    with members(path, (INSTRUCTIONS, DRAM, META)) as found:
+        if found.sizes[META] > _LARGEST_META:
+            raise ProgramError(
+                f"{path}: {META}: has {found.sizes[META]:,} bytes; allowed: {_LARGEST_META:,}"
+            )
+        meta = _read_meta(found.read(META).tobytes(), f"{path}: {META}")
+        config = _config(meta.config, f"{path}: {META}")
+        _check_sizes(path, meta, found.sizes)
+        tensors = {
+            name: Tensor(t.offset, tuple(t.shape), t.dtype, t.role)
+            for name, t in meta.tensors.items()
+        }
+        check_tensors(tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
+        _check_base(meta.base, f"{path}: {META}")
+        code, dram = found.read(INSTRUCTIONS).tobytes(), found.read(DRAM)
+    try:
+        instructions = decode(code, config)
+    except ProgramError as error:
+        raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
+    return VtaProgram(config, instructions, dram, tensors, meta.base)
+
+
+def _check_sizes(path: Path, meta: _Meta, sizes: Mapping[str, int]) -> None:
+    """Before instructions and DRAM are unpacked."""
+    for name, count, unit, stated, most in (
+        (INSTRUCTIONS, meta.instructions, INSTRUCTION_BYTES, "instructions", LARGEST_CODE),
+        (DRAM, meta.dram_bytes, 1, "dram_bytes", LARGEST_IMAGE),
+    ):
+        if not 0 <= count <= most:
+            raise ProgramError(f"{path}: {META}: {stated} {count}; allowed: 0..{most}")
+        if sizes[name] != count * unit:
+            raise ProgramError(
+                f"{path}: {name}: has {sizes[name]:,} bytes; "
+                f"{META} says {count:,} {stated}, {count * unit:,} bytes"
+            )
+
+
+def check_tensors(
+    tensors: Mapping[str, Tensor], dram_bytes: int, where: Callable[[str], str]
+) -> None:
+    """Raise :class:`ProgramError` for a tensor that is not within DRAM or overlaps another one.
+
+    ``where`` says where a tensor of a name is declared.
+    """
+    for name, tensor in tensors.items():
+        problem = _tensor_problem(name, tensor, dram_bytes)
+        if problem is not None:
+            raise ProgramError(f"{where(name)}: tensor {name!r}: {problem}")
+    end, last = 0, ""
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
+        if tensor.offset < end:
+            raise ProgramError(
+                f"{where(name)}: tensors {last!r} and {name!r} overlap: the first ends before "
+                f"byte {end}, the second starts at {tensor.offset}"
+            )
+        end, last = tensor.offset + tensor.size_bytes, name
+
+
+def _tensor_problem(name: str, tensor: Tensor, dram_bytes: int) -> str | None:
+    if not TENSOR_NAME.fullmatch(name):
+        return f"not a name; allowed: {NAME_RULE}"
+    if tensor.dtype not in DTYPES:
+        return f"unknown dtype {tensor.dtype!r}; allowed: {', '.join(DTYPES)}"
+    if len(tensor.shape) > _MOST_SIZES:
+        return f"shape of {len(tensor.shape):,} sizes; allowed: {_MOST_SIZES} at most"
+    if any(not 1 <= size <= LARGEST_IMAGE for size in tensor.shape):
+        return f"shape {[*tensor.shape]}; allowed: sizes of at least 1, {LARGEST_IMAGE} at most"
+    if abs(tensor.offset) > LARGEST_IMAGE:
+        return f"offset {tensor.offset}; allowed: 0..{LARGEST_IMAGE}"
+    end = tensor.offset + tensor.size_bytes
+    if tensor.offset < 0 or end > dram_bytes:
+        return f"bytes {tensor.offset}..{end - 1} are not within DRAM, which has {dram_bytes} bytes"
+    return None
+
+
+def _check_base(base: int, where: str) -> None:
+    if not 0 <= base < 1 << 40:
+        raise ProgramError(f"{where}: base {base}; allowed: a physical address, 0..2^40 - 1")
+
+
+def _meta(program: VtaProgram) -> _Meta:
+    return _Meta(
+        FORMAT,
+        VERSION,
+        asdict(program.config),
+        program.base,
+        len(program.instructions),
+        len(program.dram),
+        {
+            name: _TensorMeta(t.offset, [*t.shape], t.dtype, t.role)
+            for name, t in program.tensors.items()
+        },
+    )
+
+
+def _read_meta(data: bytes, where: str) -> _Meta:
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+        if header.format != FORMAT:
+            raise ProgramError(f'{where}: format {header.format!r}; allowed: "{FORMAT}"')
+        if header.version != VERSION:
+            raise ProgramError(
+                f"{where}: unknown version {header.version}; this release reads {VERSION}"
+            )
+        return msgspec.json.decode(data, type=_Meta)
+    except msgspec.ValidationError as error:
+        raise ProgramError(f"{where}: {' '.join(str(error).split())}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProgramError(f"{where}: not valid JSON: {' '.join(str(error).split())}") from None
+
+
+def _config(table: dict[str, int], where: str) -> VtaConfig:
+    """A configuration of which every size is given, and no other."""
+    known = [field.name for field in fields(VtaConfig)]
+    for name in (*known, *table):
+        if name not in known or name not in table:
+            problem = "is missing" if name in known else "unknown key"
+            raise ProgramError(f"{where}: config.{name}: {problem}; allowed: {', '.join(known)}")
+    for name, value in table.items():
+        if not 0 <= value <= 40:
+            raise ProgramError(f"{where}: config.{name}: {value}; allowed: 0..40 (log2 of a size)")
+    config = VtaConfig(**table)
+    try:
+        formats_of(config)
+    except SpecError as error:
+        raise ProgramError(f"{where}: {error}") from None
+    return config
+
+
+def _write_zip(path: Path, contents: dict[str, bytes]) -> None:
+    """In one step, and without dates, so that equal programs are equal files."""
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in contents.items():
+                info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+                info.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(info, data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

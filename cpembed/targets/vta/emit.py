@@ -1,0 +1,288 @@
+"""From a tile nest and a schedule to VTA's instructions.
+
+Each step loads the regions of INP and WGT that are not in SRAM yet, and multiplies; the last step
+of an output tile ends with the tail and the stores. SRAM is cut into slots (schedule.py); what
+must wait for what goes to :class:`~cpembed.targets.vta.tokens.Dependences`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.targets.vta.bias import bias_kernels
+from cpembed.targets.vta.gemm_kernels import MAX_ITERATIONS, Indices, Kernel, gemm_kernels
+from cpembed.targets.vta.isa import (
+    Alu,
+    AluOp,
+    Factors,
+    Finish,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+)
+from cpembed.targets.vta.legality import uops_kept
+from cpembed.targets.vta.regions import Region, Tile, region_of
+from cpembed.targets.vta.schedule import Schedule, Step, check_schedule, largest_regions, steps
+from cpembed.targets.vta.sram import MicroOps, Ring, Slot
+from cpembed.targets.vta.tail import Tail
+from cpembed.targets.vta.tiles import TileNest, TileTensor
+from cpembed.targets.vta.tokens import Dependences
+from cpembed.targets.vta.trimming import trimmed_tiles
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where things lie in main memory, each in elements of its memory: INP and WGT, an output
+    per STORE of the tail, the micro-ops, and the bias."""
+
+    inp: int
+    wgt: int
+    outputs: tuple[int, ...]
+    uops: int
+    bias: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Emitted:
+    """Instructions, and the micro-ops that they load, as rows (dst, src, wgt)."""
+
+    instructions: tuple[Instruction, ...]
+    uops: Indices
+
+
+def emit(nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses) -> Emitted:
+    """The program of a nest.
+
+    Raises :class:`LoweringError` where the schedule does not belong to the nest or does not fit.
+    """
+    emitter = Emitter(nest, schedule, tail, addresses)
+    for step in steps(nest, schedule):
+        emitter.step(step)
+    return emitter.emitted()
+
+
+class Emitter:
+    """A program under construction: the operations of a tile nest append their instructions."""
+
+    def __init__(
+        self, nest: TileNest, schedule: Schedule, tail: Tail, addresses: Addresses
+    ) -> None:
+        check_schedule(nest, schedule)
+        self.program = Dependences()
+        config = nest.config
+        self._nest = nest
+        self._tail = tail
+        self._uop_limit = uops_kept(config)
+        self.uops = MicroOps(self.program, self._uop_limit, addresses.uops)
+        self._dram = {
+            Memory.INP: addresses.inp,
+            Memory.WGT: addresses.wgt,
+            Memory.ACC: addresses.bias,
+        }
+        self._outputs = addresses.outputs
+        taken = largest_regions(nest, schedule)
+        self._rings = {
+            tensor.memory: Ring(count, taken[tensor.memory])
+            for tensor, count in zip(nest.factors, schedule.slots, strict=True)
+        }
+        self._reuse, self._trim = schedule.reuse, schedule.trim
+        half = taken[Memory.ACC]
+        self._accumulators = [thread * half for thread in range(schedule.threads)]
+        self._bias = Slot(schedule.threads * half)
+        self._written: list[int | None] = [None] * schedule.threads
+        """The last instruction since its reset that wrote a half, other than the reset."""
+        self._untouched: list[set[int]] = [set() for _ in range(schedule.threads)]
+        """Accumulators of a half that nothing but its reset wrote."""
+        self._stored: list[int | None] = [None] * schedule.threads
+        """The last STORE of a half."""
+        self._kernels: dict[object, list[Kernel]] = {}
+        tensors = (*nest.factors, nest.acc)
+        self._digits = tuple({name: None for tensor in tensors for name in tensor.digit_loops})
+        self._regions: dict[tuple[object, ...], Region] = {}
+
+    def emitted(self) -> Emitted:
+        """End the program, which is done when what it stores has arrived.
+
+        FINISH takes no tokens: a LOAD of nothing in the same module waits in its place.
+        """
+        if any(stored is not None for stored in self._stored):
+            self.program.append(Load(Memory.UOP, 0, 0, 0, 0, 0), *self._stored)
+        self.program.append(Finish())
+        return Emitted(self.program.instructions(), self.uops.image)
+
+    def step(self, step: Step) -> None:
+        """Everything of one step."""
+        if step.begins:
+            self.reset(step.thread, step.tile)
+        for tensor in self._nest.factors:
+            self.load(tensor, step.tile)
+        self.multiply(step.thread, step.tile)
+        if step.ends:
+            self.finish(step.thread, step.tile)
+
+    def reset(self, thread: int, tile: Tile) -> None:
+        """Clear a thread's accumulators, once the stores of their last contents are done."""
+        stored, self._written[thread] = self._stored[thread], None
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
+            return
+        for first, count in _runs(self._accumulators[thread], acc.tiles):
+            self._untouched[thread].update(range(first, first + count))
+            begin = self.uops.place(np.array([[first, 0, 0]]))
+            self.program.append(
+                Gemm(begin, begin + 1, 1, count, Factors(0, int(count > 1)), reset=True), stored
+            )
+
+    def load(self, tensor: TileTensor, tile: Tile) -> None:
+        """Bring a factor's region to SRAM, unless it is there or the step multiplies nothing."""
+        if not self._reuse:
+            self._rings[tensor.memory].forget()
+        if not self._is_idle(tile):
+            self._held(self._region(tensor, tile))
+
+    def _is_idle(self, tile: Tile) -> bool:
+        """Whether a step has only zeros to multiply, or nothing of its result is kept."""
+        tensors = (*self._nest.factors, self._nest.acc)
+        return any(self._region(tensor, tile).is_empty for tensor in tensors)
+
+    def multiply(self, thread: int, tile: Tile) -> None:
+        """The products of a step, whose regions :meth:`load` has brought."""
+        if self._is_idle(tile):
+            return
+        acc = self._region(self._nest.acc, tile)
+        inp, wgt = (self._region(tensor, tile) for tensor in self._nest.factors)
+        slots = [self._held(region) for region in (inp, wgt)]
+        bases = (self._accumulators[thread], slots[0].base, slots[1].base)
+        for kernel in self._kernel(tile, (acc, inp, wgt), bases):
+            begin = self.uops.place(kernel.uops)
+            end = begin + len(kernel.uops)
+            number = self.program.append(
+                Gemm(begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src, kernel.wgt),
+                *(slot.loaded for slot in slots),
+            )
+            self._written[thread] = number
+            if self._untouched[thread]:
+                self._untouched[thread] -= kernel.accumulators
+            for slot in slots:
+                slot.used = number
+
+    def _region(self, tensor: TileTensor, tile: Tile) -> Region:
+        """Many steps have the same."""
+        key = tensor.name, *(tile[name] for name in tensor.loops)
+        if key not in self._regions:
+            self._regions[key] = region_of(tensor, tile)
+        return self._regions[key]
+
+    def _held(self, region: Region) -> Slot:
+        slot, is_held = self._rings[region.tensor.memory].find(region)
+        if not is_held:
+            self._load(region, slot)
+        return slot
+
+    def _load(self, region: Region, slot: Slot) -> None:
+        memory = region.tensor.memory
+        for box in region.loads:
+            load = Load(
+                memory,
+                slot.base + box.sram,
+                self._dram[memory] + box.dram,
+                box.y,
+                box.x,
+                box.x_stride,
+                box.y_before,
+                box.y_after,
+                box.x_before,
+                box.x_after,
+            )
+            slot.loaded = self.program.append(load, slot.used)
+        slot.holds, slot.used = region, None
+
+    def _kernel(
+        self,
+        tile: Tile,
+        regions: tuple[Region, Region, Region],
+        bases: tuple[int, int, int],
+    ) -> list[Kernel]:
+        """Of the whole tile or of the parts that padding leaves of it, whichever is faster.
+
+        Equal for tiles of equal sizes and parts, unless an access has digits of a loop.
+        """
+        parts = trimmed_tiles(self._nest.inp, tile) if self._trim else [tile]
+        key = (
+            bases,
+            tuple(size for _, size in tile.values()),
+            tuple(tile[name][0] for name in self._digits),
+            tuple((at - tile[name][0], n) for part in parts for name, (at, n) in part.items()),
+        )
+        if key not in self._kernels:
+            choices = [
+                [k for part in some for k in self._gemm(part, regions, bases)]
+                for some in ([[tile], parts] if parts != [tile] else [[tile]])
+            ]
+            self._kernels[key] = min(choices, key=lambda kernels: sum(k.cycles for k in kernels))
+        return self._kernels[key]
+
+    def _gemm(
+        self,
+        tile: Tile,
+        regions: tuple[Region, Region, Region],
+        bases: tuple[int, int, int],
+    ) -> list[Kernel]:
+        return gemm_kernels(self._nest, tile, regions, bases, self._uop_limit)
+
+    def _add(self, thread: int, acc: Region, bias: Region) -> None:
+        """Add the bias; all of this is in the compute module, in order."""
+        if self._bias.holds != bias:
+            self._load(bias, self._bias)
+        for kernel in bias_kernels(acc, bias, self._accumulators[thread], self._bias.base):
+            begin = self.uops.place(kernel.uops)
+            end = begin + len(kernel.uops)
+            self._written[thread] = self.program.append(
+                Alu(AluOp.ADD, begin, end, kernel.outer, kernel.inner, kernel.dst, kernel.src)
+            )
+        self._untouched[thread].clear()
+
+    def finish(self, thread: int, tile: Tile) -> None:
+        """The bias, then each phase of the tail with its stores, which the next one waits for."""
+        acc = self._region(self._nest.acc, tile)
+        if acc.is_empty:
+            return
+        if self._nest.bias is not None:
+            self._add(thread, acc, self._region(self._nest.bias, tile))
+        base = self._accumulators[thread]
+        stored: int | None = None
+        for phase, output in zip(self._tail.phases, self._outputs, strict=True):
+            for op, immediate in phase:
+                self._alu(thread, acc, op, immediate, stored)
+            if self._untouched[thread]:
+                # A reset does not reach what STORE reads, and some outputs see only padding.
+                self._alu(thread, acc, AluOp.ADD, 0, stored)
+            for box in acc.stores:
+                store = Store(
+                    Memory.OUT, base + box.sram, output + box.dram, box.y, box.x, box.x_stride
+                )
+                stored = self.program.append(store, self._written[thread])
+        self._stored[thread] = stored
+
+    def _alu(
+        self, thread: int, acc: Region, op: AluOp, immediate: int, waits_for: int | None
+    ) -> None:
+        self._untouched[thread].clear()
+        for first, count in _runs(self._accumulators[thread], acc.tiles):
+            begin = self.uops.place(np.array([[first, first, 0]]))
+            step = Factors(0, int(count > 1))
+            self._written[thread] = self.program.append(
+                Alu(op, begin, begin + 1, 1, count, step, step, True, immediate), waits_for
+            )
+
+
+def _runs(base: int, tiles: int) -> list[tuple[int, int]]:
+    """Consecutive accumulators, as many at a time as an instruction iterates over."""
+    return [
+        (base + first, min(MAX_ITERATIONS, tiles - first))
+        for first in range(0, tiles, MAX_ITERATIONS)
+    ]

@@ -1,0 +1,288 @@
+"""VTA instructions and micro-ops to and from bytes, in bulk.
+
+A program has hundreds of thousands of instructions: fields are gathered, checked, shifted and
+masked as columns of numpy arrays. Where the fields lie is in :mod:`cpembed.targets.vta.formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cpembed.errors import ProgramError
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.formats import INSTRUCTION_BYTES, UOP_BYTES, Field, Opcode, formats_of
+from cpembed.targets.vta.isa import (
+    Alu,
+    AluOp,
+    Factors,
+    Finish,
+    Gemm,
+    Instruction,
+    Load,
+    Memory,
+    Store,
+    Tokens,
+    Uop,
+)
+
+Words = NDArray[np.uint64]
+Numbers = NDArray[np.int64]
+Columns = dict[str, list[Any]]
+
+OPCODES: dict[type[Instruction], Opcode] = {
+    Load: Opcode.LOAD,
+    Store: Opcode.STORE,
+    Gemm: Opcode.GEMM,
+    Finish: Opcode.FINISH,
+    Alu: Opcode.ALU,
+}
+
+_TOKENS = [Tokens(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(16)]
+_INTEGERS = "biu"
+"""Kinds of numpy's types whose values are compared and shifted without loss."""
+
+_TOKENS_LOW = 3
+"""Lowest bit of the four dependence flags."""
+
+
+def encode(instructions: Sequence[Instruction], config: VtaConfig) -> bytes:
+    """Instructions as 16 bytes each.
+
+    Raises :class:`ProgramError` for a value that does not fit its field: which instruction, the
+    field, the value, what is allowed; :class:`SpecError` where the configuration has no encoding.
+    """
+    formats = formats_of(config)
+    words = np.zeros((len(instructions), 2), dtype=np.uint64)
+    faults: dict[int, str] = {}
+    for kind, opcode in OPCODES.items():
+        rows = [n for n, instruction in enumerate(instructions) if type(instruction) is kind]
+        if not rows:
+            continue
+        fields = formats.instructions[opcode]
+        columns = _gathered([instructions[row] for row in rows], [field.name for field in fields])
+        fault = _first_misfit(columns, fields)
+        if fault is not None:
+            faults[rows[fault[0]]] = f"({opcode.name}): {fault[1]}"
+            continue
+        encoded = np.full((len(rows), 2), [int(opcode), 0], dtype=np.uint64)
+        for column, field in enumerate(fields):
+            _insert(encoded, field, columns[:, column].astype(np.int64))
+        words[rows] = encoded
+    if faults:
+        row = min(faults)
+        raise ProgramError(f"instruction {row} {faults[row]}")
+    return words.astype("<u8").tobytes()
+
+
+def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
+    """Instructions from their bytes.
+
+    Raises :class:`ProgramError` for the first instruction that is none: an unknown opcode, memory
+    or ALU operation, reserved bits that are set, or bytes left over.
+    """
+    if len(data) % INSTRUCTION_BYTES:
+        raise ProgramError(
+            f"{len(data)} bytes are not a whole number of instructions; "
+            f"allowed: a multiple of {INSTRUCTION_BYTES}"
+        )
+    words = np.frombuffer(data, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+    formats = formats_of(config)
+    opcodes = (words[:, 0] & np.uint64(7)).astype(np.int64)
+    _check_words(words, opcodes, formats.instructions)
+    result: list[Any] = [None] * len(words)
+    for opcode, fields in formats.instructions.items():
+        rows = np.flatnonzero(opcodes == opcode)
+        part = words[rows]
+        columns = {field.name: _extract(part, field).tolist() for field in fields}
+        flags = (part[:, 0] >> np.uint64(_TOKENS_LOW)) & np.uint64(15)
+        tokens = [_TOKENS[int(flag)] for flag in flags]
+        for row, instruction in zip(rows.tolist(), _BUILD[opcode](columns, tokens), strict=True):
+            result[row] = instruction
+    return tuple(result)
+
+
+def encode_uops(uops: Sequence[Uop], config: VtaConfig) -> bytes:
+    """Micro-ops as 4 bytes each; raises as :func:`encode` does."""
+    return _packed(_gathered(uops, ["dst", "src", "wgt"]), config).tobytes() if uops else b""
+
+
+def decode_uops(data: bytes, config: VtaConfig) -> tuple[Uop, ...]:
+    """Micro-ops from their bytes; raises as :func:`decode` does."""
+    if len(data) % UOP_BYTES:
+        raise ProgramError(
+            f"{len(data)} bytes are not a whole number of micro-ops; "
+            f"allowed: a multiple of {UOP_BYTES}"
+        )
+    dst, src, wgt = unpack_uops(np.frombuffer(data, dtype="<u4"), config)
+    return tuple(map(Uop, dst.tolist(), src.tolist(), wgt.tolist()))
+
+
+def pack_uops(
+    dst: ArrayLike, src: ArrayLike, wgt: ArrayLike, *, config: VtaConfig
+) -> NDArray[np.uint32]:
+    """Micro-ops as words, from one array for each index; raises as :func:`encode` does."""
+    arrays = [np.atleast_1d(np.asarray(column)) for column in (dst, src, wgt)]
+    whole = all(column.dtype.kind in _INTEGERS for column in arrays)
+    return _packed(np.stack(arrays if whole else [c.astype(object) for c in arrays], -1), config)
+
+
+def unpack_uops(words: NDArray[np.uint32], config: VtaConfig) -> tuple[Numbers, Numbers, Numbers]:
+    """The indices dst, src and wgt of micro-ops; raises where reserved bits are set."""
+    fields = formats_of(config).uop
+    wide = words.astype(np.int64)
+    spare = wide & ~sum(field.mask for field in fields)
+    if spare.any():
+        row = int(np.flatnonzero(spare)[0])
+        raise ProgramError(f"micro-op {row}: {_reserved(int(spare[row]))}")
+    dst, src, wgt = ((wide & field.mask) >> field.low for field in fields)
+    return dst, src, wgt
+
+
+def misfit(field: Field, value: object) -> str | None:
+    """What is wrong with a field's value, or None."""
+    if not isinstance(value, int | np.integer):
+        return f"{field.name} is {value!r}, not an integer"
+    lowest, highest = field.range
+    if lowest <= value <= highest:
+        return None
+    return f"{field.name} = {value} does not fit; allowed: {lowest}..{highest}"
+
+
+def _gathered(values: Sequence[Any], names: Sequence[str]) -> NDArray[Any]:
+    """A row for each value, a column for each attribute; ``values`` has at least one."""
+    rows = [*map(attrgetter(*names), values)]
+    table = np.array(rows)
+    # One float would make floats of all, and the error could not name it.
+    return table if table.dtype.kind in _INTEGERS else np.array(rows, dtype=object)
+
+
+def _packed(columns: NDArray[Any], config: VtaConfig) -> NDArray[np.uint32]:
+    """Words from rows of dst, src, wgt."""
+    fields = formats_of(config).uop
+    fault = _first_misfit(columns, fields)
+    if fault is not None:
+        raise ProgramError(f"micro-op {fault[0]}: {fault[1]}")
+    words = np.zeros(len(columns), dtype=np.uint64)
+    for column, field in enumerate(fields):
+        words |= columns[:, column].astype(np.uint64) << np.uint64(field.low)
+    return words.astype("<u4")
+
+
+def _first_misfit(columns: NDArray[Any], fields: Sequence[Field]) -> tuple[int, str] | None:
+    """The first row with a value that its field does not take, and what is wrong with it."""
+    rows: Iterable[int] = range(len(columns))
+    if columns.dtype.kind in _INTEGERS:
+        lowest, highest = (
+            np.array(bound) for bound in zip(*(f.range for f in fields), strict=True)
+        )
+        rows = np.flatnonzero(((columns < lowest) | (columns > highest)).any(axis=1))[:1].tolist()
+    for row in rows:
+        for field, value in zip(fields, columns[row].tolist(), strict=True):
+            problem = misfit(field, value)
+            if problem is not None:
+                return row, problem
+    return None
+
+
+def _insert(words: Words, field: Field, values: Numbers) -> None:
+    half, shift = divmod(field.low, 64)
+    bits = values.astype(np.uint64) & np.uint64((1 << field.bits) - 1)
+    words[:, half] |= bits << np.uint64(shift)
+
+
+def _extract(words: Words, field: Field) -> Numbers:
+    half, shift = divmod(field.low, 64)
+    bits = (words[:, half] >> np.uint64(shift)) & np.uint64((1 << field.bits) - 1)
+    values = bits.astype(np.int64)
+    return values - ((values > field.range[1]) << field.bits) if field.signed else values
+
+
+def _check_words(
+    words: Words, opcodes: Numbers, instructions: dict[Opcode, tuple[Field, ...]]
+) -> None:
+    """Raise the error of the first word that is no instruction."""
+    used = np.zeros((8, 2), dtype=np.uint64)
+    for opcode, fields in instructions.items():
+        mask = sum(field.mask for field in fields) | 7
+        used[opcode] = mask & (2**64 - 1), mask >> 64
+    wrong = (words & ~used[opcodes]).any(axis=1) | (opcodes > max(Opcode))
+    for opcode, fields in instructions.items():
+        for field in fields:
+            if field.choices is not None:
+                over = _extract(words, field) > field.range[1]
+                wrong |= (opcodes == opcode) & over
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        low, high = words[row].tolist()
+        _refuse(row, low | high << 64, instructions)
+
+
+def _refuse(row: int, word: int, instructions: dict[Opcode, tuple[Field, ...]]) -> NoReturn:
+    code = word & 7
+    if code not in {*Opcode}:
+        allowed = ", ".join(f"{opcode.value} {opcode.name}" for opcode in Opcode)
+        raise ProgramError(f"instruction {row}: unknown opcode {code}; allowed: {allowed}")
+    opcode = Opcode(code)
+    where = f"instruction {row} ({opcode.name})"
+    for field in instructions[opcode]:
+        value = (word & field.mask) >> field.low
+        if field.choices is not None and value > field.range[1]:
+            allowed = ", ".join(f"{choice.value} {choice.name}" for choice in field.choices)
+            raise ProgramError(f"{where}: unknown {field.name} {value}; allowed: {allowed}")
+    spare = word & ~(sum(field.mask for field in instructions[opcode]) | 7)
+    raise ProgramError(f"{where}: {_reserved(spare)}")
+
+
+def _reserved(spare: int) -> str:
+    bits = [str(bit) for bit in range(spare.bit_length()) if spare >> bit & 1]
+    plural = "s" if len(bits) > 1 else ""
+    return f"reserved bit{plural} {', '.join(bits)} set; allowed: 0 (is the configuration right?)"
+
+
+def _transfers(kind: type[Load] | type[Store]) -> Callable[[Columns, list[Tokens]], list[Any]]:
+    memories = {int(memory): memory for memory in Memory}
+
+    def build(columns: Columns, tokens: list[Tokens]) -> list[Any]:
+        names = ("sram", "dram", "y", "x", "x_stride")
+        pads = ("y_before", "y_after", "x_before", "x_after")
+        memory = [memories[code] for code in columns["memory"]]
+        return list(map(kind, memory, *(columns[name] for name in names + pads), tokens))
+
+    return build
+
+
+def _gemms(columns: Columns, tokens: list[Tokens]) -> list[Gemm]:
+    loops = (columns[name] for name in ("uop_begin", "uop_end", "outer", "inner"))
+    factors = (_factors(columns, name) for name in ("dst", "src", "wgt"))
+    return list(map(Gemm, *loops, *factors, map(bool, columns["reset"]), tokens))
+
+
+def _alus(columns: Columns, tokens: list[Tokens]) -> list[Alu]:
+    operations = {int(op): op for op in AluOp}
+    op = [operations[code] for code in columns["op"]]
+    loops = (columns[name] for name in ("uop_begin", "uop_end", "outer", "inner"))
+    factors = (_factors(columns, name) for name in ("dst", "src"))
+    immediate = (map(bool, columns["use_immediate"]), columns["immediate"])
+    return list(map(Alu, op, *loops, *factors, *immediate, tokens))
+
+
+def _factors(columns: Columns, name: str) -> list[Factors]:
+    return list(map(Factors, columns[f"{name}.outer"], columns[f"{name}.inner"]))
+
+
+def _finishes(columns: Columns, tokens: list[Tokens]) -> list[Finish]:
+    return [Finish(flags) for flags in tokens]
+
+
+_BUILD: dict[Opcode, Callable[[Columns, list[Tokens]], Sequence[Instruction]]] = {
+    Opcode.LOAD: _transfers(Load),
+    Opcode.STORE: _transfers(Store),
+    Opcode.GEMM: _gemms,
+    Opcode.ALU: _alus,
+    Opcode.FINISH: _finishes,
+}

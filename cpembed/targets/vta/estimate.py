@@ -1,0 +1,280 @@
+"""Estimates of schedules, many at once: arrays have an entry for each choice of tile sizes.
+
+Cycles of the compute, load and store modules by the cycle table of VTA's RTL, each alone; with two
+threads they overlap and the slowest one decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.index import IndexExpr
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.gemm_kernels import FETCH_CYCLES
+from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.tail import Tail
+from cpembed.targets.vta.tiles import TileNest, TileTensor
+from cpembed.targets.vta.timing import PIPELINE, MemorySystem, writing
+
+LOAD_OVERHEAD = 7
+"""Cycles of a LOAD beside the delay of main memory and its beats."""
+BIAS_PASSES = 2
+"""Cycles of an addition of two accumulators."""
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Everything of a schedule but its tile sizes."""
+
+    order: tuple[str, ...]
+    threads: int
+    thread_loop: str | None
+    slots: tuple[int, int]
+
+    def schedule(self, tiles: dict[str, int]) -> Schedule:
+        return Schedule(tiles, self.order, self.threads, self.thread_loop, self.slots)
+
+
+def estimate(
+    nest: TileNest, form: Form, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+) -> NDArray[np.float64]:
+    """Cycles of schedules, infinite where one does not fit.
+
+    Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
+    its products and the next one's loads; with more slots only the sums count.
+    """
+    config = nest.config
+    trips = _trips(nest, form, sizes)
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    steps = _product([count for _, count in trips])
+    outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
+    acc = region_tiles(nest.acc, sizes)
+    loads: list[tuple[Counts, Counts]] = []
+    for tensor, slots in zip(nest.factors, form.slots, strict=True):
+        region = region_tiles(tensor, sizes)
+        beats = beats_of(region, tensor.memory, config, memory)
+        one = beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
+        loads.append((_loads(tensor, trips, slots), one))
+    compute = np.minimum(
+        _product(list(sizes.values())) + PIPELINE, _trimmed(nest, trips, steps, sizes)
+    )
+    passes = 1 + sum(map(len, tail.phases))
+    ending = passes * (PIPELINE + acc)
+    store = len(tail.phases) * store_cycles(acc, config, memory)
+    if nest.bias is not None:
+        ending = ending + BIAS_PASSES * acc
+    if len(tail.phases) > 1:
+        # Each further phase of the ALU waits for the stores before it.
+        ending = ending + store
+    load = sum(count * one for count, one in loads)
+    fetch = FETCH_CYCLES * steps
+    if form.threads == 1:
+        cycles = load + steps * compute + outputs * (ending + store)
+    else:
+        overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
+        cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
+        cycles = cycles + sum(one for _, one in loads) + ending
+    return np.where(fits(nest, form, sizes), (cycles + fetch).astype(np.float64), np.inf)
+
+
+def estimate_schedule(
+    nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
+) -> float:
+    """Cycles of one schedule; infinite where it does not fit."""
+    form = Form(schedule.order, schedule.threads, schedule.thread_loop, schedule.slots)
+    sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
+    return float(estimate(nest, form, sizes, tail, memory)[0])
+
+
+def _trimmed(
+    nest: TileNest, trips: list[tuple[str, Counts]], steps: Counts, sizes: dict[str, Counts]
+) -> Counts:
+    """Cycles of a step, on average, where products with zero padding are left out: a part for each
+    value of all but the longest loop of a padded dimension, in the tiles at its borders."""
+    parts = np.ones(len(steps))
+    for index, extent in zip(nest.inp.access, nest.inp.shape, strict=True):
+        low, high = index.bounds(nest.extents)
+        names = index.iterators
+        if not names or (low >= 0 and high < extent):
+            continue
+        walked = np.stack([sizes[name] for name in names])
+        cuts = _product([count for name, count in trips if name in names])
+        touching = np.minimum(1, ((low < 0) + (high >= extent)) / cuts)
+        parts *= 1 + (walked.prod(axis=0) // walked.max(axis=0) - 1) * touching
+    products = -(-_executions(nest) // steps)
+    return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
+
+
+def fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+    """Which schedules' regions fit their buffers; a little strict where an access has digits."""
+    acc = form.threads * region_tiles(nest.acc, sizes)
+    if nest.bias is not None:
+        acc = acc + region_tiles(nest.bias, sizes)
+    found = acc <= nest.config.elements(Memory.ACC)
+    for tensor, slots in zip(nest.factors, form.slots, strict=True):
+        found &= slots * region_tiles(tensor, sizes) <= nest.config.elements(tensor.memory)
+    if form.thread_loop is not None:
+        # A single tile along it pairs nothing: that is the form without a thread loop.
+        found &= sizes[form.thread_loop] < nest.extents[form.thread_loop]
+    return found
+
+
+def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:
+    """Cycles of steps, each the longer of its products and the loads of the step after it: some
+    load both operands, some the one that is loaded more often, the others none."""
+    (first, one), (second, other) = loads
+    both = np.minimum(first, second)
+    either = np.where(first > second, one, other)
+    most = np.maximum(first, second)
+    return (
+        both * np.maximum(compute, one + other)
+        + (most - both) * np.maximum(compute, either)
+        + (steps - most) * compute
+    )
+
+
+def store_cycles(acc: Counts, config: VtaConfig, memory: MemorySystem) -> Counts:
+    """Of the STORE of a region that is in one piece in DRAM."""
+    beats = beats_of(acc, Memory.OUT, config, memory)
+    return 1 + writing(-(-beats // memory.burst_beats), beats, config, memory)
+
+
+def beats_of(tiles: Counts, kind: Memory, config: VtaConfig, memory: MemorySystem) -> Counts:
+    """Of tiles one after the other; a beat may hold several."""
+    return -(-tiles * config.element_bytes(kind) // memory.beat_bytes)
+
+
+def _product(counts: Sequence[Counts]) -> Counts:
+    total = np.ones(len(counts[0]) if counts else 1, np.int64)
+    for count in counts:
+        total = total * count
+    return total
+
+
+def _trips(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
+    """The loops over tiles, outermost first, each with its number of iterations."""
+    trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
+    if form.thread_loop is None:
+        return trips
+    pairs = [(name, -(-count // 2) if name == form.thread_loop else count) for name, count in trips]
+    count = dict(trips)[form.thread_loop]
+    return [*pairs, (form.thread_loop, np.minimum(count, 2))]
+
+
+def _loads(tensor: TileTensor, trips: list[tuple[str, Counts]], slots: int) -> Counts:
+    """How often a region is loaded: a loop that it does not depend on costs nothing while all its
+    regions inside that loop lie in the slots."""
+    distinct = loads = np.ones_like(trips[0][1])
+    for name, count in reversed(trips):
+        if name in tensor.loops:
+            distinct, loads = distinct * count, loads * count
+        else:
+            loads = np.where(distinct <= slots, loads, loads * count)
+    return loads
+
+
+def region_tiles(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+    """Tiles of a region, by the sizes of the loops' tiles."""
+    counts = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
+    return _product([next(iter(sizes.values())) * 0 + 1, *counts])
+
+
+def _span(tensor: TileTensor, k: int, index: IndexExpr, sizes: dict[str, Counts]) -> Counts:
+    zero = next(iter(sizes.values())) * 0
+    step, reach = zero, zero
+    for term in index.terms:
+        walked = math.prod(sizes[name] for name in term.iterators)
+        coefficient = abs(term.coefficient)
+        # A digit may take one value more than its loop's tile has whole steps, and may start over.
+        values = -(-(walked - 1) // term.divisor)
+        if term.modulus is not None:
+            values = np.where(values > 0, term.modulus - 1, 0)
+        step = np.gcd(step, np.where(values > 0, coefficient, 0))
+        reach = reach + coefficient * values
+    if k == tensor.padded_x:
+        step = np.minimum(step, 1)
+    return reach // np.maximum(step, 1) + 1
+
+
+def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
+    """Transfers of a region: one for all dimensions beyond its two innermost longer ones."""
+    spans = [_span(tensor, k, index, sizes) for k, index in enumerate(tensor.access)]
+    runs = np.ones_like(next(iter(sizes.values())))
+    # Dimensions that continue each other, from the innermost, and then one more, are a transfer.
+    seen = np.zeros_like(runs)
+    joins = np.ones_like(runs, dtype=bool)
+    for k in reversed(range(len(spans))):
+        longer = spans[k] > 1
+        own = longer & ~(joins & (seen > 0))
+        # Tiles that do not follow each other are rows of one tile: x is taken by a single one.
+        single = longer & (seen == 0) & (tensor.strides[k] != 1)
+        seen = seen + own + single
+        runs = np.where(longer & (seen > 2), runs * spans[k], runs)
+        whole = (spans[k] == tensor.shape[k]) & (k != tensor.padded_x)
+        joins = np.where(longer, whole, joins & (tensor.shape[k] == 1))
+    return runs
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Cycles that no schedule of a nest can beat, each for itself.
+
+    ``gemm``: executions that multiply more than zeros. ``compute``: these, resets and the ALU, all
+    in the compute module. ``read``: beats of each operand once. ``write``: the STOREs of the
+    output, which go beside the reads.
+    """
+
+    gemm: int
+    compute: int
+    read: int
+    write: int
+
+    @property
+    def gemm_or_dma(self) -> int:
+        """The larger of multiplications and transfers, as if both overlapped wholly."""
+        return max(self.gemm, self.read, self.write)
+
+    @property
+    def busiest_module(self) -> int:
+        """The same with all that the compute module has to do."""
+        return max(self.compute, self.read, self.write)
+
+
+def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
+    """Lower bounds of the cycles of a nest's programs."""
+    gemm = _executions(nest)
+    passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
+    beats = [
+        int(beats_of(np.array(tensor.tiles), tensor.memory, nest.config, memory))
+        for tensor in nest.inputs
+    ]
+    store = int(store_cycles(np.array(nest.acc.tiles), nest.config, memory))
+    return Bounds(gemm, gemm + passes * nest.acc.tiles, sum(beats), len(tail.phases) * store)
+
+
+def _executions(nest: TileNest) -> int:
+    """Points of the loops whose input tile lies in main memory.
+
+    Dimensions of the input that share no loop are counted apart; where they do, all are counted.
+    """
+    total = math.prod(nest.extents.values())
+    seen: set[str] = set()
+    for index, size in zip(nest.inp.access, nest.inp.shape, strict=True):
+        names = index.iterators
+        if not names or seen & set(names):
+            continue
+        seen |= set(names)
+        grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
+        position = index.evaluate(dict(zip(names, grids, strict=True)))
+        inside = int(((position >= 0) & (position < size)).sum())
+        total = total * inside // position.size
+    return total

@@ -1,0 +1,182 @@
+"""GEMM instructions of one step: which loops are iterations, which are micro-ops.
+
+A GEMM instruction runs a list of micro-ops under two affine loops. Of a tile's loops, the two that
+leave the fewest micro-ops become its iterations, the others are unrolled into micro-ops: reductions
+outside, spatial loops inside, because the core needs three different accumulators in a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.computation import AxisKind
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.isa import Factors, Memory
+from cpembed.targets.vta.regions import Region, Tile
+from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.timing import PIPELINE
+
+Indices = NDArray[np.int64]
+"""Micro-ops as rows (dst, src, wgt)."""
+
+FETCH_CYCLES = 3
+"""Per instruction, on the channel that the loads use."""
+MAX_ITERATIONS = 16_383
+"""Of the outer and of the inner loop of a GEMM or ALU instruction."""
+DISTANCE = 3
+"""Consecutive executions that need different accumulators: a repeated one within the pipeline's
+depth would read a sum that is not written yet."""
+
+_STILL = Factors()
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """The variable part of a GEMM instruction; factors are per iteration of dst, src and wgt."""
+
+    uops: Indices
+    outer: int = 1
+    inner: int = 1
+    dst: Factors = _STILL
+    src: Factors = _STILL
+    wgt: Factors = _STILL
+
+    @property
+    def cycles(self) -> int:
+        """Of the instruction: its executions, the pipeline, its fetch."""
+        return len(self.uops) * self.outer * self.inner + PIPELINE + FETCH_CYCLES
+
+    @cached_property
+    def accumulators(self) -> frozenset[int]:
+        """What the instruction writes."""
+        rounds = (
+            np.arange(self.outer)[:, None, None] * self.dst.outer
+            + np.arange(self.inner)[:, None] * self.dst.inner
+        )
+        return frozenset(np.unique(rounds + self.uops[:, 0]).tolist())
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """Loops that together are one affine loop, outermost first; steps of dst, src and wgt."""
+
+    names: tuple[str, ...]
+    extent: int
+    steps: tuple[int, int, int]
+
+
+_NONE = _Iteration((), 1, (0, 0, 0))
+
+
+def gemm_kernels(
+    nest: TileNest,
+    tile: Tile,
+    regions: tuple[Region, Region, Region],
+    bases: tuple[int, int, int],
+    uop_limit: int,
+) -> list[Kernel]:
+    """The GEMM instructions of a tile, in order.
+
+    ``regions`` and ``bases`` (first elements in SRAM) are those of ACC, INP and WGT. A kernel has
+    at most ``uop_limit`` micro-ops.
+    """
+    candidates = _iterations(nest, tile, regions)
+    pairs = [
+        pair
+        for pair in itertools.permutations([*candidates, _NONE, _NONE], 2)
+        if not set(pair[0].names) & set(pair[1].names)
+    ]
+    pairs.sort(key=lambda pair: -pair[0].extent * pair[1].extent)
+    for outer, inner in dict.fromkeys(pairs):
+        uops = _uops(nest, tile, regions, bases, {*outer.names, *inner.names})
+        parts = [uops[k : k + uop_limit] for k in range(0, len(uops), uop_limit)]
+        if all(_keeps_distance(part[:, 0], outer, inner) for part in parts):
+            return [_kernel(part, outer, inner) for part in parts]
+    uops = _uops(nest, tile, regions, bases, set())
+    return [Kernel(part) for part in _runs(uops, uop_limit)]
+
+
+def _kernel(uops: Indices, outer: _Iteration, inner: _Iteration) -> Kernel:
+    dst, src, wgt = (Factors(o, i) for o, i in zip(outer.steps, inner.steps, strict=True))
+    return Kernel(uops, outer.extent, inner.extent, dst, src, wgt)
+
+
+def _iterations(
+    nest: TileNest, tile: Tile, regions: tuple[Region, Region, Region]
+) -> list[_Iteration]:
+    """Loops that an instruction can iterate over: alone, or several that are one."""
+    digits = {name for region in regions for name in region.tensor.digit_loops}
+    found: list[_Iteration] = []
+    for name, (_, size) in tile.items():
+        if size > 1 and name not in digits:
+            dst, src, wgt = (region.coefficient(name) for region in regions)
+            found.append(_Iteration((name,), size, (dst, src, wgt)))
+    merged = list(found)
+    for inner in merged:  # which grows by what is found
+        for outer in found:
+            continues = outer.steps == tuple(step * inner.extent for step in inner.steps)
+            if continues and outer.names[0] not in inner.names:
+                names = (*outer.names, *inner.names)
+                merged.append(_Iteration(names, outer.extent * inner.extent, inner.steps))
+    limits = _factor_limits(nest.config)
+    return [
+        loop
+        for loop in merged
+        if loop.extent <= MAX_ITERATIONS
+        and all(0 <= step < limit for step, limit in zip(loop.steps, limits, strict=True))
+    ]
+
+
+def _factor_limits(config: VtaConfig) -> tuple[int, int, int]:
+    dst, src, wgt = (config.elements(m) for m in (Memory.ACC, Memory.INP, Memory.WGT))
+    return dst, src, wgt
+
+
+def _uops(
+    nest: TileNest,
+    tile: Tile,
+    regions: tuple[Region, Region, Region],
+    bases: tuple[int, int, int],
+    iterated: set[str],
+) -> Indices:
+    """A micro-op per point of the loops that are not iterated."""
+    kinds = {loop.name: loop.kind for loop in nest.loops}
+    walked = [name for name, (_, size) in tile.items() if size > 1 and name not in iterated]
+    walked.sort(key=lambda name: (kinds[name] is AxisKind.SPATIAL, tile[name][1]))
+    values: dict[str, Indices | int] = {name: first for name, (first, _) in tile.items()}
+    shape = [tile[name][1] for name in walked]
+    if walked:
+        ranges = (np.arange(tile[n][0], tile[n][0] + tile[n][1], dtype=np.int64) for n in walked)
+        values |= dict(zip(walked, np.ix_(*ranges), strict=True))
+    table = np.empty((math.prod(shape), 3), np.int64)
+    for column, (region, base) in enumerate(zip(regions, bases, strict=True)):
+        table[:, column] = np.broadcast_to(region.offsets(values) + base, shape).reshape(-1)
+    return table
+
+
+def _keeps_distance(dst: Indices, outer: _Iteration, inner: _Iteration) -> bool:
+    """Whether any three executions in a row have different accumulators."""
+    rounds = (
+        np.arange(outer.extent)[:, None, None] * outer.steps[0]
+        + np.arange(inner.extent)[:, None] * inner.steps[0]
+    )
+    sequence = (rounds + dst).reshape(-1)
+    return all(bool((sequence[apart:] != sequence[:-apart]).all()) for apart in range(1, DISTANCE))
+
+
+def _runs(uops: Indices, limit: int) -> Iterator[Indices]:
+    """Consecutive micro-ops that keep the distance, as long as possible: between instructions the
+    pipeline runs empty."""
+    first = 0
+    for k in range(1, len(uops) + 1):
+        recent = uops[max(first, k - DISTANCE + 1) : k, 0]
+        if k == len(uops) or k - first == limit or uops[k, 0] in recent:
+            yield uops[first:k]
+            first = k

@@ -1,0 +1,150 @@
+"""VTA's instructions as values; their 128-bit encoding is in :mod:`cpembed.targets.vta.encoding`.
+
+After the VTA hardware repository (apache/tvm-vta): ``hw_spec.h`` and the hardware guide.
+Addresses and sizes count *elements* of a memory, an element being one tile of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+
+class Memory(IntEnum):
+    """Memory of a LOAD or STORE; the number is its code."""
+
+    UOP = 0
+    WGT = 1
+    INP = 2
+    ACC = 3
+    OUT = 4
+
+
+class AluOp(IntEnum):
+    """Operation of the ALU; a negative SHR amount shifts left."""
+
+    MIN = 0
+    MAX = 1
+    ADD = 2
+    SHR = 3
+    MUL = 4
+
+
+class Module(Enum):
+    """A module with an instruction queue of its own."""
+
+    LOAD = "load"
+    COMPUTE = "compute"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Dependence flags. *prev* and *next* are the neighbours in load, compute, store."""
+
+    pop_prev: bool = False
+    pop_next: bool = False
+    push_prev: bool = False
+    push_next: bool = False
+
+
+NO_TOKENS = Tokens()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A two-dimensional DMA transfer of ``y`` rows of ``x`` elements, ``x_stride`` apart in DRAM.
+
+    A load writes ``(y_before + y + y_after)`` rows of ``(x_before + x + x_after)`` elements densely
+    from ``sram``, zeros in the pads. ``x`` = 0 moves nothing.
+    """
+
+    memory: Memory
+    sram: int
+    dram: int
+    y: int
+    x: int
+    x_stride: int
+    y_before: int = 0
+    y_after: int = 0
+    x_before: int = 0
+    x_after: int = 0
+    tokens: Tokens = NO_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Transfer):
+    """DRAM to SRAM: INP and WGT in the load module, UOP and ACC in the compute module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Transfer):
+    """SRAM to DRAM, from OUT: the accumulators' low bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What an outer and an inner iteration add to a micro-op's index."""
+
+    outer: int = 0
+    inner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """For each of ``outer`` x ``inner`` iterations and each micro-op in ``[uop_begin, uop_end)``:
+    ``acc[dst] += wgt[w] * inp[src]``, or ``acc[dst] = 0`` with ``reset``."""
+
+    uop_begin: int
+    uop_end: int
+    outer: int
+    inner: int
+    dst: Factors = field(default_factory=Factors)
+    src: Factors = field(default_factory=Factors)
+    wgt: Factors = field(default_factory=Factors)
+    reset: bool = False
+    tokens: Tokens = NO_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Alu:
+    """As :class:`Gemm`: ``acc[dst] = op(acc[dst], acc[src])``, or the immediate in place of src."""
+
+    op: AluOp
+    uop_begin: int
+    uop_end: int
+    outer: int
+    inner: int
+    dst: Factors = field(default_factory=Factors)
+    src: Factors = field(default_factory=Factors)
+    use_immediate: bool = False
+    immediate: int = 0
+    tokens: Tokens = NO_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Ends the program."""
+
+    tokens: Tokens = NO_TOKENS
+
+
+Instruction = Load | Store | Gemm | Alu | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Uop:
+    """A micro-op: element indices in ACC, INP (ACC for the ALU) and WGT."""
+
+    dst: int
+    src: int = 0
+    wgt: int = 0
+
+
+def module_of(instruction: Instruction) -> Module:
+    """The module that executes an instruction."""
+    if isinstance(instruction, Store):
+        return Module.STORE
+    if isinstance(instruction, Load) and instruction.memory in (Memory.INP, Memory.WGT):
+        return Module.LOAD
+    return Module.COMPUTE

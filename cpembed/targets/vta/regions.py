@@ -1,0 +1,227 @@
+"""Boxes of tile tensors that lie in SRAM, and the transfers that bring them there and back."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import InvariantError
+from cpembed.ir.index import IndexExpr
+from cpembed.targets.vta.tiles import MAX_STRIDE, TileTensor
+
+Interval = tuple[int, int]
+"""First value and number of values of a loop within a tile."""
+Tile = Mapping[str, Interval]
+"""Each loop's interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions ``low + step * i`` for ``0 <= i < count`` of one dimension; those outside the
+    tensor are zeros."""
+
+    low: int
+    step: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of a tile tensor, dense and row-major in SRAM."""
+
+    tensor: TileTensor
+    spans: tuple[Span, ...]
+
+    @cached_property
+    def tiles(self) -> int:
+        return math.prod(span.count for span in self.spans)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """SRAM distance between neighbours along each dimension."""
+        counts = [span.count for span in self.spans]
+        return tuple(math.prod(counts[k + 1 :]) for k in range(len(counts)))
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """Whether nothing of it exists: it holds zeros only."""
+        pairs = zip(self.spans, self.tensor.shape, strict=True)
+        return any(_existing(span, size)[1] <= 0 for span, size in pairs)
+
+    @cached_property
+    def loads(self) -> tuple[Box2D, ...]:
+        """Transfers that fill it, zeros by their pads; it must not be empty.
+
+        Neighbouring dimensions that are contiguous in both memories become one; what is left
+        beyond two is walked by further transfers.
+        """
+        return tuple(_transfers(self, keep_zeros=True))
+
+    @cached_property
+    def stores(self) -> tuple[Box2D, ...]:
+        """Transfers of what exists of it."""
+        return tuple(_transfers(self, keep_zeros=False))
+
+    def offsets(self, values: Mapping[str, NDArray[np.int64] | int]) -> NDArray[np.int64] | int:
+        """SRAM position, from the region's first tile, that the program accesses at some values
+        of the loops."""
+        total: NDArray[np.int64] | int = 0
+        for index, span, stride in zip(self.tensor.access, self.spans, self.strides, strict=True):
+            if span.count > 1:
+                total = total + (index.evaluate(values) - span.low) // span.step * stride
+        return total
+
+    def coefficient(self, loop: str) -> int:
+        """SRAM distance of a step of a loop in which every access is affine."""
+        return sum(
+            index.coefficient(loop) // span.step * stride
+            for index, span, stride in zip(
+                self.tensor.access, self.spans, self.strides, strict=True
+            )
+            if span.count > 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Box2D:
+    """The operands of a LOAD or STORE, addresses from the tensor's and the region's first tile."""
+
+    sram: int
+    dram: int
+    y: int
+    x: int
+    x_stride: int
+    y_before: int = 0
+    y_after: int = 0
+    x_before: int = 0
+    x_after: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """One dimension of a transfer: ``count`` rows that exist between rows of zeros."""
+
+    count: int
+    dram: int
+    sram: int
+    before: int = 0
+    after: int = 0
+
+    @property
+    def padded(self) -> bool:
+        return bool(self.before or self.after)
+
+
+def region_of(tensor: TileTensor, tile: Tile) -> Region:
+    """What a tensor is accessed at while each loop runs over its interval: the smallest box."""
+    spans: list[Span] = []
+    for k, index in enumerate(tensor.access):
+        low, step, count = _span(index, tile)
+        # What is padded must be x and y of one transfer, so x is dense.
+        if step > 1 and (k == tensor.padded_x or tensor.strides[k] * step > MAX_STRIDE):
+            step, count = 1, (count - 1) * step + 1
+        spans.append(Span(low, step, count))
+    return Region(tensor, tuple(spans))
+
+
+def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
+    """Smallest value, common step and number of values of an index over a tile."""
+    if not index.is_affine:
+        return _enumerated_span(index, tile)
+    low, step, reach = index.constant, 0, 0
+    for term in index.terms:
+        first, size = tile[term.iterator]
+        coefficient = term.coefficient
+        low += coefficient * first
+        if size > 1:
+            if coefficient < 0:
+                low += coefficient * (size - 1)
+            step = math.gcd(step, coefficient)
+            reach += abs(coefficient) * (size - 1)
+    step = step or 1
+    return low, step, reach // step + 1
+
+
+def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
+    grids = np.ix_(*(np.arange(f, f + n, dtype=np.int64) for f, n in _intervals(index, tile)))
+    values = np.unique(index.evaluate(dict(zip(index.iterators, grids, strict=True))))
+    low, high = int(values[0]), int(values[-1])
+    step = math.gcd(*(int(value) - low for value in values)) or 1
+    return low, step, (high - low) // step + 1
+
+
+def _intervals(index: IndexExpr, tile: Tile) -> list[Interval]:
+    return [tile[name] for name in index.iterators]
+
+
+def _existing(span: Span, size: int) -> tuple[int, int, int]:
+    """Positions before the tensor, inside it, and after it."""
+    before = min(span.count, max(0, -(span.low // span.step)))
+    after = min(span.count, max(0, span.count - 1 - (size - 1 - span.low) // span.step))
+    return before, span.count - before - after, after
+
+
+def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:
+    tensor = region.tensor
+    runs: list[_Run] = []
+    dram = sram = 0
+    for k, span in enumerate(region.spans):
+        before, count, after = _existing(span, tensor.shape[k])
+        dram += (span.low + before * span.step) * tensor.strides[k]
+        if not keep_zeros:
+            sram += before * region.strides[k]
+            before = after = 0
+        stride = tensor.strides[k] * span.step
+        if count > 1 or before or after:
+            runs.append(_Run(count, stride, region.strides[k], before, after))
+    x, y, *outer = _plane(_merged(runs))
+    if any(run.padded for run in outer):
+        raise InvariantError(f"{tensor.name}: zeros beyond the two dimensions of a LOAD: {region}")
+    for place in itertools.product(*(range(run.count) for run in reversed(outer))):
+        at = list(zip(reversed(place), outer, strict=True))
+        yield Box2D(
+            sram + sum(i * run.sram for i, run in at),
+            dram + sum(i * run.dram for i, run in at),
+            y.count,
+            x.count,
+            y.dram,
+            y.before,
+            y.after,
+            x.before,
+            x.after,
+        )
+
+
+def _merged(runs: list[_Run]) -> list[_Run]:
+    """Innermost first; a dimension joins the one inside it where both memories continue there."""
+    found: list[_Run] = []
+    for run in reversed(runs):
+        inside = found[-1] if found else None
+        if (
+            inside is not None
+            and not (inside.padded or run.padded)
+            and run.dram == inside.count * inside.dram
+            and run.sram == inside.count * inside.sram
+        ):
+            inside.count *= run.count
+        else:
+            found.append(run)
+    return found
+
+
+def _plane(runs: list[_Run]) -> list[_Run]:
+    """The runs with x and y in front: x is contiguous in both memories, y's rows follow each
+    other in SRAM and its stride fits its field; a run of one row stands for a missing one."""
+    if not runs or runs[0].dram != 1 or runs[0].sram != 1:
+        runs = [_Run(1, 1, 1), *runs]
+    x = runs[0]
+    width = x.before + x.count + x.after
+    if len(runs) == 1 or runs[1].sram != width or runs[1].dram > MAX_STRIDE:
+        runs = [x, _Run(1, width, width), *runs[1:]]
+    return runs

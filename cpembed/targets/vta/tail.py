@@ -1,0 +1,148 @@
+"""From accumulators to results: what the ALU does, what is stored, what the CPU makes of it.
+
+VTA stores the low eight bits of an accumulator. A tail says how a result comes from that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind, Computation
+from cpembed.targets.vta.isa import AluOp
+
+Array = NDArray[Any]
+
+AluStep = tuple[AluOp, int]
+"""An operation on every accumulator, with its immediate."""
+
+MAX_SHIFT = 31
+
+
+@dataclass(frozen=True)
+class Requantized:
+    """``clip((acc + bias) >> shift, low, high)`` as int8.
+
+    ``bias`` lists the dimensions of the output that the bias has, ``(1,)`` for one value per
+    channel of NCHW; none: there is no bias.
+    """
+
+    shift: int
+    low: int = -128
+    high: int = 127
+    bias: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shift <= MAX_SHIFT:
+            raise LoweringError(f"requantization: shift {self.shift} is not 0 to {MAX_SHIFT}")
+        if not -128 <= self.low <= self.high <= 127:
+            raise LoweringError(f"requantization: clips to {self.low} … {self.high}, not in int8")
+
+    @property
+    def dtype(self) -> str:
+        return "int8"
+
+    @property
+    def phases(self) -> tuple[tuple[AluStep, ...], ...]:
+        """What the ALU does before each STORE of an output tile."""
+        shift = ((AluOp.SHR, self.shift),) if self.shift else ()
+        return ((*shift, (AluOp.MIN, self.high), (AluOp.MAX, self.low)),)
+
+    def combine(self, stored: list[Array]) -> Array:
+        """The result from the bytes of each STORE."""
+        return stored[0]
+
+    def reference(self, exact: Array, bias: Array | None = None) -> Array:
+        """The result from the exact int32 output, and the bias over its dimensions."""
+        if bias is not None:
+            absent = [axis for axis in range(exact.ndim) if axis not in self.bias]
+            exact = exact + np.expand_dims(bias, absent)
+        return np.clip(exact >> self.shift, self.low, self.high).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """All 32 bits, stored byte by byte: four times the stores, which wait for each shift."""
+
+    bias: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+    @property
+    def phases(self) -> tuple[tuple[AluStep, ...], ...]:
+        return ((), *(((AluOp.SHR, 8),) for _ in range(3)))
+
+    def combine(self, stored: list[Array]) -> Array:
+        planes = np.stack([plane.view(np.uint8) for plane in stored], axis=-1)
+        return planes.view("<i4")[..., 0]
+
+    def reference(self, exact: Array) -> Array:
+        return exact
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """The low eight bits: the result of a computation in int8."""
+
+    bias: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def dtype(self) -> str:
+        return "int8"
+
+    @property
+    def phases(self) -> tuple[tuple[AluStep, ...], ...]:
+        return ((),)
+
+    def combine(self, stored: list[Array]) -> Array:
+        return stored[0]
+
+    def reference(self, exact: Array) -> Array:
+        return exact.astype(np.int8)
+
+
+Tail = Requantized | Exact | Truncated
+
+
+def default_tail(workload: Computation) -> Tail:
+    """The low bits where the workload says that its output is int8, else
+    :func:`requantized_for`."""
+    return Truncated() if _is_narrow(workload) else requantized_for(workload)
+
+
+def check_tail(workload: Computation, tail: Tail) -> None:
+    """Raises :class:`LoweringError` where the tail has another result than the workload."""
+    if _is_narrow(workload) and not isinstance(tail, Truncated):
+        raise LoweringError(
+            f"{workload.name} keeps the low bits of its sums (int8): "
+            "make its output int32 to shift and clip them, or to have them all"
+        )
+
+
+def _is_narrow(workload: Computation) -> bool:
+    return workload.output.dtype == "int8"
+
+
+def requantized_for(workload: Computation) -> Requantized:
+    """A shift that keeps three standard deviations of sums of uniformly random int8 products.
+
+    A product of two such numbers deviates by 5,461, so three of a sum of L of them are
+    2^14 sqrt(L); int8 has seven bits beside its sign.
+
+    >>> from cpembed.operators.gemm import gemm
+    >>> requantized_for(gemm(m=4, n=4, k=256)).shift
+    11
+    """
+    return Requantized(min(MAX_SHIFT, 7 + math.ceil(math.log2(max(1, _length(workload))) / 2)))
+
+
+def _length(workload: Computation) -> int:
+    """Products in each sum."""
+    return math.prod(axis.extent for axis in workload.axes if axis.kind is AxisKind.REDUCTION)

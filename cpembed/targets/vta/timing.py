@@ -1,0 +1,324 @@
+"""The timed simulator: how many cycles a program takes on VTA's RTL, and where they go.
+
+Durations follow the RTL (``docs/vta.md``); the loop over events is compiled
+(:mod:`cpembed.targets.vta.event_loop`). Data plays no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import InvariantError, SpecError
+from cpembed.hw.instruction import Machine
+from cpembed.kernel.runtime import aligned, shared
+from cpembed.targets.vta import event_loop
+from cpembed.targets.vta.checker import check
+from cpembed.targets.vta.columns import MODULES, QUEUES, Columns, Numbers, columns_of
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.event_loop import CLIENTS, EVENT, INSTRUCTION, SETTING
+from cpembed.targets.vta.formats import INSTRUCTION_BYTES, Opcode
+from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.order import QUEUED_INSTRUCTIONS
+from cpembed.targets.vta.program import VtaProgram
+
+PIPELINE = 7
+"""Cycles that a GEMM or ALU instruction takes beside one (or two) for each micro-op."""
+
+WRITE_COMMAND = 3
+"""Cycles before each burst of a STORE."""
+
+_NO_TRANSFER, _FINISH = 2, 1
+
+
+@dataclass(frozen=True)
+class MemorySystem:
+    """What is between the accelerator and DRAM, as in a target's ``[machine]``, and how many bursts
+    are on their way at a time. The defaults are the RTL's."""
+
+    dram_delay_cycles: int = 16
+    bus_bits: int = 64
+    burst_beats: int = 16
+    outstanding: int = 16
+
+    @classmethod
+    def of(cls, machine: Machine) -> MemorySystem:
+        """The memory system of a target."""
+        return cls(machine.dram_delay_cycles, machine.bus_bits, machine.burst_beats)
+
+    def check(self) -> None:
+        """Raise :class:`SpecError` for sizes that no such machine has."""
+        for name, value, allowed in (
+            ("dram_delay_cycles", self.dram_delay_cycles, range(1 << 20)),
+            ("bus_bits", self.bus_bits, (64, 128, 256, 512)),
+            ("burst_beats", self.burst_beats, tuple(1 << k for k in range(1, 9))),
+            ("outstanding", self.outstanding, range(1, 257)),
+        ):
+            if value not in allowed:
+                words = (
+                    f"{allowed[0]}..{allowed[-1]}"
+                    if isinstance(allowed, range)
+                    else ", ".join(map(str, allowed))
+                )
+                raise SpecError(f"memory system: {name} = {value}; allowed: {words}")
+
+    @property
+    def beat_bytes(self) -> int:
+        return self.bus_bits // 8
+
+    @property
+    def wide_fetch(self) -> bool:
+        """Instructions come whole, not in halves (``FetchWideVME.scala``)."""
+        return self.bus_bits >= 8 * INSTRUCTION_BYTES
+
+    @property
+    def fetched_at_once(self) -> int:
+        return self.burst_beats if self.wide_fetch else self.burst_beats // 2
+
+
+@dataclass(frozen=True)
+class ModuleCycles:
+    """``busy`` executing, ``stalled`` waiting for tokens, ``idle`` without an instruction."""
+
+    busy: int
+    stalled: int
+    idle: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """``bytes`` moved by memory (``FETCH``: instructions), ``macs`` multiplied (those on zero pads
+    too), ``gemm_cycles`` one for each micro-op of a GEMM that is no reset. ``events`` has the
+    columns of :data:`EVENT`, ``batches`` first and last beat of each batch of instructions."""
+
+    cycles: int
+    modules: dict[str, ModuleCycles]
+    bytes: dict[str, int]
+    macs: int
+    gemm_cycles: int
+    read_beats: int
+    bursts: int
+    memory: MemorySystem
+    events: Numbers
+    batches: Numbers
+
+    def event(self, name: str) -> Numbers:
+        """A column of ``events``."""
+        return self.events[:, EVENT.index(name)]
+
+    @property
+    def gemm_utilisation(self) -> float:
+        """Multiplications over those that the GEMM core can do in the time."""
+        return self.gemm_cycles / self.cycles
+
+    @property
+    def read_utilisation(self) -> float:
+        """Beats read over cycles."""
+        return self.read_beats / self.cycles
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cycles": self.cycles,
+            "gemm_utilisation": round(self.gemm_utilisation, 4),
+            "read_utilisation": round(self.read_utilisation, 4),
+            "macs": self.macs,
+            "gemm_cycles": self.gemm_cycles,
+            "read_beats": self.read_beats,
+            "bursts": self.bursts,
+            "modules": {name: asdict(module) for name, module in self.modules.items()},
+            "bytes": self.bytes,
+            "memory": asdict(self.memory),
+        }
+
+
+def time_program(
+    program: VtaProgram, memory: MemorySystem | None = None, *, checked: bool = True
+) -> Timing:
+    """Cycles of a program from launch to FINISH.
+
+    Raises :class:`ProgramError` for a program that the checker refuses (not with ``checked`` false:
+    who asks for that has checked it), :class:`SpecError` for an impossible memory system.
+    """
+    memory = memory or MemorySystem()
+    memory.check()
+    if checked:
+        check(program)
+    columns = columns_of(program.instructions, program.config)
+    state, events, batches = _run(columns, program.config, memory)
+    done = events[-1, EVENT.index("done")] if len(events) else 0
+    if len(events) and done < 0:
+        raise InvariantError("the timed simulator stopped before FINISH")
+    return _summary(columns, program.config, memory, int(done), state, events, batches)
+
+
+def _run(
+    columns: Columns, config: VtaConfig, memory: MemorySystem
+) -> tuple[dict[str, int], Numbers, Numbers]:
+    count = len(columns)
+    table = _instructions(columns, config, memory)
+    starts = np.searchsorted(np.sort(columns.module), np.arange(4))
+    settings = {
+        "count": count,
+        "delay": memory.dram_delay_cycles,
+        "beat_bytes": memory.beat_bytes,
+        "burst": memory.burst_beats,
+        "outstanding": memory.outstanding,
+        "queued": QUEUED_INSTRUCTIONS,
+        "batch": memory.fetched_at_once,
+        "drain": 5 if memory.wide_fetch else 2,
+    }
+    events = _filled(np.full((count, len(EVENT)), -1))
+    batches = _filled(np.zeros((count, 2)))
+    state = _filled(np.zeros(event_loop.state_size()))
+    state[event_loop.state_index("fetch_state")] = 1 if count else 0
+    state[event_loop.state_index("fetch_time")] = 2
+    arrays = (
+        _filled(np.array([settings[name] for name in SETTING])),
+        table,
+        _filled(np.argsort(columns.module, kind="stable")),
+        _filled(starts),
+        events,
+        batches,
+        _filled(np.zeros((len(QUEUES), count))),
+        _filled(np.zeros((len(QUEUES), 2))),
+        _filled(np.zeros(memory.outstanding)),
+        _filled(np.zeros((len(MODULES), event_loop.module_state_size()))),
+        state,
+    )
+    if count:
+        event_loop.event_loop()(*map(shared, arrays))
+    found = {name: int(state[event_loop.state_index(name)]) for name in event_loop.COMPLETED}
+    return found, events, batches[: found["batches"]]
+
+
+def _filled(values: NDArray[Any]) -> Numbers:
+    array = aligned(values.shape, "int64")
+    array[:] = values
+    return array
+
+
+def _instructions(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
+    """The rows of :data:`INSTRUCTION`."""
+    element = np.array([config.element_bytes(m) for m in Memory])[columns["memory"]]
+    moves = columns["x"] > 0
+    reads = columns.is_a(Opcode.LOAD) & moves
+    x, y = columns["x"], columns["y"]
+    top, bottom = columns["y_before"], columns["y_after"]
+    sides = columns["x_before"] + columns["x_after"]
+    width = x + sides
+    pads = (top + bottom) * width + y * sides
+    # Between pads above and below, rows without pads of their own take a cycle each.
+    passed = (sides == 0) & (bottom > 0)
+    clients = {Memory.UOP: "uop", Memory.INP: "inp", Memory.WGT: "wgt", Memory.ACC: "acc"}
+    client = np.array([CLIENTS.index(clients.get(m, "acc")) for m in Memory])[columns["memory"]]
+    rows = {
+        "module": columns.module,
+        "reads": reads,
+        "duration": _durations(columns, config, memory),
+        "client": client,
+        "address": columns["dram"] * element,
+        "row_bytes": x * element,
+        "rows": y,
+        "stride": columns["x_stride"] * element,
+        "lead": top,
+        "latency": np.where(element <= memory.beat_bytes, 1, 2),
+        "pads_before": np.where(passed, top * width, pads),
+        "skipped": np.where(passed, y, 0),
+        "pads_after": np.where(passed, bottom * width, 0),
+    }
+    for action in ("pop", "push"):
+        pairs = [(*queues, -1, -1)[:2] for queues in columns.queues(action)]
+        table = np.array(pairs, np.int64).reshape(-1, 2)
+        rows |= {f"{action}_a": table[:, 0], f"{action}_b": table[:, 1]}
+    return _filled(np.stack([rows[name] for name in INSTRUCTION], axis=1))
+
+
+def executed(columns: Columns) -> Numbers:
+    """Micro-ops that GEMM and ALU instructions execute, 0 for others."""
+    count = (columns["uop_end"] - columns["uop_begin"]) * columns["outer"] * columns["inner"]
+    return np.where(columns.is_a(Opcode.GEMM, Opcode.ALU), count, 0)
+
+
+def _durations(columns: Columns, config: VtaConfig, memory: MemorySystem) -> Numbers:
+    """Cycles from issue to issue, of what does not read DRAM."""
+    passes = np.where(columns.is_a(Opcode.ALU) & (columns["use_immediate"] == 0), 2, 1)
+    found = np.full(len(columns), _NO_TRANSFER)
+    found[columns.is_a(Opcode.FINISH)] = _FINISH
+    computes = columns.is_a(Opcode.GEMM, Opcode.ALU)
+    found[computes] = (PIPELINE + passes * executed(columns))[computes]
+    writes = np.flatnonzero(columns.is_a(Opcode.STORE) & (columns["x"] > 0))
+    if len(writes):
+        found[writes] = _stores(columns, writes, config, memory)
+    return found
+
+
+def _stores(columns: Columns, writes: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
+    """Rows are split into bursts of whole beats (:func:`writing`)."""
+    element = config.element_bytes(Memory.OUT)
+    count = columns["y"][writes]
+    owner = np.repeat(np.arange(len(writes)), count)
+    row = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    start = (columns["dram"][writes][owner] + row * columns["x_stride"][writes][owner]) * element
+    end = start + columns["x"][writes][owner] * element
+    burst = memory.burst_beats * memory.beat_bytes
+    bursts = (end - 1) // burst - start // burst + 1
+    beats = (end - 1) // memory.beat_bytes - start // memory.beat_bytes + 1
+    cycles = writing(bursts, beats, config, memory)
+    return 1 + np.bincount(owner, cycles, minlength=len(writes)).astype(np.int64)
+
+
+def writing(bursts: Numbers, beats: Numbers, config: VtaConfig, memory: MemorySystem) -> Numbers:
+    """Cycles of a STORE but the one of its issue: each burst takes its command and its beats.
+
+    Where the bus holds a tile, SRAM is read while beats are sent and a burst ends with a cycle for
+    the answer (``TensorStoreWideVME.scala``); else sending stops for each row of a tile, which is
+    read before (``TensorStoreNarrowVME.scala``).
+    """
+    element = config.element_bytes(Memory.OUT)
+    if element <= memory.beat_bytes:
+        return (WRITE_COMMAND + 1) * bursts + beats
+    beats_a_row = max(1, element // config.batch // memory.beat_bytes)
+    return WRITE_COMMAND * bursts + beats + beats // beats_a_row
+
+
+def _summary(
+    columns: Columns,
+    config: VtaConfig,
+    memory: MemorySystem,
+    cycles: int,
+    state: dict[str, int],
+    events: Numbers,
+    batches: Numbers,
+) -> Timing:
+    available, issued, done, ready = (
+        events[:, EVENT.index(name)] for name in ("available", "issued", "done", "ready")
+    )
+    modules: dict[str, ModuleCycles] = {}
+    for place, module in enumerate(MODULES):
+        mine = columns.module == place
+        busy = int((done - issued)[mine].sum())
+        stalled = int((issued - np.maximum(available, ready))[mine].sum())
+        modules[module.value] = ModuleCycles(busy, stalled, cycles - busy - stalled)
+    moved = {"FETCH": len(columns) * INSTRUCTION_BYTES}
+    for kind in Memory:
+        rows = columns.transfers(kind)
+        elements = int((columns["x"] * columns["y"])[rows].sum())
+        moved[kind.name] = elements * config.element_bytes(kind)
+    products = columns.is_a(Opcode.GEMM) & (columns["reset"] == 0)
+    gemm_cycles = int(executed(columns)[products].sum())
+    macs = gemm_cycles * config.batch * config.block * config.block
+    return Timing(
+        cycles,
+        modules,
+        moved,
+        macs,
+        gemm_cycles,
+        state["busy"],
+        state["bursts"],
+        memory,
+        events,
+        batches,
+    )

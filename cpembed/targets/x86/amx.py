@@ -1,0 +1,216 @@
+"""Intel AMX: tile products with the accumulators kept in tile registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from functools import partial
+from typing import Any
+
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import size_bytes
+from cpembed.kernel.blocking import split_lanes
+from cpembed.kernel.contraction import INIT, STORE, UPDATE, contraction_source
+from cpembed.kernel.delayed_results import staged
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.nest import KernelOperand, Nest
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.program_nest import kernel_nest
+from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.estimate import BlockStep
+from cpembed.targets.cpu.fetched_results import fetch_results
+from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.roles import (
+    LaneRoles,
+    column_loops,
+    digits,
+    lane_roles,
+    row_loops,
+    useful_depth,
+)
+from cpembed.targets.x86.amx_intrinsics import (
+    configuration_statements,
+    init_intrinsic,
+    register,
+    release_statements,
+    store_intrinsic,
+    update_intrinsic,
+)
+from cpembed.targets.x86.narrow_store import ATTRIBUTES as STORES
+from cpembed.targets.x86.narrow_store import stored_together, write_narrow
+from cpembed.targets.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
+from cpembed.transform.program import DerivedProgram
+
+_PRODUCTS = {
+    ("uint8", "uint8", "int32"): "tdpbuud",
+    ("uint8", "int8", "int32"): "tdpbusd",
+    ("int8", "uint8", "int32"): "tdpbsud",
+    ("int8", "int8", "int32"): "tdpbssd",
+    ("bfloat16", "bfloat16", "float32"): "tdpbf16ps",
+}
+_TIMED = {"tdpbf16ps": "tdpbf16ps"}
+"""Whose time a product takes; that of ``tdpbusd`` where not listed."""
+_ROWS_SAVED = 8
+"""Rows below the full tile that shorten a product; with fewer rows it takes no less time
+(measured on Sapphire Rapids)."""
+_APART = 0.01
+"""More of a kernel's time, as a share of it, each time the rows of a tile lie twice as far apart,
+beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own. It was
+4 to 100 % on Sapphire Rapids, where this decides between programs that are otherwise alike: a
+preference, not an estimate."""
+_NEAR_BYTES = 512
+_PLACE_BYTES = 2048
+"""Half a page, within which lines are foreseen: rows of a tile that are farther apart are as many
+places."""
+_STORED = {64: 1.0, 32: 1.4, 16: 2.5}
+"""What it takes to convert and store 16 sums by stores of so many bytes, in rows of sums that are
+stored as they are (measured on Sapphire Rapids: 1x1 filters from 64 to 256 channels on 56 x 56
+pixels take 70 us in blocks of 1x4 tiles, 83 of 2x2, 102 of 4x1, of which 20 are products)."""
+_GROUPS = {"tdpbf16ps": 2}
+"""Depth steps in a 32-bit word of B; four where not listed."""
+
+_ROWS, _COLUMNS = partial(row_loops, results=True), partial(column_loops, results=True)
+"""A block of tiles is stored at constant distances."""
+
+ATTRIBUTES = ("+amx-tile", "+amx-int8", "+amx-bf16", *STORES)
+
+OPTIONS = ("-disable-post-ra:bool=true",)
+"""LLVM's post-allocation scheduler, which some CPU models enable, renames registers to break
+dependencies. It does not know that a tile register has a configured shape, so it must not run."""
+
+
+def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
+    roles, product, nest = lane_roles(program), _product(program), scheduled.nest
+    stored = nest if nest.epilogue is None else staged(nest)
+    group = _GROUPS.get(product, 4)
+    grid = tile_grid(stored, roles, group, useful_depth(program, roles, group))
+    source = contraction_source(
+        nest,
+        scheduled.threads,
+        prologue=configuration_statements(grid),
+        epilogue=release_statements(),
+        vectorized={digits(nest, roles.column)[-1].name},
+        stages=True,
+        results=write_narrow,
+        packing=scheduled.packing,
+        shared=scheduled.shared,
+        each_step=[fetch_results] if scheduled.fetches_results else [],
+    )
+    intrinsics = {
+        INIT: (init_intrinsic(nest, grid), 0),
+        UPDATE: (
+            update_intrinsic(nest, grid, product, scheduled.streamed),
+            len(nest.reductions),
+        ),
+        STORE: (store_intrinsic(stored, grid, scope="" if stored is nest else "local"), 0),
+    }
+
+    def schedule(work: Any) -> None:
+        for name, (intrinsic, depth) in intrinsics.items():
+            loops = work.get_loops(work.get_sblock(name, "main"))
+            work.tensorize(loops[depth], register(intrinsic))
+
+    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, scheduled.copies)
+
+
+def register_model(program: DerivedProgram) -> RegisterModel:
+    """What blocks of tiles cost in a program."""
+    product, roles = _product(program), lane_roles(program)
+    depth = useful_depth(program, roles, _GROUPS.get(product, 4))
+    step = partial(_step, roles, product, depth)
+    return RegisterModel(
+        fits, step, TILES, _timed(product), rows=_ROWS, columns=_COLUMNS, streams=True
+    )
+
+
+def _step(
+    roles: LaneRoles,
+    product: str,
+    depth: int,
+    nest: Nest,
+    machine: Calibration,
+    rows: int,
+    columns: int,
+) -> BlockStep:
+    """A tile row that does not end in the cache line in which it begins lies in two, which are
+    loaded one after the other."""
+    first = nest.operands[0]
+    tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
+    group = _GROUPS.get(product, 4)
+    split = _split_share(first, {loop.name for loop in digits(nest, roles.depth)}, depth, group)
+    line_ns = machine.tile_line_ns[0]
+    row_ns = line_ns + split * max(0.0, machine.split_line_ns - line_ns)
+    timed = _timed(product)
+    missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
+    per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
+    distance = _rows_apart(first, roles) * size_bytes(first.dtype)
+    apart = max(_rows_apart(o, roles) * size_bytes(o.dtype) for o in nest.operands[::2])
+    return BlockStep(
+        products_ns=max(rows * columns * per_product, machine.latency_ns[timed]),
+        loads_ns=rows * tile_rows * row_ns + columns * (depth // group) * line_ns,
+        line_ns=machine.tile_line_ns,
+        stored_lines=rows * tile_rows * _stored(nest, roles, columns),
+        loaded_lines=(rows * tile_rows, columns * (depth // group)),
+        streams=math.ceil(rows * tile_rows * min(_PLACE_BYTES, distance) / _PLACE_BYTES),
+        share_more=_APART * max(0.0, math.log2(max(1, apart) / _NEAR_BYTES)),
+    )
+
+
+def _stored(nest: Nest, roles: LaneRoles, columns: int) -> float:
+    """What storing a row of the results of ``columns`` tiles takes, in rows of sums."""
+    if nest.epilogue is None:
+        return columns
+    lanes = math.prod(loop.extent for loop in digits(nest, roles.column))
+    neighbours = any(nest.operands[2].stride(o.name) == lanes for o in column_loops(nest))
+    most = stored_together(nest.epilogue, nest.sums) if neighbours else 1
+    left, total = columns, 0.0
+    alone = LINE_BYTES // 4 * size_bytes(nest.epilogue.dtype)
+    for together in (4, 2, 1):
+        count = left // together if together <= most else 0
+        total += count * together * _STORED.get(alone * together, 1.0)
+        left -= count * together
+    return total
+
+
+def _rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:
+    """Elements from a row of a tile to the next."""
+    return 0 if roles.row is None else abs(operand.stride(roles.row))
+
+
+def _split_share(factor: KernelOperand, inside: Set[str], depth: int, group: int) -> float:
+    """Of the rows of a factor's tiles, ``depth`` steps each, those in two lines: rows begin at all
+    multiples, in a line, of what divides every distance between them; ``inside`` are the loops
+    along a row."""
+    size = 4 // group
+    moves = [
+        abs(term.coefficient) * size
+        for term in factor.access.terms
+        if not inside & set(term.iterators)
+    ]
+    step = math.gcd(LINE_BYTES, *moves)
+    begins = LINE_BYTES // step
+    within = max(0, LINE_BYTES - depth * size) // step + 1
+    return 1 - min(begins, within) / begins
+
+
+def _timed(product: str) -> str:
+    """The product whose time is known, which another takes as well."""
+    return _TIMED.get(product, "tdpbusd")
+
+
+def _product(program: DerivedProgram) -> str:
+    """The product instruction for the operands' types."""
+    first, second, output = (operand.dtype for operand in kernel_nest(program).operands)
+    product = _PRODUCTS.get((first, second, output))
+    if product is None:
+        raise LoweringError(f"AMX has no product {first} x {second} -> {output}")
+    return product
+
+
+def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
+    """Lanes in digits, the depth cut where a 32-bit word of B ends."""
+    group = _GROUPS.get(_product(program), 4)
+    depth = lane_roles(program).depth
+    return split_lanes(kernel_nest(program, epilogue), {depth: (group,)})

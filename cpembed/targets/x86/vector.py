@@ -1,0 +1,144 @@
+"""AVX-512 without a dot product: lanes that multiply and add, their sums in registers.
+
+For what no matrix instruction can be embedded in: a depthwise convolution has a filter of its own
+for each channel, so nothing is shared between lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cpembed.errors import LoweringError
+from cpembed.kernel.blocking import can_block, split_lanes
+from cpembed.kernel.contraction import contraction_source
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.nest import Borders, Nest, TaskLoop
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.program_nest import kernel_nest, lane_name
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.estimate import BlockStep
+from cpembed.targets.cpu.fetched_results import fetch_results
+from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.roles import lane_extent, row_loops
+from cpembed.targets.x86.narrow_store import write_narrow_here
+from cpembed.transform.program import DerivedProgram
+
+_REGISTERS = 16
+"""Of the 32, for sums: the others hold what is widened, which the taps of a filter share."""
+_UNROLLED = 160
+"""Products at most that are written one after the other. What taps have in common is then widened
+once: the compiler sees that it is the same. With more of them it keeps more than registers hold."""
+_TIMED = "vpdpbusd"
+_TIMES = 2.0
+"""What a product takes, with the widening that it shares, in units of the timed one (measured on
+Sapphire Rapids: 0.4 to 0.45 ns beside 0.18 to 0.2)."""
+
+ATTRIBUTES = ("+fast-dpwssd",)
+"""Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a product and a sum, and two instructions of
+it again where that shortens a chain. Here there are many chains, and ports are what is short."""
+
+
+def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+    """A kernel on vectors."""
+    lane = _lane(program)
+    source = contraction_source(
+        scheduled.nest,
+        scheduled.threads,
+        unrolled=_unrolled(scheduled.nest, lane),
+        vectorized={lane},
+        vectorized_update=True,
+        results=write_narrow_here,
+        packing=scheduled.packing,
+        shared=scheduled.shared,
+        in_registers=True,
+        each_step=[fetch_results] if scheduled.fetches_results else [],
+    )
+    return KernelPlan(
+        "x86.vector",
+        source,
+        attributes=ATTRIBUTES,
+        copies=scheduled.copies,
+        original=scheduled.nest.unpadded,
+        in_registers=True,
+    )
+
+
+def _unrolled(nest: Nest, lane: str) -> set[str]:
+    """The steps of the block, and of the reductions as many inner ones as are short."""
+    steps = [loop for loop in nest.inner if loop.name != lane]
+    found = {loop.name for loop in steps}
+    products = math.prod(loop.extent for loop in steps)
+    for loop in reversed(nest.reductions):
+        products *= loop.extent
+        if products > _UNROLLED:
+            break
+        found.add(loop.name)
+    return found
+
+
+def _fits(rows: int, columns: int) -> bool:
+    return rows * columns <= _REGISTERS
+
+
+def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+    """A product has a row of its own to widen, and shares its column's weights."""
+    products = _TIMES * rows * columns + columns
+    return BlockStep(
+        products_ns=max(products * machine.product_ns[_TIMED], machine.latency_ns[_TIMED]),
+        loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
+        line_ns=machine.vector_line_ns,
+        stored_lines=rows * columns,
+    )
+
+
+def _along(nest: Nest) -> tuple[TaskLoop, ...]:
+    """Of the loops that share the second factor, the one whose points are next to each other:
+    neighbours share most of what the taps of a filter read, and that before registers overflow."""
+    return tuple([loop for loop in row_loops(nest) if loop.steps > 1][-1:])
+
+
+def _all_move(nest: Nest) -> tuple[TaskLoop, ...]:
+    """Loops over further lanes: they move every operand, and share nothing but cache lines."""
+    found = (
+        loop
+        for loop in nest.tasks
+        if all(loop.name in operand.access.iterators for operand in nest.operands)
+        and can_block(nest, loop)
+    )
+    return tuple(sorted(found, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
+
+
+REGISTERS = RegisterModel(_fits, _step, _REGISTERS, _TIMED, rows=_along, columns=_all_move)
+
+
+def _lane(program: DerivedProgram) -> str:
+    """The one axis of the instruction, which all operands walk."""
+    computation = program.instruction.computation
+    names = [axis.name for axis in computation.axes]
+    if len(names) != 1 or any(
+        computation.access(operand.name).index[0].single_iterator != names[0]
+        for operand in computation.operands
+        if operand.shape
+    ):
+        raise LoweringError(f"{program.instruction.name} is not a product lane by lane")
+    return lane_name(names[0])
+
+
+def lane_nest(
+    program: DerivedProgram, epilogue: Epilogue | None = None, *, unpadded: bool = False
+) -> Nest:
+    """Lanes in digits; raises :class:`LoweringError` where the layout does not suit vectors;
+    ``unpadded`` as in :func:`~cpembed.kernel.program_nest.kernel_nest`."""
+    lane = _lane(program)
+    nest = split_lanes(kernel_nest(program, epilogue, unpadded=unpadded))
+    extent = program.extents[program.instruction.computation.axes[0].name]
+    if lane_extent(nest, lane) != extent:
+        raise LoweringError(f"vectors need {extent} lanes that are one digit")
+    for operand in nest.operands:
+        if operand.stride(lane) != 1:
+            raise LoweringError(
+                f"vectors need the lanes of operand {operand.parameter} at stride 1, "
+                f"not {operand.stride(lane)}"
+            )
+    return replace(nest, borders=Borders.EVERY)

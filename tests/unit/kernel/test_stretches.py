@@ -1,0 +1,154 @@
+"""Stretches of tasks, against what each task reads of a packed operand."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.kernel.nest import Nest
+from cpembed.kernel.packing import rows_of
+from cpembed.kernel.private_packing import PrivatePacking
+from cpembed.kernel.program_nest import in_points
+from cpembed.kernel.stretches import Stretches, Walk, walks
+from cpembed.targets.cpu.build import schedule_space
+from cpembed.targets.cpu.variants import with_variants
+from cpembed.transform.program import DerivedProgram, PackedOperand
+
+LAYERS = [
+    ("amx_int8", "conv2d n=2 c=3 h=19 w=37 k=64 r=3 s=3 pad=1 layout=NHWC"),
+    ("amx_int8", "conv2d n=1 c=64 h=24 w=20 k=64 r=3 s=3 pad=1 layout=NHWC"),
+    ("avx512_vnni", "conv2d n=3 c=5 h=9 w=21 k=16 r=3 s=3 pad=1 stride=2"),
+]
+
+
+def packed(target: str, layer: str) -> Iterator[tuple[DerivedProgram, Nest, PackedOperand]]:
+    """Programs that pack their image, on some schedules each."""
+    spec = hardware_spec(target)
+    found = solve(workload(layer.split(), target=spec), spec, "in_place_padded", top=4).embeddings
+    for item in with_variants(found, spec):
+        program = item.candidate.program
+        operand = program.operand("I")
+        if operand.is_identity:
+            continue
+        space = schedule_space(program, spec)
+        for _, knobs in space.ranked()[:6]:
+            yield program, space.applied(knobs), operand
+
+
+def rows_read(
+    program: DerivedProgram, nest: Nest, operand: PackedOperand, walk: Walk, task: int
+) -> set[int]:
+    """Rows of the walk that a task reads, by the operand's own access."""
+    starts: dict[str, range] = {}
+    inside = nest.task_count
+    for loop in nest.tasks:
+        inside //= loop.count
+        at = min(task // inside % loop.count * loop.block, max(0, loop.extent - loop.block))
+        starts[loop.origin] = range(at, at + loop.block)
+    dimensions = 1 + next(
+        n for n in range(len(operand.shape)) if _rows(operand, n + 1) == walk.row_count
+    )
+    found = {0}
+    for position in range(dimensions):
+        index = operand.access[position]
+        for overlap in program.overlaps:
+            if overlap.loop in starts:
+                index = in_points(index, overlap)
+        ranges = [starts.get(name, range(program.extents.get(name, 1))) for name in index.iterators]
+        places = {
+            int(index.evaluate(dict(zip(index.iterators, point, strict=True))))
+            for point in itertools.product(*ranges)
+        }
+        found = {row * operand.shape[position] + place for row in found for place in places}
+    return found
+
+
+def _rows(operand: PackedOperand, dimensions: int) -> int:
+    rows = 1
+    for extent in operand.shape[:dimensions]:
+        rows *= extent
+    return rows
+
+
+def value(text: str, **names: int) -> int:
+    """Of a kernel's text."""
+    assert re.fullmatch(r"[\w\s.,()*/%+-]*", text)
+    return int(eval(text, {"T": SimpleNamespace(min=min, max=max)}, dict(names)))
+
+
+@pytest.mark.parametrize("target, layer", LAYERS)
+def test_a_walk_knows_what_each_task_reads(target: str, layer: str) -> None:
+    seen = 0
+    for program, nest, operand in packed(target, layer):
+        for walk in walks(program, operand, nest, rows_of(operand)):
+            seen += 1
+            for task in range(0, nest.task_count, 1 + nest.task_count // 40):
+                first = walk.first_row(task)
+                assert value(walk.first_row_text("at"), at=task) == first
+                read = rows_read(program, nest, operand, walk, task)
+                assert (min(read), max(read)) == (first, first + walk.span - 1)
+    assert seen
+
+
+@pytest.mark.parametrize("target, layer", LAYERS)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_stretches_are_all_tasks_in_order(target: str, layer: str, parts: int) -> None:
+    for program, nest, operand in packed(target, layer):
+        for walk in walks(program, operand, nest, rows_of(operand)):
+            for more in (0, 2, walk.count):
+                found = Stretches.of(walk, parts, walk.span + more * walk.move)
+                assert found is not None
+                longest = 1 if walk.span == walk.move else min(walk.count, 1 + more)
+                assert longest / 2 < found.points <= longest
+                check(found, nest.task_count)
+            assert Stretches.of(walk, parts, walk.span - 1) is None
+            check(Stretches.whole(walk, parts), nest.task_count)
+
+
+def check(found: Stretches, total: int) -> None:
+    """Each part's stretches are its tasks, one after the other, and read no more than they say."""
+    walk, most = found.walk, 0
+    for part in range(found.parts):
+        mine = str(part * total // found.parts), str((part + 1) * total // found.parts)
+        numbers = [value(text, part=part) for text in found.numbers("part", mine)]
+        expected = int(mine[0])
+        for number in range(*numbers):
+            first, end = (value(text, stretch=number) for text in found.tasks("stretch", mine))
+            assert first == expected < end
+            expected = end
+            low, high = (value(text) for text in found.packing_rows(str(first), str(end)))
+            assert low == walk.first_row(first) * walk.each
+            last = min(walk.row_count, walk.first_row(end - 1) + walk.span)
+            assert high == last * walk.each
+            most = max(most, last - walk.first_row(first))
+        assert expected == int(mine[1])
+    assert most <= found.rows
+
+
+def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Windows take 21 times the image, of which a row at a time is packed."""
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+    target, layer = LAYERS[0]
+    spec = hardware_spec(target)
+    found = solve(workload(layer.split(), target=spec), spec, "in_place_padded", top=4).embeddings
+    windows = next(i for i in with_variants(found, spec) if "windows" in i.constraints)
+    program = windows.candidate.program
+    space = schedule_space(program, spec)
+    rows_outermost = next(k for _, k in space.ranked() if not k.columns_outermost and not k.panels)
+    nest = space.applied(rows_outermost)
+    packing = PrivatePacking.of(program, nest, 1, (48 << 10, 2 << 20))
+    assert packing is not None
+    assert packing.stretches is not None
+    assert packing.bytes <= 24 << 10 < packing.operand.elements
+    assert packing.share() == pytest.approx(1.0)
+    # Where a cache is as large as you like, rows of a window are packed once.
+    whole = PrivatePacking.of(program, nest, 1, (1 << 30, 1 << 30))
+    assert whole is not None
+    assert whole.share() == pytest.approx(1.0)

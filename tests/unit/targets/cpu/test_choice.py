@@ -1,0 +1,153 @@
+"""The embedding that runs: the model's, with the moves around the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.kernel.move import effort
+from cpembed.kernel.plan import Knobs
+from cpembed.kernel.private_packing import PrivatePacking
+from cpembed.targets.cpu import choice as cpu_choice
+from cpembed.targets.cpu.build import schedule_space
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.choice import EQUAL, Estimated, choose, moves_us
+from cpembed.targets.cpu.estimate import Estimate
+from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, candidates, machine
+
+SPEC = hardware_spec(TARGET)
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")
+
+
+@pytest.mark.parametrize(
+    "times, order",
+    [
+        ((30.0, 20.0, 25.0), [2, 3, 1]),
+        ((20.3, 20.0, 25.0), [1, 2, 3]),
+        ((21.0, 20.2, 20.0), [2, 3, 1]),
+    ],
+)
+def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
+    monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], order: list[int]
+) -> None:
+    def given(ranked: Any, *arguments: Any) -> Estimated:
+        kernel = Estimate(times[ranked.rank - 1] - 7.0, 0.0, 0.0, 0.0, 0.0)
+        return Estimated(ranked, Knobs(), kernel, 7.0)
+
+    assert EQUAL == 1.02
+    monkeypatch.setattr(cpu_choice, "estimated", given)
+    found = choose(candidates(LAYER)[:3], SPEC, machine())
+    assert [item.ranked.rank for item in found.estimates] == order
+    assert (found.considered, found.refused) == (3, ())
+
+
+def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
+    """16 rows waste nothing of 96 and 1 row is in place: which is better is a matter of copies."""
+    ranked = candidates(GEMM, "complete", 48)
+    free = replace(machine(), copy_ns_per_line=0.0, launch_us=0.0, vector_line_ns=(0.0,) * 4)
+    dear = replace(machine(), copy_ns_per_line=1e6)
+
+    def moved(figures: Calibration) -> float:
+        return choose(ranked, SPEC, figures).estimates[0].moves_us
+
+    assert any(item.moves_us > 0 for item in choose(ranked, SPEC, dear).estimates)
+    assert moved(dear) == 0
+    assert moved(free) == 0
+    # Full use of the instruction with copies, half of it without.
+    copied = next(r for r in ranked if not r.overheads.in_place)
+    wasteful = next(r for r in ranked if r.overheads.utilisation == 0.5 and r.overheads.in_place)
+    for figures, objective, expected in (
+        (free, "total", copied),
+        (dear, "kernel", copied),
+        (dear, "total", wasteful),
+    ):
+        found = choose([copied, wasteful], SPEC, figures, objective=objective)
+        assert found.estimates[0].ranked is expected
+
+
+def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
+    """The input is padded to 16 x 16 points of 64 bytes, by each thread for itself; the output has
+    14 x 14 of 64 words, of which another thread wrote half."""
+    program = candidates(LAYER)[0].candidate.program
+    nest = schedule_space(program, SPEC).applied(Knobs())
+    image, result = program.operand("I"), program.operand("O")
+    assert image.elements == 16 * 16 * 64
+    assert result.elements == 14 * 14 * 64
+    packing = PrivatePacking.of(program, nest, 2, machine().cache_bytes)
+    assert packing is not None
+    lines = 16 * 16 * effort(image) * packing.share(), 14 * 14 * 4 * effort(result)
+    still = replace(machine(), vector_line_ns=(0.25, 0.5, 0.0, 4.0))
+    figures = replace(still, copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
+    assert moves_us(program, figures, nest, packing) == pytest.approx(0.5 + sum(lines) / 1e3)
+    # Much to copy is shared out.
+    figures = replace(still, copy_ns_per_line=1e3, launch_us=1.0)
+    assert moves_us(program, figures, nest, packing) == pytest.approx(1.0 + lines[0] + lines[1] / 2)
+    figures = replace(figures, vector_line_ns=(0.25, 0.5, 2.0, 4.0))
+    waited = 14 * 14 * 4 * 16 * 2.0 / 2 / 1e3
+    assert moves_us(program, figures, nest, packing) == pytest.approx(
+        1 + lines[0] + lines[1] / 2 + waited
+    )
+    # Or each thread unpacks what it wrote.
+    assert moves_us(program, figures, nest, packing, {"O"}) == pytest.approx(
+        1 + lines[0] + lines[1] / 2
+    )
+
+
+def test_moves_wait_for_what_is_in_no_near_cache() -> None:
+    """An image of 12,544 bytes (14 x 14 x 64) is packed near; from beyond the second-level cache
+    each of its lines takes longer, and so does each side of what a move of its own unpacks."""
+    program = candidates(LAYER)[0].candidate.program
+    nest = schedule_space(program, SPEC).applied(Knobs())
+    figures = replace(
+        machine(),
+        threads=1,
+        vector_line_ns=(0.0, 0.0, 3.0, 5.0),
+        copy_ns_per_line=0.0,
+        launch_us=0.0,
+        call_us=0.0,
+    )
+    packing = PrivatePacking.of(program, nest, 1, figures.cache_bytes)
+    assert packing is not None
+    image, result = 14 * 14, 14 * 14 * 4
+
+    def waited(*cache_bytes: int) -> float:
+        held = replace(figures, cache_bytes=(0, *cache_bytes))
+        handed_over = result * 16 * 3.0 / 2
+        return 1e3 * moves_us(program, held, nest, packing) - handed_over
+
+    assert waited(1 << 20, 1 << 21) == pytest.approx(0)
+    # The image fits, the sums of four bytes do not; two threads share their two sides.
+    assert waited(1 << 15, 1 << 21) == pytest.approx(result * 3.0)
+    assert waited(1 << 10, 1 << 21) == pytest.approx((image + result) * 3.0)
+    assert waited(1 << 10, 1 << 11) == pytest.approx((image + result) * 5.0)
+
+
+def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked = candidates(LAYER)
+    space = cpu_choice.schedule_space
+    wrong = ranked[0].candidate.program
+
+    def refusing(program: Any, *arguments: Any) -> Any:
+        if program is wrong:
+            raise LoweringError("rows at no constant distance")
+        return space(program, *arguments)
+
+    monkeypatch.setattr(cpu_choice, "schedule_space", refusing)
+    found = choose(ranked, SPEC, machine())
+    assert (found.considered, found.refused) == (8, ("rows at no constant distance",))
+    assert found.of(ranked[0]) is None
+    assert found.of(ranked[1]) is not None
+
+
+def test_a_target_without_a_back_end_is_an_error() -> None:
+    solved = solve(workload("gemm m=16 n=16 k=16", target="gemm_16x16x16"), "gemm_16x16x16", top=1)
+    with pytest.raises(BackendUnavailable, match="gemm_16x16x16"):
+        choose(solved.embeddings, solved.target, machine())

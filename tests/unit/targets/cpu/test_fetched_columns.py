@@ -1,0 +1,119 @@
+"""Blocks of columns that are asked for while the ones before them are multiplied: all their lines,
+where they are far."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+
+from cpembed.api.solve import hardware_spec
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.kernel.contraction import contraction_source
+from cpembed.kernel.nest import TaskLoop
+from cpembed.kernel.nest_text import ahead, turn
+from cpembed.kernel.plan import Knobs
+from cpembed.kernel.traffic import Reuse
+from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.fetched_columns import fetch_columns, fetches_columns, in_turn
+from tests.unit.kernel.asked import asked, lines_of, nest_of, read_lines, verified
+
+VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
+CASES = [
+    # As many tasks as columns, more of them, fewer.
+    (VNNI, "gemm m=12 n=128 k=64", Knobs({"m.o": 4, "n.o": 3})),
+    (VNNI, "gemm m=40 n=256 k=64", Knobs({"m.o": 4, "n.o": 3})),
+    (VNNI, "gemm m=12 n=256 k=64", Knobs({"m.o": 6, "n.o": 3})),
+    (BF16, "batched_gemm b=2 m=24 n=64 k=64", Knobs({"m.o": 4, "n.o": 2})),
+    (VNNI, "conv2d n=1 c=32 h=9 w=9 k=96 r=3 s=3 layout=NHWC", Knobs({"q.o": 7, "k.o": 2})),
+]
+
+
+@pytest.mark.parametrize("spec, words, knobs", CASES)
+def test_tasks_ask_for_all_of_the_next_block(spec: HardwareSpec, words: str, knobs: Knobs) -> None:
+    nest = nest_of(spec, words, knobs)
+    second, tasks = nest.operands[1], in_turn(nest)
+    assert 1 < tasks < nest.task_count
+    last = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
+    named = {ahead(name, tasks): at for name, at in last.items()}
+    places = [
+        at
+        for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
+        for number in range(tasks)
+        for at in asked(fetch_columns, nest, second, step, {**named, turn(tasks): number})
+    ]
+    assert lines_of(second, places) == read_lines(nest, second, last)
+
+
+@pytest.mark.parametrize("spec, words, knobs", CASES)
+def test_so_many_tasks_in_turn_multiply_the_same_columns(
+    spec: HardwareSpec, words: str, knobs: Knobs
+) -> None:
+    nest = nest_of(spec, words, knobs)
+    second = nest.operands[1]
+    blocks = [
+        second.access.evaluate(dict.fromkeys(second.access.iterators, 0) | place)
+        for place in _places(nest.tasks)
+    ]
+    lengths = {len(list(same)) for _, same in itertools.groupby(blocks)}
+    assert lengths == {in_turn(nest)}
+
+
+def _places(tasks: tuple[TaskLoop, ...]) -> list[dict[str, int]]:
+    starts = [[(task.name, task.start(at)) for at in range(task.count)] for task in tasks]
+    return [dict(place) for place in itertools.product(*starts)]
+
+
+def test_only_blocks_from_afar_that_several_tasks_multiply() -> None:
+    knobs = Knobs({"m.o": 6, "n.o": 3})
+    nest, machine = nest_of(VNNI, "gemm m=48 n=512 k=512", knobs), calibration()
+    small = replace(machine, cache_bytes=(1 << 10, 128 << 10, 64 << 20))
+    assert fetches_columns(nest, Reuse(nest), small)
+    large = replace(machine, cache_bytes=(1 << 10, 16 << 20, 64 << 20))
+    assert not fetches_columns(nest, Reuse(nest), large)
+    alone = nest_of(VNNI, "gemm m=6 n=512 k=512", knobs)
+    assert not fetches_columns(alone, Reuse(alone), small)
+    only = nest_of(VNNI, "gemm m=48 n=48 k=4096", knobs)
+    assert not fetches_columns(only, Reuse(only), small)
+    inside = nest_of(VNNI, "gemm m=48 n=512 k=512", replace(knobs, columns_outermost=False))
+    assert not fetches_columns(inside, Reuse(inside), small)
+    seldom = nest_of(VNNI, "gemm m=4800 n=512 k=512", knobs)
+    assert not fetches_columns(seldom, Reuse(seldom), small)
+
+
+KERNELS = [
+    *CASES,
+    # A block of fewer columns; panels of rows; padding; parts of sums.
+    (VNNI, "gemm m=22 n=80 k=512", Knobs({"m.o": 6, "n.o": 3})),
+    (VNNI, "gemm m=40 n=96 k=512", Knobs({"m.o": 5, "n.o": 2}, panels={"m.o": 10})),
+    (VNNI, "conv2d n=1 c=64 h=9 w=9 k=64 r=3 s=3 pad=1", Knobs({"q.o": 2, "p.o": 2, "k.o": 2})),
+    (VNNI, "gemm m=20 n=64 k=4096", Knobs({"m.o": 4, "n.o": 2}, parts=2)),
+]
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("spec, words, knobs", KERNELS)
+def test_kernels_that_ask_compute_the_same(
+    spec: HardwareSpec,
+    words: str,
+    knobs: Knobs,
+    threads: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also the last block, which has none after it."""
+    scheduled, built = verified(spec, words, knobs, threads, monkeypatch)
+    assert scheduled.fetches_columns
+    assert "prefetcht1" in built.assembly()
+
+
+def test_the_tasks_of_the_next_block_are_named() -> None:
+    nest = nest_of(*CASES[1])
+    tasks = in_turn(nest)
+    source = contraction_source(nest, 1, each_step=[fetch_columns], ahead=[tasks])
+    for loop in nest.tasks:
+        (bound,) = re.findall(rf"{ahead(loop.name, tasks)} = (.*)", source)
+        assert f"(T.min(task + {tasks}, " in bound
+    assert f"{turn(tasks)} = T.axis.spatial({tasks}, task % {tasks})" in source

@@ -1,0 +1,96 @@
+"""Variants beside the candidates of a ranking: which are proposed, and what decides on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.embedding.checks import check_embedding
+from cpembed.embedding.commute import problem_of
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.errors import InvariantError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.index import IndexExpr
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.variants import (
+    OVER_ROWS,
+    OVER_WINDOWS,
+    in_windows,
+    require_variant,
+    with_variants,
+)
+from tests.unit.transform.small_tiles import small_amx
+
+AMX = hardware_spec("amx_int8")
+FEW_CHANNELS = "conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 layout=NHWC"
+
+
+def ranked(
+    layer: str, spec: HardwareSpec = AMX, named: str = "in_place_padded", top: int = 4
+) -> tuple[RankedCandidate, ...]:
+    return solve(workload(layer.split(), target=spec), spec, named, top=top).embeddings
+
+
+def variants(found: tuple[RankedCandidate, ...]) -> set[str]:
+    return {item.candidate.variant for item in found}
+
+
+def test_variants_are_of_no_set() -> None:
+    """Where a set or a rank is asked for, only the layouts vary."""
+    candidates = ranked(FEW_CHANNELS)
+    found = with_variants(candidates, AMX)
+    assert variants(found) == {"", OVER_ROWS, OVER_WINDOWS}
+    assert {item.constraints for item in found if item.candidate.variant} == {
+        "in_place_padded, over rows",
+        "in_place_padded, over windows",
+    }
+    within = with_variants(candidates, AMX, fuses=False)
+    assert variants(within) == {""}
+    assert {item.candidate.embedding.identifier() for item in within} == {
+        item.candidate.embedding.identifier() for item in candidates
+    }
+
+
+def test_each_is_proposed_once() -> None:
+    """Tiles of 7, 8 and 9 rows all become the same one over rows."""
+    found = with_variants(ranked(FEW_CHANNELS, top=8), AMX)
+    identifiers = [item.candidate.identifier for item in found]
+    assert len(identifiers) == len(set(identifiers))
+    rows = [item for item in found if item.candidate.variant == OVER_ROWS]
+    assert len({item.candidate.embedding.identifier() for item in rows}) == 1
+
+
+def test_what_the_constraints_refuse_is_not_proposed() -> None:
+    """Three rows of four, padded: a set of fused axes has no tile that is short and padded too."""
+    spec = small_amx()
+    layer = "transposed_conv2d n=1 c=2 k=4 h=5 w=5 r=3 s=3 stride=1 pad=0"
+    candidates = ranked(layer, spec, top=8)
+    short = [item for item in candidates if item.candidate.embedding.extents["x"] == 3]
+    made = [item for one in short for item in in_windows(one, spec)]
+    assert made
+    complete = load_constraint_set("complete")
+    for item in made:
+        embedding = item.candidate.embedding
+        problem = problem_of(item.candidate.program.unfused, spec.instruction, embedding.operands)
+        with pytest.raises(InvariantError, match="extents"):
+            check_embedding(problem, complete, embedding)
+    proposed = with_variants(candidates, spec)
+    assert OVER_WINDOWS in variants(proposed)
+    refused = {item.candidate.identifier for item in made}
+    assert not refused & {item.candidate.identifier for item in proposed}
+
+
+@pytest.mark.parametrize("variant", [OVER_ROWS, OVER_WINDOWS])
+def test_a_wrong_variant_is_never_built(variant: str) -> None:
+    found = with_variants(ranked(FEW_CHANNELS), AMX)
+    item = next(one for one in found if one.candidate.variant == variant)
+    require_variant(item.candidate)
+    program = item.candidate.program
+    image = program.operand("I")
+    moved = replace(image, access=(*image.access[:-1], image.access[-1] + IndexExpr((), 1)))
+    others = tuple(moved if operand is image else operand for operand in program.operands)
+    broken = replace(item.candidate, program=replace(program, operands=others))
+    with pytest.raises(InvariantError, match="not proven"):
+        require_variant(broken)

@@ -1,0 +1,106 @@
+"""The space of the tuner: names of schedules, neighbours, and the screening by estimates."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cpembed.targets.vta.lower import lower
+from cpembed.targets.vta.planner import schedules
+from cpembed.targets.vta.schedule import Schedule, check_schedule
+from cpembed.targets.vta.timing import time_program
+from cpembed.targets.vta.tuning_space import canonical, distinct, estimated, neighbour, screened
+from tests.unit.targets.vta.tuning import LOW_CHANNEL, SMALL, designs, machine
+
+
+def some_schedules(count: int, seed: int) -> list[Schedule]:
+    """Random legal schedules, the wider space of neighbours included."""
+    design, source = designs()[0], random.Random(seed)
+    found: list[Schedule] = []
+    enumerated = list(schedules(design.nest))
+    while len(found) < count:
+        schedule = source.choice(enumerated)
+        for _ in range(source.randrange(4)):
+            schedule = neighbour(design.nest, schedule, source)
+        if estimated(design, schedule, machine()) < float("inf"):
+            found.append(schedule)
+    return found
+
+
+@pytest.mark.slow
+def test_a_canonical_schedule_is_the_same_program() -> None:
+    design = designs()[0]
+    renamed = 0
+    # Names are changed only where nothing else is: thread loops of one tile, too many slots, the
+    # order of loops that are not cut.
+    for schedule in some_schedules(25, seed=1):
+        wasteful = Schedule(
+            schedule.tiles,
+            schedule.order,
+            schedule.threads,
+            schedule.thread_loop or ("p.o" if schedule.tiles["p.o"] == 8 else None),
+            (schedule.slots[0] + 1, schedule.slots[1] + 1),
+        )
+        for one in (schedule, wasteful):
+            if estimated(design, one, machine()) == float("inf"):
+                continue
+            other = canonical(design.nest, one)
+            renamed += other != one
+            program = design.candidate.program
+            ours = lower(program, machine().config, one, machine().tail)
+            theirs = lower(program, machine().config, other, machine().tail)
+            assert ours.instructions == theirs.instructions, one
+    assert renamed > 5
+
+
+def test_neighbours_are_schedules_of_the_nest_and_all_knobs_move() -> None:
+    design, source = designs()[0], random.Random(0)
+    start = screened([design], machine(), 1)[0].schedule
+    moved: set[str] = set()
+    for _ in range(300):
+        found = neighbour(design.nest, start, source)
+        for knob in ("tiles", "order", "threads", "thread_loop", "slots"):
+            if getattr(found, knob) != getattr(start, knob):
+                moved.add(knob)
+        if estimated(design, found, machine()) < float("inf"):
+            check_schedule(design.nest, found)
+    assert {"tiles", "order", "thread_loop", "slots"} <= moved
+
+
+def test_screening_finds_the_smallest_estimates_of_all_designs() -> None:
+    few, small = designs(SMALL), machine(SMALL)
+    found = screened(few, small, 6)
+    every = [
+        estimated(design, schedule, small) for design in few for schedule in schedules(design.nest)
+    ]
+    assert found[0].estimate == min(every)
+    assert [p.estimate for p in found] == sorted(p.estimate for p in found)
+    assert len({p.key for p in found}) == len(found) == 6
+
+
+def test_no_schedule_of_a_design_beats_its_bound() -> None:
+    for design in designs(LOW_CHANNEL)[:2]:
+        for schedule in list(schedules(design.nest))[:: max(1, 4000)]:
+            lowered = lower(
+                design.candidate.program,
+                machine(LOW_CHANNEL).config,
+                schedule,
+                machine(LOW_CHANNEL).tail,
+            )
+            cycles = time_program(lowered.empty_image(), machine(LOW_CHANNEL).memory).cycles
+            assert cycles >= design.bounds.busiest_module
+
+
+def test_embeddings_with_one_tile_nest_are_one_design() -> None:
+    first, *others = designs(LOW_CHANNEL)
+    assert distinct([first, first]) == [first]
+    found = distinct([first, *others])
+    assert found[0] is first
+    kinds = {(d.bounds.gemm, d.nest.loops) for d in found}
+    assert len(kinds) == len({(d.bounds.gemm, d.nest.loops) for d in (first, *others)})
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_screening_keeps_to_its_limit(limit: int) -> None:
+    assert len(screened(designs(), machine(), limit)) == limit
