@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Group = Literal[
     "cpembed.constraints",
     "cpembed.operators",
-    "cpembed.kernel",
+    "cpembed.targets",
     "cpembed.hw_specs",
     "cpembed.constraint_sets",
 ]

@@ -21,27 +21,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from cpembed import worker
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
-from cpembed.api.chosen import missing_for
-from cpembed.api.run_vta import simulates
+from cpembed.api.chosen import BackendChoice
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
 from cpembed.api.widening import WIDER
-from cpembed.baselines.registry import open_baselines
+from cpembed.baselines.base import Baseline
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue
+from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue, Storing
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
-from cpembed.targets.cpu.build import BackendChoice
-from cpembed.targets.cpu.calibration import load_calibration
+from cpembed.provenance import Provenance
+from cpembed.targets.portable import PORTABLE
+from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import Layer, suite
 
 STRICT = "strict"
@@ -159,7 +157,7 @@ class Bench:
             "epilogue": maker.epilogue and asdict(maker.epilogue),
             "baselines": {one.name: one.identity() for one in maker.baselines},
             "seed": maker.seed,
-            "rows": msgspec.to_builtins(self.finished()),
+            "rows": [row.to_json() for row in self.finished()],
             "summary": self.summary(),
             "counted": COUNTED,
             "not_run": list(self.missing),
@@ -196,7 +194,7 @@ def open_bench(
     is the folder of the store, ``fresh`` forgets what it holds of this suite. ``constraints`` None
     and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are ``output``, ``relu``,
     ``bias`` and ``scale``, for kernels that are not simulated. ``baselines`` names libraries to run
-    beside each kernel (:data:`~cpembed.baselines.registry.BASELINES`): they store the same,
+    beside each kernel (:attr:`~cpembed.targets.base.Target.baselines`): they store the same,
     and without any of ``output`` to ``scale`` both sides store what the library's fastest form
     does.
 
@@ -208,13 +206,14 @@ def open_bench(
     """
     chosen = select_layers(suite_name, layers)
     spec = hardware_spec(target)
-    missing = missing_for(spec) if execute and backend != "generic" else ()
+    missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
     epilogue = None
-    if output is not None or relu or bias or scale:
+    storing = Storing(output, None, bias, scale, relu)
+    if output is not None or storing.steps:
         _check_stored(spec, execute, backend, missing)
-        epilogue = Epilogue(output or default_dtypes(spec)[-1], scale, bias, relu)
+        epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
     if baselines:
         _check_comparable(spec, execute, backend, missing)
         if epilogue is not None and output is None:
@@ -234,7 +233,7 @@ def open_bench(
         any_set=constraints is None,
         untuned=untuned,
         epilogue=epilogue,
-        baselines=open_baselines(baselines, spec, epilogue),
+        baselines=_open_baselines(baselines, spec, epilogue),
     )
     names = (suite_name, spec.name, maker.constraints.name)
     key, flaw = _key(suite_name, maker), _row_flaw(suite(suite_name))
@@ -251,10 +250,10 @@ def _check_stored(
         raise WorkloadError(
             "what is stored matters to kernels that run: leave out --no-run (execute=False)"
         )
-    if simulates(spec) and backend != "generic":
+    if backend != PORTABLE and not missing and not _is_measured(spec):
         raise WorkloadError(
-            f"{spec.name} is simulated and stores what its instructions do: leave out what is to "
-            "be stored, or name a target that a CPU executes"
+            f"{spec.name} is {open_target(spec).provenance} and stores what its instructions do: "
+            "leave out what is to be stored, or name a target that a CPU executes"
         )
     if missing:
         raise BackendUnavailable(
@@ -271,17 +270,38 @@ def _check_comparable(
         raise WorkloadError(
             "a baseline is compared with kernels that run: leave out --no-run (execute=False)"
         )
-    if backend == "generic":
+    if backend == PORTABLE:
         raise WorkloadError(
             "a baseline is compared with the target's instruction, not with portable code: "
             "leave the generic back end out"
         )
-    if simulates(spec):
-        raise WorkloadError(
-            f"{spec.name} is simulated and has no time on this machine: leave the baseline out"
-        )
     if missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: leave the baseline out")
+    if not _is_measured(spec):
+        raise WorkloadError(
+            f"{spec.name} is {open_target(spec).provenance} and has no time on this machine: "
+            "leave the baseline out"
+        )
+
+
+def _is_measured(spec: HardwareSpec) -> bool:
+    return open_target(spec).provenance is Provenance.MEASURED
+
+
+def _open_baselines(
+    names: Sequence[str], spec: HardwareSpec, stored: Epilogue | None
+) -> tuple[Baseline, ...]:
+    """Load baselines for a target and what is stored, each once, in the order in which they are
+    named; raises :class:`WorkloadError` for an unknown name, and as the baselines do."""
+    wanted = list(dict.fromkeys(names))
+    if not wanted:
+        return ()
+    known = open_target(spec).baselines
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        has = f"use {' '.join(known)}" if known else f"{spec.name} is compared with none"
+        raise WorkloadError(f"unknown baseline {unknown[0]!r}: {has}")
+    return tuple(known[name](spec, stored) for name in wanted)
 
 
 def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
@@ -363,22 +383,22 @@ def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
 
 def _specifications(spec: HardwareSpec) -> str:
     """Of the target, and of those that run in its place."""
-    others = [load_hardware_spec(name) for name in (spec.otherwise, spec.beside) if name]
+    others = [load_hardware_spec(name) for name in spec.alternatives]
     return _digest(b"".join(Path(one.path).read_bytes() for one in (spec, *others)))
 
 
 def _tuned(maker: RowMaker) -> str | None:
     """What tuning contributes to the rows; None where they do not depend on it."""
-    if maker.backend in (None, "generic"):
+    if maker.backend in (None, PORTABLE):
         return None
     return "never" if maker.untuned else "any set" if maker.any_set else "this set"
 
 
 def _calibrated(maker: RowMaker) -> str | None:
     """What schedules and the share of the peak depend on; None where rows do not."""
-    if maker.backend in (None, "generic") or simulates(maker.spec):
+    if maker.backend in (None, PORTABLE):
         return None
-    return _digest(repr(load_calibration()).encode())
+    return _digest(open_target(maker.spec).figures().encode())
 
 
 def _digest(data: bytes) -> str:

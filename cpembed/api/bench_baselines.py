@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from cpembed.api.run_cpu import build_first, choices_storing
 from cpembed.api.run_result import RunResult
 from cpembed.baselines.base import Baseline, NotCovered, Subject
 from cpembed.baselines.contest import Comparison, contest
@@ -18,7 +17,6 @@ from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.runner import Quantiles
 from cpembed.stores import Natural, Positive, Time
-from cpembed.targets.x86.pace import Pace
 
 
 class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +71,7 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> BaselineRow:
     """Time a verified kernel beside the baseline."""
-    kernel = result.kernel
+    kernel, target = result.artifact, result.target
     if kernel is None or not result.is_native:
         return BaselineRow(missing="portable code ran in place of the instruction")
     inputs = random_inputs(subject.workload, result.seed)
@@ -81,13 +79,10 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
     def storing(dtype: str) -> CompiledKernel:
         if subject.stored is not None or dtype == subject.workload.output.dtype:
             return kernel
-        assert result.choice is not None
         # Bytes take less of a line than sums: another kernel may suit them, as `run --output` says.
-        spec, epilogue = result.solved.target, Epilogue(dtype)
-        other, _ = build_first(choices_storing(result.choice, spec, epilogue), spec, epilogue)
-        return other
+        return target.storing_kernel(kernel, result.choice, Epilogue(dtype))
 
-    pace = Pace.of(result.solved.target)
+    pace = target.throttle_probe()
     found = contest(storing, baseline, subject, inputs, seed=result.seed, pace=pace)
     if isinstance(found, NotCovered):
         return BaselineRow(missing=found.reason)

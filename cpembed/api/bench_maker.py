@@ -12,16 +12,16 @@ import msgspec
 
 from cpembed import worker
 from cpembed.api.bench_baselines import BaselineRow, baseline_row
-from cpembed.api.bench_results import error_row, run_row, simulated_row, solved_row
+from cpembed.api.bench_results import error_row, run_row, solved_row
 from cpembed.api.bench_rows import (
     BenchRow,
     ErrorRow,
     RunRow,
     SolvedRow,
 )
+from cpembed.api.chosen import BackendChoice
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
-from cpembed.api.run_vta import VtaRunResult, simulates, tail_for
 from cpembed.api.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
 from cpembed.baselines.base import Baseline, Subject
 from cpembed.embedding.constraint_set import ConstraintSet
@@ -29,13 +29,9 @@ from cpembed.errors import CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.targets.cpu import kept as cpu_kept
-from cpembed.targets.cpu.build import BackendChoice
-from cpembed.targets.cpu.trials import CpuTrial
-from cpembed.targets.vta import tuning_kept as vta_kept
-from cpembed.targets.vta.tuning_trials import VtaTrial
-from cpembed.tuning.kept import Kept
+from cpembed.kernel.epilogue import Epilogue, Storing
+from cpembed.targets.registry import open_target
+from cpembed.tuning.kept import Kept, Lookup, best_kept
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]
@@ -78,15 +74,12 @@ class RowMaker:
         known = kept.trial.identifier, kept.trials
         return known == (run.tuned.embedding, run.tuned.trials)
 
-    def _kept(self, layer: Layer, instead: str | None) -> Kept[VtaTrial] | Kept[CpuTrial] | None:
+    def _kept(self, layer: Layer, instead: str | None) -> Kept[Any] | None:
         workload = self.workload(layer)
+        target = open_target(self.spec if instead is None else load_hardware_spec(instead))
         constraints = None if self.any_set else self.constraints
-        if instead is not None:
-            return cpu_kept.best_kept(workload, load_hardware_spec(instead), constraints)
-        if simulates(self.spec):
-            tail = tail_for(workload, None, None)
-            return vta_kept.best_kept(workload, self.spec, tail, constraints)
-        return cpu_kept.best_kept(workload, self.spec, constraints)
+        epilogue = target.epilogue(workload, Storing()) if self.epilogue is None else self.epilogue
+        return best_kept(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
         """The layer's row, made in the worker; an exception of its searches or its kernel is part
@@ -166,12 +159,8 @@ class RowMaker:
         if isinstance(result, SolveResult):
             draft.best = solved_row(result)
             return
-        if isinstance(result, VtaRunResult):
-            draft.best = solved_row(result.solved)
-            draft.run = simulated_row(result)
-            return
         # What the suite's target has, also where another one ran in its place.
-        draft.best = solved_row(result.instead_of or result.solved)
+        draft.best = solved_row(result.solved if result.instead is None else result.instead.solved)
         draft.run = run_row(result)
         if self.baselines:
             compared = self._beside(result, layer, report)

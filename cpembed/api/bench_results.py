@@ -19,13 +19,11 @@ from cpembed.api.bench_rows import (
     TunedRow,
 )
 from cpembed.api.run_result import RunResult
-from cpembed.api.run_vta import SIMULATOR, VtaRunResult
 from cpembed.api.solve import SolveResult
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
+from cpembed.provenance import Provenance
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.vta.tail import Requantized
-from cpembed.targets.x86.roofline import instruction_peak_gops
 from cpembed.tuning.kept import TunedChoice
 
 
@@ -86,76 +84,56 @@ def _digit(digit: Digit) -> str:
 
 
 def run_row(result: RunResult) -> RunRow:
-    times, check = result.measurement, result.verification
-    latency = Latency.of(times.latency_us)
-    whole = Latency.of(times.whole_us)
-    native = result.is_native
-    peak = instruction_peak_gops(result.solved.target)
+    times, check, native = result.timing, result.verification, result.is_native
+    latency = None if times.latency_us is None else Latency.of(times.latency_us)
+    measured = native and times.provenance is Provenance.MEASURED
+    whole = None if times.whole_us is None else Latency.of(times.whole_us)
+    gops = times.gops if measured else None
+    peak = result.target.peak_gops() if measured else None
+    with_packing = None
+    if measured and whole is not None:
+        with_packing = 2 * times.macs / (whole.median * 1e3)
     return RunRow(
         backend=result.backend,
+        provenance=times.provenance,
         verified=check.verified,
         max_error=check.max_error if math.isfinite(check.max_error) else None,
-        latency_us=latency if native else None,
+        latency_us=latency if measured else None,
         generic_latency_us=None if native else latency,
         packing_us=times.packing_us,
         unpacking_us=times.unpacking_us,
         whole_us=whole,
         packed_ahead=list(times.packed_ahead),
-        gops=times.gops if native else None,
-        gops_with_packing=2 * result.solved.workload.macs / (whole.median * 1e3)
-        if native
-        else None,
+        gops=gops,
+        gops_with_packing=with_packing or gops,
         missing=list(result.missing),
         noisy=times.noisy,
-        peak_share=times.gops / peak if native and peak is not None else None,
-        instead=None if result.instead_of is None else result.solved.target.name,
+        peak_share=gops / peak if gops is not None and peak is not None else None,
+        instead=None if result.instead is None else result.solved.target.name,
         chosen=_chosen_row(result),
-        tuned=None if result.choice is None else _tuned_row(result.choice.tuned),
+        tuned=_tuned_row(result.choice.tuned),
+        cycles=times.cycles,
+        clock_mhz=times.clock_mhz,
+        own=result.details.bench_json(),
     )
 
 
 def _chosen_row(result: RunResult) -> ChosenRow | None:
     choice = result.choice
-    if choice is None or choice.model is None or choice.estimate is None:
+    if choice.model is None or choice.scored is None:
         return None
     embedding = result.candidate.candidate.embedding
+    parts = choice.scored.parts
     return ChosenRow(
         embedding.identifier(),
         _mapping(embedding),
         result.candidate.rank,
         choice.model.considered,
-        choice.estimate.kernel.us,
-        choice.estimate.moves_us,
+        choice.scored.cost,
+        result.target.unit,
         result.candidate.constraints,
-    )
-
-
-def simulated_row(result: VtaRunResult) -> RunRow:
-    tail, moves = result.lowered.tail, result.moves
-    return RunRow(
-        backend=SIMULATOR,
-        verified=result.verification.verified,
-        max_error=result.verification.max_error,
-        latency_us=None,
-        generic_latency_us=None,
-        packing_us=moves.packing_us,
-        unpacking_us=moves.unpacking_us,
-        packed_ahead=list(moves.packed_ahead),
-        gops=None,
-        gops_with_packing=None,
-        missing=[],
-        noisy=moves.noisy,
-        output=result.form,
-        shift=tail.shift if isinstance(tail, Requantized) else None,
-        simulated_cycles=result.timing.cycles,
-        clock_mhz=result.clock_mhz,
-        simulated_us=result.microseconds,
-        simulated_gops=result.gops,
-        gemm_utilisation=result.timing.gemm_utilisation,
-        lower_bound_cycles=result.bounds.gemm_or_dma,
-        lower_bound_ratio=result.lower_bound_ratio,
-        busiest_module_ratio=result.busiest_module_ratio,
-        tuned=_tuned_row(result.tuned),
+        parts.get("us"),
+        parts.get("moves_us"),
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from cpembed.api.bench_baselines import BaselineRow, Latency
 from cpembed.errors import InvariantError
+from cpembed.provenance import Provenance
 from cpembed.stores import Count, Natural, Positive, Time
 
 
@@ -72,32 +75,37 @@ class TunedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ChosenRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The embedding that the model of the machine chose among ``considered`` of the best, with its
-    place in the ranking of ``constraints`` and the model's times of the contraction, and of packing
-    and unpacking."""
+    place in the ranking of ``constraints`` and the model's ``estimated`` time in a ``unit``; where
+    that is so known, the times of the contraction, and of packing and unpacking."""
 
     embedding: str
     mapping: str
     rank: Count
     considered: Count
-    estimated_us: Time
-    estimated_moves_us: Time
+    estimated: Time
+    unit: str
     constraints: str = ""
+    estimated_us: Time | None = None
+    estimated_moves_us: Time | None = None
 
 
 class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A verified execution of the best candidate; see ``COUNTED`` for what the times hold.
 
-    ``latency_us`` and the rates are those of the target's instruction, None where portable code
-    ran in its place (``missing`` says why), whose time is ``generic_latency_us``. ``noisy``: other
-    work on the machine disturbed the times (see :class:`~cpembed.measure.runner.Measurement`).
-    ``peak_share`` is ``gops`` over the instruction's rate on operands in registers, None where that
-    is not known; ``instead``: the target that ran the layer, where no embedding of the suite's
-    exists or it is slower by the model; ``baselines`` has the comparisons that were asked for, by
-    name. ``chosen`` and ``tuned`` say which embedding ran and why. From ``output`` on: of simulated
-    targets only, which have no measured latency.
+    ``provenance`` says how its time came about. ``latency_us`` and the rates are those of the
+    target's instruction where they were measured, None where portable code ran in its place
+    (``missing`` says why), whose time is ``generic_latency_us``, and where ``cycles`` were
+    simulated, at ``clock_mhz``. ``noisy``: other work on the machine disturbed the times (see
+    :class:`~cpembed.measure.runner.Timing`). ``peak_share`` is ``gops`` over the instruction's rate
+    on operands in registers, None where that is not known; ``instead``: the target that ran the
+    layer, where no embedding of the suite's exists or it is slower by the model; ``baselines`` has
+    the comparisons that were asked for, by name. ``chosen`` and ``tuned`` say which embedding ran
+    and why. ``own`` is what only this target says; in documents its entries stand beside the others
+    too.
     """
 
     backend: str
+    provenance: Provenance
     verified: bool
     max_error: Time | None
     latency_us: Latency | None
@@ -115,38 +123,35 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     baselines: dict[str, BaselineRow] = {}
     chosen: ChosenRow | None = None
     tuned: TunedRow | None = None
-    output: str | None = None
-    shift: Natural | None = None
-    simulated_cycles: Count | None = None
+    cycles: Count | None = None
     clock_mhz: Positive | None = None
-    simulated_us: Positive | None = None
-    simulated_gops: Positive | None = None
-    gemm_utilisation: Time | None = None
-    lower_bound_cycles: Count | None = None
-    lower_bound_ratio: Positive | None = None
-    busiest_module_ratio: Positive | None = None
+    own: dict[str, bool | float | str] = {}
+
+    @property
+    def simulated_us(self) -> float | None:
+        """The cycles at the clock."""
+        return None if self.cycles is None else self.cycles / (self.clock_mhz or 1.0)
 
     def flaw(self) -> str | None:
         """What no run says; types and ranges are right."""
-        of_simulation = (
-            self.clock_mhz,
-            self.simulated_us,
-            self.simulated_gops,
-            self.gemm_utilisation,
-            self.lower_bound_cycles,
-            self.lower_bound_ratio,
-            self.busiest_module_ratio,
-        )
-        if any((one is None) != (self.simulated_cycles is None) for one in of_simulation):
+        if (self.clock_mhz is None) != (self.cycles is None):
+            return "run: cycles or a clock, not both"
+        if (self.provenance is Provenance.SIMULATED) != (self.cycles is not None):
             return "run: a part of the figures of a simulation"
         if (self.gops is None) != (self.latency_us is None):
             return "run: a latency or a rate, not both"
         if (self.gops is None) != (self.gops_with_packing is None):
             return "run: a rate without packing or with it, not both"
-        times = (self.simulated_cycles, self.latency_us, self.generic_latency_us)
-        if sum(time is not None for time in times) != 1:
+        times = (self.cycles, self.latency_us, self.generic_latency_us)
+        found = sum(time is not None for time in times)
+        if found != (0 if self.provenance is Provenance.EMULATED else 1):
             return "run: it has one time"
         return None
+
+    def to_json(self) -> dict[str, Any]:
+        """The row with the target's own entries beside the others."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document | dict(self.own)
 
 
 class ErrorRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,6 +184,11 @@ class BenchRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.error is None and (self.strict is None or self.best is None):
             return "neither searches nor an error"
         return None if self.run is None else self.run.flaw()
+
+    def to_json(self) -> dict[str, Any]:
+        """The row in the document of ``bench --json``."""
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document | {"run": None if self.run is None else self.run.to_json()}
 
     @property
     def is_bug(self) -> bool:

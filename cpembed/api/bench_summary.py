@@ -119,24 +119,35 @@ def _simulated(rows: Sequence[BenchRow]) -> dict[str, Any] | None:
     found = [
         (row.index, row.count, row.run)
         for row in rows
-        if row.run is not None and row.run.simulated_cycles is not None
+        if row.run is not None and row.run.cycles is not None
     ]
     if not found:
         return None
-    ratios = {index: run.lower_bound_ratio or math.nan for index, _, run in found}
-    worst = max(ratios, key=lambda index: ratios[index])
-    busiest = [run.busiest_module_ratio for _, _, run in found]
-    return {
+    summary: dict[str, Any] = {
         "layers": sum(count for _, count, _ in found),
-        "total_cycles": sum(count * (run.simulated_cycles or 0) for _, count, run in found),
+        "total_cycles": sum(count * (run.cycles or 0) for _, count, run in found),
         "total_us": sum(count * (run.simulated_us or 0) for _, count, run in found),
-        "gops_geometric_mean": _geometric_mean(run.simulated_gops for _, _, run in found),
-        "lower_bound_ratio_geometric_mean": _geometric_mean(ratios.values()),
-        "lower_bound_ratio_max": ratios[worst],
-        "lower_bound_ratio_max_layer": worst,
-        "busiest_module_ratio_geometric_mean": _geometric_mean(busiest),
-        "busiest_module_ratio_max": max(ratio or math.nan for ratio in busiest),
+        "gops_geometric_mean": _geometric_mean(_own(run, "simulated_gops") for *_, run in found),
     }
+    for name in RATIOS_OVER_BOUNDS:
+        ratios = {i: ratio for i, _, run in found if (ratio := _own(run, name)) is not None}
+        if ratios:
+            worst = max(ratios, key=lambda index: ratios[index])
+            summary |= {
+                f"{name}_geometric_mean": _geometric_mean(ratios.values()),
+                f"{name}_max": ratios[worst],
+                f"{name}_max_layer": worst,
+            }
+    return summary
+
+
+RATIOS_OVER_BOUNDS = ("lower_bound_ratio", "busiest_module_ratio")
+"""What a simulated target may say of its cycles over what no program goes below."""
+
+
+def _own(run: RunRow, name: str) -> float | None:
+    value = run.own.get(name)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _native(runs: Iterable[RunRow]) -> list[RunRow]:

@@ -15,7 +15,6 @@ from cpembed.api.widening import WELL_USED
 from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides
-from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
@@ -51,11 +50,6 @@ def pick(solved: SolveResult, rank: int) -> RankedCandidate:
             f"{solved.workload.name} under {solved.constraints.name}"
         )
     return solved.embeddings[rank - 1]
-
-
-def stand_in(solved: SolveResult) -> str | None:
-    """The target that runs the workload, where the search proved that the one it was for cannot."""
-    return solved.target.otherwise if solved.status is Status.INFEASIBLE else None
 
 
 def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computation:

@@ -1,4 +1,4 @@
-"""Which candidate runs on this machine, and how.
+"""Which candidate runs on this machine, on which target, and how.
 
 >>> from cpembed.api.solve import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
@@ -10,38 +10,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, get_args
+from typing import Any, Literal
 
-from cpembed.api.beside import Beside, faster_beside, is_forced
-from cpembed.api.choice import pick, stand_in
+from cpembed.api.choice import POOR, pick
 from cpembed.api.identified import identified
-from cpembed.api.run_cpu import (
-    CpuChoice,
-    given_choice,
-    model_choices,
-    tuned_choice,
-    weights_here,
-)
-from cpembed.api.run_result import GENERIC
-from cpembed.api.run_vta import Choice, OutputForm, VtaSimulation, simulates
 from cpembed.api.solve import Progress, SolveResult, explained, hardware_spec, searches
 from cpembed.api.widening import best_of
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
+from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.epilogue import Storing
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.added import is_added
-from cpembed.targets.cpu.build import BackendChoice
-from cpembed.targets.cpu.choice import AMONG, CONSIDERED, contenders
-from cpembed.targets.cpu.variants import with_variants
-from cpembed.targets.x86.back_ends import EXECUTED, no_back_end, shapes_taken
-from cpembed.targets.x86.features import missing_features
+from cpembed.targets.base import Target
+from cpembed.targets.choice import Choice, choices
+from cpembed.targets.portable import PORTABLE, PortableTarget
+from cpembed.targets.registry import missing_for, open_target
 from cpembed.time_limit import Clock
-from cpembed.tuning.kept import TunedChoice
+from cpembed.tuning.kept import Lookup, TunedChoice, tuned
+
+BackendChoice = Literal["auto", "native", "generic"]
+
+AnyTarget = Target[Any, Any, Any]
+
+AS_IT_IS = Storing()
+"""Nothing is asked of what is stored."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +54,7 @@ class Request:
     weights: Weights | None = None
     timeout: float | None = None
     progress: Progress | None = None
-    output: str | None = None
-    shift: int | None = None
-    relu: bool = False
-    bias: bool = False
-    scale: bool = False
+    storing: Storing = AS_IT_IS
     untuned: bool = False
 
     @property
@@ -70,87 +62,104 @@ class Request:
         """Whether no candidate was asked for."""
         return self.rank is None and self.weights is None and self.identifier is None
 
-    def searches(self, *, by_model: bool, simulated: bool = False) -> tuple[SolveResult, ...]:
-        """Of each set that is searched, with so many of the best as what runs is chosen from: by
-        the model of a CPU, or by simulation."""
-        by_model = by_model and self.any_embedding
-        several = CONSIDERED if simulated else 1
+    @property
+    def anything(self) -> bool:
+        """Whether nothing at all was asked for, so that another target may run."""
+        return self.constraints is None and self.backend == "auto" and self.any_embedding
+
+    def searches(self, target: AnyTarget) -> tuple[SolveResult, ...]:
+        """Of each set that is searched, with so many of the best as the target chooses from."""
+        compares = self.any_embedding
+
+        def weighed(first: SolveResult) -> Weights | None:
+            return target.weights(first.embeddings)
+
         return searches(
             self.workload,
-            self.target,
+            target.spec,
             self.constraints,
-            top=AMONG if by_model else self.rank or several,
-            keep=contenders if by_model else None,
+            top=target.considered if compares else self.rank or 1,
+            keep=target.contenders if compares else None,
             weights=self.weights,
             timeout=self.timeout,
             seed=self.seed,
             progress=self.progress,
-            rescored=partial(weights_here, spec=hardware_spec(self.target)) if by_model else None,
+            rescored=weighed if compares and target.weighs else None,
         )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to build: the first of ``choices`` that has a kernel; without any, ``candidate`` where
-    that is ``native``. Where nothing has a kernel, portable code of ``candidate``, for what
-    ``missing`` says, unless the call ``insists`` on a kernel."""
+    """What to build on ``target``: the first of ``choices`` that has a program. Where none has,
+    portable code of ``candidate``, for what ``missing`` says, unless the call ``insists``."""
 
+    target: AnyTarget
     candidate: RankedCandidate
-    choices: Sequence[CpuChoice]
-    native: bool
-    missing: tuple[str, ...]
-    epilogue: Epilogue | None
-    insists: bool
+    choices: Sequence[Choice]
+    epilogue: Any
+    missing: tuple[str, ...] = ()
+    insists: bool = False
+    storing: Storing = AS_IT_IS
 
-    def portable(self, missing: str) -> Plan:
-        """The same candidate as portable code."""
-        return replace(self, choices=(), native=False, missing=(missing,))
+    @property
+    def native(self) -> bool:
+        """Whether the target's instruction is used."""
+        return not isinstance(self.target, PortableTarget)
+
+    def portable(self, *missing: str) -> Plan:
+        """The same candidate as portable code; of what that does not store, the sums."""
+        target, epilogue = PortableTarget(self.target.spec), None
+        with suppress(WorkloadError):
+            epilogue = target.epilogue(self.candidate.candidate.program.unfused, self.storing)
+        choice = Choice(self.candidate, None)
+        return replace(self, target=target, choices=(choice,), epilogue=epilogue, missing=missing)
+
+
+@dataclass(frozen=True)
+class Instead:
+    """Why a target runs in the place of the one that was asked for, whose search is ``solved``:
+    estimates of both in ``unit``, packing and unpacking included; None where the one that was asked
+    for has no embedding, or an estimate of another kind."""
+
+    solved: SolveResult
+    asked: float | None = None
+    estimated: float | None = None
+    unit: str = "us"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The candidate that runs, of the search ``solved``, and how: as ``plan`` says, or simulated.
-
-    ``vta`` is where the candidate of a ``simulation`` comes from; the plan is then what runs where
-    it has no program. ``instead_of`` is the search for the target that was asked for, where another
-    one runs, and ``beside`` why it does.
-    """
+    """The candidate that runs, of the search ``solved``, and how; ``instead`` where it is on an
+    alternative target."""
 
     solved: SolveResult
     plan: Plan
-    simulation: VtaSimulation | None = None
-    vta: Choice | None = None
-    instead_of: SolveResult | None = None
-    beside: Beside | None = None
+    instead: Instead | None = None
 
     @property
-    def cpu(self) -> CpuChoice | None:
-        """Where a CPU's candidate and schedule come from: the first that is built."""
-        return self.plan.choices[0] if self.plan.choices else None
+    def choice(self) -> Choice:
+        """The first that is built."""
+        return self.plan.choices[0]
 
     @property
     def candidate(self) -> RankedCandidate:
-        if self.vta is not None:
-            return self.vta.candidate
-        return self.plan.candidate if self.cpu is None else self.cpu.candidate
+        return self.choice.candidate
 
     @property
     def tuned(self) -> TunedChoice[Any] | None:
         """The trial that was kept, where that made the choice."""
-        if self.vta is not None:
-            return self.vta.tuned
-        return None if self.cpu is None else self.cpu.tuned
+        return self.choice.tuned
 
     def to_json(self) -> dict[str, Any]:
         """Why it runs, in the document of ``explain --chosen --json``."""
-        asked = self.solved if self.instead_of is None else self.instead_of
+        asked = self.solved if self.instead is None else self.instead.solved
         document: dict[str, Any] = {
             "target": asked.target.name,
             "executed": self.solved.target.name,
             "missing": list(self.plan.missing),
             "tuned": None if self.tuned is None else self.tuned.to_json(),
         }
-        return document if self.cpu is None else document | self.cpu.to_json()
+        return document | self.choice.to_json(self.plan.target) if self.plan.native else document
 
 
 def choose(asked: Request) -> Chosen | SolveResult:
@@ -158,155 +167,141 @@ def choose(asked: Request) -> Chosen | SolveResult:
 
     Raises as :func:`~cpembed.api.run.run` does before anything is built.
     """
+    target, missing = _executing(asked)
+    epilogue = target.epilogue(asked.workload, asked.storing)
+    solved, candidate, found = _searched(asked, target)
+    if not solved.count:
+        other = None
+        if asked.anything and solved.status is Status.INFEASIBLE:
+            other = _alternative(asked, solved)
+        return other or solved
+    candidate = candidate or pick(solved, asked.rank or 1)
+    plan = Plan(target, candidate, (), epilogue, missing, asked.backend == "native", asked.storing)
+    forced = asked.anything and is_forced(solved)
+    if not plan.native:
+        other = _alternative(asked, solved) if forced else None
+        return other or Chosen(solved, plan.portable(*missing))
+    if asked.progress is not None:
+        asked.progress("build", 0)
+    try:
+        options = _choices(asked, solved, plan, found)
+    except LoweringError as error:
+        if plan.insists:
+            raise
+        return Chosen(solved, plan.portable(str(error)))
+    if not target.weighs:
+        solved = _of(options[0], found) or solved
+    chosen = Chosen(solved, replace(plan, choices=options))
+    poorly = asked.anything and (forced or solved.utilisation < POOR)
+    ours = options[0].scored
+    other = _alternative(asked, solved, ours.cost) if poorly and ours is not None else None
+    return other or chosen
+
+
+def is_forced(solved: SolveResult) -> bool:
+    """Whether an embedding takes more than the narrow set and the factors in their order."""
+    narrower = solved.narrower
+    return solved.exchanged or (narrower is not None and not narrower.utilisation)
+
+
+def _executing(asked: Request) -> tuple[AnyTarget, tuple[str, ...]]:
+    """What executes: the target, or portable code for what it is missing."""
     spec = hardware_spec(asked.target)
     missing = missing_for(spec)
     if asked.backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
-    simulation, epilogue = _results(asked, spec)
-    native = asked.backend != GENERIC and not missing
-    by_model = native and spec.backend in EXECUTED
-    candidate = None
-    found: Sequence[SolveResult] = ()
-    if asked.identifier is None:
-        clock = Clock(asked.timeout)
-        found = asked.searches(by_model=by_model, simulated=simulation is not None)
-        own = by_model and asked.any_embedding and found[0].count
-        solved = found[0] if own else explained(best_of(found), clock, asked.progress)
-    else:
+    if asked.backend == PORTABLE or missing:
+        return PortableTarget(spec), missing
+    return open_target(spec), ()
+
+
+def _searched(
+    asked: Request, target: AnyTarget
+) -> tuple[SolveResult, RankedCandidate | None, Sequence[SolveResult]]:
+    """The search that counts, the candidate where one was asked for by its id, and all searches."""
+    if asked.identifier is not None:
         solved, candidate = identified(
             asked.workload,
-            spec,
+            target.spec,
             asked.identifier,
             constraints=asked.constraints,
             timeout=asked.timeout,
             progress=asked.progress,
         )
-    anything = asked.constraints is None and asked.backend == "auto" and asked.any_embedding
-    if not solved.count:
-        other = stand_in(solved)
-        return _instead(asked, solved, other) if other is not None and anything else solved
-    candidate = candidate or pick(solved, asked.rank or 1)
-    plan = Plan(candidate, (), native, missing, epilogue, asked.backend == "native")
-    if simulation is not None:
-        if asked.any_embedding and len(found) > 1:
-            solved, candidate = simulation.fastest(found)
-            plan = replace(plan, candidate=candidate)
-        vta = _simulated(asked, simulation, solved, candidate)
-        return Chosen(solved, plan, simulation, vta)
-    if asked.progress is not None:
-        asked.progress("build", 0)
-    if not by_model:
-        if anything and spec.otherwise is not None and is_forced(solved):
-            return _instead(asked, solved, spec.otherwise)
-        return Chosen(solved, plan)
-    try:
-        choices = _choices(asked, solved, candidate, _all(found), epilogue)
-    except LoweringError as error:
-        reason = f"{error}{shapes_taken(spec)}"
-        if plan.insists:
-            raise LoweringError(reason) from error
-        return Chosen(solved, plan.portable(reason))
-    if anything:
-        beside = faster_beside(solved, choices[0], epilogue, timeout=asked.timeout, seed=asked.seed)
-        if beside is not None:
-            return _instead(asked, solved, beside.target, beside)
-    return Chosen(solved, replace(plan, choices=choices))
-
-
-def missing_for(spec: HardwareSpec) -> tuple[str, ...]:
-    """What executing or simulating a target's instruction on this machine lacks; empty where
-    nothing does."""
-    if simulates(spec):
-        return ()
-    lacking = None if is_added(spec) else no_back_end(spec)
-    if lacking is not None:
-        return (lacking,)
-    features = missing_features(spec)
-    return (f"this machine lacks {' and '.join(features)}",) if features else ()
-
-
-def _results(asked: Request, spec: HardwareSpec) -> tuple[VtaSimulation | None, Epilogue | None]:
-    """What a simulated target makes of the sums, or another one, checked before a search."""
-    steps = {"relu": asked.relu, "a bias": asked.bias, "a scale": asked.scale}
-    if simulates(spec) and asked.backend != GENERIC:
-        form = _output_form(spec, asked.output, [step for step, wanted in steps.items() if wanted])
-        return VtaSimulation.of(spec, asked.workload, form, asked.shift), None
-    if asked.shift is not None:
-        raise WorkloadError(
-            "a shift is for targets that are simulated, "
-            f"not for {spec.name} with the {asked.backend} back end: leave it out"
-        )
-    if asked.output is None and not any(steps.values()):
-        return None, None
-    dtype = asked.output or asked.workload.output.dtype
-    return None, Epilogue(dtype, asked.scale, asked.bias, asked.relu)
-
-
-def _output_form(spec: HardwareSpec, output: str | None, steps: Sequence[str]) -> OutputForm | None:
-    """What a simulated target stores, checked."""
-    forms: tuple[OutputForm, ...] = get_args(OutputForm)
-    known: dict[str, OutputForm] = {form: form for form in forms}
-    form = None if output is None else known.get(output)
-    if steps or (form is None and output is not None):
-        asked = steps[0] if steps else output
-        raise WorkloadError(
-            f"{spec.name} is simulated and stores {', '.join(forms)}, not {asked}: "
-            "name one of these, or a target that a CPU executes"
-        )
-    return form
-
-
-def _instead(
-    asked: Request, solved: SolveResult, other: str, beside: Beside | None = None
-) -> Chosen | SolveResult:
-    """What another target runs in the place of the one that was searched for."""
-    found = choose(replace(asked, target=other))
-    if not isinstance(found, Chosen) or found.simulation is not None:
-        return solved
-    return replace(found, instead_of=solved, beside=beside)
-
-
-def _simulated(
-    asked: Request, simulation: VtaSimulation, solved: SolveResult, candidate: RankedCandidate
-) -> Choice:
-    if asked.untuned:
-        return Choice(candidate)
-    return simulation.tuned(
-        solved,
-        candidate,
-        any_set=asked.constraints is None,
-        any_embedding=asked.any_embedding,
-    )
+        return solved, candidate, ()
+    clock = Clock(asked.timeout)
+    found = asked.searches(target)
+    own = target.weighs and asked.any_embedding and found[0].count
+    solved = found[0] if own else explained(best_of(found), clock, asked.progress)
+    return solved, None, found
 
 
 def _choices(
-    asked: Request,
-    solved: SolveResult,
-    candidate: RankedCandidate,
-    candidates: Sequence[RankedCandidate],
-    epilogue: Epilogue | None,
-) -> Sequence[CpuChoice]:
-    """What to build, the first that can be built; the model chooses among ``candidates``."""
-    spec, named = solved.target, asked.constraints
+    asked: Request, solved: SolveResult, plan: Plan, found: Sequence[SolveResult]
+) -> Sequence[Choice]:
+    """What to build, the first that can be built."""
+    target, candidate, named = plan.target, plan.candidate, asked.constraints
     if not asked.untuned:
         of = load_constraint_set(named) if isinstance(named, str) else named
-        only = None if asked.any_embedding else candidate
-        kept = tuned_choice(solved.workload, spec, of, solved.constraints.weights, only)
+        only = None if asked.any_embedding else candidate.candidate.identifier
+        kept = tuned(target, Lookup(solved.workload, plan.epilogue, of, only))
         if kept is not None:
-            return [kept]
+            ranked = kept.ranked(solved.constraints.weights) if only is None else candidate
+            return [Choice(ranked, target.schedule_of(kept.trial), None, kept)]
     if asked.identifier is not None:
-        return given_choice(candidate, spec, epilogue)
-    if not asked.any_embedding:
-        return model_choices((candidate,), spec, epilogue, fuses=False)
-    return model_choices(candidates, spec, epilogue, fuses=named is None)
+        considered: Sequence[RankedCandidate] = (candidate,)
+    elif not asked.any_embedding:
+        considered = target.variants((candidate,), fuses=False)
+    elif target.compares_always or len(found) > 1:
+        considered = target.variants(_all(found), fuses=named is None)
+    else:
+        considered = (candidate,)
+    return choices(target, considered, plan.epilogue)
+
+
+def _of(choice: Choice, found: Sequence[SolveResult]) -> SolveResult | None:
+    """The search that a candidate is of."""
+    return next((result for result in found if choice.candidate in result.embeddings), None)
+
+
+def _alternative(asked: Request, solved: SolveResult, ours: float | None = None) -> Chosen | None:
+    """The fastest of the alternatives by estimate, each solved once; None where none runs the
+    workload here, or is faster than ``ours`` by more than estimates can tell."""
+    unit = open_target(solved.target).unit if ours is not None else "us"
+    best: Chosen | None = None
+    for name in solved.target.alternatives:
+        try:
+            found = choose(replace(asked, target=name))
+        except (BackendUnavailable, LoweringError, WorkloadError):
+            # Also of types that the other one does not multiply.
+            continue
+        if not isinstance(found, Chosen):
+            continue
+        if ours is not None and (found.plan.target.unit != unit or _cost(found) == float("inf")):
+            continue
+        if best is None or _cost(found) < _cost(best):
+            best = found
+    if best is None:
+        return None
+    if ours is not None and _cost(best) * best.plan.target.equal >= ours:
+        return None
+    theirs = None if ours is None else _cost(best)
+    return replace(best, instead=Instead(solved, ours, theirs, unit))
+
+
+def _cost(chosen: Chosen) -> float:
+    """The estimate; portable code comes last."""
+    estimated = chosen.choice.estimated
+    return float("inf") if estimated is None or not chosen.plan.native else estimated
 
 
 def considered(asked: Request) -> tuple[RankedCandidate, ...]:
-    """What the model chooses among, variants too; none where no CPU executes the target."""
+    """What the target chooses among, variants too; none where nothing executes it here."""
     spec = hardware_spec(asked.target)
-    if spec.backend not in EXECUTED or missing_for(spec):
+    if missing_for(spec):
         return ()
-    return with_variants(_all(asked.searches(by_model=True)), spec)
+    target = open_target(spec)
+    return tuple(target.variants(_all(asked.searches(target))))
 
 
 def _all(found: Sequence[SolveResult]) -> list[RankedCandidate]:

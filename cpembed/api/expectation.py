@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from cpembed.api.run_cpu import CpuChoice
-from cpembed.measure.runner import Measurement
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.vta.estimate import estimate_schedule
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.timing import Timing
+from cpembed.measure.runner import Timing
+from cpembed.targets.base import Target
+from cpembed.targets.choice import Choice
 
 FACTOR = 3.0
 """An estimate that is off by more is said: calibrated, on an idle machine, few are off by 2."""
@@ -20,10 +17,26 @@ FACTOR = 3.0
 class Expectation:
     """Both in a unit. ``reasons``: why they may differ, the likely one first."""
 
-    unit: Literal["us", "cycles"]
+    unit: str
     estimated: float
     measured: float
     reasons: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, target: Target[Any, Any, Any], choice: Choice, timing: Timing
+    ) -> Expectation | None:
+        """Of an execution with its packing and unpacking, where those count; None where no model
+        knows it, or there is no time."""
+        estimated = choice.estimated
+        if target.unit == "cycles":
+            measured = timing.cycles
+        else:
+            times = timing.whole_us or timing.latency_us
+            measured = None if times is None else times.median
+        if not estimated or estimated == float("inf") or measured is None:
+            return None
+        return cls(target.unit, estimated, measured, target.doubts(noisy=timing.noisy))
 
     @property
     def ratio(self) -> float:
@@ -44,38 +57,3 @@ class Expectation:
             "off": self.is_off,
             "reasons": list(self.reasons) if self.is_off else [],
         }
-
-
-def of_times(choice: CpuChoice | None, times: Measurement) -> Expectation | None:
-    """Of a kernel with its packing and unpacking; None where no model knows it."""
-    if choice is None:
-        return None
-    if choice.tuned is not None:
-        trial = choice.tuned.trial
-        estimated = trial.estimate_us + trial.estimated_moves_us
-    elif choice.estimate is not None:
-        estimated = choice.estimate.total_us
-    else:
-        return None
-    again = "other work on the machine disturbed the times: run it again when it is idle"
-    if calibration().is_default:
-        known = "the model has published figures of another machine: run `cpembed calibrate`"
-    else:
-        known = (
-            "the machine is not as it was when it was calibrated: run `cpembed calibrate` again "
-            "when it is idle"
-        )
-    reasons = (*((again,) if times.noisy else ()), known, "the model does not know this case")
-    return Expectation("us", estimated, times.whole_us.median, reasons)
-
-
-def of_cycles(lowered: LoweredVta, timing: Timing) -> Expectation | None:
-    """Of a simulated program; None where the model takes the schedule for one that does not fit."""
-    estimated = estimate_schedule(lowered.nest, lowered.schedule, lowered.tail, timing.memory)
-    if estimated == float("inf"):
-        return None
-    reason = (
-        "this schedule waits for loads or stores that the model overlaps: `cpembed tune` compares "
-        "schedules by simulated cycles"
-    )
-    return Expectation("cycles", estimated, timing.cycles, (reason,))

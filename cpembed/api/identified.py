@@ -167,8 +167,8 @@ class _Search:
     def unknown(self, sets: Iterable[ConstraintSet]) -> str:
         """Where it was looked for, and the target that has it if there is one."""
         names = ", ".join(dict.fromkeys(chosen.name for chosen in sets))
-        for name in (self.target.otherwise, self.target.beside):
-            if name is not None and self._of(load_hardware_spec(name)):
+        for name in self.target.alternatives:
+            if self._of(load_hardware_spec(name)):
                 return (
                     f"{self.wanted} is no candidate of {self.target.name}, but of {name}, which "
                     f"may run in its place: give --target {name}"

@@ -1,47 +1,48 @@
-"""Generate a candidate's kernel, verify its numbers, time it.
+"""Build a candidate, verify its numbers, time it.
 
 >>> from cpembed.api.solve import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
 >>> result = run(layer, "vta_1x16x16", backend="generic")
 >>> result.verification.verified, result.backend
 (True, 'generic')
-
-A target that is simulated gives another result, of :mod:`cpembed.api.run_vta`:
-
->>> run(layer, "vta_1x16x16").timing.gemm_cycles
-8
+>>> result = run(layer, "vta_1x16x16")
+>>> str(result.provenance), result.details.timing.gemm_cycles
+('simulated', 8)
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
-from functools import partial
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cpembed import worker
-from cpembed.api.chosen import Plan, Request, choose
-from cpembed.api.run_cpu import CpuChoice, build_first
-from cpembed.api.run_result import GENERIC, RunResult
-from cpembed.api.run_vta import VtaRunResult
+from cpembed.api.chosen import BackendChoice, Plan, Request, choose
+from cpembed.api.expectation import Expectation
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import Progress, SolveResult
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.packing import packed_before
-from cpembed.measure.runner import measure
-from cpembed.measure.verification import Expected
-from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.cpu.build import BackendChoice, build
+from cpembed.kernel.epilogue import Storing
+from cpembed.targets.base import verified
+from cpembed.targets.choice import built_first
 from cpembed.worker import step
-
-_NATIVE_ROUNDS, _GENERIC_ROUNDS = 15, 3
-"""Portable code is slow, and its time is not what a measurement is for."""
 
 _TIMED_CALLS = 10
 """Of a kernel so slow that a round is one call: those of the contraction and of the whole."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What is to be written of what ran."""
+
+    save: Path | None = None
+    trace: Path | None = None
 
 
 def run(
@@ -62,44 +63,44 @@ def run(
     bias: bool = False,
     scale: bool = False,
     untuned: bool = False,
-) -> RunResult | VtaRunResult | SolveResult:
+    save: Path | None = None,
+    trace: Path | None = None,
+) -> RunResult | SolveResult:
     """Solve, build a candidate, verify it on random data, measure it.
 
-    Returns the :class:`SolveResult` where the search found nothing, a :class:`VtaRunResult` where
-    the target is simulated. ``seed`` None takes fresh data. ``auto`` uses the target's instruction
-    where this machine can execute or simulate it, else portable code; ``native`` insists on the
-    instruction.
+    Returns the :class:`SolveResult` where the search found nothing. ``seed`` None takes fresh data.
+    ``auto`` uses the target's instruction where this machine can execute or simulate it, else
+    portable code; ``native`` insists on the instruction.
 
-    ``output`` is what is stored of the sums: of a simulated target one of
-    :data:`~cpembed.api.run_vta.OutputForm`, which may have a ``shift``
-    (:func:`~cpembed.api.run_vta.tail_for`); of others one of
+    ``output`` is what is stored of the sums, of what the target stores: kernels of CPUs one of
     :data:`~cpembed.kernel.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
-    negative ones as 0. ``bias`` adds a vector of the sums' type to them, ``scale`` then multiplies
-    by one of float32, both random, with an element for each channel.
+    negative ones as 0; a VTA one of :data:`~cpembed.targets.vta.tail.OutputForm`, which may have a
+    ``shift``. ``bias`` adds a vector of the sums' type to them, ``scale`` then multiplies by one of
+    float32, both random, with an element for each channel.
 
     ``constraints`` None takes the sets that :func:`~cpembed.api.solve.solve` does. ``rank`` and
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
     those that :func:`~cpembed.api.tune.tune` kept under the same set, or under any where it is
-    None; where nothing is kept, or with ``untuned``, the best of the ranking. On a CPU it is the
-    one among :func:`~cpembed.targets.cpu.choice.contenders` that its model says is the fastest, on
-    a VTA, where two sets were searched, the one whose schedule has the least estimate. Of a place
-    in the ranking, tuning gives the schedule only.
+    None; where nothing is kept, or with ``untuned``, the one among the best of the ranking that the
+    target's model says is the fastest (:mod:`cpembed.targets.choice`). Of a place in the ranking,
+    tuning gives the schedule only.
 
     ``identifier`` asks for one candidate, wherever its id was printed
     (:func:`~cpembed.api.identified.identified`).
 
-    Where nothing is asked for and the search proves that the instruction cannot be embedded, the
-    target that its specification names (``otherwise``) runs the workload; where it would leave
-    the instruction mostly idle, the one that it names ``beside``, if the model says that this is
-    faster.
+    Where nothing is asked for and the search proves that the instruction cannot be embedded, one of
+    the ``alternatives`` that its specification names runs the workload; where it would leave the
+    instruction mostly idle, too, if the model says that this is faster.
 
-    Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible,
-    :class:`WorkloadError` for a rank or an id that does not exist or a form that the output does
-    not have, and :class:`InvariantError` where the kernel's numbers are wrong.
+    ``save`` and ``trace`` are files to be written of what ran, where the target has such.
+
+    Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible or
+    the target has no such file, :class:`WorkloadError` for a rank or an id that does not exist or a
+    form that the output does not have, and :class:`InvariantError` where the numbers are wrong.
     """
     asked = Request(
         workload, target, constraints, rank, identifier, backend, seed or 0, weights, timeout,
-        progress, output, shift, relu, bias, scale, untuned,
+        progress, Storing(output, shift, bias, scale, relu), untuned,
     )  # fmt: skip
     report: Progress = progress or _silent
     data_seed = secrets.randbits(31) if seed is None else seed
@@ -107,88 +108,80 @@ def run(
     chosen = choose(asked)
     if isinstance(chosen, SolveResult):
         return chosen
-    solved, plan = chosen.solved, chosen.plan
-    if chosen.simulation is not None and chosen.vta is not None:
-        try:
-            simulate = chosen.simulation.run
-            return worker.call(simulate, solved, chosen.vta, data_seed, progress=report)
-        except LoweringError as error:
-            if plan.insists:
-                raise
-            plan = plan.portable(str(error))
-    found = worker.call(_executed, solved, plan, data_seed, progress=report)
-    if chosen.instead_of is None:
-        return found
-    return replace(found, instead_of=chosen.instead_of, beside=chosen.beside)
+    files = _Files(save, trace)
+    found = worker.call(executed, chosen.solved, chosen.plan, data_seed, files, progress=report)
+    return found if chosen.instead is None else replace(found, instead=chosen.instead)
 
 
 def _silent(phase: str, count: int) -> None:
     """Progress that nobody watches."""
 
 
-def _executed(solved: SolveResult, plan: Plan, seed: int, *, progress: Progress) -> RunResult:
-    """Build a kernel, verify it on random data of a seed, and time it: in the worker."""
-    missing, program = plan.missing, plan.candidate.candidate.program
-    if plan.native:
-        try:
-            if not plan.choices:
-                kernel = build(program, solved.target, backend="native", epilogue=plan.epilogue)
-                return _measured(solved, plan.candidate, kernel, seed, progress)
-            kernel, choice = build_first(plan.choices, solved.target, plan.epilogue)
-            return _measured(solved, choice.candidate, kernel, seed, progress, choice=choice)
-        except LoweringError as error:
-            if plan.insists:
-                raise
-            missing = (str(error),)
-    kernel = build(program, solved.target, backend=GENERIC, epilogue=plan.epilogue)
-    return _measured(solved, plan.candidate, kernel, seed, progress, missing=missing)
+@dataclass
+class _Phases:
+    """Wall time of each phase, which is announced when it begins."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def __call__(self, name: str) -> Generator[None]:
+        self.progress(name, 0)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
 
 
-def _measured(
+def executed(
     solved: SolveResult,
-    candidate: RankedCandidate,
-    kernel: CompiledKernel,
+    plan: Plan,
     seed: int,
-    report: Progress,
+    files: _Files = _Files(),
     *,
-    missing: tuple[str, ...] = (),
-    choice: CpuChoice | None = None,
+    progress: Progress = _silent,
 ) -> RunResult:
-    """Raises :class:`InvariantError` where the kernel's numbers are wrong."""
-    report("verify", 0)
-    inputs = random_inputs(solved.workload, seed)
-    expected = Expected(solved.workload, inputs)
-    vectors = expected.vectors(kernel.epilogue, seed)
-    inputs |= vectors
-    judged = partial(expected.judge_stored, epilogue=kernel.epilogue, vectors=vectors)
-    doing = f"running the {kernel.backend} kernel"
-    with step(doing, solved.workload.macs):
-        found = kernel.run(inputs)
-    verification = judged(found)
-    if verification.verified and kernel.has_inner_packing:
-        with step(doing, solved.workload.macs):
-            found = kernel.run_whole(inputs, packed_before(solved.workload))
-        verification = judged(found)
+    """Build what a plan says, verify it on random data of a seed, and time it: in the worker.
+
+    Raises :class:`InvariantError` where its numbers are wrong, and as :func:`run` does.
+    """
+    phases = _Phases(progress)
+    try:
+        with phases("build"):
+            artifact, choice = built_first(plan.target, plan.choices, plan.epilogue)
+    except LoweringError as error:
+        if plan.insists or not plan.native:
+            raise
+        return executed(solved, plan.portable(str(error)), seed, files, progress=progress)
+    target, workload = plan.target, solved.workload
+    by = target.executed_by(artifact)
+    with phases("verify"):
+        verification, inputs = verified(target, artifact, workload, plan.epilogue, seed)
     if not verification.verified:
         raise InvariantError(
-            f"the {kernel.backend} kernel of embedding "
-            f"{candidate.candidate.identifier} of {solved.target.name} in "
-            f"{solved.workload.name} is wrong by up to {verification.max_error:g} on data of seed "
-            f"{seed}: please report this command line"
+            f"the {by} kernel of embedding {choice.candidate.candidate.identifier} of "
+            f"{solved.target.name} in {workload.name} is wrong by up to "
+            f"{verification.max_error:g} on data of seed {seed}: please report this command line"
         )
-    report("measure", 0)
-    rounds = _GENERIC_ROUNDS if kernel.backend == GENERIC else _NATIVE_ROUNDS
-    with step(f"timing the {kernel.backend} kernel", _TIMED_CALLS * solved.workload.macs):
-        times = measure(kernel, inputs, rounds=rounds)
+    with phases("measure"), step(f"timing the {by} kernel", _TIMED_CALLS * workload.macs):
+        timing = target.time(artifact, inputs)
+    if files.save is not None:
+        target.save(artifact, files.save)
+    if files.trace is not None:
+        target.save_trace(artifact, files.trace)
     return RunResult(
         solved,
-        candidate,
-        kernel.backend,
-        missing,
+        target,
+        choice.candidate,
+        by,
+        plan.missing,
         verification,
-        times,
+        timing,
         seed,
         choice,
-        kernel.epilogue,
-        kernel,
+        plan.epilogue,
+        target.stored_type(workload, plan.epilogue),
+        target.describe(artifact, timing),
+        Expectation.of(target, choice, timing) if plan.native else None,
+        phases.seconds,
+        artifact,
     )

@@ -1,79 +1,76 @@
-"""What a run of a kernel on a CPU found: its numbers are right, and its times."""
+"""What a run found: its numbers are right, and how long it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cpembed.api.beside import Beside
-from cpembed.api.expectation import Expectation, of_times
-from cpembed.api.run_cpu import CpuChoice
+from cpembed.api.chosen import AnyTarget, Instead
+from cpembed.api.expectation import Expectation
 from cpembed.api.solve import SolveResult, workload_json
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.measure.runner import Measurement
+from cpembed.measure.runner import Timing
 from cpembed.measure.verification import Verification
+from cpembed.provenance import Provenance
 from cpembed.selection.ranking import RankedCandidate
-
-GENERIC = "generic"
+from cpembed.targets.base import Details
+from cpembed.targets.choice import Choice
+from cpembed.targets.portable import PORTABLE
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A verified kernel and its times.
+    """A verified execution and its times.
 
-    ``missing`` says what kept the target's instruction from being used, empty where it was used;
-    ``backend`` is then ``generic``: portable code verified the program, and the times in
-    ``measurement`` are not those of the instruction. ``seed`` made the data. ``choice`` is where
-    the candidate and its schedule come from, None for portable code; ``epilogue`` is what was
-    stored, None for the sums. ``kernel`` is None where another process ran it. ``instead_of``: the
-    search for the target that was asked for, where another one ran, of which ``solved`` is; it
-    proved that there is no embedding, or ``beside`` says which of the two is faster.
+    ``backend`` is what executed it. ``missing`` says what kept the target's instruction from being
+    used, empty where it was used; ``backend`` is then ``generic``: portable code verified the
+    program, and the times in ``timing`` are not those of the instruction. ``seed`` made the data.
+    ``choice`` is where the candidate and its schedule come from; ``epilogue`` is what was stored,
+    None for the sums, of type ``stored``. ``details`` is what only this target says. ``artifact``
+    is None where another process ran it. ``seconds`` is wall time by phase. ``instead``: an
+    alternative ran, of which ``solved`` is, in the place of the target that was asked for.
     """
 
     solved: SolveResult
+    target: AnyTarget
     candidate: RankedCandidate
     backend: str
     missing: tuple[str, ...]
     verification: Verification
-    measurement: Measurement
+    timing: Timing
     seed: int
-    choice: CpuChoice | None
-    epilogue: Epilogue | None = None
-    kernel: CompiledKernel | None = field(default=None, repr=False)
-    instead_of: SolveResult | None = None
-    beside: Beside | None = None
+    choice: Choice
+    epilogue: Any
+    stored: str
+    details: Details
+    expectation: Expectation | None
+    seconds: Mapping[str, float]
+    artifact: Any = field(default=None, repr=False)
+    instead: Instead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Machine code stays in its process."""
-        return {**self.__dict__, "kernel": None}
+        return {**self.__dict__, "artifact": None}
 
     @property
     def asked(self) -> HardwareSpec:
         """The target that was asked for."""
-        return (self.instead_of or self.solved).target
-
-    @property
-    def stored(self) -> str:
-        """Type of the results."""
-        if self.epilogue is None:
-            return self.solved.workload.output.dtype
-        return self.epilogue.dtype
+        return (self.solved if self.instead is None else self.instead.solved).target
 
     @property
     def is_native(self) -> bool:
-        return self.backend != GENERIC
+        return self.backend != PORTABLE
 
     @property
-    def expectation(self) -> Expectation | None:
-        """What the model expected of a native kernel."""
-        return of_times(self.choice, self.measurement) if self.is_native else None
+    def provenance(self) -> Provenance:
+        return self.timing.provenance
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``run --json``; only the instruction's own time is ``latency_us``."""
-        times = self.measurement
-        latency = asdict(times.latency_us)
+        """The document of ``run --json``; only the instruction's own measured time is
+        ``latency_us``, any time with its provenance is in ``time``."""
+        times = self.timing
         document: dict[str, Any] = {
             "workload": workload_json(self.solved.workload),
             "target": self.asked.name,
@@ -85,29 +82,47 @@ class RunResult:
             "rank": self.candidate.rank,
             "seed": self.seed,
             "backend": self.backend,
+            "provenance": self.provenance,
             "verified": self.verification.verified,
             "max_error": self.verification.max_error,
             "tolerance": self.verification.tolerance,
+            "time": self._time(),
             "packing_us": times.packing_us,
             "unpacking_us": times.unpacking_us,
-            "whole_us": asdict(times.whole_us),
             "packed_ahead": list(times.packed_ahead),
             "noisy": times.noisy,
             "stored": self.stored,
             **_steps(self.epilogue),
             **self.solved.sets_json(),
         }
-        if self.is_native:
-            expected = self.expectation
+        if times.whole_us is not None:
+            document["whole_us"] = asdict(times.whole_us)
+        latency = None if times.latency_us is None else asdict(times.latency_us)
+        if not self.is_native:
+            return document | {"generic_latency_us": latency, "missing": list(self.missing)}
+        if self.provenance is Provenance.MEASURED:
             document |= {"latency_us": latency, "gops": times.gops}
-            document["expectation"] = None if expected is None else expected.to_json()
-            document |= {} if self.choice is None else self.choice.to_json()
-        else:
-            document |= {"generic_latency_us": latency, "missing": list(self.missing)}
-        return document
+        expected = self.expectation
+        document["expectation"] = None if expected is None else expected.to_json()
+        own = self.details.to_json()
+        spent = {"solve": self.solved.total_seconds, **self.seconds, **own.pop("seconds", {})}
+        return document | self.choice.to_json(self.target) | own | {"seconds": spent}
+
+    def _time(self) -> dict[str, Any]:
+        times = self.timing
+        return {
+            "provenance": times.provenance,
+            "us": None if times.latency_us is None else times.latency_us.median,
+            "cycles": times.cycles,
+            "clock_mhz": times.clock_mhz,
+            "gops": times.gops,
+            "of_instruction": self.is_native,
+        }
 
 
-def _steps(epilogue: Epilogue | None) -> dict[str, bool]:
+def _steps(epilogue: Any) -> dict[str, bool]:
     """What happens to the sums before they are stored."""
+    if not isinstance(epilogue, Epilogue | None):
+        return {}
     names = ("bias", "scale", "relu")
     return {name: epilogue is not None and getattr(epilogue, name) for name in names}

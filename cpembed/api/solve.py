@@ -36,6 +36,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.written import require_written
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.selection.search import find_best
+from cpembed.targets.known import require_known
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
@@ -109,7 +110,7 @@ def typed_by_roles(
 
 def hardware_spec(name: str | HardwareSpec) -> HardwareSpec:
     """A hardware specification by shipped name or by the path of a TOML file."""
-    return name if isinstance(name, HardwareSpec) else load_hardware_spec(name)
+    return name if isinstance(name, HardwareSpec) else require_known(load_hardware_spec(name))
 
 
 def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:

@@ -14,42 +14,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpembed import worker
-from cpembed.api.beside import faster_beside
-from cpembed.api.choice import stand_in
-from cpembed.api.chosen import missing_for
-from cpembed.api.run_cpu import weights_here
-from cpembed.api.run_vta import OutputForm, VtaSimulation, simulates
-from cpembed.api.solve import (
-    Progress,
-    SolveResult,
-    explained,
-    hardware_spec,
-    searches,
-    solve,
-)
-from cpembed.api.tune_cpu import CpuTuneResult, CpuTuning, Field
-from cpembed.api.tune_vta import VtaTuneResult, VtaTuning
-from cpembed.api.tuning import SEARCH_SHARE, Task
-from cpembed.api.widening import best_of
+from cpembed.api.chosen import AnyTarget, Chosen, Request, choose
+from cpembed.api.solve import Progress, SolveResult, hardware_spec, solve, workload_json
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Storing
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.added import is_added
-from cpembed.targets.cpu.choice import AMONG, CONSIDERED, Objective, contenders
-from cpembed.targets.cpu.measure import Isolated
-from cpembed.targets.cpu.trials import CpuTrial
-from cpembed.targets.vta.tuning_trials import VtaTrial
-from cpembed.time_limit import Clock
+from cpembed.targets.base import CONSIDERED
+from cpembed.targets.choice import Choice, choices
+from cpembed.targets.registry import all_targets, missing_for, open_target
 from cpembed.tuning.database import Stored, Trial, default_directory, stored
 from cpembed.tuning.kept import WIDEST
+from cpembed.tuning.session import SEARCH_SHARE, Field, Task, Tuning
+from cpembed.tuning.space import Design, distinct
 
 DEFAULT_TRIALS = 64
 
@@ -60,6 +45,93 @@ OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, the trial, and the best one so far."""
 
 
+@dataclass(frozen=True)
+class TuneResult:
+    """What is known after tuning: ``trials`` holds those of this call's proposals, ``best`` the
+    best of all that are kept under this key, ``untuned`` what runs without tuning.
+
+    ``candidates`` embeddings took part. ``measured`` trials are new; the others were kept from
+    earlier calls. ``stopped``: the time limit came before the number of trials. ``seconds`` is wall
+    time, searches included. ``about`` is what was tuned beside workload, target and constraint set.
+    """
+
+    target: AnyTarget
+    workload: Computation
+    constraints: str
+    seed: int
+    candidates: int
+    trials: tuple[Any, ...]
+    measured: int
+    kept: int
+    stopped: bool
+    best: Any
+    untuned: Any
+    seconds: float
+    database: Path
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, target: AnyTarget, tuning: Tuning[Any, Any]) -> TuneResult:
+        """After :meth:`Tuning.run`, whole or interrupted; raises as :meth:`Tuning.outcome`."""
+        best, untuned = tuning.outcome()
+        task = tuning.task
+        return cls(
+            target,
+            task.workload,
+            task.constraints.name,
+            task.seed,
+            len(tuning.field.designs),
+            tuple(tuning.done),
+            tuning.measured,
+            tuning.kept,
+            tuning.stopped,
+            best,
+            untuned,
+            time.perf_counter() - task.started,
+            tuning.store.path,
+            tuning.about(),
+        )
+
+    @property
+    def speedup(self) -> float:
+        """What is minimised, untuned over tuned."""
+        return (self.untuned.cost or 0) / (self.best.cost or 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``tune --json``."""
+        return {
+            "workload": workload_json(self.workload),
+            "target": self.target.spec.name,
+            "constraints": self.constraints,
+            "unit": self.target.unit,
+            "provenance": self.target.provenance,
+            **self.about,
+            "seed": self.seed,
+            "candidates": self.candidates,
+            "trials": len(self.trials),
+            "measured": self.measured,
+            "kept": self.kept,
+            "stopped": self.stopped,
+            "untuned": self.target.trial_json(self.untuned),
+            "best": self.target.trial_json(self.best),
+            "speedup": self.speedup,
+            "seconds": self.seconds,
+            "database": str(self.database),
+        }
+
+
+@dataclass(frozen=True)
+class OpenTuning:
+    """A search that is ready to run, on the target that it is for."""
+
+    target: AnyTarget
+    tuning: Tuning[Any, Any]
+
+    def result(self) -> TuneResult:
+        """Raises as :meth:`TuneResult.of`."""
+        return TuneResult.of(self.target, self.tuning)
+
+
 def tune(
     workload: Computation,
     target: str | HardwareSpec,
@@ -68,33 +140,29 @@ def tune(
     trials: int = DEFAULT_TRIALS,
     timeout: float | None = None,
     candidates: int = CANDIDATES,
-    output: OutputForm | None = None,
-    objective: Objective | None = None,
+    output: str | None = None,
+    objective: str | None = None,
     seed: int = 0,
     database: Path | None = None,
     progress: Progress | None = None,
     on_trial: OnTrial | None = None,
-) -> VtaTuneResult | CpuTuneResult | SolveResult:
-    """Measure ``trials`` schedules of the best embeddings: in the timed simulator of a VTA, or on
-    this machine.
+) -> TuneResult | SolveResult:
+    """Try ``trials`` schedules of the best embeddings: on this machine, or in the simulator of a
+    target that has one.
 
     ``constraints`` None takes the widest set, ``complete``, and what runs without tuning;
     ``candidates`` of the best embeddings take part. ``timeout`` limits the whole call, in seconds,
-    ``database`` is the folder that keeps the trials. ``output``, the form of the result
-    (:func:`~cpembed.api.run_vta.tail_for`), is for a VTA; ``objective`` for a CPU: what is to be
-    short (:data:`~cpembed.targets.cpu.choice.Objective`), by default the total. Returns the
+    ``database`` is the folder that keeps the trials. ``output`` is what is stored, where the target
+    tunes for it; ``objective``, where it has several, is what is to be short. Returns the
     :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
-    proven, the target that the specification
-    names (``otherwise``) is tuned; likewise, where the model says it is faster, the one that it
-    names ``beside``.
+    proven, or the model says that it is faster, one of the target's ``alternatives`` is tuned.
 
     Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes,
     :class:`WorkloadError` for an option of another target, :class:`LoweringError` where the
     instruction can execute no embedding, :class:`InvariantError` where a kernel's numbers are
-    wrong, and what :func:`~cpembed.api.solve.solve` and
-    :meth:`~cpembed.api.run_vta.VtaSimulation.of` raise.
+    wrong, and what :func:`~cpembed.api.solve.solve` raises.
     """
-    tuning = open_tuning(
+    opened = open_tuning(
         workload,
         target,
         constraints=constraints,
@@ -107,13 +175,13 @@ def tune(
         database=database,
         progress=progress,
     )
-    if isinstance(tuning, SolveResult):
-        return tuning
-    for number, trial in enumerate(tuning.run(), 1):
-        best = tuning.best
+    if isinstance(opened, SolveResult):
+        return opened
+    for number, trial in enumerate(opened.tuning.run(), 1):
+        best = opened.tuning.best
         if on_trial is not None and best is not None:
             on_trial(number, trial, best)
-    return tuning.result()
+    return opened.result()
 
 
 def open_tuning(
@@ -124,116 +192,110 @@ def open_tuning(
     trials: int = DEFAULT_TRIALS,
     timeout: float | None = None,
     candidates: int = CANDIDATES,
-    output: OutputForm | None = None,
-    objective: Objective | None = None,
+    output: str | None = None,
+    objective: str | None = None,
     seed: int = 0,
     database: Path | None = None,
     progress: Progress | None = None,
-) -> VtaTuning | CpuTuning | SolveResult:
+) -> OpenTuning | SolveResult:
     """What :func:`tune` does before its first trial."""
     started = time.perf_counter()
     spec = hardware_spec(target)
     require_tunable(spec)
     worker.prepare()
-    simulation = None
-    if simulates(spec):
-        simulation = VtaSimulation.of(spec, workload, output, None)
-    _check_options(spec, output, objective)
+    machine = open_target(spec)
+    storing = Storing(output)
+    _check_options(machine, output, objective)
+    machine.epilogue(workload, storing)
     limit = None if timeout is None else timeout * SEARCH_SHARE
-
-    def searched(named: str | ConstraintSet, top: int) -> SolveResult:
-        return solve(
-            workload, spec, named, top=top, timeout=limit, seed=seed, progress=progress
-        )  # fmt: skip
-
+    asked = Request(
+        workload, spec, constraints, timeout=limit, seed=seed, progress=progress,
+        storing=storing, untuned=True,
+    )  # fmt: skip
     # Without a set, what runs untuned takes part: tuning never does worse.
-    more: Sequence[RankedCandidate] = ()
+    usual: Chosen | SolveResult | None = None
     if constraints is None:
-        usual, more = _untuned(workload, spec, simulation, limit, seed, progress)
-        # As untuned: what the widest set still finds there is no match for it.
-        other = None
-        if simulation is None:
-            beside = faster_beside(usual, timeout=limit, seed=seed)
-            other = stand_in(usual) if beside is None else beside.target
-        if other is not None:
-            left = None if timeout is None else max(0.0, started + timeout - time.perf_counter())
-            return open_tuning(
-                workload, other, trials=trials, timeout=left, candidates=candidates,
-                objective=objective, seed=seed, database=database, progress=progress,
-            )  # fmt: skip
-        found = [(usual, len(usual.embeddings)), (searched(WIDEST, candidates), candidates)]
-    else:
-        found = [(searched(constraints, max(candidates, CONSIDERED)), candidates)]
-    results = [solved for solved, _ in found]
-    if not any(solved.embeddings for solved in results):
-        return results[-1]
+        usual = choose(asked)
+        if isinstance(usual, Chosen) and usual.plan.native:
+            spec, machine = usual.solved.target, usual.plan.target
+    wide = solve(
+        workload, spec, constraints or WIDEST, top=max(candidates, CONSIDERED), timeout=limit,
+        seed=seed, progress=progress,
+    )  # fmt: skip
+    if isinstance(usual, SolveResult) and not wide.embeddings:
+        return usual
+    first = usual.plan.choices if isinstance(usual, Chosen) and usual.plan.native else ()
+    if not first and not wide.embeddings:
+        return wide
+    machine = machine.minimising(objective)
+    epilogue = machine.epilogue(workload, storing)
+    if not first and machine.compares_always:
+        with suppress(LoweringError):
+            likely = (machine.contenders or tuple)(wide.embeddings)
+            first = choices(machine, machine.variants(likely, fuses=constraints is None), epilogue)
+    field = _field(machine, first, wide.embeddings[:candidates], epilogue, constraints is None)
     deadline = float("inf") if timeout is None else started + timeout
-    task = Task(workload, spec, results[-1].constraints, trials, seed, started, deadline)
+    task = Task(workload, spec, wide.constraints, trials, seed, started, deadline)
     folder = database or default_directory()
-    if simulation is not None:
-        return VtaTuning(task, simulation, results, folder)
-    chosen: Objective = objective or "total"
-    field = Field.of(found, spec, fused=more, fuses=constraints is None)
-    return CpuTuning(task, field, Isolated(workload, spec, chosen), chosen, folder)
+    return OpenTuning(machine, machine.open_tuning(task, field, epilogue, folder))
 
 
-def _untuned(
-    workload: Computation,
-    spec: HardwareSpec,
-    simulation: VtaSimulation | None,
-    timeout: float | None,
-    seed: int,
-    progress: Progress | None,
-) -> tuple[SolveResult, Sequence[RankedCandidate]]:
-    """What :func:`~cpembed.api.run.run` chooses from: of a VTA the candidate itself, on a CPU the
-    candidates of the first set, and those of the wider one where it is searched."""
-    here = simulation is None
-    clock = Clock(timeout)
-    found = searches(
-        workload,
-        spec,
-        top=AMONG if here else CONSIDERED,
-        keep=contenders if here else None,
-        timeout=timeout,
-        seed=seed,
-        progress=progress,
-        rescored=partial(weights_here, spec=spec) if here else None,
-    )
-    if not any(result.embeddings for result in found):
-        return explained(best_of(found), clock, progress), ()
-    if simulation is not None:
-        solved, candidate = simulation.fastest(found)
-        return replace(solved, embeddings=(candidate,)), ()
-    first, *others = [result for result in found if result.embeddings]
-    return first, [item for result in others for item in result.embeddings]
+def _field(
+    target: AnyTarget,
+    first: Sequence[Choice],
+    others: Sequence[RankedCandidate],
+    epilogue: Any,
+    fuses: bool,
+) -> Field[Any]:
+    """The embeddings that take part: what runs untuned, what it was chosen among, and ``others``,
+    with their variants.
+
+    Raises :class:`LoweringError` where the instruction executes none of them.
+    """
+    ranked = [choice.candidate for choice in first]
+    designs: list[Design[Any]] = []
+    refused: dict[str, str] = {}
+    for item in (*ranked, *target.variants(others, fuses=fuses)):
+        try:
+            lowered = target.lower(item.candidate.program, epilogue)
+            design = Design(item, lowered, target.space(lowered))
+            design.space.best()
+            designs.append(design)
+        except LoweringError as error:
+            refused[item.candidate.identifier] = str(error)
+    if not designs:
+        raise LoweringError(next(iter(refused.values())))
+    taking_part = distinct(designs)
+    for design in taking_part:
+        target.require(design.candidate)
+    untuned = first[0].schedule if first else taking_part[0].space.best().schedule
+    return Field(tuple(taking_part), untuned, tuple(refused.values()))
 
 
 def require_tunable(spec: HardwareSpec) -> None:
     """Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes."""
     if missing := missing_for(spec):
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: nothing to measure")
-    if is_added(spec):
-        raise BackendUnavailable(f"{spec.name}: its back end has one schedule: nothing to tune")
+    if (why := open_target(spec).untunable()) is not None:
+        raise BackendUnavailable(f"{spec.name}: {why}")
 
 
 def known(database: Path | None = None) -> list[Stored[Any]]:
     """What the database holds, by name of the file. What is used of it is
     :attr:`~cpembed.tuning.database.Stored.is_current`."""
     folder = database or default_directory()
-    found: list[Stored[Any]] = [*stored(folder, VtaTrial), *stored(folder, CpuTrial)]
+    kinds = {kind.trial.kind: kind.trial for kind in all_targets().values()}
+    found = [file for kind in kinds.values() for file in stored(folder, kind)]
     return sorted(found, key=lambda file: file.path)
 
 
-def _check_options(
-    spec: HardwareSpec, output: OutputForm | None, objective: Objective | None
-) -> None:
-    if simulates(spec):
-        if objective is not None:
-            raise WorkloadError(
-                f"{spec.name} is simulated and counts the contraction's cycles: leave the "
-                "objective out"
-            )
-    elif output is not None:
+def _check_options(target: AnyTarget, output: str | None, objective: str | None) -> None:
+    name = target.spec.name
+    if objective is not None and objective not in target.objectives:
+        has = ", ".join(target.objectives) or "one only"
+        raise WorkloadError(f"{name} has no objective {objective} ({has}): leave it out")
+    if output is not None and not target.tunes_stored:
         raise WorkloadError(
-            f"an output form is for targets that are simulated, not for {spec.name}: leave it out"
+            f"an output form is for targets that are tuned for what they store, not for {name}: "
+            "leave it out"
         )

@@ -2,7 +2,7 @@
 
 A :class:`~cpembed.baselines.base.Baseline` prepares a layer's operands in the layouts that
 it likes and runs it; :mod:`cpembed.baselines.contest` verifies it and times both sides.
-:data:`~cpembed.baselines.registry.BASELINES` names what there is.
+:attr:`~cpembed.targets.base.Target.baselines` names what a target can be compared with.
 
 How the comparison is kept fair:
 

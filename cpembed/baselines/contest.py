@@ -21,9 +21,8 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.packing import packed_before
 from cpembed.measure.runner import Quantiles, quantiles, wall_clock
-from cpembed.measure.turns import OUR_POOL, Side, Turns, time_in_turns
+from cpembed.measure.turns import OUR_POOL, Side, ThrottleProbe, Turns, time_in_turns
 from cpembed.measure.verification import Expected, Verification
-from cpembed.targets.x86.pace import Pace
 
 Array = NDArray[Any]
 
@@ -112,7 +111,7 @@ def contest(
     seed: int = 0,
     rounds: int = 11,
     round_ms: float = 10.0,
-    pace: Pace | None = None,
+    pace: ThrottleProbe | None = None,
 ) -> Comparison | NotCovered:
     """Compare our kernel with the fastest of a baseline's forms that are right.
 

@@ -6,6 +6,8 @@ from importlib import import_module
 
 import click
 
+from cpembed.targets.commands import TARGET_COMMANDS
+
 SUBCOMMANDS: dict[str, str] = {
     "solve": "Rank the candidate embeddings of a target's instruction in a workload.",
     "explain": "Show one candidate in full, or why nothing fits.",
@@ -13,11 +15,12 @@ SUBCOMMANDS: dict[str, str] = {
     "bench": "Run a whole suite, one row a layer.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     "calibrate": "Measure this machine for the model by which kernels are planned.",
-    "vta": "Assemble, disassemble, check, run and time programs for VTA.",
+    **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",
 }
-"""Name and help; ``cpembed.cli.<name>`` defines the click command ``command``."""
+"""Name and help; ``cpembed.cli.<name>``, or a target's module, defines the click command
+``command``."""
 
 
 class Subcommands(click.Group):
@@ -29,7 +32,8 @@ class Subcommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUBCOMMANDS:
             return None
-        command: click.Command = import_module(f"cpembed.cli.{cmd_name}").command
+        module, _ = TARGET_COMMANDS.get(cmd_name, (f"cpembed.cli.{cmd_name}", ""))
+        command: click.Command = import_module(module).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

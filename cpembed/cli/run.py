@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -28,10 +27,9 @@ from cpembed.cli.output import ProgressLine, message, print_json, print_text
 from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from cpembed.api.chosen import BackendChoice
     from cpembed.api.run_result import RunResult
-    from cpembed.api.run_vta import VtaRunResult
     from cpembed.hw.instruction import HardwareSpec
-    from cpembed.targets.cpu.build import BackendChoice
 
 
 @click.command(cls=Subcommand)
@@ -80,7 +78,8 @@ if TYPE_CHECKING:
     "--save",
     type=click.Path(path_type=Path),
     metavar="PROGRAM",
-    help="VTA: save the program with its inputs: a directory, or a zip if the name ends in .zip.",
+    help="Save what ran: a folder with a kernel's assembly and layouts; of a VTA the program with "
+    "its inputs, a directory, or a zip if the name ends in .zip.",
 )
 @json_option
 def command(
@@ -113,12 +112,13 @@ def command(
     """
     require_one(rank=rank is not None, id=identifier is not None)
     use_threads(threads)
-    from cpembed.api import run as api
+    from cpembed.api.run import run
+    from cpembed.api.solve import SolveResult
 
     workload, spec, constraints, weights = problem(asked)
     _check_files(spec, backend, trace, save)
     with ProgressLine() as progress:
-        result = api.run(
+        result = run(
             workload,
             spec,
             constraints=constraints,
@@ -135,16 +135,14 @@ def command(
             bias=bias,
             scale=scale,
             untuned=untuned,
+            save=save,
+            trace=trace,
         )
-    if not isinstance(result, api.RunResult | api.VtaRunResult):
+    if isinstance(result, SolveResult):
         return print_solved(result, as_json=as_json, verbose=asked["verbose"])
     # The result comes last: whoever reads it may leave while it is printed.
     print_notes(result.solved)
-    code = 0
-    if isinstance(result, api.VtaRunResult):
-        _write_files(result, trace, save)
-    elif backend != "generic":
-        code = _say_missing(result)
+    code = _say_missing(result) if backend != "generic" else 0
     if as_json:
         print_json(result.to_json())
     else:
@@ -157,28 +155,19 @@ def command(
 def _check_files(
     spec: HardwareSpec, backend: BackendChoice, trace: Path | None, save: Path | None
 ) -> None:
-    """Refuse files of a program that there will not be, before anything is searched for."""
-    from cpembed.api.run_vta import simulates
+    """Refuse files that there will not be, before anything is searched for."""
+    from cpembed.targets.registry import missing_for, open_target
 
-    asked = [name for name, path in (("--trace", trace), ("--save", save)) if path is not None]
-    if asked and (backend == "generic" or not simulates(spec)):
+    asked = {"--trace": trace is not None, "--save": save is not None}
+    if backend != "generic" and not missing_for(spec):
+        written = open_target(spec).files
+        asked = {name: wanted and name not in written for name, wanted in asked.items()}
+    refused = [name for name, wanted in asked.items() if wanted]
+    if refused:
         raise WorkloadError(
-            f"{' and '.join(asked)}: {spec.name} with the {backend} back end has no VTA program "
-            "to write: leave it out, or name a VTA target"
+            f"{' and '.join(refused)}: {spec.name} with the {backend} back end has nothing of the "
+            "kind to write: leave it out, or name a target that has"
         )
-
-
-def _write_files(result: VtaRunResult, trace: Path | None, save: Path | None) -> None:
-    if trace is not None:
-        from cpembed.files import write_whole
-        from cpembed.targets.vta.trace import trace as timeline
-
-        document = timeline(result.program, result.timing)
-        write_whole(trace, json.dumps(document, separators=(",", ":")))
-    if save is not None:
-        from cpembed.targets.vta.container import save_program
-
-        save_program(result.program, save)
 
 
 def _say_missing(result: RunResult) -> int:

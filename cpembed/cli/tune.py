@@ -27,11 +27,8 @@ from cpembed.cli.output import ProgressLine, message, print_json, print_text
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from cpembed.api.run_vta import OutputForm
-    from cpembed.api.tune_cpu import CpuTuning
-    from cpembed.api.tune_vta import VtaTuning
-    from cpembed.targets.cpu.choice import Objective
     from cpembed.tuning.database import Trial
+    from cpembed.tuning.session import Tuning
 
 
 @click.command(cls=Subcommand)
@@ -108,8 +105,8 @@ def command(
     trials: int,
     candidates: int,
     timeout: float | None,
-    output: OutputForm | None,
-    objective: Objective | None,
+    output: str | None,
+    objective: str | None,
     threads: int | None,
     seed: int,
     database: Path | None,
@@ -142,7 +139,7 @@ def command(
     workload, spec, chosen = _problem(words, target, constraints or WIDEST)
     require_tunable(spec)
     with ProgressLine() as progress:
-        tuning = open_tuning(
+        opened = open_tuning(
             workload,
             spec,
             constraints=None if constraints is None else chosen,
@@ -155,8 +152,9 @@ def command(
             database=database,
             progress=progress,
         )
-    if isinstance(tuning, SolveResult):
-        return print_solved(tuning, as_json=as_json)
+    if isinstance(opened, SolveResult):
+        return print_solved(opened, as_json=as_json)
+    tuning = opened.tuning
 
     def interrupted() -> str:
         kept = f"{len(tuning.done)} of {trials} trials are kept in {tuning.store.path}"
@@ -168,7 +166,7 @@ def command(
         message(interrupted())
         if not tuning.done:
             return INTERRUPTED
-    result = tuning.result()
+    result = opened.result()
     if as_json:
         print_json(result.to_json())
     else:
@@ -204,7 +202,7 @@ def _show(
     if target is not None:
         spec = hardware_spec(target)
         # What another target runs in its place is kept under that one's name.
-        names = (spec.name, spec.otherwise, spec.beside)
+        names = (spec.name, *spec.alternatives)
         found = [file for file in found if file.key["target"] in names]
     if words:
         if target is None:
@@ -221,7 +219,7 @@ def _show(
     return 0
 
 
-def _run(tuning: VtaTuning | CpuTuning, stop: Stop) -> None:
+def _run(tuning: Tuning[Any, Any], stop: Stop) -> None:
     """Measure, until a stop is asked for; on a terminal with a bar that shows the best so far."""
     trials = takewhile(lambda _: not stop.asked, tuning.run())
     if not sys.stderr.isatty():
@@ -245,7 +243,7 @@ def _run(tuning: VtaTuning | CpuTuning, stop: Stop) -> None:
         _draw(bar, tuning, trials)
 
 
-def _draw(bar: Progress, tuning: VtaTuning | CpuTuning, trials: Iterable[Trial]) -> None:
+def _draw(bar: Progress, tuning: Tuning[Any, Any], trials: Iterable[Trial]) -> None:
     from cpembed.report.tune import standing
 
     task = bar.add_task("tuning", total=tuning.task.trials)

@@ -246,14 +246,12 @@ class Machine:
 class HardwareSpec:
     """A target: one instruction, its memories, and what executes it.
 
-    ``backend`` names the package that generates code for it (``x86`` …) or is None while there is
-    none: solving works, running uses the generic code path. ``cpu_features`` are the features that
-    a machine must report, as Linux spells them in ``/proc/cpuinfo`` (``avx512_vnni``, ``amx_tile``,
-    ``asimddp``). ``otherwise`` is the target that runs a workload in which this instruction cannot
-    be embedded, if there is one; ``beside`` one that is compared with it where it would be poorly
-    used. ``memories`` are the capacities in bytes of all scopes (None: not limited), also of those
-    that hold no operand; ``machine`` is None where the processor moves the data. ``path`` is the
-    file it was read from.
+    ``backend`` names what executes it (:mod:`cpembed.targets.known`) or is None while nothing does:
+    solving works, running takes portable code. ``cpu_features`` are the features that a machine
+    must report, as Linux spells them in ``/proc/cpuinfo``. ``alternatives`` are targets that may
+    run what this instruction cannot, or runs badly. ``memories`` are the capacities in bytes of all
+    scopes (None: not limited), also of those that hold no operand; ``machine`` is None where the
+    processor moves the data. ``path`` is the file it was read from.
     """
 
     name: str
@@ -262,8 +260,7 @@ class HardwareSpec:
     instruction: Instruction
     backend: str | None = None
     cpu_features: tuple[str, ...] = ()
-    otherwise: str | None = None
-    beside: str | None = None
+    alternatives: tuple[str, ...] = ()
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     machine: Machine | None = None

@@ -22,7 +22,6 @@ from cpembed.hw.instruction import (
     TileDimension,
 )
 from cpembed.hw.schema import (
-    BACKENDS,
     AxisTable,
     HardwareTable,
     Key,
@@ -35,7 +34,7 @@ from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import DTYPES, size_bytes
 from cpembed.ir.parser import ParsedBody, parse_body, parse_computation
-from cpembed.plugins import plugin_file, plugin_files, plugin_names
+from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
 
 MAX_EXTENT = 65_536
@@ -126,8 +125,7 @@ class _Builder:
             instruction=instruction,
             backend=table.backend,
             cpu_features=tuple(table.cpu_features),
-            otherwise=table.otherwise,
-            beside=table.beside,
+            alternatives=self._alternatives(),
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
             machine=self._machine(),
@@ -162,17 +160,6 @@ class _Builder:
         for key in ("description", "source"):
             if not getattr(table, key).strip():
                 raise self.error((key,), "is empty")
-        added = "cpembed.kernel"
-        if table.backend not in (None, *BACKENDS) and table.backend not in plugin_names(added):
-            raise self.error(
-                ("backend",),
-                f"unknown backend {table.backend!r}; allowed: {one_of(BACKENDS)}, the name of an "
-                f"entry point of {added}, "
-                "or leave the key out while nothing executes the instruction",
-            )
-        for key, other in (("otherwise", table.otherwise), ("beside", table.beside)):
-            if other is not None:
-                self._check_other(key, other)
         for position, feature in enumerate(table.cpu_features):
             if not _CPU_FEATURE.fullmatch(feature):
                 spelled = re.sub(r"[^a-z0-9]+", "_", feature.lower()).strip("_")
@@ -182,21 +169,24 @@ class _Builder:
                     "and _)" + (f" (did you mean {spelled}?)" if spelled else ""),
                 )
 
-    def _check_other(self, key: str, name: str) -> None:
-        """A target that is known, and that runs everything itself."""
-        files = _named_files()
-        if name not in files:
-            raise self.error(
-                (key,),
-                f"unknown target {name!r}{close_match(name, files)}; allowed: a name that "
-                "`cpembed targets` lists",
-            )
-        other = read_table(files[name], HardwareTable)
-        if other.otherwise is not None or other.beside is not None:
-            raise self.error(
-                (key,),
-                f"{name} names another target in turn; allowed: one that names none",
-            )
+    def _alternatives(self) -> tuple[str, ...]:
+        """Targets that are known, and name no others; ``otherwise`` and ``beside`` are older keys
+        of one target each."""
+        table, files = self.table, _named_files()
+        older = {"otherwise": table.otherwise, "beside": table.beside}
+        named: list[tuple[Key, str]] = [
+            *((("alternatives", n), name) for n, name in enumerate(table.alternatives)),
+            *(((key,), name) for key, name in older.items() if name is not None),
+        ]
+        for key, name in named:
+            if name not in files:
+                problem = f"unknown target {name!r}{close_match(name, files)}; allowed: a name that"
+                raise self.error(key, f"{problem} `cpembed targets` lists")
+            other = read_table(files[name], HardwareTable)
+            if other.alternatives or other.otherwise is not None or other.beside is not None:
+                problem = f"{name} names another target in turn; allowed: one that names none"
+                raise self.error(key, problem)
+        return tuple(dict.fromkeys(name for _, name in named))
 
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)

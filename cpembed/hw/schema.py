@@ -18,9 +18,6 @@ from cpembed.errors import SpecError
 from cpembed.files import read_toml
 from cpembed.hw.instruction import StrideRule
 
-BACKENDS = ("x86", "vta")
-"""Packages that generate code; a specification without a backend can be solved, not run."""
-
 
 class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A configurable axis: ``x = { min = 1, max = 16, step = 1 }``."""
@@ -75,6 +72,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     memories: dict[str, MemoryTable]
     backend: str | None = None
     cpu_features: list[str] = []
+    alternatives: list[str] = []
     otherwise: str | None = None
     beside: str | None = None
     machine: MachineTable | None = None

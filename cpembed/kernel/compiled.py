@@ -27,6 +27,10 @@ MoveThreads = Callable[[PackedOperand], int]
 """On how many threads an operand is packed or unpacked."""
 
 
+def _all_threads(operand: PackedOperand) -> int:
+    return runtime.thread_count()
+
+
 class CompiledKernel:
     """A contraction with the packing of its operands.
 
@@ -52,7 +56,7 @@ class CompiledKernel:
         self.backend = plan.backend
         *factors, self._output = in_order(program)
         self._factors = tuple(factors)
-        self._move_threads = move_threads or (lambda operand: runtime.thread_count())
+        self._move_threads: MoveThreads = move_threads or _all_threads
         self.epilogue = epilogue
         if epilogue is not None:
             self._output = replace(self._output, dtype=epilogue.dtype)

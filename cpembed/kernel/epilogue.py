@@ -24,6 +24,37 @@ RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8")
 
 
 @dataclass(frozen=True)
+class Storing:
+    """What is to be stored of the sums, as a command is told: None and False leave it to the
+    target."""
+
+    output: str | None = None
+    shift: int | None = None
+    bias: bool = False
+    scale: bool = False
+    relu: bool = False
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Steps between the sums and the conversion, in words."""
+        steps = {"relu": self.relu, "a bias": self.bias, "a scale": self.scale}
+        return tuple(name for name, wanted in steps.items() if wanted)
+
+    def epilogue(self, target: str, sums: str) -> Epilogue | None:
+        """Of a kernel that stores what :class:`Epilogue` can say; None where nothing is asked.
+
+        Raises :class:`WorkloadError` for a shift.
+        """
+        if self.shift is not None:
+            raise WorkloadError(
+                f"a shift is for targets whose results are shifted, not for {target}: leave it out"
+            )
+        if self.output is None and not self.steps:
+            return None
+        return Epilogue(self.output or sums, self.scale, self.bias, self.relu)
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """What happens to the sums before they are stored as ``dtype``.
 

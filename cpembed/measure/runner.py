@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.packing import packed_before
+from cpembed.provenance import Provenance
 
 NOISE = 1.5
 """Rounds of equal work whose p90 is above this multiple of their p10 were disturbed: what varies is
@@ -43,25 +44,34 @@ class Quantiles:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """Times of one kernel in microseconds of wall clock.
+class Timing:
+    """Times of one execution in microseconds, each by ``provenance``; those of packing and
+    unpacking are always measured on this machine.
 
-    ``latency_us`` is the contraction alone, on packed operands. ``packing_us`` covers the inputs
-    not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us`` are medians,
-    0 where the layouts are the same memory. ``whole_us`` is one call that does all of it, each
-    thread packing its own share inside the kernel where that is possible. ``gops`` counts two
-    operations a multiply-accumulate of the workload, padding not counted, over the median latency.
-    ``noisy``: one of the times still varied by more than :data:`NOISE` at the last of
-    :data:`ATTEMPTS`.
+    ``latency_us`` is the contraction alone, on packed operands; None where its numbers were
+    emulated. ``cycles``, at ``clock_mhz``, are those of a simulated machine. ``packing_us`` covers
+    the inputs not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us``
+    are medians, 0 where the layouts are the same memory. ``whole_us`` is one call that does all of
+    it, each thread packing its own share inside the kernel where that is possible; None where there
+    is no such call. ``macs`` are those of the workload, padding not counted. ``noisy``: one of the
+    times still varied by more than :data:`NOISE` at the last of :data:`ATTEMPTS`.
     """
 
-    latency_us: Quantiles
-    packing_us: float
-    unpacking_us: float
-    whole_us: Quantiles
-    gops: float
-    packed_ahead: tuple[str, ...]
-    noisy: bool
+    provenance: Provenance
+    macs: int
+    latency_us: Quantiles | None
+    packing_us: float = 0.0
+    unpacking_us: float = 0.0
+    packed_ahead: tuple[str, ...] = ()
+    noisy: bool = False
+    whole_us: Quantiles | None = None
+    cycles: int | None = None
+    clock_mhz: float | None = None
+
+    @property
+    def gops(self) -> float | None:
+        """Two operations a multiply-accumulate over the median latency."""
+        return None if self.latency_us is None else 2 * self.macs / (self.latency_us.median * 1e3)
 
 
 def measure(
@@ -71,7 +81,7 @@ def measure(
     packed_ahead: Collection[str] | None = None,
     rounds: int = 15,
     round_ms: float = 10.0,
-) -> Measurement:
+) -> Timing:
     """Time the contraction, the packing of the inputs and the unpacking of the output.
 
     ``packed_ahead`` names the inputs that are packed once and not timed; by default the second one
@@ -93,12 +103,13 @@ def measure(
     whole = latency
     if packing or unpacking:
         whole = time_work(kernel.bound_whole(inputs, packed, ahead, output), rounds, round_ms)
-    return Measurement(
-        latency_us=latency,
+    return Timing(
+        Provenance.MEASURED,
+        workload.macs,
+        latency,
         whole_us=whole,
         packing_us=sum(times.median for times in packing),
         unpacking_us=sum(times.median for times in unpacking),
-        gops=2 * workload.macs / (latency.median * 1e3),
         packed_ahead=ahead,
         noisy=any(times.is_noisy for times in (latency, whole, *packing, *unpacking)),
     )

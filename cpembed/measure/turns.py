@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -87,6 +88,26 @@ class Turns:
         return max(spreads)
 
 
+class ThrottleProbe(Protocol):
+    """A loop of one product instruction: it shows whether the machine is as fast as it can be."""
+
+    macs: int
+    """Multiply-accumulates of :meth:`stretch`, at the product's largest shape."""
+
+    def wait(self) -> bool:
+        """Wait until the loop is about as fast as it was at best; False where it does not get
+        there."""
+        ...
+
+    def stretch(self) -> None:
+        """Products for about a millisecond, to be timed."""
+        ...
+
+    def is_usual(self) -> bool:
+        """Whether the loop takes about as long as it did at best."""
+        ...
+
+
 def time_in_turns(
     sides: Mapping[str, Side],
     *,
@@ -100,9 +121,8 @@ def time_in_turns(
     Every other round goes through them backwards. Between kinds of work of different pools the
     process pauses until no thread spins, and each turn begins with calls that are not timed.
     ``usual`` says before every turn, on our own threads, whether the machine is as fast as it is at
-    best, having waited for it or not (:meth:`~cpembed.targets.x86.pace.Pace.wait`,
-    :meth:`~cpembed.targets.x86.pace.Pace.is_usual`): rounds in which it is not are repeated, up to
-    :data:`PATIENCE` times as many.
+    best, having waited for it or not (:class:`ThrottleProbe`): rounds in which it is not are
+    repeated, up to :data:`PATIENCE` times as many.
     """
     calls: dict[str, int] = {}
     for name, side in sides.items():

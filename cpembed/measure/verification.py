@@ -73,22 +73,22 @@ class Expected:
     """What a workload's output is on given inputs, for judging several outputs."""
 
     def __init__(self, workload: Computation, inputs: Mapping[str, NDArray[Any]]) -> None:
-        self._workload = workload
+        self.workload = workload
+        self.result = reference(workload, inputs)
         self._inputs = inputs
-        self._result = reference(workload, inputs)
 
     def vectors(self, epilogue: Epilogue | None, seed: int) -> dict[str, NDArray[Any]]:
         """A random bias and scale, where there are such, that suit these sums
         (:func:`~cpembed.kernel.epilogue.random_vectors`)."""
         if epilogue is None:
             return {}
-        return random_vectors(self._workload, epilogue, self._result, seed)
+        return random_vectors(self.workload, epilogue, self.result, seed)
 
     def judge(self, found: NDArray[Any]) -> Verification:
         """Judge an output of the workload's type."""
         self._check_shape(found)
-        if is_integer(self._workload.output.dtype):
-            return compare_integers(self._result, found)
+        if is_integer(self.workload.output.dtype):
+            return compare_integers(self.result, found)
         return self._judge_floats(found)
 
     def judge_converted(
@@ -109,8 +109,8 @@ class Expected:
                 raise WorkloadError(f"the output is {found.dtype}, not {epilogue.dtype}")
             return self._judge_rounded(found, epilogue, vectors)
         self._check_shape(found)
-        if is_integer(self._workload.output.dtype):
-            expected = self._result
+        if is_integer(self.workload.output.dtype):
+            expected = self.result
             if np.issubdtype(found.dtype, np.integer):
                 limits = np.iinfo(found.dtype)
                 expected = expected.clip(limits.min, limits.max)
@@ -129,17 +129,17 @@ class Expected:
             return self.judge(found)
         found = found.view(numpy_dtype(epilogue.dtype))
         self._check_shape(found)
-        if is_integer(self._workload.output.dtype):
-            channel = channel_numbers(self._workload)
+        if is_integer(self.workload.output.dtype):
+            channel = channel_numbers(self.workload)
             flat = {name: vector.reshape(-1) for name, vector in vectors.items()}
-            expected = epilogue.apply(self._result, flat, channel)
+            expected = epilogue.apply(self.result, flat, channel)
             if epilogue.dtype == "bfloat16":
                 expected, found = _flushed(expected), _flushed(found)
             return compare_integers(expected, found)
         return self._judge_rounded(found, epilogue, vectors)
 
     def _check_shape(self, found: NDArray[Any]) -> None:
-        shape = self._result.shape
+        shape = self.result.shape
         if found.shape != shape:
             raise WorkloadError(f"the output is {found.shape}, the workload has {shape}")
 
@@ -148,7 +148,7 @@ class Expected:
     ) -> Verification:
         """Against what exact arithmetic stores."""
         self._check_shape(found)
-        channel = channel_numbers(self._workload)
+        channel = channel_numbers(self.workload)
         each = {
             name: vector.reshape(-1)[channel].astype(np.float64) for name, vector in vectors.items()
         }
@@ -163,7 +163,7 @@ class Expected:
     ) -> Verification:
         """Against what exact arithmetic stores; activation and saturation enlarge no error. Sums
         that are integers are exact, until they meet a float32."""
-        sums = self._result.astype(np.float64)
+        sums = self.result.astype(np.float64)
         unit, tolerance, allowed = self._rounding
         expected = sums + bias
         if epilogue is not None and epilogue.vectors:
@@ -179,7 +179,7 @@ class Expected:
             expected = expected.clip(*saturated_range(str(found.dtype)))
             nearest = np.rint(expected)
             allowed = allowed + 0.5
-        elif str(found.dtype) != self._workload.output.dtype:
+        elif str(found.dtype) != self.workload.output.dtype:
             allowed = allowed + _UNIT_ROUNDOFF[str(found.dtype)] * (np.abs(expected) + allowed)
         values = found.astype(np.float64)
         # A NaN is not below anything: it fails.
@@ -190,11 +190,11 @@ class Expected:
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:
         """Of the type in which sums are made: its unit, the tolerance relative to the products'
         magnitudes, and what each sum may be off by."""
-        dtype = self._workload.output.dtype
+        dtype = self.workload.output.dtype
         if is_integer(dtype):
             return _UNIT_ROUNDOFF["float32"], 0.0, 0.0
-        additions, unit = _additions(self._workload), _UNIT_ROUNDOFF[dtype]
-        magnitudes = _magnitudes(self._workload, self._inputs)
+        additions, unit = _additions(self.workload), _UNIT_ROUNDOFF[dtype]
+        magnitudes = _magnitudes(self.workload, self._inputs)
         return unit, additions * unit, additions * (unit * magnitudes + _SMALLEST_NORMAL)
 
 

@@ -12,7 +12,7 @@ from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.report.bench_baselines import comparisons, summary_lines
 from cpembed.report.blocks import Justify, bullets, header, heading, table
-from cpembed.report.words import duration, plural
+from cpembed.wording import duration, plural
 
 _SOLVED: tuple[tuple[str, Justify], ...] = (
     ("#", "right"),
@@ -65,7 +65,7 @@ class _Layers:
         self.rows = bench.finished()
         self.ran = bench.maker.backend is not None
         self.simulated = any(
-            row.run is not None and row.run.simulated_cycles is not None for row in self.rows
+            row.run is not None and row.run.cycles is not None for row in self.rows
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -120,15 +120,19 @@ def _verified(row: BenchRow) -> str:
 
 def _ran_simulated(row: BenchRow) -> list[str]:
     run = row.run
-    if run is None or run.simulated_cycles is None:
+    if run is None or run.cycles is None:
         return [_verified(row)]
+    own = run.own
+    formats = {
+        "simulated_gops": "{:.1f}",
+        "gemm_utilisation": "{:.1%}",
+        "lower_bound_ratio": "x{:.3f}",
+    }
     return [
         _verified(row),
-        f"{run.simulated_cycles:,}",
+        f"{run.cycles:,}",
         f"{run.simulated_us:,.1f}",
-        f"{run.simulated_gops:.1f}",
-        f"{run.gemm_utilisation:.1%}",
-        f"x{run.lower_bound_ratio:.3f}",
+        *(form.format(own[name]) if name in own else "" for name, form in formats.items()),
         *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
     ]
 
@@ -218,19 +222,20 @@ def _runs(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _simulations(found: dict[str, Any]) -> list[tuple[str, str]]:
     cycles, layers = f"{found['total_cycles']:,} cycles", plural(found["layers"], "layer")
+    rows = [("simulated", f"{cycles}, {duration(found['total_us'])} ({layers}, by count)")]
+    if found["gops_geometric_mean"] is not None:
+        rows.append(("geometric mean", f"{found['gops_geometric_mean']:.1f} GOPS, packed operands"))
+    if "lower_bound_ratio_max" not in found:
+        return rows
     ratio, worst = (found[f"lower_bound_ratio_{name}"] for name in ("geometric_mean", "max"))
     where = f"layer {found['lower_bound_ratio_max_layer']}"
     busy, most = (found[f"busiest_module_ratio_{name}"] for name in ("geometric_mean", "max"))
     least = f"x{ratio:.3f} in the geometric mean, at most x{worst:.3f} ({where})"
-    both = f"x{busy:.3f}, at most x{most:.3f}"
-    bounds = [("cycles over the least", f"{least}; the least is what GEMM or DMA alone takes")]
+    rows.append(("cycles over the least", f"{least}; the least is what GEMM or DMA alone takes"))
     if (busy, most) != (ratio, worst):
-        bounds.append(("", f"{both} with resets and the ALU in the least"))
-    return [
-        ("simulated", f"{cycles}, {duration(found['total_us'])} ({layers}, by count)"),
-        ("geometric mean", f"{found['gops_geometric_mean']:.1f} GOPS on packed operands"),
-        *bounds,
-    ]
+        both = f"x{busy:.3f}, at most x{most:.3f}"
+        rows.append(("", f"{both} with resets and the ALU in the least"))
+    return rows
 
 
 def _reason(group: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from cpembed.api.bench_baselines import BaselineRow, Latency
 from cpembed.api.bench_rows import BenchRow
 from cpembed.report.blocks import Justify, heading, table
-from cpembed.report.words import plural
+from cpembed.wording import plural
 
 _COLUMNS: tuple[tuple[str, Justify], ...] = (
     ("#", "right"),

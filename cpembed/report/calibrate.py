@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
+from cpembed import wording
 from cpembed.api.calibrate import CalibrateResult, bandwidth
 from cpembed.report import words
 from cpembed.report.blocks import header, table
@@ -37,10 +38,10 @@ def report(result: CalibrateResult) -> Iterator[RenderableType]:
     yield ""
     yield header(
         [
-            ("a call", words.duration(found.call_us)),
+            ("a call", wording.duration(found.call_us)),
             (
                 "threads",
-                f"{words.duration(found.launch_us)} for a call that starts {found.threads}",
+                f"{wording.duration(found.launch_us)} for a call that starts {found.threads}",
             ),
             ("a task", f"{found.task_ns:.3g} ns beside its products, loads and stores"),
         ]
@@ -49,9 +50,9 @@ def report(result: CalibrateResult) -> Iterator[RenderableType]:
 
 def _machine_rows(result: CalibrateResult) -> Iterator[tuple[str, str]]:
     found, run = result.calibration, result.measured
-    yield "cpu", f"{found.cpu}; {words.plural(found.threads, 'thread')}"
+    yield "cpu", f"{found.cpu}; {wording.plural(found.threads, 'thread')}"
     sizes = zip(_LEVELS, found.cache_bytes, strict=False)
-    yield "caches", "  ".join(f"{level} {words.data_size(size)}" for level, size in sizes if size)
+    yield "caches", "  ".join(f"{level} {wording.data_size(size)}" for level, size in sizes if size)
     if not found.is_default:
         took = "" if run is None else f", in {run.seconds:.1f} s, at most {run.rounds} rounds"
         yield "measured", f"{found.measured}{took}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
+from cpembed import wording
 from cpembed.api.explain import Explanation, layout, original_layout
 from cpembed.report import nest, words
 from cpembed.report.blocks import bullets, header, heading, indented, table
@@ -56,15 +57,11 @@ def _chosen(explanation: Explanation) -> list[tuple[str, str]]:
     # What describes kernels loads the compiler.
     from cpembed.report import run
 
-    rows = run.instead(chosen.instead_of, chosen.beside)
+    rows = run.instead(chosen.instead)
     if chosen.plan.missing:
         rows.append(("missing", f"{'; '.join(chosen.plan.missing)}: `run` takes portable code"))
-    elif chosen.cpu is not None:
-        rows += run.schedule(explanation.solved, chosen.cpu)
-    elif chosen.tuned is not None:
-        rows.append(("schedule", f"the best of {words.plural(chosen.tuned.trials, 'trial')}"))
     else:
-        rows.append(("schedule", "untuned"))
+        rows += run.schedule(chosen.plan.target, explanation.solved, chosen.choice)
     return rows
 
 
@@ -116,10 +113,10 @@ def _rewrites(explanation: Explanation) -> Iterator[str]:
 
 def _cost(explanation: Explanation) -> list[tuple[str, str]]:
     cost = explanation.candidate.overheads
-    moved = words.data_size(cost.packing_bytes) if cost.packing_bytes else "nothing moves"
+    moved = wording.data_size(cost.packing_bytes) if cost.packing_bytes else "nothing moves"
     kept = f"; in place: {' '.join(cost.in_place)}" if cost.in_place else ""
     macs = (
-        f"{cost.executed_macs:,} for {cost.macs:,} (x{words.ratio(cost.mac_overhead)}), "
+        f"{cost.executed_macs:,} for {cost.macs:,} (x{wording.ratio(cost.mac_overhead)}), "
         f"{cost.utilisation:.1%} useful"
     )
     return [
@@ -127,7 +124,7 @@ def _cost(explanation: Explanation) -> list[tuple[str, str]]:
         ("  MACs", macs),
         (
             "  elements",
-            f"{cost.packed_data:,} for {cost.data:,} (x{words.ratio(cost.data_overhead)})",
+            f"{cost.packed_data:,} for {cost.data:,} (x{wording.ratio(cost.data_overhead)})",
         ),
         ("  packing", f"{moved}{kept}"),
     ]

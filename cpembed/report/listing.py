@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from cpembed.api.chosen import missing_for
-from cpembed.api.run_vta import simulates
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.kernel.runtime import compiled_for
 from cpembed.kernel.system import cpu_model
 from cpembed.operators.family import Parameter
 from cpembed.operators.registry import available_operators
+from cpembed.provenance import Provenance
 from cpembed.report.blocks import heading, table
+from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.suites import SUITES
 
 
@@ -49,11 +49,13 @@ def _target_row(spec: HardwareSpec) -> tuple[str, ...]:
 def _here(spec: HardwareSpec, missing: Sequence[str]) -> str:
     if missing:
         return f"no: {'; '.join(missing)}"
-    return f"simulated ({spec.backend})" if simulates(spec) else f"yes ({spec.backend})"
+    how = open_target(spec).provenance
+    return f"{'yes' if how is Provenance.MEASURED else how} ({spec.backend})"
 
 
 def _target_json(spec: HardwareSpec) -> dict[str, Any]:
     instruction, missing = spec.instruction, missing_for(spec)
+    provenance = None if missing else open_target(spec).provenance
     return {
         "name": spec.name,
         "description": spec.description,
@@ -66,7 +68,9 @@ def _target_json(spec: HardwareSpec) -> dict[str, Any]:
         "backend": spec.backend,
         "cpu_features": list(spec.cpu_features),
         "available": not missing,
-        "simulated": simulates(spec),
+        "provenance": provenance,
+        "simulated": provenance == Provenance.SIMULATED,
+        "alternatives": list(spec.alternatives),
         "missing": list(missing),
         "path": spec.path,
     }

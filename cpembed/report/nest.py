@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cpembed import wording
 from cpembed.embedding.embedding import Digit
 from cpembed.ir.index import IndexExpr
 from cpembed.report import words
@@ -37,7 +38,7 @@ def drawing(program: DerivedProgram) -> str:
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:<{width}}  ◀────  {text}".rstrip() for label, text in rows]
     if free:
-        lines.append(f"{'':<{width}}  outer  {words.sizes(free)}")
+        lines.append(f"{'':<{width}}  outer  {wording.sizes(free)}")
     return "\n".join(lines)
 
 

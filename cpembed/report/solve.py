@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 
+from cpembed import wording
 from cpembed.api.pareto import ParetoResult
 from cpembed.api.solve import SolveResult
 from cpembed.embedding.conflict import Conflict
@@ -62,7 +63,7 @@ def report(result: SolveResult, *, verbose: bool = False) -> Iterator[Renderable
 def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[RenderableType]:
     """Header, then the candidates that no other one beats in every respect."""
     solved, members = result.solved, result.candidates
-    count = f"{words.plural(len(members), 'candidate')} of {_derivable(solved):,}"
+    count = f"{wording.plural(len(members), 'candidate')} of {_derivable(solved):,}"
     extent = "" if solved.complete else ", of those found before the limit"
     yield header(
         [
@@ -129,8 +130,8 @@ def given_rows(workload: Computation, target: HardwareSpec) -> list[tuple[str, s
     axes = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
     return [
         (workload.name, str(workload)),
-        ("sizes", words.sizes(workload.extents)),
-        ("", f"{words.count(workload.macs)} MACs   {words.dtypes(workload)}"),
+        ("sizes", wording.sizes(workload.extents)),
+        ("", f"{wording.count(workload.macs)} MACs   {words.dtypes(workload)}"),
         (target.name, str(instruction.computation)),
         ("", f"{axes}   {words.dtypes(instruction.computation)}"),
     ]
@@ -143,8 +144,8 @@ def found(result: SolveResult) -> str:
         return f"nothing: proven infeasible; {took}"
     if result.status is Status.UNKNOWN:
         return f"nothing yet: the search was stopped by its limit; {took}"
-    many = words.plural(result.count, "embedding")
-    families = words.plural(result.families, "family", "families")
+    many = wording.plural(result.count, "embedding")
+    families = wording.plural(result.families, "family", "families")
     extent = "all there are" if result.complete else "stopped by the limit, there may be more"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
@@ -175,8 +176,8 @@ def searched(result: SolveResult) -> Iterator[tuple[str, str]]:
 
 
 def _spent(statistics: SearchStatistics) -> str:
-    branches = words.plural(statistics.branches, "branch", "branches")
-    return f"{branches}, {words.plural(statistics.conflicts, 'conflict')}"
+    branches = wording.plural(statistics.branches, "branch", "branches")
+    return f"{branches}, {wording.plural(statistics.conflicts, 'conflict')}"
 
 
 def conflict(reason: Conflict) -> Iterator[RenderableType]:
@@ -197,8 +198,8 @@ def _row(item: RankedCandidate) -> tuple[str, ...]:
     cost = item.overheads
     return (
         f"{cost.utilisation:.1%}",
-        words.ratio(cost.mac_overhead),
-        words.ratio(cost.data_overhead),
+        wording.ratio(cost.mac_overhead),
+        wording.ratio(cost.data_overhead),
         _packed(item),
         _moved(item),
     )
@@ -208,9 +209,9 @@ def _pareto_row(item: RankedCandidate) -> tuple[str, ...]:
     cost = item.overheads
     return (
         f"{cost.utilisation:.1%}",
-        words.ratio(cost.mac_overhead),
+        wording.ratio(cost.mac_overhead),
         _moved(item),
-        words.data_size(objectives(item).footprint_bytes),
+        wording.data_size(objectives(item).footprint_bytes),
         _packed(item),
     )
 
@@ -223,7 +224,7 @@ def _packed(item: RankedCandidate) -> str:
 
 def _moved(item: RankedCandidate) -> str:
     moved = item.overheads.packing_bytes
-    return words.data_size(moved) if moved else "-"
+    return wording.data_size(moved) if moved else "-"
 
 
 def _derivable(result: SolveResult) -> int:
@@ -235,7 +236,7 @@ def _notes(result: SolveResult) -> Iterator[RenderableType]:
     yield ""
     more = _derivable(result) - len(result.embeddings)
     if more > 0:
-        yield f"{words.plural(more, 'more candidate')}; --all prints them"
+        yield f"{wording.plural(more, 'more candidate')}; --all prints them"
     yield from _left_out(result)
     yield words.legend(item.candidate.embedding for item in result.embeddings)
     yield (
@@ -247,8 +248,8 @@ def _notes(result: SolveResult) -> Iterator[RenderableType]:
 
 def _left_out(result: SolveResult) -> Iterator[RenderableType]:
     if result.irregular:
-        yield f"{words.plural(result.irregular, 'embedding')} left out: {NO_AXIS_MAPS}"
+        yield f"{wording.plural(result.irregular, 'embedding')} left out: {NO_AXIS_MAPS}"
     if result.not_derivable:
         number = len(result.not_derivable)
-        yield f"{words.plural(number, 'embedding')} left out, no program can be derived:"
+        yield f"{wording.plural(number, 'embedding')} left out, no program can be derived:"
         yield bullets(dict.fromkeys(result.not_derivable))

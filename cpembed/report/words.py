@@ -7,54 +7,16 @@ from collections.abc import Iterable, Mapping
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import OperandMemory
 from cpembed.ir.computation import Computation
-from cpembed.kernel.plan import Knobs
+from cpembed.wording import plural, shape
 
 NOTHING = "·"
 """Stands where an instruction axis takes one step and no workload axis feeds it."""
-
-
-def sizes(extents: Mapping[str, int]) -> str:
-    """``n 1  k 64``."""
-    return "  ".join(f"{axis} {extent}" for axis, extent in extents.items())
-
-
-def shape(numbers: Iterable[int]) -> str:
-    """``1x64x56x56``; a scalar is ``1``."""
-    return "x".join(str(number) for number in numbers) or "1"
 
 
 def tile(memory: OperandMemory, extents: Mapping[str, int]) -> str:
     """``vta.inp [x, z] 1x16``: the memory that holds an operand's tile, its order and shape."""
     order = ", ".join(str(dimension) for dimension in memory.tile)
     return f"{memory.scope} [{order}] {shape(memory.tile_shape(extents))}"
-
-
-def scaled(number: float, units: tuple[str, ...], step: int) -> str:
-    """A number with the largest unit that keeps it at 1 or more."""
-    position = 0
-    while number >= step and position < len(units) - 1:
-        number /= step
-        position += 1
-    text = f"{number:,.0f}" if position == 0 or number >= 100 else f"{number:.3g}"
-    return f"{text} {units[position]}".rstrip()
-
-
-def count(number: float) -> str:
-    """``115.6 M``."""
-    return scaled(number, ("", "k", "M", "G", "T"), 1000)
-
-
-def data_size(number: float) -> str:
-    return scaled(number, ("B", "KiB", "MiB", "GiB"), 1024)
-
-
-def duration(microseconds: float) -> str:
-    """Three digits, and a unit that suits them."""
-    if microseconds >= 1e6:
-        return f"{microseconds / 1e6:.3g} s"
-    if microseconds >= 1e3:
-        return f"{microseconds / 1e3:.3g} ms"
-    return f"{microseconds:.3g} us"
 
 
 def digit(item: Digit) -> str:
@@ -139,47 +101,11 @@ def _forms(embeddings: Iterable[Embedding]) -> dict[str, str]:
     return {form: found[form] for form in order if form in found}
 
 
-def knobs(chosen: Knobs, embedding: Embedding) -> str:
-    """``k.o:2  q.o:2 in registers, W outermost, panels of p.o:8``: what a task computes, the factor
-    whose loops are outside the other's, what comes before anything else.
-
-    >>> chosen = Knobs({"k.o": 2, "q.o": 2}, False, {"p.o": 8})
-    >>> knobs(chosen, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))
-    'k.o:2  q.o:2 in registers, I outermost, panels of p.o:8'
-    """
-    first, second, *_ = embedding.operands.values()
-    blocks = "  ".join(f"{loop}:{size}" for loop, size in chosen.blocks.items())
-    panels = "  ".join(f"{loop}:{size}" for loop, size in chosen.panels.items())
-    return ", ".join(
-        (
-            f"{blocks or 'one tile'} in registers",
-            f"{second if chosen.columns_outermost else first} outermost",
-            *((f"panels of {panels}",) if panels else ()),
-            *(("streamed past L1",) if chosen.streams else ()),
-            *((f"sums in {chosen.parts} parts",) if chosen.parts > 1 else ()),
-        )
-    )
-
-
 def dtypes(computation: Computation) -> str:
     """``I int8  W int8  O int32``."""
     return "  ".join(f"{operand.name} {operand.dtype}" for operand in computation.operands)
 
 
-def plural(number: int, noun: str, nouns: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
-
-
-def verb(number: int, plural: str) -> str:
-    """``stays`` of one, ``stay`` of several."""
-    return plural + "s" if number == 1 else plural
-
-
 def place(rank: int, of: str, searched: str) -> str:
     """``rank 3``, with the set whose ranking it is of where that is not the one searched."""
     return f"rank {rank}" if of == searched else f"rank {rank} of {of}"
-
-
-def ratio(value: float) -> str:
-    """An overhead: two decimals, more where they would hide that something is wasted."""
-    return f"{value:.2f}" if value == 1 or value >= 1.005 else f"{value:.4g}"

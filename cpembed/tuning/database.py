@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypedDict, TypeVar
 
 import msgspec
 import platformdirs
@@ -42,6 +42,9 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``identifier`` is the candidate's; ``rank`` is the embedding's place in the ranking of the set
     ``constraints``; ``error`` says why a schedule has no program.
     """
+
+    kind: ClassVar[str]
+    """Of the files that hold such trials, in their keys."""
 
     embedding: dict[str, Any]
     identifier: str
@@ -76,6 +79,19 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What tuning minimises, in the unit of the file; None where it was not measured."""
         raise NotImplementedError
 
+    def figure(self, objective: str | None) -> float | None:
+        """What was minimised, of this schedule by itself, in the unit of the target."""
+        return self.cost
+
+    @property
+    def estimated(self) -> float | None:
+        """What the model expected, in the unit of the target."""
+        return None
+
+    def standing(self) -> str:
+        """The trial as the best so far, in a few words."""
+        return f"best {self.cost}"
+
     @property
     def decision(self) -> int:
         """The number of the decision that the trial is part of: once there is one, only it and what
@@ -98,7 +114,7 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def describes(cls, key: Mapping[str, Any]) -> bool:
         """Whether a file of this key holds trials of this kind."""
-        raise NotImplementedError
+        return key.get("kind") == cls.kind
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:

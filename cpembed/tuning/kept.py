@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
-from cpembed.embedding.constraint_set import Weights
+from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -17,7 +17,7 @@ from cpembed.selection.overheads import overheads
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.stores import say
 from cpembed.transform.proof import require
-from cpembed.tuning.database import Stored, T, Trial, store_of
+from cpembed.tuning.database import Stored, T, Trial, default_directory, store_of, stored
 
 WIDEST = "complete"
 """The widest shipped set. What it admits and no rewrite can serve is never among its candidates."""
@@ -91,6 +91,73 @@ def is_of(file: Stored[Any], directory: Path, key: dict[str, Any]) -> bool:
 
 class Unusable(Exception):
     """Why a trial is none of a workload."""
+
+
+class Tunable(Protocol):
+    """What is asked of a target here."""
+
+    spec: HardwareSpec
+    trial: type[Any]
+    objectives: tuple[str, ...]
+
+    def trial_key(
+        self,
+        workload: Computation,
+        constraints: ConstraintSet,
+        epilogue: Any,
+        objective: str | None,
+    ) -> dict[str, Any]:
+        """Everything that the trials of a file depend on."""
+        ...
+
+    def require_schedule(self, candidate: Candidate, epilogue: Any, trial: Any) -> None:
+        """Raises :class:`LoweringError` for a schedule that the candidate does not have."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Which trials: of a workload and what is stored of it, under a set of constraints or any, of
+    one candidate or all, in the default folder or another."""
+
+    workload: Computation
+    epilogue: Any = None
+    constraints: ConstraintSet | None = None
+    identifier: str | None = None
+    directory: Path | None = None
+
+
+def tuned(target: Tunable, of: Lookup) -> TunedChoice[Any] | None:
+    """The fastest of what tuning measured on a target; None where it did not.
+
+    The candidate's program is derived and proven again; what is damaged is left out.
+    """
+
+    def require(candidate: Candidate, trial: Any) -> None:
+        target.require_schedule(candidate, of.epilogue, trial)
+
+    return first_proven(
+        of.workload, target.spec, lambda without: best_kept(target, of, without), require
+    )
+
+
+def best_kept(target: Tunable, of: Lookup, without: Collection[str] = ()) -> Kept[Any] | None:
+    """What :func:`tuned` takes, without its program; ``without`` leaves trials of these keys out.
+    Of several objectives, what was tuned for the first is taken before the others."""
+    folder = of.directory or default_directory()
+    under = of.constraints or load_constraint_set(WIDEST)
+    for objective in target.objectives or (None,):
+        key = target.trial_key(of.workload, under, of.epilogue, objective)
+        found: list[Kept[Any]] = [
+            kept
+            for file in stored(folder, target.trial, key)
+            if file.key.get("objective") == objective
+            and (of.constraints is None or is_of(file, folder, key))
+            and (kept := kept_in(file, of.identifier, without)) is not None
+        ]
+        if found:
+            return min(found, key=lambda kept: kept.trial.figure(objective) or 0)
+    return None
 
 
 def first_proven(

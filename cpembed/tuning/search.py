@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
+
+from cpembed.errors import LoweringError
+from cpembed.tuning.space import Design, Proposal, S, Scored
 
 GENERATION, FROM_ESTIMATES = 8, 2
 """Trials from one look at what was measured, and how many of them estimates choose alone; of the
@@ -16,51 +18,48 @@ PARENTS, CHILDREN = 4, 64
 """The best schedules, whose neighbours are made; neighbours made of them, of which those with the
 best estimates are measured."""
 
+SCREENED = 64
+"""Schedules that estimates choose alone."""
 
-class Proposed(Protocol):
-    """A schedule of an embedding with its estimate, in a unit that all proposals share."""
+FIRST = 5
+"""Families of embeddings whose best schedules come before others: estimates compare schedules of
+one embedding better than embeddings."""
 
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def estimate(self) -> float: ...
-
-
-P = TypeVar("P", bound=Proposed)
+_OTHER_EMBEDDING = 1 / 6
+"""Probability that a neighbour is of another embedding, where a schedule has a meaning there."""
 
 
-class Search(ABC, Generic[P]):
+class Search(Generic[S]):
     """Proposes schedules in an order that depends only on what is searched, the seed, and what was
-    measured before: repeated with the same measurements, it proposes the same."""
+    measured before: repeated with the same measurements, it proposes the same.
 
-    def __init__(self, seed: int) -> None:
+    The first proposal is what runs untuned: ``untuned`` on the first design. Families of embeddings
+    whose estimate is above ``spread`` times the least are not among the first.
+    """
+
+    def __init__(
+        self, designs: Sequence[Design[S]], untuned: S, seed: int, spread: float = 1.0
+    ) -> None:
+        self._designs = designs
+        self._untuned = untuned
+        self._spread = spread
         self._seed = seed
         self._seen: set[str] = set()
-        self._measured: list[tuple[float, P]] = []
+        self._measured: list[tuple[float, Proposal[S]]] = []
 
-    @abstractmethod
-    def _chosen(self) -> Iterator[P]:
-        """By estimates alone, the best first, after what runs untuned."""
-
-    @abstractmethod
-    def _neighbour(self, parent: P, random: Random) -> P | None:
-        """A schedule that differs from the parent's a little; None, or an infinite estimate, where
-        it does not fit."""
-
-    def proposals(self, trials: int) -> Iterator[P]:
+    def proposals(self, trials: int) -> Iterator[Proposal[S]]:
         """At most ``trials`` proposals; each is to be measured, and told, before the next.
 
-        The first is what runs untuned. More trials begin with the same ones.
+        More trials begin with the same ones.
         """
         return itertools.islice(self._endless(), trials)
 
-    def tell(self, proposal: P, cost: float | None) -> None:
+    def tell(self, proposal: Proposal[S], cost: float | None) -> None:
         """What a proposal measured, less being better; None where it has no program."""
         if cost is not None:
             self._measured.append((cost, proposal))
 
-    def _endless(self) -> Iterator[P]:
+    def _endless(self) -> Iterator[Proposal[S]]:
         random = Random(self._seed)
         chosen = filter(self._is_new, self._chosen())
         generation = list(itertools.islice(chosen, GENERATION))
@@ -69,11 +68,24 @@ class Search(ABC, Generic[P]):
             generation = list(itertools.islice(chosen, FROM_ESTIMATES))
             generation += self._neighbours(GENERATION - len(generation), random)
 
-    def _neighbours(self, count: int, random: Random) -> list[P]:
+    def _chosen(self) -> Iterator[Proposal[S]]:
+        """By estimates alone, the best first, after what runs untuned."""
+        untuned = _proposal(self._designs[0], self._untuned)
+        if untuned is not None:
+            yield untuned
+        ranked = screened(self._designs)
+        families: dict[str, Proposal[S]] = {}
+        for item in ranked:
+            families.setdefault(repr(item.design.candidate.embedding.family), item)
+        best = list(families.values())[:FIRST]
+        yield from (item for item in best if item.estimate <= self._spread * best[0].estimate)
+        yield from ranked[:SCREENED]
+
+    def _neighbours(self, count: int, random: Random) -> list[Proposal[S]]:
         """Neighbours of the best, those of smallest estimates; an estimate is corrected by how far
         off its parent's was."""
         parents = sorted(self._measured, key=lambda item: item[0])[:PARENTS]
-        children: list[tuple[float, P]] = []
+        children: list[tuple[float, Proposal[S]]] = []
         for _ in range(CHILDREN if parents else 0):
             cost, parent = random.choice(parents)
             child = self._neighbour(parent, random)
@@ -84,7 +96,60 @@ class Search(ABC, Generic[P]):
             self._seen.remove(child.key)
         return [child for _, child in children[:count]]
 
-    def _is_new(self, proposal: P) -> bool:
+    def _neighbour(self, parent: Proposal[S], random: Random) -> Proposal[S] | None:
+        design, schedule = parent.design, parent.schedule
+        if len(self._designs) > 1 and random.random() < _OTHER_EMBEDDING:
+            other = random.choice(self._designs)
+            moved = other.space.transferred(schedule, design.space)
+            if moved is not None:
+                return _proposal(other, moved)
+        changed = design.space.neighbour(schedule, random)
+        return None if changed is None else _proposal(design, changed)
+
+    def _is_new(self, proposal: Proposal[S]) -> bool:
         new = proposal.key not in self._seen
         self._seen.add(proposal.key)
         return new
+
+
+def _proposal(design: Design[S], schedule: S) -> Proposal[S] | None:
+    """None where the schedule does not fit."""
+    try:
+        return Proposal(design, design.space.scored(design.space.canonical(schedule)))
+    except LoweringError:
+        return None
+
+
+def screened(designs: Sequence[Design[S]], limit: int = SCREENED) -> list[Proposal[S]]:
+    """The schedules of smallest estimates over all designs, best first, at most ``limit`` of each.
+
+    Designs are looked at in the order of their lower bounds, until one's bound is above the best
+    estimate: none of its schedules can be the fastest.
+    """
+    best = float("inf")
+    found: list[Proposal[S]] = []
+    for design in sorted(designs, key=lambda item: item.space.lower_bound):
+        if design.space.lower_bound > best:
+            break
+        unique: dict[str, Proposal[S]] = {}
+        for item in _worth_trying(design, limit):
+            proposal = Proposal(design, item)
+            unique.setdefault(proposal.key, proposal)
+        best = min(best, *(item.estimate for item in unique.values()), float("inf"))
+        found += list(unique.values())[:limit]
+    return sorted(found, key=lambda proposal: proposal.estimate)
+
+
+def _worth_trying(design: Design[S], limit: int) -> list[Scored[S]]:
+    """Under their canonical names; none where no schedule fits."""
+    space = design.space
+    try:
+        # Several enumerated schedules are one program; enough are left without them.
+        ranked = space.ranked(8 * limit)
+    except LoweringError:
+        return []
+    found: list[Scored[S]] = []
+    for item in ranked:
+        schedule = space.canonical(item.schedule)
+        found.append(Scored(item.cost, schedule, item.parts))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpembed.baselines.registry import BASELINES
+
 from cpembed.workloads.suites import SUITES
 from tests.cli.calling import Caller
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from cpembed import wording
 from cpembed.api.explain import Explanation
 from cpembed.ir.dtypes import size_bytes
-from cpembed.report import words
 from cpembed.report.drawing.canvas import LINE, Canvas, width_of
 
 _BAR, _HIGH = 320.0, 18.0
@@ -21,7 +21,7 @@ def draw_costs(explanation: Explanation) -> Canvas:
     rows = [("MACs", cost.macs, cost.executed_macs, calls)]
     for operand in program.operands:
         original = math.prod(operand.original_shape)
-        size = words.data_size(operand.elements * size_bytes(operand.dtype))
+        size = wording.data_size(operand.elements * size_bytes(operand.dtype))
         place = "in place" if operand.is_identity else "packed"
         rows.append((operand.name, original, operand.elements, f"{size}, {place}"))
     left = max(width_of(label) for label, *_ in rows) + 14
@@ -33,9 +33,9 @@ def draw_costs(explanation: Explanation) -> Canvas:
         if taken > needed:
             hint = f"{taken - needed:,} more"
             canvas.box(left + needed * scale, y, (taken - needed) * scale, _HIGH, "padding", hint)
-        what = f"{taken:,} for {needed:,} (x{words.ratio(taken / needed)}); {note}"
+        what = f"{taken:,} for {needed:,} (x{wording.ratio(taken / needed)}); {note}"
         canvas.text(left + _BAR + 14, y + 14, what)
     y = len(rows) * _ROW + LINE - 4
-    moved = words.data_size(cost.packing_bytes) if cost.packing_bytes else "nothing"
+    moved = wording.data_size(cost.packing_bytes) if cost.packing_bytes else "nothing"
     canvas.text(left, y, f"packing and unpacking move {moved}", "dim")
     return canvas

@@ -1,27 +1,96 @@
-"""Kernels from derived programs: the choice of back end, packing, execution."""
+"""Kernels of derived programs on CPUs: what a code generator is, schedules, compilation."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel import portable, runtime
 from cpembed.kernel.compiled import CompiledKernel, MoveThreads
 from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import KernelPlan, Knobs
-from cpembed.kernel.program_nest import in_order
-from cpembed.targets.added import is_added
-from cpembed.targets.added import plan as added_plan
+from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.move_time import kept_near, threads_worth
-from cpembed.targets.cpu.register_blocks import Schedules
-from cpembed.targets.x86 import features
-from cpembed.targets.x86.back_ends import back_end
+from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled, Schedules
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
+if TYPE_CHECKING:
+    from cpembed.targets.cpu.target import CpuTarget
+
 BackendChoice = Literal["auto", "native", "generic"]
+
+
+@dataclass(frozen=True)
+class BackEnd:
+    """A code generator: ``nest`` is a program's with lanes in digits, storing an epilogue;
+    ``model`` what its register blocks cost; ``plan`` writes one of its schedules down. ``unpadded``
+    is the nest on the first factor as it comes, without its padding, where kernels can do that."""
+
+    nest: Callable[[DerivedProgram, Epilogue | None], Nest]
+    model: Callable[[DerivedProgram], RegisterModel]
+    plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
+    unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
+
+    def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
+        """None where the layout is more than padding, or none at all."""
+        if self.unpadded is None or first_factor(program).is_identity:
+            return None
+        try:
+            return self.unpadded(program, epilogue)
+        except LoweringError:
+            return None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program in a code generator's terms: its schedules on a machine."""
+
+    program: DerivedProgram
+    epilogue: Epilogue | None
+    back_end: BackEnd
+    schedules: Schedules
+
+    @classmethod
+    def of(
+        cls,
+        program: DerivedProgram,
+        back_end: BackEnd,
+        epilogue: Epilogue | None = None,
+        machine: Calibration | None = None,
+    ) -> Lowered:
+        """Raises :class:`LoweringError` where the program cannot be expressed."""
+        nest, model = back_end.nest(program, epilogue), back_end.model(program)
+        unpadded = back_end.nest_unpadded(program, epilogue)
+        figures = (machine or calibration()).knowing(model.product)
+        schedules = Schedules(nest, model, figures, runtime.thread_count(), unpadded)
+        return cls(program, epilogue, back_end, schedules)
+
+    def compiled(self, knobs: Knobs) -> CompiledKernel:
+        """Raises :class:`LoweringError` for a schedule that does not fit."""
+        space, program = self.schedules, self.program
+        scheduled = space.scheduled(program, knobs)
+        plan = self.back_end.plan(program, scheduled)
+
+        def whole() -> KernelPlan:
+            return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
+
+        near = kept_near(scheduled.nest, in_order(program), space.machine, space.threads)
+        return CompiledKernel(
+            program, plan, epilogue=self.epilogue, whole=whole, move_threads=move_threads(near)
+        )
+
+
+def portable_kernel(
+    program: DerivedProgram, epilogue: Epilogue | None = None, fallback: str | None = None
+) -> CompiledKernel:
+    """Portable code; ``fallback`` says what it stands in for."""
+    plan = portable.plan(program, runtime.thread_count(), epilogue)
+    return CompiledKernel(program, plan, fallback, epilogue, move_threads=move_threads())
 
 
 def build(
@@ -40,16 +109,18 @@ def build(
     else generic, and the kernel's ``fallback`` says why. ``knobs`` set the native schedule;
     ``epilogue`` is what is stored of the sums, by default the sums themselves.
     """
-    reason: str | None = None
-    if backend != "generic":
-        try:
-            return _build_native(program, spec, knobs, epilogue)
-        except (BackendUnavailable, LoweringError) as error:
-            if backend == "native":
-                raise
-            reason = str(error)
-    plan = portable.plan(program, runtime.thread_count(), epilogue)
-    return CompiledKernel(program, plan, reason, epilogue, move_threads=_move_threads())
+    if backend == "generic":
+        return portable_kernel(program, epilogue)
+    try:
+        target = _cpu_target(spec)
+        if missing := target.missing():
+            raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+        lowered = target.lower(program, epilogue)
+        return lowered.compiled(knobs or lowered.schedules.best())
+    except (BackendUnavailable, LoweringError) as error:
+        if backend == "native":
+            raise
+        return portable_kernel(program, epilogue, str(error))
 
 
 def schedule_space(
@@ -64,39 +135,21 @@ def schedule_space(
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    found, figures = back_end(spec), machine or calibration()
-    nest, model = found.nest(program, epilogue), found.model(program)
-    unpadded = found.nest_unpadded(program, epilogue)
-    figures = figures.knowing(model.product)
-    return Schedules(nest, model, figures, runtime.thread_count(), unpadded)
+    return Lowered.of(program, _cpu_target(spec).back_end, epilogue, machine).schedules
 
 
-def _build_native(
-    program: DerivedProgram,
-    spec: HardwareSpec,
-    knobs: Knobs | None,
-    epilogue: Epilogue | None,
-) -> CompiledKernel:
-    features.require(spec)
-    if is_added(spec):
-        plan = added_plan(program, spec, runtime.thread_count(), epilogue)
-        return CompiledKernel(program, plan, epilogue=epilogue, move_threads=_move_threads())
-    found = back_end(spec)
-    space = schedule_space(program, spec, epilogue=epilogue)
-    chosen = knobs or space.best()
-    scheduled = space.scheduled(program, chosen)
-    plan = found.plan(program, scheduled)
+def _cpu_target(spec: HardwareSpec) -> CpuTarget:
+    """Raises :class:`BackendUnavailable` for a target that no CPU is."""
+    from cpembed.targets.cpu.target import CpuTarget
+    from cpembed.targets.registry import open_target
 
-    def whole() -> KernelPlan:
-        return found.plan(program, space.scheduled(program, chosen, whole=True))
-
-    near = kept_near(scheduled.nest, in_order(program), space.machine, space.threads)
-    return CompiledKernel(
-        program, plan, epilogue=epilogue, whole=whole, move_threads=_move_threads(near)
-    )
+    found = open_target(spec)
+    if not isinstance(found, CpuTarget):
+        raise BackendUnavailable(f"{spec.name} is no target of a CPU; use the generic back end")
+    return found
 
 
-def _move_threads(near: Collection[str] = ()) -> MoveThreads:
+def move_threads(near: Collection[str] = ()) -> MoveThreads:
     """By the model of the machine; ``near``: see :func:`kept_near`."""
 
     def threads(operand: PackedOperand) -> int:

@@ -7,15 +7,12 @@ overheads: the time of the fastest schedule, and that of moving data into the la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Literal
 
 from cpembed.embedding.constraint_set import Weights
-from cpembed.errors import LoweringError
-from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.move import SCATTERED
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import packed_before
@@ -25,24 +22,21 @@ from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.traffic import LINE_BYTES
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.cpu.build import schedule_space
-from cpembed.targets.cpu.calibration import Calibration, calibration
+from cpembed.targets.base import CONSIDERED
+from cpembed.targets.choice import Estimated
+from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import Estimate
 from cpembed.targets.cpu.move_time import kept_near, move_us, private_move_us
 from cpembed.targets.cpu.register_blocks import Schedules
 from cpembed.transform.program import DerivedProgram, PackedOperand
-
-CONSIDERED = 8
-"""The best embeddings by their overheads, among which the model chooses."""
 
 AMONG = 64
 """The best embeddings by their overheads, of which :func:`contenders` takes some."""
 
 _OF_A_FAMILY = 4
 
-_WITH_MOVES = 24
-"""Schedules, the fastest without moves, that are compared with them: the order of the tasks decides
-how much of an image each thread packs."""
+PRODUCTS = "products_us"
+"""Part of an estimate: what the products take."""
 
 EQUAL = 1.02
 """Estimates that differ by less say nothing of which is faster."""
@@ -50,53 +44,6 @@ EQUAL = 1.02
 Objective = Literal["total", "kernel"]
 """What is to be short: the contraction with the packing and unpacking around it (weights are packed
 ahead), or the contraction alone."""
-
-
-@dataclass(frozen=True)
-class Estimated:
-    """An embedding with its fastest schedule by the model; ``moves_us`` is what packing what is not
-    packed ahead, and unpacking, take by the model, in microseconds. ``kernel`` reads what it packs
-    itself from where it has just been packed."""
-
-    ranked: RankedCandidate
-    knobs: Knobs
-    kernel: Estimate
-    moves_us: float
-
-    @property
-    def total_us(self) -> float:
-        return self.kernel.us + self.moves_us
-
-    def us(self, objective: Objective) -> float:
-        return self.total_us if objective == "total" else self.kernel.us
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """Embeddings as the model ranks them, the fastest first; ``refused`` says why the instruction
-    cannot execute the others."""
-
-    estimates: tuple[Estimated, ...]
-    refused: tuple[str, ...]
-
-    @property
-    def considered(self) -> int:
-        """Embeddings looked at."""
-        return len(self.estimates) + len(self.refused)
-
-    def of(self, ranked: RankedCandidate) -> Estimated | None:
-        """The estimate of a candidate; None where it was refused."""
-        return next((item for item in self.estimates if item.ranked is ranked), None)
-
-    def to_json(self, chosen: Estimated) -> dict[str, Any]:
-        """Why ``chosen`` runs, in the document of ``run --json``."""
-        return {
-            "considered": self.considered,
-            "refused": len(self.refused),
-            "constraints": chosen.ranked.constraints,
-            "estimated_us": chosen.kernel.us,
-            "estimated_moves_us": chosen.moves_us,
-        }
 
 
 def contenders(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
@@ -118,68 +65,17 @@ def _family(ranked: RankedCandidate) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(ranked.candidate.embedding.family.items())
 
 
-def choose(
-    candidates: Sequence[RankedCandidate],
-    spec: HardwareSpec,
-    machine: Calibration | None = None,
-    *,
-    objective: Objective = "total",
-    epilogue: Epilogue | None = None,
-) -> ModelChoice:
-    """Rank candidates by the model; first the one that is given first among those that it takes for
-    equally fast (:data:`EQUAL`).
-
-    Raises :class:`BackendUnavailable` for a target that no back end executes.
-    """
-    found: list[Estimated] = []
-    refused: list[str] = []
-    for ranked in candidates:
-        try:
-            found.append(estimated(ranked, spec, machine, objective, epilogue))
-        except LoweringError as error:
-            refused.append(str(error))
-    if found:
-        least = min(item.us(objective) for item in found)
-        first = next(item for item in found if item.us(objective) <= EQUAL * least)
-        rest = [item for item in found if item is not first]
-        found = [first, *sorted(rest, key=lambda item: item.us(objective))]
-    return ModelChoice(tuple(found), tuple(refused))
-
-
-def machine_weights(fastest: Estimated, machine: Calibration | None = None) -> Weights:
+def machine_weights(fastest: Estimated, machine: Calibration) -> Weights:
     """Weights under which a score is the time that the overheads take: what an element costs to
     move, in units of what a multiply-accumulate of this kernel costs. Elements that are there twice
     are those of windows, whose neighbours go elsewhere."""
-    figures, program = machine or calibration(), fastest.ranked.candidate.program
+    program = fastest.ranked.candidate.program
     calls = fastest.ranked.overheads.calls * program.instruction.macs
-    per_mac = fastest.kernel.products_us * 1e3 / calls
+    per_mac = fastest.scored.parts[PRODUCTS] * 1e3 / calls
     element = size_bytes(program.operands[0].dtype) / LINE_BYTES
     # Both are shared by the threads.
-    moved_ns = figures.copy_ns_per_line * element * SCATTERED / thread_count()
+    moved_ns = machine.copy_ns_per_line * element * SCATTERED / thread_count()
     return Weights(1.0, moved_ns / per_mac if per_mac else 1.0)
-
-
-def estimated(
-    ranked: RankedCandidate,
-    spec: HardwareSpec,
-    machine: Calibration | None = None,
-    objective: Objective = "total",
-    epilogue: Epilogue | None = None,
-) -> Estimated:
-    """A candidate on the schedule that is the fastest by the model, where ``epilogue`` is stored.
-
-    Raises :class:`LoweringError` where the instruction cannot execute the program."""
-    program = ranked.candidate.program
-    space = schedule_space(program, spec, machine, epilogue)
-    schedules = space.ranked()
-    if not moved(program):
-        kernel, knobs = schedules[0]
-        return Estimated(ranked, knobs, kernel, 0.0)
-    found: list[Estimated] = []
-    for kernel, knobs in schedules[:_WITH_MOVES]:
-        whole, moves = whole_call(program, space, knobs)
-        found.append(Estimated(ranked, knobs, whole if objective == "total" else kernel, moves))
-    return min(found, key=lambda item: item.us(objective))
 
 
 def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple[Estimate, float]:

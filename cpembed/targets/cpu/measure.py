@@ -41,7 +41,7 @@ from cpembed.targets.cpu.contest import (
     Runner,
     Timed,
 )
-from cpembed.targets.x86.pace import Pace
+from cpembed.targets.registry import open_target
 from cpembed.worker import step
 
 ROUNDS, FINAL_ROUNDS = 40, 80
@@ -71,7 +71,7 @@ class Timeable(Protocol):
     @property
     def candidate(self) -> Candidate: ...
     @property
-    def knobs(self) -> Knobs: ...
+    def schedule(self) -> Knobs: ...
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ class _Sent:
 
     key: str
     candidate: Candidate
-    knobs: Knobs
+    schedule: Knobs
 
     @classmethod
     def of(cls, proposal: Timeable) -> _Sent:
-        return cls(proposal.key, proposal.candidate, proposal.knobs)
+        return cls(proposal.key, proposal.candidate, proposal.schedule)
 
 
 class Workbench:
@@ -167,7 +167,7 @@ class Workbench:
     def _runner(self, proposal: Timeable) -> Runner:
         key = proposal.key
         if key not in self._kernels:
-            data, kernel = self._built(proposal.candidate, proposal.knobs)
+            data, kernel = self._built(proposal.candidate, proposal.schedule)
             moves = data.packing is not None or data.unpacking is not None
             whole = (
                 kernel.bound_whole(self._inputs, data.packed, self._ahead, data.output)
@@ -222,8 +222,8 @@ class Workbench:
     @cached_property
     def _usual(self) -> Callable[[], bool] | None:
         """Whether the CPU's product instruction runs as fast as it does at best."""
-        pace = Pace.of(self._spec)
-        return None if pace is None else pace.is_usual
+        probe = open_target(self._spec).throttle_probe()
+        return None if probe is None else probe.is_usual
 
     @cached_property
     def _expected(self) -> Expected:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import LoweringError
+from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
+from cpembed.kernel.epilogue import Storing
 from cpembed.targets.vta.isa import AluOp
 
 Array = NDArray[Any]
@@ -146,3 +147,44 @@ def requantized_for(workload: Computation) -> Requantized:
 def _length(workload: Computation) -> int:
     """Products in each sum."""
     return math.prod(axis.extent for axis in workload.axes if axis.kind is AxisKind.REDUCTION)
+
+
+OutputForm = Literal["requantized", "int32", "int8"]
+"""What is stored of the sums: shifted and clipped, all their bits, the low eight bits."""
+
+
+def tail_for(target: str, workload: Computation, storing: Storing) -> Tail:
+    """How sums become what a command is told to store; without a form, what the element type of the
+    output says.
+
+    Raises :class:`WorkloadError` for what a VTA does not store, where the form does not fit that
+    type, or a shift has no place.
+    """
+    forms: tuple[OutputForm, ...] = get_args(OutputForm)
+    asked = storing.steps[0] if storing.steps else storing.output
+    if storing.steps or (asked is not None and asked not in forms):
+        raise WorkloadError(
+            f"{target} is simulated and stores {', '.join(forms)}, not {asked}: "
+            "name one of these, or a target that a CPU executes"
+        )
+    output, cut_off = workload.output, _is_narrow(workload)
+    chosen = storing.output or ("int8" if cut_off else "requantized")
+    if cut_off and chosen != "int8":
+        raise WorkloadError(
+            f"{output.name} is int8, the low bits of the sums, and cannot be {chosen}: "
+            "give it the type int32, or ask for int8"
+        )
+    if chosen == "requantized":
+        return requantized_for(workload) if storing.shift is None else Requantized(storing.shift)
+    if storing.shift is not None:
+        raise WorkloadError(
+            f"output {chosen} has no shift: leave it out, or ask for requantized output"
+        )
+    return Exact() if chosen == "int32" else Truncated()
+
+
+def form_of(tail: Tail) -> OutputForm:
+    """The form of a tail, as commands name it."""
+    if isinstance(tail, Requantized):
+        return "requantized"
+    return "int32" if isinstance(tail, Exact) else "int8"

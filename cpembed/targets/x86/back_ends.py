@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 
-from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.nest import Nest
-from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import first_factor
 from cpembed.resources import hardware_spec_files
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.x86 import amx, dot_columns, dot_rows, vector
 from cpembed.targets.x86.dot_products import DOT_PRODUCTS, DotProduct
-from cpembed.transform.program import DerivedProgram
-
-EXECUTED = ("x86",)
-"""Values of a specification's ``backend`` that kernels are compiled for."""
-
-
-@dataclass(frozen=True)
-class BackEnd:
-    """``nest`` is a program's with lanes in digits, storing an epilogue; ``model`` what its
-    register blocks cost; ``plan`` writes one of its schedules down. ``unpadded`` is the nest on the
-    first factor as it comes, without its padding, where kernels can do that."""
-
-    nest: Callable[[DerivedProgram, Epilogue | None], Nest]
-    model: Callable[[DerivedProgram], RegisterModel]
-    plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
-    unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
-
-    def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
-        """None where the layout is more than padding, or none at all."""
-        if self.unpadded is None or first_factor(program).is_identity:
-            return None
-        try:
-            return self.unpadded(program, epilogue)
-        except LoweringError:
-            return None
 
 
 def _columns(dot: DotProduct) -> BackEnd:
@@ -83,10 +53,8 @@ def back_end(spec: HardwareSpec) -> BackEnd:
 
 
 def no_back_end(spec: HardwareSpec) -> str | None:
-    """Why no code generator takes a target; None where one does, as far as its ``backend`` and
-    ``cpu_features`` say."""
-    if spec.backend not in EXECUTED:
-        return f"no back end executes {spec.name} yet"
+    """Why no code generator takes a target; None where one does, as far as its ``cpu_features``
+    say."""
     features = _by_feature(spec)
     if any(name in spec.cpu_features for name in features):
         return None

@@ -11,10 +11,10 @@ import pytest
 from cpembed.api.solve import hardware_spec
 from cpembed.baselines import metaschedule
 from cpembed.baselines.base import NotCovered, Subject
-from cpembed.baselines.metaschedule import MetaSchedule, open_metaschedule
-from cpembed.baselines.problems import Convolution, Product, problem_of
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.targets.x86.baselines.metaschedule import MetaSchedule, open_metaschedule
+from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
 from cpembed.targets.x86.features import lacking
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import Layer

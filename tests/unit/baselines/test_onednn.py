@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cpembed.baselines.registry import open_baselines
 
 from cpembed.baselines import onednn
 from cpembed.baselines.base import NotCovered, Primitives, Subject
-from cpembed.baselines.onednn_forms import Form
-from cpembed.baselines.onednn_log import Executed
-from cpembed.baselines.registry import open_baselines
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.verification import Expected
+from cpembed.targets.x86.baselines.onednn_forms import Form
+from cpembed.targets.x86.baselines.onednn_log import Executed
 from cpembed.workloads.suites import Layer
 
 INT8, BF16, VNNI = map(load_hardware_spec, ("amx_int8", "amx_bf16", "avx512_vnni"))
@@ -192,7 +192,7 @@ LIMITED = """
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
 from cpembed.baselines.base import Subject
-from cpembed.baselines.onednn import open_onednn
+from cpembed.targets.x86.baselines.onednn import open_onednn
 from cpembed.workloads.suites import Layer
 library = open_onednn(load_hardware_spec("avx512_vnni"))
 layer = Layer("", 0, "", "conv2d n=1 c=64 h=8 w=8 k=64 r=3 s=3")

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from cpembed.baselines.base import NotCovered, Subject
-from cpembed.baselines.problems import Convolution, Product, problem_of
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
 from cpembed.workloads.suites import Layer
 
 

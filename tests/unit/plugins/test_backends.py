@@ -104,7 +104,7 @@ def unit(install: Install, tmp_path: Path) -> None:
     install(
         "cpembed-unit",
         {
-            "cpembed.kernel": {kind: f"unit_back_end:{kind}" for kind in kinds},
+            "cpembed.targets": {kind: f"unit_back_end:{kind}" for kind in kinds},
             "cpembed.hw_specs": {"unit": "unit_targets"},
         },
         {

@@ -163,7 +163,7 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
     \b
     cpembed vta run product.zip -o product.npz
     """
-    from cpembed.report import vta as report
+    from cpembed.targets.vta import command_reports as report
     from cpembed.targets.vta.container import load_program
     from cpembed.targets.vta.simulator import simulate, written
 
@@ -219,7 +219,7 @@ def cycles(
     \b
     cpembed vta cycles product.zip --delay 40 --trace product.json
     """
-    from cpembed.report import vta as report
+    from cpembed.targets.vta import command_reports as report
     from cpembed.targets.vta.container import load_program
     from cpembed.targets.vta.timing import MemorySystem, time_program
 

@@ -27,6 +27,8 @@ class VtaTrial(Trial, frozen=True):
     cycles that its busiest module needs. ``estimate`` is None where it is not finite.
     """
 
+    kind = "vta"
+
     schedule: Schedule
     estimate: Positive | None
     cycles: Count | None
@@ -43,24 +45,24 @@ class VtaTrial(Trial, frozen=True):
 
     @property
     def key(self) -> str:
-        return trial_key(self.identifier, self.schedule)
+        return f"{self.identifier} {self.schedule!r}"
 
     @property
     def cost(self) -> float | None:
         return self.cycles
 
-    @classmethod
-    def describes(cls, key: Mapping[str, Any]) -> bool:
-        return "model" in key
+    @property
+    def estimated(self) -> float | None:
+        return self.estimate
+
+    def standing(self) -> str:
+        cycles = self.cycles or 0
+        ratio = cycles / self.lower_bound
+        return f"best {cycles:,} cycles, {ratio:.3f} times what GEMM or DMA alone takes"
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
         return (key["version"], key.get("model")) == (versions()["cpembed"], _model_digest())
-
-
-def trial_key(identifier: str, schedule: Schedule) -> str:
-    """What no two trials of a file share."""
-    return f"{identifier} {schedule!r}"
 
 
 def result_form(tail: Tail) -> str:
@@ -81,6 +83,7 @@ def key_of(
     """Everything that the trials of a file depend on."""
     return {
         **problem_key(workload, spec, constraints),
+        "kind": VtaTrial.kind,
         "form": result_form(tail),
         "version": versions()["cpembed"],
         "model": _model_digest(),

@@ -24,13 +24,6 @@ import numpy as np
 import platformdirs
 
 from cpembed.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
-from cpembed.baselines.problems import (
-    BatchedProduct,
-    Convolution,
-    Numbers,
-    Product,
-    problem_of,
-)
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
@@ -41,6 +34,13 @@ from cpembed.kernel.system import cpu_model
 from cpembed.measure.environment import versions
 from cpembed.measure.turns import OUR_POOL
 from cpembed.stores import LARGEST, Natural, NotARow, decoded, say
+from cpembed.targets.x86.baselines.problems import (
+    BatchedProduct,
+    Convolution,
+    Numbers,
+    Product,
+    problem_of,
+)
 from cpembed.targets.x86.features import lacking
 
 TRIALS = 100

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 
 import numpy as np
 
-from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
-from cpembed.selection.candidate import Candidate
+from cpembed.targets.vta.bias import with_bias
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.estimate import Bounds, bounds, estimate_schedule
+from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.planner import ranked_schedules
-from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.tail import Tail
+from cpembed.targets.vta.schedule import Schedule, check_schedule
+from cpembed.targets.vta.tail import Tail, check_tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest
 from cpembed.targets.vta.timing import MemorySystem
-from cpembed.targets.vta.tuning_trials import trial_key
+from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.space import Scored, Space
 
 FEWEST_SLOTS, MOST_SLOTS = 2, 8
 """Regions of an operand in SRAM at a time, with two threads: with one, loads wait for products,
 which estimates do not know; the enumerated schedules go to 4."""
+
+_RANKED = 512
+"""Schedules that are ranked where no number is asked for."""
 
 _KNOBS = ("tile", "tile", "order", "threads", "slots")
 """What a neighbour differs in; tile sizes, of which there are many, twice as often."""
@@ -41,76 +45,68 @@ class Machine:
     tail: Tail
 
 
-@dataclass(frozen=True, eq=False)
-class Design:
-    """An embedding that takes part: its place ``rank`` in the ranking of the constraint set
-    ``constraints``, its tile nest and what no schedule of it can beat."""
-
-    candidate: Candidate
-    rank: int
-    constraints: str
-    nest: TileNest
-    bounds: Bounds
-
-    @property
-    def identifier(self) -> str:
-        return self.candidate.embedding.identifier()
-
-
 @dataclass(frozen=True)
-class Proposal:
-    """A schedule of a design with its estimate in cycles."""
+class Nest:
+    """A derived program as a nest over a machine's tiles."""
 
-    estimate: float
-    design: Design
-    schedule: Schedule
+    program: DerivedProgram
+    nest: TileNest
+    machine: Machine
+
+    @classmethod
+    def of(cls, program: DerivedProgram, machine: Machine) -> Nest:
+        """Raises :class:`LoweringError` where a program's tiles are not the configuration's, or its
+        results not the workload's."""
+        check_tail(program.unfused, machine.tail)
+        return cls(program, tile_nest(program, machine.config), machine)
+
+    def lowered(self, schedule: Schedule) -> LoweredVta:
+        """Raises :class:`LoweringError` for a schedule that does not fit."""
+        return lower(self.program, self.machine.config, schedule, self.machine.tail)
+
+
+class VtaSpace(Space[Schedule]):
+    """The schedules of a tile nest, estimated in cycles."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest.nest
+        self.machine = nest.machine
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What no schedule of the nest can beat."""
+        return bounds(self.nest, self.machine.tail, self.machine.memory)
 
     @property
-    def key(self) -> str:
-        return trial_key(self.design.identifier, self.schedule)
+    def lower_bound(self) -> float:
+        return self.bounds.busiest_module
 
+    def ranked(self, limit: int | None = None) -> list[Scored[Schedule]]:
+        machine = self.machine
+        found = ranked_schedules(self.nest, machine.tail, limit or _RANKED, machine.memory)
+        return [Scored(cycles, schedule) for cycles, schedule in found]
 
-def design_of(candidate: Candidate, rank: int, constraints: str, machine: Machine) -> Design:
-    """Raises :class:`LoweringError` where a program's tiles are not the configuration's."""
-    nest = tile_nest(candidate.program, machine.config)
-    return Design(candidate, rank, constraints, nest, bounds(nest, machine.tail, machine.memory))
+    def scored(self, schedule: Schedule) -> Scored[Schedule]:
+        check_schedule(with_bias(self.nest, self.machine.tail.bias), schedule)
+        return Scored(self.estimated(schedule), schedule)
 
+    def estimated(self, schedule: Schedule) -> float:
+        """Cycles by the analytical model; infinite where it takes the schedule for one that does
+        not fit."""
+        machine = self.machine
+        return estimate_schedule(self.nest, schedule, machine.tail, machine.memory)
 
-def distinct(designs: Iterable[Design]) -> list[Design]:
-    """One of those whose tile nests differ only in what packing does, which takes no cycles."""
-    found: dict[object, Design] = {}
-    for design in designs:
-        nest = design.nest
+    def canonical(self, schedule: Schedule) -> Schedule:
+        return canonical(self.nest, schedule)
+
+    def neighbour(self, schedule: Schedule, random: Random) -> Schedule:
+        return neighbour(self.nest, schedule, random)
+
+    def form(self) -> object:
+        """Nests that differ only in what packing does, which takes no cycles."""
+        nest = self.nest
         tensors = (*nest.inputs, nest.acc)
-        same = (nest.loops, *((t.memory, t.shape, t.access, t.padded_x) for t in tensors))
-        found.setdefault(same, design)
-    return list(found.values())
-
-
-def screened(designs: Sequence[Design], machine: Machine, limit: int) -> list[Proposal]:
-    """The schedules of smallest estimates over all designs, best first, at most ``limit``.
-
-    Designs are looked at in the order of their lower bounds, until one's bound is above the best
-    estimate: none of its schedules can be the fastest.
-    """
-    best = float("inf")
-    found: list[Proposal] = []
-    for design in sorted(designs, key=lambda item: item.bounds.busiest_module):
-        if design.bounds.busiest_module > best:
-            break
-        try:
-            # Several enumerated schedules are one program; enough are left without them.
-            ranked = ranked_schedules(design.nest, machine.tail, 8 * limit, machine.memory)
-        except LoweringError:
-            continue
-        best = min(best, ranked[0][0])
-        unique: dict[str, Proposal] = {}
-        for cycles, schedule in ranked:
-            proposal = Proposal(cycles, design, canonical(design.nest, schedule))
-            unique.setdefault(proposal.key, proposal)
-        found += list(unique.values())[:limit]
-    found.sort(key=lambda proposal: proposal.estimate)
-    return found[:limit]
+        return (nest.loops, *((t.memory, t.shape, t.access, t.padded_x) for t in tensors))
 
 
 def canonical(nest: TileNest, schedule: Schedule) -> Schedule:
@@ -192,8 +188,3 @@ def _swapped(nest: TileNest, order: tuple[str, ...], random: Random) -> tuple[st
     names = list(order)
     names[one], names[other] = names[other], names[one]
     return tuple(names)
-
-
-def estimated(design: Design, schedule: Schedule, machine: Machine) -> float:
-    """Cycles of one schedule by the analytical model; infinite where it does not fit."""
-    return estimate_schedule(design.nest, schedule, machine.tail, machine.memory)

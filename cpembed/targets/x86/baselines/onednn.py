@@ -21,12 +21,12 @@ from types import ModuleType
 from typing import Any
 
 from cpembed.baselines.base import Arrays, Contender, NotCovered, Primitives, Subject
-from cpembed.baselines.onednn_forms import Form, forms_of
-from cpembed.baselines.onednn_log import logged, per_call
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.runtime import thread_count
+from cpembed.targets.x86.baselines.onednn_forms import Form, forms_of
+from cpembed.targets.x86.baselines.onednn_log import logged, per_call
 from cpembed.targets.x86.features import lacking
 
 _LIMIT = "ONEDNN_MAX_CPU_ISA"

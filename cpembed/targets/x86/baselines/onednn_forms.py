@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.baselines.base import Arrays, NotCovered, Subject
-from cpembed.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue
+from cpembed.targets.x86.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 
 _INTEGER = ("uint8", "int8", "int32")
 _SIGNED = ("int8", "int8", "int32")

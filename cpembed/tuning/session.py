@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
-import msgspec
-
-from cpembed.api.solve import workload_json
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.measure.results import ResultStore
-from cpembed.tuning.database import Trial
-from cpembed.tuning.search import P, Search
-
-T = TypeVar("T", bound=Trial)
+from cpembed.tuning.database import T
+from cpembed.tuning.search import Search
+from cpembed.tuning.space import Design, Proposal, S
 
 SEARCH_SHARE = 0.5
 """Of a time limit, what the searches for embeddings may take."""
@@ -41,99 +35,57 @@ class Task:
 
 
 @dataclass(frozen=True)
-class TuneResult(Generic[T]):
-    """What is known after tuning: ``trials`` holds those of this call's proposals, ``best`` the
-    best of all that are kept under this key, ``untuned`` what runs without tuning.
+class Field(Generic[S]):
+    """The embeddings that take part; what runs untuned is ``untuned`` on the first one.
 
-    ``candidates`` embeddings took part. ``measured`` trials are new; the others were kept from
-    earlier calls. ``stopped``: the time limit came before the number of trials. ``seconds`` is wall
-    time, searches included.
+    ``refused`` says of the others why the instruction cannot execute them.
     """
 
-    workload: Computation
-    target: HardwareSpec
-    constraints: str
-    seed: int
-    candidates: int
-    trials: tuple[T, ...]
-    measured: int
-    kept: int
-    stopped: bool
-    best: T
-    untuned: T
-    seconds: float
-    database: Path
-
-    @property
-    def speedup(self) -> float:
-        """What is minimised, untuned over tuned."""
-        return (self.untuned.cost or 0) / (self.best.cost or 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``tune --json``."""
-        return {
-            "workload": workload_json(self.workload),
-            "target": self.target.name,
-            "constraints": self.constraints,
-            **self._about_json(),
-            "seed": self.seed,
-            "candidates": self.candidates,
-            "trials": len(self.trials),
-            "measured": self.measured,
-            "kept": self.kept,
-            "stopped": self.stopped,
-            "untuned": self._trial_json(self.untuned),
-            "best": self._trial_json(self.best),
-            "speedup": self.speedup,
-            "seconds": self.seconds,
-            "database": str(self.database),
-        }
-
-    def _about_json(self) -> dict[str, Any]:
-        """What was tuned, beside workload, target and constraint set."""
-        return {}
-
-    def _trial_json(self, trial: T) -> dict[str, Any]:
-        document = msgspec.to_builtins(trial)
-        del document["error"]
-        return document
+    designs: tuple[Design[S], ...]
+    untuned: S
+    refused: tuple[str, ...] = ()
 
 
-class Tuning(ABC, Generic[T, P]):
+class Tuning(Generic[T, S]):
     """A search with its file of trials: embeddings are found and proven, kept trials are loaded.
 
-    ``done`` are the trials of this call so far, ``measured`` of them are new.
+    ``done`` are the trials of this call so far, ``measured`` of them are new. ``measure`` makes a
+    trial of a proposal; ``spread`` is as for :class:`~cpembed.tuning.search.Search`.
     """
 
-    def __init__(self, task: Task, search: Search[P], store: ResultStore[T], kind: type[T]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        field: Field[S],
+        store: ResultStore[T],
+        kind: type[T],
+        measure: Callable[[Proposal[S]], T],
+        spread: float = 1.0,
+    ) -> None:
         self.task = task
+        self.field = field
         self.store = store
         self.done: list[T] = []
         self.measured = 0
         self.stopped = False
-        self._search = search
+        self._search = Search(field.designs, field.untuned, task.seed, spread)
         self._kind = kind
+        self._measure = measure
+        store.open()
         self._kept = store.load()
         self._known: dict[str, T] = {}
         for trial in self._kept:
             self._known.setdefault(trial.key, trial)
 
-    @abstractmethod
-    def _measure(self, proposal: P) -> T:
-        """A new trial."""
-
-    @abstractmethod
-    def result(self) -> TuneResult[T]:
-        """After :meth:`run`, whole or interrupted.
-
-        Raises :class:`LoweringError` where no schedule that was tried has a program.
-        """
-
-    def _told(self, proposal: P, trial: T) -> None:
+    def _told(self, proposal: Proposal[S], trial: T) -> None:
         """A trial that is done, new or not."""
 
     def _finish(self) -> None:
         """After the last trial."""
+
+    def about(self) -> dict[str, Any]:
+        """What was tuned, beside workload, target and constraint set; a part of JSON documents."""
+        return {}
 
     @property
     def best(self) -> T | None:
@@ -169,8 +121,12 @@ class Tuning(ABC, Generic[T, P]):
             self._kept.append(trial)
             self._known.setdefault(trial.key, trial)
 
-    def _outcome(self) -> tuple[T, T]:
-        """The best, and what runs untuned: the best again where that has no program."""
+    def outcome(self) -> tuple[T, T]:
+        """After :meth:`run`, whole or interrupted: the best, and what runs untuned; the best again
+        where that has no program.
+
+        Raises :class:`LoweringError` where no schedule that was tried has a program.
+        """
         best = self.best
         if best is None or not self.done:
             reason = next((t.error for t in self.done if t.error), "none was tried")

@@ -1,0 +1,390 @@
+"""What a target is: everything above this folder sees only :class:`Target`.
+
+A target is one object for each hardware specification. Its abstract members say how a derived
+program becomes something that runs; what follows them has a default, which a target overrides where
+it knows better. :mod:`cpembed.targets.TEMPLATE` is a complete small one, to be copied.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
+
+from cpembed import worker
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.embedding import Embedding
+from cpembed.errors import BackendUnavailable, CrashError, InvariantError, LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.epilogue import Epilogue, Storing
+from cpembed.measure.environment import versions
+from cpembed.measure.runner import Timing
+from cpembed.measure.verification import Expected, Verification
+from cpembed.provenance import Provenance
+from cpembed.selection.candidate import Candidate
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.database import Trial, problem_key, store_of
+from cpembed.tuning.plain import PlainTrial
+from cpembed.tuning.session import Field, Task, Tuning
+from cpembed.tuning.space import Proposal, S, Space
+from cpembed.worker import step
+
+Array = NDArray[Any]
+
+L = TypeVar("L")
+"""A program in the target's own terms, before any schedule."""
+A = TypeVar("A")
+"""What is built: a compiled kernel, a program of instructions."""
+
+CONSIDERED = 8
+"""The best embeddings by their overheads, among which a target's estimates choose."""
+
+Row = tuple[str, str]
+"""A line of a report: what it is, and the text."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What an artifact computed: an output in its original layout for each way in which it runs,
+    and how they came about."""
+
+    outputs: tuple[Array, ...]
+    provenance: Provenance
+
+
+class Details:
+    """What only one target says of a run; it has to survive pickling."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its part of the document of ``run --json``."""
+        return {}
+
+    def bench_json(self) -> dict[str, Any]:
+        """Its part of a benchmark's row: numbers and texts."""
+        return {}
+
+    def rows(self) -> list[Row]:
+        """Its lines of the report."""
+        return []
+
+
+class Target(ABC, Generic[L, S, A]):
+    """A machine with one instruction, which executes derived programs."""
+
+    provenance: Provenance = Provenance.MEASURED
+    """How its times come about."""
+    unit: ClassVar[str] = "us"
+    """Of its estimates and of what tuning minimises: ``us`` or ``cycles``."""
+
+    def __init__(self, spec: HardwareSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def missing(self) -> tuple[str, ...]:
+        """What this machine lacks to execute the instruction, in words; empty where nothing."""
+
+    @abstractmethod
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> L:
+        """The program in the target's own terms, storing what ``epilogue`` says of the sums.
+
+        Raises :class:`LoweringError`, which says why it has none.
+        """
+
+    @abstractmethod
+    def space(self, lowered: L) -> Space[S]:
+        """The schedules of a lowered program."""
+
+    @abstractmethod
+    def build(self, lowered: L, schedule: S) -> A:
+        """Something that runs. It is called in the worker: a compiler that ends its process is
+        survived.
+
+        Raises :class:`LoweringError` where the schedule has no program.
+        """
+
+    @abstractmethod
+    def execute(self, artifact: A, inputs: Mapping[str, Array]) -> Execution:
+        """The outputs on inputs in their original layouts, by operand of the workload, and the
+        vectors of the epilogue; in the worker."""
+
+    @abstractmethod
+    def time(self, artifact: A, inputs: Mapping[str, Array]) -> Timing:
+        """How long the contraction takes on these inputs, and packing and unpacking around it; in
+        the worker."""
+
+    files: ClassVar[tuple[str, ...]] = ()
+    """What it can write, by the options of ``run``: ``--save``, ``--trace``."""
+
+    def save(self, artifact: A, path: Path) -> None:
+        """Write what a user takes away.
+
+        Raises :class:`LoweringError` where the target has nothing to be taken away.
+        """
+        raise LoweringError(f"{self.spec.name} has nothing to be saved: leave the file out")
+
+    def save_trace(self, artifact: A, path: Path) -> None:
+        """Write a timeline of the run.
+
+        Raises :class:`LoweringError` where the target has none.
+        """
+        raise LoweringError(f"{self.spec.name} has no timeline: leave the trace out")
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        """Targets that may run what this one cannot, or faster."""
+        return self.spec.alternatives
+
+    # ---------------------------------------------------------------- what is stored, and verified
+
+    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+        """What is stored of the sums, checked before anything is searched; None for the sums.
+
+        Raises :class:`~cpembed.errors.WorkloadError` for what this target does not store.
+        """
+        return storing.epilogue(self.spec.name, workload.output.dtype)
+
+    def stored_type(self, workload: Computation, epilogue: Any) -> str:
+        """The element type of the results."""
+        return workload.output.dtype if epilogue is None else epilogue.dtype
+
+    def vectors(self, expected: Expected, epilogue: Any, seed: int) -> dict[str, Array]:
+        """Random inputs that the epilogue takes beside the operands."""
+        return expected.vectors(epilogue, seed)
+
+    def judge(
+        self, expected: Expected, epilogue: Any, vectors: Mapping[str, Array], found: Array
+    ) -> Verification:
+        """Compare an output with the reference."""
+        return expected.judge_stored(found, epilogue, vectors)
+
+    # ------------------------------------------------------------------ which candidate, and how
+
+    considered: ClassVar[int] = CONSIDERED
+    """How many of the best of a search take part in the choice; :meth:`contenders` picks."""
+    compares_always: ClassVar[bool] = True
+    """Whether estimates choose also where one constraint set was searched; else its first."""
+    equal: ClassVar[float] = 1.0
+    """Estimates that differ by less say nothing of which is faster."""
+    contenders: Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]] | None = None
+    """Picks, of the best that were found, those whose estimates are compared; all where None."""
+
+    def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
+        """Weights that rank what a wider set finds by the times that overheads take on the machine,
+        given the best of the narrow set; None: those of the set."""
+        return None
+
+    weighs: ClassVar[bool] = False
+    """Whether :meth:`weights` has any."""
+
+    def variants(
+        self, candidates: Sequence[RankedCandidate], *, fuses: bool = True
+    ) -> Sequence[RankedCandidate]:
+        """The candidates, and forms of them that this target may execute faster; ``fuses``: axes
+        may be walked as one."""
+        return candidates
+
+    def require(self, candidate: Candidate) -> None:
+        """Prove what no search has proven: a variant.
+
+        Raises :class:`InvariantError` where that fails.
+        """
+
+    # ------------------------------------------------------------------------------ what is said
+
+    def executed_by(self, artifact: A) -> str:
+        """What executed it, as results name it."""
+        return self.spec.backend or self.spec.name
+
+    def schedule_text(self, embedding: Embedding, schedule: S) -> str:
+        """A schedule in words."""
+        return str(schedule)
+
+    def schedule_json(self, schedule: S) -> Any:
+        """A schedule in documents."""
+        return msgspec.to_builtins(schedule)
+
+    def describe(self, artifact: A, timing: Timing) -> Details:
+        """What only this target says of a run."""
+        return Details()
+
+    def doubts(self, *, noisy: bool) -> tuple[str, ...]:
+        """Why a time may be far from the estimate, the likely reason first."""
+        return ("the model does not know this case",)
+
+    def peak_gops(self) -> float | None:
+        """Operations (two a multiply-accumulate) a nanosecond of the instruction on operands that
+        stay in registers, on all threads; None where that is not known."""
+        return None
+
+    def figures(self) -> str:
+        """A digest of what its estimates depend on besides the specification."""
+        return ""
+
+    # ----------------------------------------------------------------------------------- tuning
+
+    trial: type[Any] = PlainTrial
+    """What is kept of a schedule that was tried."""
+    objectives: tuple[str, ...] = ()
+    """What tuning can minimise, the default first; empty where there is one thing only."""
+    tunes_stored: ClassVar[bool] = True
+    """Whether what is stored of the sums makes a difference to a schedule's time."""
+    spread: ClassVar[float] = 2.0
+    """Families of embeddings whose estimates differ by more are not tried first."""
+
+    def minimising(self, objective: str | None) -> Target[L, S, A]:
+        """The target with one of its objectives."""
+        return self
+
+    def untunable(self) -> str | None:
+        """Why there is nothing to tune; None where there is."""
+        return None
+
+    def trial_key(
+        self,
+        workload: Computation,
+        constraints: ConstraintSet,
+        epilogue: Any,
+        objective: str | None,
+    ) -> dict[str, Any]:
+        """Everything that the trials of a file depend on."""
+        return {
+            **problem_key(workload, self.spec, constraints),
+            "kind": self.trial.kind,
+            "stored": None if epilogue is None else str(epilogue),
+            "figures": self.figures(),
+            "version": versions()["cpembed"],
+        }
+
+    def schedule_of(self, trial: Any) -> S:
+        """The schedule that a trial is of."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no schedules")
+
+    def require_schedule(self, candidate: Candidate, epilogue: Any, trial: Trial) -> None:
+        """Raises :class:`LoweringError` for a schedule that the candidate does not have."""
+        space = self.space(self.lower(candidate.program, epilogue))
+        space.scored(self.schedule_of(trial))
+
+    def open_tuning(
+        self, task: Task, field: Field[S], epilogue: Any, folder: Path
+    ) -> Tuning[Any, S]:
+        """A search that is ready to run."""
+        key = self.trial_key(task.workload, task.constraints, epilogue, None)
+        store = store_of(folder, key, self.trial)
+
+        def measure(proposal: Proposal[S]) -> Any:
+            return self.tried(proposal, epilogue)
+
+        return Tuning(task, field, store, self.trial, measure, self.spread)
+
+    def tried(self, proposal: Proposal[S], epilogue: Any) -> Any:
+        """A trial of a proposal: its program is built, verified and timed in the worker. What has
+        none, or ends the worker, is a result."""
+        design, time_taken, error = proposal.design, None, None
+        try:
+            time_taken = worker.call(
+                _time_of, type(self), self.spec, design.candidate, proposal.schedule, epilogue
+            )
+        except (LoweringError, CrashError) as refused:
+            error = str(refused)
+        finite = proposal.estimate < float("inf")
+        return PlainTrial(
+            design.candidate.embedding.to_json(),
+            design.identifier,
+            design.ranked.rank,
+            design.ranked.constraints,
+            error,
+            self.schedule_json(proposal.schedule),
+            design.space.key(proposal.schedule),
+            self.unit,
+            self.provenance,
+            proposal.estimate if finite else None,
+            time_taken,
+        )
+
+    def tuning_rows(self, best: Any, untuned: Any) -> list[Row]:
+        """What a report says of the best trial and of what runs untuned."""
+        return [
+            ("untuned", untuned.standing().removeprefix("best ")),
+            ("tuned", best.standing().removeprefix("best ")),
+        ]
+
+    def trial_text(self, trial: Any) -> str:
+        """A trial's schedule in words."""
+        return self.schedule_text(Embedding.from_json(trial.embedding), self.schedule_of(trial))
+
+    def trial_json(self, trial: Any) -> dict[str, Any]:
+        """A trial in the document of ``tune --json``."""
+        document: dict[str, Any] = msgspec.to_builtins(trial)
+        del document["error"]
+        return document
+
+    # --------------------------------------------------------------------------------- comparing
+
+    @property
+    def baselines(self) -> Mapping[str, Callable[[HardwareSpec, Epilogue | None], Any]]:
+        """Other libraries that its kernels can be compared with, by name; each is loaded for a
+        target and what is stored (:class:`~cpembed.baselines.base.Baseline`)."""
+        return {}
+
+    def storing_kernel(self, artifact: A, choice: Any, epilogue: Epilogue) -> Any:
+        """Another kernel of the same choice that stores something else, for a comparison."""
+        raise BackendUnavailable(f"{self.spec.name} is compared with no library")
+
+    def throttle_probe(self) -> Any:
+        """What says whether the instruction runs as fast as it can at the moment
+        (:class:`~cpembed.measure.turns.ThrottleProbe`); None where nothing does."""
+        return None
+
+
+def verified(
+    target: Target[Any, Any, Any],
+    artifact: Any,
+    workload: Computation,
+    epilogue: Any,
+    seed: int,
+) -> tuple[Verification, dict[str, Array]]:
+    """The worst of what an artifact computes on random data of a seed, beside the reference, and
+    the data; in the worker."""
+    inputs = random_inputs(workload, seed)
+    expected = Expected(workload, inputs)
+    vectors = target.vectors(expected, epilogue, seed)
+    inputs |= vectors
+    doing = f"running the {target.executed_by(artifact)} kernel"
+    with step(doing, workload.macs):
+        execution = target.execute(artifact, inputs)
+    judged = [target.judge(expected, epilogue, vectors, found) for found in execution.outputs]
+    worst = max(judged, key=lambda one: (not one.verified, one.max_error))
+    return worst, inputs
+
+
+def _time_of(
+    kind: type[Target[Any, Any, Any]],
+    spec: HardwareSpec,
+    candidate: Candidate,
+    schedule: Any,
+    epilogue: Any,
+) -> float | None:
+    """What a schedule takes, in the target's unit, after its numbers were verified."""
+    target, workload = kind(spec), candidate.program.workload
+    with step("building a schedule", workload.macs):
+        artifact = target.build(target.lower(candidate.program, epilogue), schedule)
+    found, inputs = verified(target, artifact, candidate.program.unfused, epilogue, seed=0)
+    if not found.verified:
+        raise InvariantError(
+            f"the {target.executed_by(artifact)} kernel of embedding {candidate.identifier} of "
+            f"{spec.name} in {workload.name} with {schedule} is wrong by up to "
+            f"{found.max_error:g} on data of seed 0: please report this command line"
+        )
+    with step("timing a schedule", 10 * workload.macs):
+        timing = target.time(artifact, inputs)
+    if target.unit == "cycles":
+        return timing.cycles
+    return None if timing.latency_us is None else timing.latency_us.median

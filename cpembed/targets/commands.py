@@ -1,0 +1,11 @@
+"""Groups of commands that targets bring to the command line, each imported when it is called."""
+
+from __future__ import annotations
+
+TARGET_COMMANDS: dict[str, tuple[str, str]] = {
+    "vta": (
+        "cpembed.targets.vta.commands",
+        "Assemble, disassemble, check, run and time programs for VTA.",
+    ),
+}
+"""Name -> the module that defines the click command ``command``, and its help."""

@@ -1,0 +1,170 @@
+"""What the targets of CPUs share: kernels compiled by TVM, chosen by a model of the machine."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.embedding import Embedding
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.packing import packed_before
+from cpembed.kernel.plan import Knobs
+from cpembed.measure.runner import Timing, measure
+from cpembed.selection.candidate import Candidate
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.choice import Choice, built_first, compared, storing
+from cpembed.targets.cpu import report
+from cpembed.targets.cpu.build import BackEnd, Lowered
+from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
+from cpembed.targets.cpu.measure import Isolated
+from cpembed.targets.cpu.space import CpuSpace
+from cpembed.targets.cpu.trials import CpuTrial, key_of
+from cpembed.targets.cpu.tuning import CpuTuning
+from cpembed.targets.cpu.variants import require_variant, with_variants
+from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.session import Field, Task
+
+
+class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
+    """``objective``: whether packing and unpacking count where schedules are compared."""
+
+    considered = AMONG
+    equal = EQUAL
+    contenders = staticmethod(contenders)
+    weighs = True
+    trial = CpuTrial
+    objectives = ("total", "kernel")
+    tunes_stored = False
+    files = ("--save",)
+    spread = 2.0
+
+    def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
+        super().__init__(spec)
+        self.objective: Objective = objective
+
+    @property
+    @abstractmethod
+    def back_end(self) -> BackEnd:
+        """The code generator of the instruction.
+
+        Raises :class:`~cpembed.errors.BackendUnavailable` where there is none.
+        """
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
+        return Lowered.of(program, self.back_end, epilogue)
+
+    def space(self, lowered: Lowered) -> CpuSpace:
+        return CpuSpace(lowered.program, lowered.schedules, self.objective)
+
+    def build(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
+        return lowered.compiled(schedule)
+
+    def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
+        """On packed operands, and as one call that packs for itself, where that is other code."""
+        outputs = [artifact.run(inputs)]
+        if artifact.has_inner_packing:
+            ahead = packed_before(artifact.program.workload)
+            outputs.append(artifact.run_whole(inputs, ahead))
+        return Execution(tuple(outputs), self.provenance)
+
+    def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
+        return measure(artifact, inputs)
+
+    def save(self, artifact: CompiledKernel, path: Path) -> None:
+        """A folder with the kernel's assembly, and what its buffers are."""
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "kernel.s").write_text(artifact.assembly())
+        program = artifact.program
+        about = {
+            "target": self.spec.name,
+            "workload": str(program.unfused),
+            "extents": program.unfused.extents,
+            "operands": {
+                operand.name: {
+                    "dtype": operand.dtype,
+                    "original": list(operand.original_shape),
+                    "packed": list(operand.shape),
+                    "in_place": operand.is_identity,
+                }
+                for operand in program.operands
+            },
+        }
+        (path / "kernel.json").write_text(json.dumps(about, indent=2) + "\n")
+
+    def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
+        found = compared(self, first[:1])
+        return machine_weights(found.estimates[0], calibration()) if found.estimates else None
+
+    def variants(
+        self, candidates: Sequence[RankedCandidate], *, fuses: bool = True
+    ) -> Sequence[RankedCandidate]:
+        return with_variants(candidates, self.spec, fuses=fuses)
+
+    def require(self, candidate: Candidate) -> None:
+        require_variant(candidate)
+
+    def executed_by(self, artifact: CompiledKernel) -> str:
+        return artifact.backend
+
+    def schedule_text(self, embedding: Embedding, schedule: Knobs) -> str:
+        return report.knobs(schedule, embedding)
+
+    def doubts(self, *, noisy: bool) -> tuple[str, ...]:
+        again = "other work on the machine disturbed the times: run it again when it is idle"
+        if calibration().is_default:
+            known = "the model has published figures of another machine: run `cpembed calibrate`"
+        else:
+            known = (
+                "the machine is not as it was when it was calibrated: run `cpembed calibrate` "
+                "again when it is idle"
+            )
+        return (*((again,) if noisy else ()), known, *super().doubts(noisy=noisy))
+
+    def figures(self) -> str:
+        return repr(calibration())
+
+    def minimising(self, objective: str | None) -> CpuTarget:
+        return type(self)(self.spec, "kernel" if objective == "kernel" else "total")
+
+    def trial_key(
+        self,
+        workload: Computation,
+        constraints: ConstraintSet,
+        epilogue: Any,
+        objective: str | None,
+    ) -> dict[str, Any]:
+        """Kernels are tuned for the sums as they are, whatever is stored."""
+        return key_of(
+            workload, self.spec, constraints, "kernel" if objective == "kernel" else "total"
+        )
+
+    def schedule_of(self, trial: CpuTrial) -> Knobs:
+        return trial.knobs
+
+    def open_tuning(
+        self, task: Task, field: Field[Knobs], epilogue: Any, folder: Path
+    ) -> CpuTuning:
+        for design in field.designs:
+            require_variant(design.candidate)
+        measurer = Isolated(task.workload, self.spec, self.objective)
+        return CpuTuning(task, field, measurer, self.objective, folder, self.spread)
+
+    def tuning_rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:
+        return report.tuning_rows(best, untuned, self.objective)
+
+    def trial_json(self, trial: CpuTrial) -> dict[str, Any]:
+        return {**super().trial_json(trial), "total_us": trial.total_us}
+
+    def storing_kernel(
+        self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue
+    ) -> CompiledKernel:
+        return built_first(self, storing(self, choice, epilogue), epilogue)[0]

@@ -1,0 +1,36 @@
+"""The targets there are, by the ``backend`` of a specification, and nothing of them loaded.
+
+Another distribution adds one by an entry point of the group :data:`GROUP`: its name is what
+specifications say, its object a class derived from :class:`~cpembed.targets.base.Target`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.schema import close_match, one_of, spec_error
+from cpembed.plugins import plugin_names
+
+BUILT_IN = {
+    "x86": "cpembed.targets.x86.target:X86Target",
+    "vta": "cpembed.targets.vta.target:VtaTarget",
+}
+
+GROUP: Literal["cpembed.targets"] = "cpembed.targets"
+
+
+def require_known(spec: HardwareSpec) -> HardwareSpec:
+    """The specification, where its ``backend`` is one that there is, or none.
+
+    Raises :class:`SpecError` otherwise.
+    """
+    if spec.backend is None or spec.backend in BUILT_IN or spec.backend in plugin_names(GROUP):
+        return spec
+    raise spec_error(
+        spec.path or spec.name,
+        ("backend",),
+        f"unknown backend {spec.backend!r}{close_match(spec.backend, BUILT_IN)}; allowed: "
+        f"{one_of(BUILT_IN)}, the name of an entry point of {GROUP}, or leave the key out while "
+        "nothing executes the instruction",
+    )

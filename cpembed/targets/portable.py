@@ -1,0 +1,57 @@
+"""Portable code in the place of a target's instruction: it verifies programs on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.measure.runner import Timing, measure
+from cpembed.targets.base import Array, Execution, Target
+from cpembed.targets.cpu.build import portable_kernel
+from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.space import Scored, Space
+
+PORTABLE = "generic"
+"""The back end's name."""
+
+_ROUNDS = 3
+"""It is slow, and its time is not what a measurement is for."""
+
+_Program = tuple[DerivedProgram, Any]
+
+
+class _OneSchedule(Space[None]):
+    def ranked(self, limit: int | None = None) -> Sequence[Scored[None]]:
+        return [self.scored(None)]
+
+    def scored(self, schedule: None) -> Scored[None]:
+        return Scored(0.0, schedule)
+
+
+class PortableTarget(Target[_Program, None, CompiledKernel]):
+    """The derived program in plain loops."""
+
+    def missing(self) -> tuple[str, ...]:
+        return ()
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> _Program:
+        return program, epilogue
+
+    def space(self, lowered: _Program) -> _OneSchedule:
+        return _OneSchedule()
+
+    def build(self, lowered: _Program, schedule: None) -> CompiledKernel:
+        return portable_kernel(*lowered)
+
+    def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
+        return Execution((artifact.run(inputs),), self.provenance)
+
+    def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
+        return measure(artifact, inputs, rounds=_ROUNDS)
+
+    def executed_by(self, artifact: CompiledKernel) -> str:
+        return PORTABLE
+
+    def untunable(self) -> str | None:
+        return "portable code has one schedule: nothing to tune"

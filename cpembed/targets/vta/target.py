@@ -1,0 +1,296 @@
+"""The VTA: programs of its instructions, executed and timed by simulators."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cpembed import worker
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.embedding import Embedding
+from cpembed.errors import CrashError, InvariantError, LoweringError, ProgramError
+from cpembed.files import write_whole
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.schema import spec_error
+from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Storing
+from cpembed.measure.runner import Quantiles, Timing
+from cpembed.measure.verification import Expected, Verification, compare_integers
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Execution, Row, Target
+from cpembed.targets.vta import report
+from cpembed.targets.vta.checker import check
+from cpembed.targets.vta.container import save_program
+from cpembed.targets.vta.estimate import bounds
+from cpembed.targets.vta.lower import LoweredVta
+from cpembed.targets.vta.machine import vta_config
+from cpembed.targets.vta.move_times import measure_moves
+from cpembed.targets.vta.moves import Moves
+from cpembed.targets.vta.program import VtaProgram
+from cpembed.targets.vta.report import VtaDetails
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.simulator import require_simulated, simulate
+from cpembed.targets.vta.space import Machine, Nest, VtaSpace
+from cpembed.targets.vta.tail import Tail, default_tail, tail_for
+from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.timing import Timing as SimulatedTiming
+from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
+from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.database import store_of
+from cpembed.tuning.session import Field, Task, Tuning
+from cpembed.tuning.space import Proposal
+from cpembed.worker import step
+
+SIMULATOR = "vta.simulator"
+"""What executed a program, as results name it."""
+
+
+@dataclass(eq=False)
+class VtaArtifact:
+    """A lowered program with its packing; once it ran, the inputs in its memory (``program``), the
+    memory that it left, and wall time by phase."""
+
+    lowered: LoweredVta
+    moves: Moves
+    program: VtaProgram | None = None
+    memory: Any = None
+    timing: SimulatedTiming | None = None
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        started = time.perf_counter()
+        with step(f"simulating a VTA ({name})", self.lowered.program.workload.macs):
+            yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
+    """Its cycles are simulated; packing is compiled for this machine, and measured."""
+
+    provenance = Provenance.SIMULATED
+    unit = "cycles"
+    compares_always = False
+    files = ("--save", "--trace")
+    trial = VtaTrial
+    spread = 1.0
+
+    def __init__(self, spec: HardwareSpec) -> None:
+        """Raises :class:`~cpembed.errors.SpecError` for a specification that is no VTA, or none
+        that can be simulated."""
+        super().__init__(spec)
+        self.config = vta_config(spec)
+        require_simulated(self.config)
+        if spec.machine is None:
+            problem = "is missing: cycles and times need the clock and the memory path"
+            raise spec_error(spec.path or spec.name, ("machine",), problem)
+        self.memory = MemorySystem.of(spec.machine)
+        self.memory.check()
+        self.clock_mhz = spec.machine.clock_mhz
+
+    def missing(self) -> tuple[str, ...]:
+        return ()
+
+    def machine(self, workload: Computation, tail: Tail | None = None) -> Machine:
+        """``tail`` None: what the workload's output says."""
+        return Machine(self.config, self.memory, tail or default_tail(workload))
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> Nest:
+        return Nest.of(program, self.machine(program.unfused, epilogue))
+
+    def space(self, lowered: Nest) -> VtaSpace:
+        return VtaSpace(lowered)
+
+    def build(self, lowered: Nest, schedule: Schedule) -> VtaArtifact:
+        started = time.perf_counter()
+        found = lowered.lowered(schedule)
+        return VtaArtifact(found, Moves(found), seconds={"lower": time.perf_counter() - started})
+
+    def execute(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Execution:
+        """In the functional simulator; what was generated is checked first.
+
+        Raises :class:`InvariantError` where it is illegal.
+        """
+        lowered, moves = artifact.lowered, artifact.moves
+        with artifact.phase("pack"):
+            artifact.program = program = moves.build(_factors(lowered, inputs))
+        with artifact.phase("check"):
+            try:
+                check(program)
+            except ProgramError as error:
+                workload, embedding = lowered.program.unfused, lowered.program.embedding
+                raise InvariantError(
+                    f"the VTA program of embedding {embedding.identifier()} of {self.spec.name} in "
+                    f"{workload.name} is illegal: {error}; please report this command line"
+                ) from error
+        with artifact.phase("functional"):
+            artifact.memory = simulate(program, checked=False)
+            found = moves.unpack(lowered.combine(program, artifact.memory))
+        return Execution((found,), self.provenance)
+
+    def time(self, artifact: VtaArtifact, inputs: Mapping[str, Array]) -> Timing:
+        if artifact.program is None:
+            self.execute(artifact, inputs)
+        lowered, program = artifact.lowered, artifact.program
+        assert program is not None
+        with artifact.phase("timed"):
+            artifact.timing = time_program(program, self.memory, checked=False)
+        with artifact.phase("measure"):
+            factors = _factors(lowered, inputs)
+            times = measure_moves(lowered, artifact.moves, program, artifact.memory, factors)
+        cycles = artifact.timing.cycles
+        us = cycles / self.clock_mhz
+        return Timing(
+            self.provenance,
+            lowered.program.unfused.macs,
+            Quantiles(us, us, us),
+            times.packing_us,
+            times.unpacking_us,
+            times.packed_ahead,
+            times.noisy,
+            cycles=cycles,
+            clock_mhz=self.clock_mhz,
+        )
+
+    def save(self, artifact: VtaArtifact, path: Path) -> None:
+        """The program with its inputs: a directory, or a zip if the name ends in .zip."""
+        assert artifact.program is not None
+        save_program(artifact.program, path)
+
+    def save_trace(self, artifact: VtaArtifact, path: Path) -> None:
+        from cpembed.targets.vta.trace import trace as timeline
+
+        assert artifact.program is not None
+        assert artifact.timing is not None
+        document = timeline(artifact.program, artifact.timing)
+        write_whole(path, json.dumps(document, separators=(",", ":")))
+
+    def epilogue(self, workload: Computation, storing: Storing) -> Tail:
+        return tail_for(self.spec.name, workload, storing)
+
+    def stored_type(self, workload: Computation, epilogue: Any) -> str:
+        return (epilogue or default_tail(workload)).dtype
+
+    def vectors(self, expected: Expected, epilogue: Any, seed: int) -> dict[str, Array]:
+        return {}
+
+    def judge(
+        self, expected: Expected, epilogue: Any, vectors: Mapping[str, Array], found: Array
+    ) -> Verification:
+        tail = epilogue or default_tail(expected.workload)
+        return compare_integers(tail.reference(expected.result), found)
+
+    def executed_by(self, artifact: VtaArtifact) -> str:
+        return SIMULATOR
+
+    def schedule_text(self, embedding: Embedding, schedule: Schedule) -> str:
+        return report.schedule_text(schedule)
+
+    def schedule_json(self, schedule: Schedule) -> Any:
+        return report.schedule_json(schedule)
+
+    def describe(self, artifact: VtaArtifact, timing: Timing) -> VtaDetails:
+        assert artifact.program is not None
+        assert artifact.timing is not None
+        lowered = artifact.lowered
+        return VtaDetails(
+            lowered,
+            artifact.program,
+            artifact.timing,
+            bounds(lowered.nest, lowered.tail, self.memory),
+            self.clock_mhz,
+            dict(artifact.seconds),
+        )
+
+    def doubts(self, *, noisy: bool) -> tuple[str, ...]:
+        reason = "this schedule waits for loads or stores that the model overlaps"
+        return (f"{reason}: `cpembed tune` compares schedules by simulated cycles",)
+
+    def trial_key(
+        self,
+        workload: Computation,
+        constraints: ConstraintSet,
+        epilogue: Any,
+        objective: str | None,
+    ) -> dict[str, Any]:
+        return key_of(workload, self.spec, epilogue or default_tail(workload), constraints)
+
+    def schedule_of(self, trial: VtaTrial) -> Schedule:
+        return trial.schedule
+
+    def open_tuning(
+        self, task: Task, field: Field[Schedule], epilogue: Any, folder: Path
+    ) -> VtaTuning:
+        return VtaTuning(self, task, field, epilogue or default_tail(task.workload), folder)
+
+    def tried(self, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
+        """Its cycles; that generated programs are legal and right is not asked of each of them."""
+        design = proposal.design
+        cycles, error = None, None
+        try:
+            cycles = worker.call(_cycles, design.lowered, proposal.schedule)
+        except (LoweringError, CrashError) as refused:
+            error = str(refused)
+        space = design.space
+        assert isinstance(space, VtaSpace)
+        estimate = proposal.estimate
+        return VtaTrial(
+            design.candidate.embedding.to_json(),
+            design.identifier,
+            design.ranked.rank,
+            design.ranked.constraints,
+            error,
+            proposal.schedule,
+            estimate if estimate < float("inf") else None,
+            cycles,
+            space.bounds.gemm_or_dma,
+            space.bounds.busiest_module,
+        )
+
+    def tuning_rows(self, best: VtaTrial, untuned: VtaTrial) -> list[Row]:
+        return report.tuning_rows(best, untuned, self.clock_mhz)
+
+    def trial_json(self, trial: VtaTrial) -> dict[str, Any]:
+        cycles = trial.cycles or 0
+        return {
+            **super().trial_json(trial),
+            "us": cycles / self.clock_mhz,
+            "lower_bound_ratio": cycles / trial.lower_bound,
+            "busiest_module_ratio": cycles / trial.busiest_module,
+        }
+
+
+class VtaTuning(Tuning[VtaTrial, Schedule]):
+    """Schedules by their simulated cycles."""
+
+    def __init__(
+        self, target: VtaTarget, task: Task, field: Field[Schedule], tail: Tail, folder: Path
+    ) -> None:
+        self.form = result_form(tail)
+        key = target.trial_key(task.workload, task.constraints, tail, None)
+        store = store_of(folder, key, VtaTrial)
+
+        def measure(proposal: Proposal[Schedule]) -> VtaTrial:
+            return target.tried(proposal, tail)
+
+        super().__init__(task, field, store, VtaTrial, measure, target.spread)
+
+    def about(self) -> dict[str, Any]:
+        return {"form": self.form}
+
+
+def _factors(lowered: LoweredVta, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """By operand: a tensor that is both factors is packed for each."""
+    operands = lowered.program.workload.inputs
+    return {operand.name: inputs[operand.tensor] for operand in operands}
+
+
+def _cycles(nest: Nest, schedule: Schedule) -> int:
+    with step("simulating a schedule", nest.program.workload.macs):
+        lowered = nest.lowered(schedule)
+        return time_program(lowered.empty_image(), nest.machine.memory).cycles
