@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from cpembed.errors import BackendUnavailable, SpecError
 from cpembed.hw.instruction import HardwareSpec
@@ -27,8 +27,7 @@ def target_class(backend: str) -> type[Target[Any, Any, Any]] | None:
     found: Any = plugin.value
     if not (isinstance(found, type) and issubclass(found, Target)):
         raise plugin.error("is no class derived from cpembed.targets.base.Target; have it repaired")
-    added: Any = found
-    return added
+    return cast("type[Target[Any, Any, Any]]", found)
 
 
 def open_target(spec: HardwareSpec) -> Target[Any, Any, Any]:

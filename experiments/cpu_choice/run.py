@@ -15,9 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from cpembed.api.tune_cpu import CpuTuning, Field
+
 from cpembed.api.solve import hardware_spec, workload
 from cpembed.api.tune import open_tuning
-from cpembed.api.tune_cpu import CpuTuning, Field
 from cpembed.targets.cpu.contest import Failed
 from cpembed.targets.cpu.measure import Workbench
 from cpembed.targets.cpu.space import CpuProposal, canonical, proposal

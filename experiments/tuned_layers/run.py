@@ -15,10 +15,11 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from cpembed.api.run import run
 from cpembed.api.run_vta import VtaRunResult
-from cpembed.api.tune import tune
 from cpembed.api.tune_vta import VtaTuneResult
+
+from cpembed.api.run import run
+from cpembed.api.tune import tune
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars

@@ -7,6 +7,9 @@ from functools import cache
 from typing import Any
 
 from cpembed.api.run_vta import VtaSimulation
+from cpembed.targets.vta.tuning_search import VtaSearch
+from cpembed.targets.vta.tuning_space import Machine, design_of
+
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
@@ -22,8 +25,6 @@ from cpembed.targets.vta.reference import (
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.targets.vta.timing import time_program
-from cpembed.targets.vta.tuning_search import VtaSearch
-from cpembed.targets.vta.tuning_space import Machine, design_of
 from cpembed.transform.program import DerivedProgram
 
 SEED = 0

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from cpembed.targets.vta.tuning_search import measure
 
 from cpembed.api import bench_maker, tune_vta
 from cpembed.api.chosen import missing_for
 from cpembed.api.solve import hardware_spec
-from cpembed.targets.vta.tuning_search import measure
 from tests.cli.calling import Called, Caller, in_a_process
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from cpembed.api import tune_vta as api
 from cpembed.targets.vta.tuning_search import measure
 from cpembed.targets.vta.tuning_space import Machine, Proposal
 from cpembed.targets.vta.tuning_trials import VtaTrial
+
+from cpembed.api import tune_vta as api
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, TUNED, Map, assert_matches

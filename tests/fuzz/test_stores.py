@@ -12,14 +12,17 @@ from random import Random
 from typing import Any
 
 import pytest
+from cpembed.api.tune_cpu import CpuTuning, Field
+from cpembed.api.tuning import Task
+from cpembed.targets.vta.tuning_search import measure
+from cpembed.targets.vta.tuning_space import screened
+from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 from rich.console import Console
 
 from cpembed.api.bench import Bench, open_bench
 from cpembed.api.calibrate import CalibrateResult
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec
 from cpembed.api.tune import known
-from cpembed.api.tune_cpu import CpuTuning, Field
-from cpembed.api.tuning import Task
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore
@@ -36,9 +39,6 @@ from cpembed.targets.cpu.calibration import (
     store_calibration,
 )
 from cpembed.targets.vta import tuning_kept as vta_kept
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import screened
-from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant

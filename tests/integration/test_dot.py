@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from cpembed.api.beside import faster_beside
+from cpembed.api.tune_cpu import CpuTuning
+
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
-from cpembed.api.tune_cpu import CpuTuning
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs, reference

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cpembed.api.tune_cpu import CpuTuning
 
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
 from cpembed.api.tune import open_tuning
-from cpembed.api.tune_cpu import CpuTuning
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

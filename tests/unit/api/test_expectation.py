@@ -6,14 +6,14 @@ import io
 from dataclasses import replace
 
 import pytest
+from cpembed.api.run_cpu import model_choices
+from cpembed.api.run_vta import VtaRunResult
 from rich.console import Console
 
 from cpembed.api import expectation as module
 from cpembed.api import run
 from cpembed.api.expectation import Expectation
-from cpembed.api.run_cpu import model_choices
 from cpembed.api.run_result import RunResult
-from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.measure.runner import Measurement, Quantiles
 from cpembed.measure.verification import Verification

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-
 from cpembed.api.run_cpu import model_choices, weights_here
+
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import WIDER
 from cpembed.kernel.move import SCATTERED

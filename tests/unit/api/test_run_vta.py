@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, tail_for
 
 from cpembed.api.run import run
-from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, tail_for
 from cpembed.api.solve import hardware_spec, workload
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.ir.computation import Computation

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cpembed.api.run_vta import VtaRunResult
+from cpembed.api.tuning import TuneResult
+from cpembed.targets.vta.tuning_search import measure
+from cpembed.targets.vta.tuning_space import Machine, Proposal
+from cpembed.targets.vta.tuning_trials import VtaTrial
 
 from cpembed.api import tune_vta as api
 from cpembed.api.bench import open_bench
 from cpembed.api.run import run
-from cpembed.api.run_vta import VtaRunResult
 from cpembed.api.solve import workload
 from cpembed.api.tune import tune
-from cpembed.api.tuning import TuneResult
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import Machine, Proposal
-from cpembed.targets.vta.tuning_trials import VtaTrial
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 
 TARGET = "vta_1x16x16"

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from cpembed.api.run_cpu import model_choices, tuned_choice
-from cpembed.api.solve import hardware_spec, solve
-from cpembed.api.tune import tune
 from cpembed.api.tune_cpu import FINALISTS, CpuTuneResult, CpuTuning, Field
 from cpembed.api.tuning import Task
+from cpembed.targets.cpu.kept import best_kept
+
+from cpembed.api.solve import hardware_spec, solve
+from cpembed.api.tune import tune
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.measure.runner import Quantiles
 from cpembed.targets.cpu import trials as cpu_trials
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.contest import Moves, Timed
-from cpembed.targets.cpu.kept import best_kept
 from cpembed.targets.cpu.space import CpuProposal
 from cpembed.targets.cpu.trials import CpuTrial, key_of
 from cpembed.targets.cpu.variants import OVER_ROWS

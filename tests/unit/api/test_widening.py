@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cpembed.api.run_vta import VtaSimulation
 
 from cpembed.api import widening
 from cpembed.api.choice import undeclared_stride
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.explain import Explanation, explain
 from cpembed.api.run import VtaRunResult, run
-from cpembed.api.run_vta import VtaSimulation
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.embedding.constraint_set import Weights, load_constraint_set

@@ -9,6 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from cpembed.targets.vta.tuning_kept import tuned
+from cpembed.targets.vta.tuning_search import measure
+from cpembed.targets.vta.tuning_space import screened
+from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 
 from cpembed.api.solve import hardware_spec
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -16,10 +20,6 @@ from cpembed.embedding.embedding import Digit
 from cpembed.errors import DamagedStore
 from cpembed.targets.vta import tuning_trials as vta_trials
 from cpembed.targets.vta.tail import Exact, Requantized
-from cpembed.targets.vta.tuning_kept import tuned
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import screened
-from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 from cpembed.tuning import database
 from cpembed.tuning.database import default_directory, store_of, stored
 from tests.unit.targets.vta.tuning import LAYER, TARGET, designs, layer, machine

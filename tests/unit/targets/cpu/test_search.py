@@ -4,8 +4,8 @@ the model alone chooses."""
 from __future__ import annotations
 
 import pytest
-
 from cpembed.targets.cpu.search import FIRST, HOPELESS, CpuSearch
+
 from cpembed.targets.cpu.space import CpuProposal, proposal
 from tests.unit.targets.cpu.tuning import LAYER, designs
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from cpembed.targets.vta.planner import default_schedule
 from cpembed.targets.vta.tuning_search import VtaSearch, measure
 from cpembed.targets.vta.tuning_space import Proposal, canonical, screened
+
+from cpembed.targets.vta.planner import default_schedule
 from tests.unit.targets.vta.tuning import designs, machine
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from cpembed.targets.vta.tuning_space import canonical, distinct, estimated, neighbour, screened
 
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.planner import schedules
 from cpembed.targets.vta.schedule import Schedule, check_schedule
 from cpembed.targets.vta.timing import time_program
-from cpembed.targets.vta.tuning_space import canonical, distinct, estimated, neighbour, screened
 from tests.unit.targets.vta.tuning import LOW_CHANNEL, SMALL, designs, machine
 
 

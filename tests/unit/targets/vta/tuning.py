@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 from cpembed.api.run_vta import VtaSimulation
+from cpembed.targets.vta.tuning_space import Design, Machine, design_of
+
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.computation import Computation
-from cpembed.targets.vta.tuning_space import Design, Machine, design_of
 
 TARGET = "vta_1x16x16"
 LAYER = "conv2d n=1 c=32 h=8 w=6 k=32 r=3 s=3 pad=1"
