@@ -197,6 +197,25 @@ class Target(ABC, Generic[L, S, A]):
         Raises :class:`InvariantError` where that fails.
         """
 
+    # ------------------------------------------------------------ operators of other compilers
+
+    def exact(self, workload: Computation) -> Any:
+        """What stores every bit of a result, in the type of the workload's output."""
+        return None
+
+    def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Any:
+        """What stores ``clip((sum + bias) >> shift, low, high)`` as int8, the bias over these
+        dimensions of the output; None where the target does not do that."""
+        return None
+
+    def emit_relax(
+        self, builder: Any, artifact: A, arguments: Mapping[str, Any], result: Any
+    ) -> Any:
+        """An expression of type ``result`` for an artifact on relax expressions or arrays, by
+        operand, with a ``relax.BlockBuilder``; None where the general one is to be taken, which
+        executes the artifact on operands in their original layouts (:mod:`cpembed.tvm.emit`)."""
+        return None
+
     # ------------------------------------------------------------------------------ what is said
 
     def executed_by(self, artifact: A) -> str:

@@ -1,4 +1,4 @@
-"""TVM plugin: VTA in TVM's own modules.
+"""TVM plugin: programs of any target in TVM's own modules.
 
 >>> import cpembed.tvm
 >>> cpembed.tvm.offload("vta_1x16x16").report.operators

@@ -1,32 +1,35 @@
-"""Which program of an operator: the best embedding that the machine can execute."""
+"""Which program of an operator: the best embedding that the target can execute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from cpembed.api.chosen import AnyTarget
 from cpembed.api.solve import SolveResult, hardware_spec, solve
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.errors import CpembedError, InvariantError, LoweringError
+from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.lower import LoweredVta, lower
-from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.simulator import require_simulated
-from cpembed.targets.vta.tail import Exact, Tail, Truncated
+from cpembed.targets.choice import Choice, choices
+from cpembed.targets.registry import open_target
 
 _TRIED = 5
 """Candidates that are tried before an operator is given up: programs that do not fit are rare."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A candidate and its VTA program."""
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A candidate with its schedule, and what was built of them on a target; ``epilogue`` is what
+    it stores."""
 
+    target: AnyTarget
     ranked: RankedCandidate
-    lowered: LoweredVta
+    schedule: Any
+    epilogue: Any
+    artifact: Any
 
 
 @dataclass(frozen=True)
@@ -38,40 +41,48 @@ class Refused:
 
 @dataclass(frozen=True)
 class Machine:
-    """A VTA and the constraint set under which operators are embedded; equal operators are solved
-    once."""
+    """A target and the constraint set under which operators are embedded; equal operators are
+    solved once."""
 
-    spec: HardwareSpec
-    config: VtaConfig
+    target: AnyTarget
     constraints: str | ConstraintSet | None
     _solved: dict[Computation, SolveResult | Refused] = field(
         default_factory=dict[Computation, "SolveResult | Refused"], repr=False
     )
 
     @classmethod
-    def of(cls, target: str | HardwareSpec, constraints: str | ConstraintSet | None) -> Machine:
-        """Raises :class:`SpecError` for a target that is no VTA, or that cannot be simulated."""
-        spec = hardware_spec(target)
-        config = vta_config(spec)
-        require_simulated(config)
-        return cls(spec, config, constraints)
+    def of(cls, named: str | HardwareSpec, constraints: str | ConstraintSet | None) -> Machine:
+        """Raises :class:`BackendUnavailable` for a target that nothing executes here, and
+        :class:`SpecError` for a wrong one."""
+        spec = hardware_spec(named)
+        target = open_target(spec)
+        if missing := target.missing():
+            raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}")
+        return cls(target, constraints)
 
-    def choose(self, workload: Computation, tail: Tail) -> Choice | Refused:
+    @property
+    def spec(self) -> HardwareSpec:
+        return self.target.spec
+
+    def choose(self, workload: Computation, epilogue: Any) -> Program | Refused:
         """The best candidate that has a program, or why there is none."""
         solved = self._solve(workload)
         if isinstance(solved, Refused):
             return solved
         reason = why_nothing(solved)
-        for found in programs(solved, self.config, tail):
-            if isinstance(found, Choice):
+        for found in programs(self.target, solved, epilogue):
+            if isinstance(found, Program):
                 return found
             reason = found.reason
         return Refused(reason)
 
     def _solve(self, workload: Computation) -> SolveResult | Refused:
         if workload not in self._solved:
+            top = max(_TRIED, self.target.considered) if self.target.compares_always else _TRIED
             try:
-                solved = solve(workload, self.spec, self.constraints, top=_TRIED)
+                solved = solve(
+                    workload, self.spec, self.constraints, top=top, keep=self.target.contenders
+                )
             except InvariantError:
                 raise
             except CpembedError as error:
@@ -80,16 +91,32 @@ class Machine:
         return self._solved[workload]
 
 
-def exact_tail(workload: Computation) -> Tail:
-    """The form in which every bit of a result is kept."""
-    return Truncated() if workload.output.dtype == "int8" else Exact()
-
-
-def programs(solved: SolveResult, config: VtaConfig, tail: Tail) -> Iterator[Choice | Refused]:
+def programs(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[Program | Refused]:
     """For each candidate, best first, its program or why it has none."""
+    for choice in _ordered(target, solved, epilogue):
+        if isinstance(choice, Refused):
+            yield choice
+            continue
+        candidate = choice.candidate.candidate
+        try:
+            target.require(candidate)
+            artifact = target.build(target.lower(candidate.program, epilogue), choice.schedule)
+            yield Program(target, choice.candidate, choice.schedule, epilogue, artifact)
+        except LoweringError as error:
+            yield Refused(str(error))
+
+
+def _ordered(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[Choice | Refused]:
+    """By the target's estimates, where it compares by them; else in the order of the ranking."""
+    if target.compares_always:
+        try:
+            yield from choices(target, target.variants(solved.embeddings), epilogue)
+        except LoweringError as error:
+            yield Refused(str(error))
+        return
     for ranked in solved.embeddings:
         try:
-            yield Choice(ranked, lower(ranked.candidate.program, config, tail=tail))
+            yield choices(target, (ranked,), epilogue)[0]
         except LoweringError as error:
             yield Refused(str(error))
 

@@ -1,4 +1,4 @@
-"""What follows an operator on its int32 sums, where VTA's ALU can do it: bias, shift, clip to int8.
+"""What follows an operator on its int32 sums where a target stores that: bias, shift, clip.
 
 ``clip((sum + bias) >> shift)`` in any spelling: several constants added, shifts in steps, ``relu``,
 ``maximum``, ``minimum`` or ``clip`` before or after a shift. A shift to the right is monotone, so
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-from cpembed.targets.vta.tail import MAX_SHIFT, Requantized
-
 Array = NDArray[Any]
+
+MAX_SHIFT = 31
+"""Of a word."""
 
 _INT32 = (-(2**31), 2**31 - 1)
 
@@ -34,21 +35,22 @@ class Epilogue:
     high: int
     bias: Array | None
 
-    def tail(self, split: Sequence[int]) -> Requantized:
-        """The tail over the dimensions of a computation, of which each dimension here is some."""
+    def axes(self, split: Sequence[int]) -> tuple[int, ...]:
+        """The dimensions that the bias has of a computation's output, of which each dimension here
+        is some."""
         axes: list[int] = []
         place = 0
         sizes = () if self.bias is None else self.bias.shape
         for size, count in zip(sizes, split, strict=False):
             axes += range(place, place + count) if size > 1 else []
             place += count
-        return Requantized(self.shift, self.low, self.high, tuple(axes))
+        return tuple(axes)
 
 
 def epilogue_of(
     sums: Any, users: Mapping[Any, Sequence[Any]], values: Mapping[Any, Any]
 ) -> Epilogue | None:
-    """The chain from a variable to an int8 one; None where there is none that is exact on VTA.
+    """The chain from a variable to an int8 one; None where there is none that is exact.
 
     ``users`` are the variables of a dataflow block that use one of it, ``values`` what variables
     are bound to.
@@ -56,7 +58,7 @@ def epilogue_of(
     shape = _shape(sums)
     chain = _Chain(shape)
     last = sums
-    # Only what nobody else reads can stay in VTA: such a variable is local, with one user.
+    # Only what nobody else reads can stay in the program: such a variable is local, with one user.
     while isinstance(last, relax.DataflowVar) and len(users[last]) == 1:
         following = users[last][0]
         value = values[following]

@@ -1,27 +1,22 @@
-"""Running VTA programs out of compiled modules.
+"""Running programs out of compiled modules, which call :data:`EXECUTE` with the inputs of a run.
 
-A compiled module holds each program as the bytes of a saved one (``docs/vta.md``), weights in its
-memory, and calls :data:`EXECUTE` with the inputs of a run.
+A compiled module holds each program as what it is built from: specification, derived program,
+schedule. As its machine code, that is trusted.
 """
 # pyright: basic
 
 from __future__ import annotations
 
-import tempfile
+import pickle
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 
-from cpembed.targets.vta.checker import check
-from cpembed.targets.vta.container import load_program, save_program
-from cpembed.targets.vta.program import VtaProgram
-from cpembed.targets.vta.simulator import simulate, written
-from cpembed.targets.vta.tail import Exact, Truncated
+from cpembed.targets.registry import open_target
 
-EXECUTE = "cpembed.vta.execute"
+EXECUTE = "cpembed.execute"
 """Name of :func:`execute` where compiled modules look for it."""
 
 _LOADED = 256
@@ -29,42 +24,30 @@ _LOADED = 256
 
 
 def register() -> None:
-    """Let compiled modules find :func:`execute`, which they need when they are loaded."""
+    """Let compiled modules find what they call, which they need when they are loaded."""
+    from cpembed.targets.vta import relax_execution
+
     tvm.register_global_func(EXECUTE, execute, override=True)
+    relax_execution.register()
 
 
-def saved(program: VtaProgram) -> np.ndarray:
-    """The bytes of a saved program."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.zip"
-        save_program(program, path)
-        return np.frombuffer(path.read_bytes(), np.uint8)
-
-
-def execute(program: Any, names: str, *tensors: Any) -> None:
-    """Run a saved program: ``names`` are those of its inputs, of which ``tensors`` are the packed
-    contents, and the last tensor takes the packed result.
-
-    A result of int32 is put together of the four planes of bytes that the program stores.
-    """
-    loaded = _loaded(program.numpy().tobytes())
+def execute(recipe: Any, names: str, *tensors: Any) -> None:
+    """Run a program: ``names`` are those of its operands, of which ``tensors`` are the contents,
+    and the last tensor takes the result."""
+    target, program, artifact = _loaded(recipe.numpy().tobytes())
     *inputs, result = tensors
-    dram = loaded.dram.copy()
-    for name, tensor in zip(names.split(), inputs, strict=True):
-        target = loaded.tensor(name, dram)
-        target[...] = np.from_dlpack(tensor).reshape(target.shape)
-    dram = simulate(loaded, dram=dram, checked=False)
-    stored = [loaded.tensor(name, dram) for name in written(loaded)]
-    tail = Exact() if result.dtype == "int32" else Truncated()
-    result.copyfrom(tail.combine(stored).reshape(result.shape))
+    shapes = {operand.name: operand.shape for operand in program.unfused.inputs}
+    arrays = {
+        name: np.ascontiguousarray(tensor.numpy()).reshape(shapes[name])
+        for name, tensor in zip(names.split(), inputs, strict=True)
+    }
+    found = target.execute(artifact, arrays).outputs[0]
+    result.copyfrom(found.reshape(result.shape))
 
 
 @lru_cache(maxsize=_LOADED)
-def _loaded(data: bytes) -> VtaProgram:
-    """A program that may run: :func:`check` is passed once."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.zip"
-        path.write_bytes(data)
-        program = load_program(path)
-    check(program)
-    return program
+def _loaded(data: bytes) -> tuple[Any, Any, Any]:
+    """The target, the derived program, and what is built of them."""
+    spec, program, schedule, epilogue = pickle.loads(data)
+    target = open_target(spec)
+    return target, program, target.build(target.lower(program, epilogue), schedule)

@@ -1,4 +1,4 @@
-"""The pass: operators of a relax module become VTA programs."""
+"""The pass: operators of a relax module become programs of a target."""
 # pyright: basic
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.targets.vta.tail import Tail
-from cpembed.tvm.choice import Choice, Machine, Refused, exact_tail
+from cpembed.tvm.choice import Machine, Program, Refused
 from cpembed.tvm.emit import emit
 from cpembed.tvm.epilogue import constant
 from cpembed.tvm.recognise import Recognised
@@ -23,19 +21,20 @@ from cpembed.tvm.sites import Site, sites
 
 
 def offload(
-    target: str | HardwareSpec = "vta_1x16x16",
+    target: str | HardwareSpec,
     *,
     constraints: str | ConstraintSet | None = None,
     requantize: bool = True,
 ) -> ir.transform.ModulePass:
-    """A pass that replaces the convolutions and matrix products that embed in a VTA's GEMM.
+    """A pass that replaces the convolutions and matrix products in which a target's instruction
+    embeds.
 
-    Inputs have to be int8; int32 results keep all bits, int8 results their low bits, so the module
-    computes what it did before. With ``requantize`` a bias, shifts and clips to int8 that follow in
-    the same dataflow block are done by VTA's ALU where that is exact. Constant operands are packed
-    by the pass. After a run ``report`` of the pass is its :class:`OffloadReport`.
+    Operands have to be of its types; results keep all bits, so the module computes what it did
+    before. With ``requantize`` a bias, shifts and clips to int8 that follow in the same dataflow
+    block are part of the program, where the target stores that. After a run ``report`` of the pass
+    is its :class:`OffloadReport`.
 
-    Raises :class:`SpecError` for a target that is no VTA.
+    Raises as :meth:`~cpembed.tvm.choice.Machine.of`.
     """
     made: Any = _Offload(Machine.of(target, constraints), requantize)
     return made
@@ -67,7 +66,7 @@ class _Offload:
             return OperatorReport(*name, reason=site.problem), None
         workload = site.recognised.computation
         found = self._requantized(site, site.recognised) if self.requantize else None
-        choice = found or self._chosen(site, site.recognised, exact_tail(workload))
+        choice = found or self._chosen(site, site.recognised, self.machine.target.exact(workload))
         if isinstance(choice, Refused):
             return OperatorReport(*name, str(workload), reason=choice.reason), None
         replacement, ranked = choice
@@ -81,29 +80,32 @@ class _Offload:
         return entry, replacement
 
     def _requantized(self, site: Site, recognised: Recognised) -> tuple[_Replacement, Any] | None:
-        """The operator with what follows, or None: then the CPU does that."""
+        """The operator with what follows, or None: then TVM does that."""
         epilogue = site.epilogue
         if epilogue is None:
             return None
-        tail = epilogue.tail(recognised.output_split)
-        found = self._chosen(site, recognised, tail)
+        axes = epilogue.axes(recognised.output_split)
+        stored = self.machine.target.requantized(epilogue.shift, epilogue.low, epilogue.high, axes)
+        if stored is None:
+            return None
+        found = self._chosen(site, recognised, stored)
         if isinstance(found, Refused):
             return None
         replacement, ranked = found
         bias = {f"{recognised.computation.output.name}.bias": epilogue.bias}
-        added = bias if tail.bias else {}
+        added = bias if axes else {}
         return _Replacement(
-            epilogue.last, replacement.lowered, {**replacement.arguments, **added}
+            epilogue.last, replacement.program, {**replacement.arguments, **added}
         ), ranked
 
     def _chosen(
-        self, site: Site, recognised: Recognised, tail: Tail
+        self, site: Site, recognised: Recognised, stored: Any
     ) -> tuple[_Replacement, Any] | Refused:
-        found = self.machine.choose(recognised.computation, tail)
-        if not isinstance(found, Choice):
+        found = self.machine.choose(recognised.computation, stored)
+        if not isinstance(found, Program):
             return found
         arguments = dict(zip(recognised.parameters, site.arguments, strict=False))
-        return _Replacement(site.variable, found.lowered, arguments), found.ranked
+        return _Replacement(site.variable, found, arguments), found.ranked
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class _Replacement:
     """The program for a variable of the module, and what its inputs are there."""
 
     variable: relax.Var
-    lowered: LoweredVta
+    program: Program
     arguments: Mapping[str, Any]
 
 
@@ -136,7 +138,7 @@ class _Rewriter(PyExprMutator):
         replacement = self.plan.get(binding.var)
         if replacement is not None:
             arguments = {n: self._argument(a) for n, a in replacement.arguments.items()}
-            value = emit(self.builder_, replacement.lowered, arguments, binding.var.ty)
+            value = emit(self.builder_, replacement.program, arguments, binding.var.ty)
             binding = relax.VarBinding(binding.var, value)
         super().visit_var_binding_(binding)
 

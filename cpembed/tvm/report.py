@@ -10,10 +10,10 @@ class OperatorReport:
     """An operator of a module.
 
     ``operator`` is its name in relax, or that of its TensorIR function; ``workload`` the
-    computation that it was recognised as, None where it was not. ``reason`` says why it stays on
-    the CPU, and is None where it is replaced: then ``embedding`` is the identifier, ``utilisation``
+    computation that it was recognised as, None where it was not. ``reason`` says why it is left
+    to TVM, and is None where it is replaced: then ``embedding`` is the identifier, ``utilisation``
     the share of useful products and ``output`` the form in which results are stored: ``int32``,
-    ``int8``, or ``requantized``, with what followed on the CPU in it.
+    ``int8``, or ``requantized``, with what followed in it.
     """
 
     function: str
@@ -32,7 +32,7 @@ class OperatorReport:
     def __str__(self) -> str:
         name = f"{self.function}/{self.variable} {self.operator}"
         if not self.replaced:
-            return f"{name}: stays on the CPU: {self.reason}"
+            return f"{name}: stays with TVM: {self.reason}"
         return f"{name}: {self.output}, embedding {self.embedding}, {self.utilisation:.1%} utilised"
 
 

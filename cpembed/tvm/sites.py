@@ -31,7 +31,8 @@ PRODUCTS = tuple(
 @dataclass(frozen=True)
 class Site:
     """A binding of a function: a call of a product of ``arguments``, and what it was recognised as,
-    or the ``problem`` where it was not. ``epilogue`` is what follows, where VTA computes that too.
+    or the ``problem`` where it was not. ``epilogue`` is what follows, where it has the form of a
+    requantization.
     """
 
     function: str

@@ -12,20 +12,26 @@ from cpembed.api.solve import SolveResult, solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.vta.lower import LoweredVta
-from cpembed.tvm.choice import Choice, Machine, exact_tail, programs, why_nothing
+from cpembed.tvm.choice import Machine, Program, programs, why_nothing
 from cpembed.tvm.emit import emit
 from cpembed.tvm.recognise import Recognised, recognise
 
 
 @dataclass(frozen=True, eq=False)
 class StrategyCandidate:
-    """One way to execute an operator on a VTA."""
+    """One way to execute an operator: ``artifact`` is what the target built of it."""
 
-    ranked: RankedCandidate
-    lowered: LoweredVta
+    program: Program
     recognised: Recognised
     _function: Any
+
+    @property
+    def ranked(self) -> RankedCandidate:
+        return self.program.ranked
+
+    @property
+    def artifact(self) -> Any:
+        return self.program.artifact
 
     def module(self) -> ir.IRModule:
         """A relax module whose ``main`` takes the function's inputs and returns its output:
@@ -37,7 +43,7 @@ class StrategyCandidate:
         with builder.function("main", variables):
             with builder.dataflow():
                 arguments = dict(zip(names, variables, strict=False))
-                result = emit(builder, self.lowered, arguments, output)
+                result = emit(builder, self.program, arguments, output)
                 result = builder.emit_output(result)
             builder.emit_func_output(result)
         return builder.get()
@@ -56,7 +62,7 @@ class Strategy:
 
 def strategy(
     prim_func: tirx.PrimFunc,
-    target: str | HardwareSpec = "vta_1x16x16",
+    target: str | HardwareSpec,
     *,
     constraints: str | ConstraintSet | None = None,
     top: int = 5,
@@ -66,19 +72,19 @@ def strategy(
     The output of the candidates is the function's, every bit of it.
 
     Raises :class:`WorkloadError` for a function that is no computation, or of other element types
-    than the target's, and :class:`SpecError` for a target that is no VTA.
+    than the target's, and as :meth:`Machine.of`.
     """
     machine = Machine.of(target, constraints)
     recognised = recognise(prim_func)
     workload = recognised.computation
     solved = solve(workload, machine.spec, constraints, top=top)
-    found = list(programs(solved, machine.config, exact_tail(workload)))
+    found = list(programs(machine.target, solved, machine.target.exact(workload)))
     candidates = tuple(
-        StrategyCandidate(item.ranked, item.lowered, recognised, prim_func)
+        StrategyCandidate(item, recognised, prim_func)
         for item in found
-        if isinstance(item, Choice)
+        if isinstance(item, Program)
     )
-    refused = tuple(item.reason for item in found if not isinstance(item, Choice))
+    refused = tuple(item.reason for item in found if not isinstance(item, Program))
     return Strategy(recognised, solved, candidates, refused if found else (why_nothing(solved),))
 
 

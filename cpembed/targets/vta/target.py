@@ -36,7 +36,15 @@ from cpembed.targets.vta.report import VtaDetails
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.simulator import require_simulated, simulate
 from cpembed.targets.vta.space import Machine, Nest, VtaSpace
-from cpembed.targets.vta.tail import Tail, default_tail, tail_for
+from cpembed.targets.vta.tail import (
+    MAX_SHIFT,
+    Exact,
+    Requantized,
+    Tail,
+    Truncated,
+    default_tail,
+    tail_for,
+)
 from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
 from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
@@ -184,6 +192,20 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     ) -> Verification:
         tail = epilogue or default_tail(expected.workload)
         return compare_integers(tail.reference(expected.result), found)
+
+    def exact(self, workload: Computation) -> Tail:
+        return Truncated() if workload.output.dtype == "int8" else Exact()
+
+    def requantized(self, shift: int, low: int, high: int, bias: tuple[int, ...]) -> Tail | None:
+        fits = shift <= MAX_SHIFT and -128 <= low <= high <= 127
+        return Requantized(shift, low, high, bias) if fits else None
+
+    def emit_relax(
+        self, builder: Any, artifact: VtaArtifact, arguments: Mapping[str, Any], result: Any
+    ) -> Any:
+        from cpembed.targets.vta.relax import emit
+
+        return emit(builder, artifact.lowered, arguments, result)
 
     def executed_by(self, artifact: VtaArtifact) -> str:
         return SIMULATOR

@@ -102,7 +102,7 @@ def results():
     for name, whole in LAYOUTS.items():
         add_function(builder, name, whole, x=(shapes[name], "int8"))
     module = builder.get()
-    offload = cpembed.tvm.offload()
+    offload = cpembed.tvm.offload("vta_1x16x16")
     on_vta, on_cpu = machine(offload(module)), machine(module)
     forms = {entry.function: entry.output for entry in offload.report.operators}
     found = {}
@@ -137,7 +137,7 @@ def test_sums_that_are_read_elsewhere_too_stay_exact():
         return op.add(op.astype(small, "int32"), sums)
 
     module = module_of(build, x=(DATA, "int8"))
-    offload = cpembed.tvm.offload()
+    offload = cpembed.tvm.offload("vta_1x16x16")
     changed = offload(module)
     assert offload.report.operators[0].output == "int32"
     assert np.array_equal(run(changed, random(2, DATA)), run(module, random(2, DATA)))
@@ -148,6 +148,6 @@ def test_without_requantize_the_sums_are_exact():
         sums = op.nn.conv2d(x, relax.const(random(1, WEIGHT)), out_dtype="int32")
         return REQUANTIZED["bias"](sums)
 
-    offload = cpembed.tvm.offload(requantize=False)
+    offload = cpembed.tvm.offload("vta_1x16x16", requantize=False)
     offload(module_of(build, x=(DATA, "int8")))
     assert offload.report.operators[0].output == "int32"

@@ -7,7 +7,9 @@ from tvm import relax
 from tvm.relax import op
 
 import cpembed.tvm
-from cpembed.errors import SpecError
+from cpembed.errors import BackendUnavailable
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.targets.registry import missing_for
 from tests.unit.tvm.modules import module_of, random, run
 
 
@@ -115,14 +117,14 @@ def test_a_compiled_module_runs_after_it_was_written_and_loaded(tmp_path):
     build, data = convolution((1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     module = module_of(build, x=(data, "int8"))
     path = str(tmp_path / "module.so")
-    tvm.compile(cpembed.tvm.offload()(module), "llvm").export_library(path)
+    tvm.compile(cpembed.tvm.offload("vta_1x16x16")(module), "llvm").export_library(path)
     machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(random(2, data))).numpy()
     assert np.array_equal(found, run(module, random(2, data)))
 
 
 def kept(module):
-    offload = cpembed.tvm.offload()
+    offload = cpembed.tvm.offload("vta_1x16x16")
     changed = offload(module)
     assert "cpembed.vta" not in changed.script()
     (entry,) = offload.report.operators
@@ -141,7 +143,7 @@ def test_an_infeasible_operator_stays_with_the_reason():
     module = module_of(
         lambda x, w: op.matmul(x, w, out_dtype="int32"), x=((4, 8), "int8"), w=((8, 6), "int8")
     )
-    offload = cpembed.tvm.offload(constraints="strict")
+    offload = cpembed.tvm.offload("vta_1x16x16", constraints="strict")
     offload(module)
     assert "padding" in offload.report.kept[0].reason
 
@@ -156,11 +158,29 @@ def test_symbolic_sizes_stay_with_the_remedy():
 
 def test_other_operators_are_not_listed():
     module = module_of(op.nn.relu, x=((4, 8), "int8"))
-    offload = cpembed.tvm.offload()
+    offload = cpembed.tvm.offload("vta_1x16x16")
     offload(module)
     assert offload.report.operators == ()
 
 
-def test_a_target_that_is_no_vta_is_refused():
-    with pytest.raises(SpecError, match="avx512_vnni"):
-        cpembed.tvm.offload("avx512_vnni")
+def test_a_target_that_nothing_executes_is_refused():
+    with pytest.raises(BackendUnavailable, match="no back end executes wmma_f16"):
+        cpembed.tvm.offload("wmma_f16")
+
+
+@pytest.mark.skipif(bool(missing_for(load_hardware_spec("avx512_vnni"))), reason="no AVX512-VNNI")
+@pytest.mark.parametrize("varies", [False, True])
+def test_any_target_executes_operators_of_a_module(varies):
+    shape, weights = (1, 8, 9, 9), random(1, (20, 8, 3, 3))
+
+    def build(x, *more):
+        w = more[0] if varies else relax.const(weights)
+        return op.nn.conv2d(x, w, padding=1, strides=2, out_dtype="int32")
+
+    given = {"x": (shape, "uint8")} | ({"w": (weights.shape, "int8")} if varies else {})
+    module = module_of(build, **given)
+    offload = cpembed.tvm.offload("avx512_vnni")
+    changed = offload(module)
+    assert "cpembed.execute" in changed.script(), str(offload.report)
+    arrays = [random(2, shape).view(np.uint8), *([weights] if varies else [])]
+    assert np.array_equal(run(changed, *arrays), run(module, *arrays))

@@ -35,7 +35,7 @@ def test_every_candidate_computes_the_function():
 
 
 def test_why_a_function_has_no_candidate_is_said():
-    found = cpembed.tvm.strategy(convolution(), constraints="strict")
+    found = cpembed.tvm.strategy(convolution(), "vta_1x16x16", constraints="strict")
     assert found.candidates == ()
     assert len(found.refused) == 1
     assert "8" in found.refused[0]
@@ -43,7 +43,7 @@ def test_why_a_function_has_no_candidate_is_said():
 
 def test_other_element_types_are_refused():
     with pytest.raises(WorkloadError, match="float32"):
-        cpembed.tvm.strategy(convolution("float32"))
+        cpembed.tvm.strategy(convolution("float32"), "vta_1x16x16")
 
 
 def test_the_example_network_gives_the_same_scores(capsys):
