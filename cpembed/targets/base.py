@@ -227,8 +227,8 @@ class Target(ABC, Generic[L, S, A]):
         return str(schedule)
 
     def schedule_json(self, schedule: S) -> Any:
-        """A schedule in documents."""
-        return msgspec.to_builtins(schedule)
+        """A schedule in documents, of JSON's own types."""
+        return msgspec.json.decode(msgspec.json.encode(schedule))
 
     def describe(self, artifact: A, timing: Timing) -> Details:
         """What only this target says of a run."""

@@ -13,6 +13,7 @@ from cpembed.hw.schema import close_match, one_of, spec_error
 from cpembed.plugins import plugin_names
 
 BUILT_IN = {
+    "template": "cpembed.targets.TEMPLATE.target:TemplateTarget",
     "x86": "cpembed.targets.x86.target:X86Target",
     "vta": "cpembed.targets.vta.target:VtaTarget",
 }

@@ -1,0 +1,110 @@
+"""The unit itself: registers for a tile of each operand, an instruction, a count of cycles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.interpreter import interpret
+from cpembed.targets.TEMPLATE.lower import Tile, Walk
+from cpembed.targets.TEMPLATE.schedule import Order
+from cpembed.transform.data import pack, unpack
+
+Array = NDArray[Any]
+
+
+@dataclass(eq=False)
+class Unit:
+    """A walk in an order, ready to run; ``cycles`` are those of the last run."""
+
+    walk: Walk
+    order: Order
+    cycles: int = 0
+    _registers: dict[str, tuple[object, Array]] = field(
+        default_factory=dict[str, "tuple[object, Array]"], repr=False
+    )
+    _stored: set[object] = field(default_factory=set[object], repr=False)
+
+    def run(self, inputs: Mapping[str, Array]) -> Array:
+        """The output, in its original layout, of inputs in theirs."""
+        walk, program = self.walk, self.walk.program
+        self.cycles, self._registers, self._stored = 0, {}, set()
+        memory = {
+            tile.operand.name: pack(tile.operand, inputs[program.workload.operand(name).tensor])
+            for tile in walk.inputs
+            for name in (tile.operand.name,)
+        }
+        output = walk.output.operand
+        memory[output.name] = np.zeros(output.shape, output.dtype)
+        for values in itertools.product(*(range(walk.extents[n]) for n in self.order.loops)):
+            self._step(dict(zip(self.order.loops, values, strict=True)), memory)
+        self._store(memory)
+        return unpack(output, memory[output.name], program)
+
+    def _step(self, point: Mapping[str, int], memory: Mapping[str, Array]) -> None:
+        """One execution of the instruction, with the transfers before it."""
+        program, walk = self.walk.program, self.walk
+        tiles = {tile.operand.name: self._fetched(tile, point, memory) for tile in walk.inputs}
+        key = _key(walk.output, point)
+        held = self._registers.get(walk.output.operand.name)
+        if held is None or held[0] != key:
+            self._store(memory)
+            self._accumulate_from(key, point, memory)
+        extents = {lane.name: lane.extent for lane in program.lanes}
+        instruction = program.instruction.at(extents)
+        given = {role: tiles[name] for role, name in program.roles.items() if name in tiles}
+        found = interpret(instruction, {o.tensor: given[o.name] for o in instruction.inputs})
+        self._registers[walk.output.operand.name][1][...] += found
+        self.cycles += 1
+
+    def _fetched(self, tile: Tile, point: Mapping[str, int], memory: Mapping[str, Array]) -> Array:
+        """The tile of an input, out of its register where it is there."""
+        name, key = tile.operand.name, _key(tile, point)
+        held = self._registers.get(name)
+        if held is None or held[0] != key:
+            self.cycles += tile.cycles
+            self._registers[name] = held = key, memory[name][self._places(tile, point)]
+        return held[1]
+
+    def _accumulate_from(
+        self, key: object, point: Mapping[str, int], memory: Mapping[str, Array]
+    ) -> None:
+        """Begin sums, or go on with those that were stored."""
+        output = self.walk.output
+        if key in self._stored:
+            self.cycles += output.cycles
+        places = self._places(output, point)
+        self._registers[output.operand.name] = key, memory[output.operand.name][places]
+        self._places_of_output = places
+
+    def _store(self, memory: Mapping[str, Array]) -> None:
+        """The sums, where there are any."""
+        output = self.walk.output
+        held = self._registers.pop(output.operand.name, None)
+        if held is not None:
+            self.cycles += output.cycles
+            self._stored.add(held[0])
+            memory[output.operand.name][self._places_of_output] = held[1]
+
+    def _places(self, tile: Tile, point: Mapping[str, int]) -> tuple[Array, ...]:
+        """For each element of the instruction's operand, its place in the packed operand."""
+        program = self.walk.program
+        role = next(role for role, name in program.roles.items() if name == tile.operand.name)
+        axes = program.instruction.computation.access(role).index
+        lanes = [name for index in axes for name in index.iterators]
+        extents = {lane.name: lane.extent for lane in program.lanes}
+        grid = np.indices([extents[name] for name in lanes])
+        values = {**point, **dict.fromkeys(extents, 0), **dict(zip(lanes, grid, strict=True))}
+        shape = grid.shape[1:]
+        found = (np.asarray(index.evaluate(values)) for index in tile.operand.access)
+        return tuple(np.broadcast_to(place, shape) for place in found)
+
+
+def _key(tile: Tile, point: Mapping[str, int]) -> object:
+    """What tells a tile from others: the places of the loops that move it."""
+    return tuple(sorted((name, point[name]) for name in tile.loops))

@@ -1,0 +1,74 @@
+"""What can be chosen: the order of the outer loops. What it costs: how often tiles change."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from cpembed.errors import LoweringError
+from cpembed.targets.TEMPLATE.lower import Tile, Walk
+from cpembed.tuning.space import Scored, Space
+
+_ENUMERATED = 6
+"""Loops of which every order is tried; with more, those in the program's order stay outside."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Names of the outer loops, outermost first."""
+
+    loops: tuple[str, ...]
+
+
+class OrderSpace(Space[Order]):
+    """All orders; estimates are exact here, since nothing overlaps."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+
+    def ranked(self, limit: int | None = None) -> Sequence[Scored[Order]]:
+        moving = [name for name, extent in self.walk.extents.items() if extent > 1]
+        still = [name for name in self.walk.extents if name not in moving]
+        first, moving = moving[:-_ENUMERATED], moving[-_ENUMERATED:]
+        orders = (Order((*still, *first, *each)) for each in itertools.permutations(moving))
+        return sorted(map(self.scored, orders), key=lambda item: item.cost)[:limit]
+
+    def scored(self, schedule: Order) -> Scored[Order]:
+        if sorted(schedule.loops) != sorted(self.walk.extents):
+            raise LoweringError(f"order: {schedule.loops} are not the program's loops")
+        return Scored(float(cycles(self.walk, schedule)), schedule)
+
+    def neighbour(self, schedule: Order, random: Random) -> Order | None:
+        """Two loops exchanged."""
+        if len(schedule.loops) < 2:
+            return None
+        names = list(schedule.loops)
+        one, other = random.sample(range(len(names)), 2)
+        names[one], names[other] = names[other], names[one]
+        return Order(tuple(names))
+
+
+def cycles(walk: Walk, order: Order) -> int:
+    """Cycles of a walk: one for each execution, and those of every transfer.
+
+    An input is fetched whenever its tile changes. The output is stored whenever its tile changes,
+    and fetched again where it was stored before.
+    """
+    executions = math.prod(walk.extents.values())
+    fetched = sum(tile.cycles * _changes(walk, tile, order) for tile in walk.inputs)
+    stored = _changes(walk, walk.output, order)
+    again = stored - math.prod(walk.extents[name] for name in walk.output.loops)
+    return executions + fetched + walk.output.cycles * (stored + again)
+
+
+def _changes(walk: Walk, tile: Tile, order: Order) -> int:
+    """How often another tile is needed than the one before: iterations of all loops down to the
+    innermost one that moves it."""
+    moving = [n for n, name in enumerate(order.loops) if name in tile.loops]
+    extents = [walk.extents[name] for name in order.loops]
+    # A loop of one iteration moves nothing.
+    innermost = max((n for n in moving if extents[n] > 1), default=-1)
+    return math.prod(extents[: innermost + 1])

@@ -1,0 +1,101 @@
+"""The class that the registry names: how a derived program becomes something that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cpembed.embedding.embedding import Embedding
+from cpembed.errors import WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.schema import spec_error
+from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Storing
+from cpembed.measure.runner import Quantiles, Timing
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.TEMPLATE.execute import Unit
+from cpembed.targets.TEMPLATE.lower import Walk, lower
+from cpembed.targets.TEMPLATE.schedule import Order, OrderSpace
+from cpembed.transform.program import DerivedProgram
+
+
+@dataclass(frozen=True)
+class UnitDetails(Details):
+    """What only this target says of a run."""
+
+    executions: int
+    cycles: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"executions": self.executions, "simulated_cycles": self.cycles}
+
+    def bench_json(self) -> dict[str, Any]:
+        return self.to_json()
+
+    def rows(self) -> list[Row]:
+        share = self.executions / self.cycles
+        return [("simulated", f"{self.cycles:,} cycles, {share:.1%} of them executions")]
+
+
+class TemplateTarget(Target[Walk, Order, Unit]):
+    """A unit that is interpreted here: its numbers are right, its cycles are counted."""
+
+    provenance = Provenance.SIMULATED
+    unit = "cycles"
+
+    def __init__(self, spec: HardwareSpec) -> None:
+        """Raises :class:`~cpembed.errors.SpecError` for a specification without what the cycles
+        depend on."""
+        super().__init__(spec)
+        if spec.machine is None:
+            problem = "is missing: cycles need the clock and the bus"
+            raise spec_error(spec.path or spec.name, ("machine",), problem)
+        self.machine = spec.machine
+
+    def missing(self) -> tuple[str, ...]:
+        """Nothing: where hardware is needed, say what of it this machine lacks."""
+        return ()
+
+    def epilogue(self, workload: Computation, storing: Storing) -> None:
+        """The unit stores its sums and nothing else."""
+        if storing != Storing():
+            raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> Walk:
+        return lower(program, self.machine)
+
+    def space(self, lowered: Walk) -> OrderSpace:
+        return OrderSpace(lowered)
+
+    def build(self, lowered: Walk, schedule: Order) -> Unit:
+        return Unit(lowered, schedule)
+
+    def execute(self, artifact: Unit, inputs: Mapping[str, Array]) -> Execution:
+        return Execution((artifact.run(inputs),), self.provenance)
+
+    def time(self, artifact: Unit, inputs: Mapping[str, Array]) -> Timing:
+        if not artifact.cycles:
+            artifact.run(inputs)
+        us = artifact.cycles / self.machine.clock_mhz
+        return Timing(
+            self.provenance,
+            artifact.walk.program.unfused.macs,
+            Quantiles(us, us, us),
+            cycles=artifact.cycles,
+            clock_mhz=self.machine.clock_mhz,
+        )
+
+    def schedule_text(self, embedding: Embedding, schedule: Order) -> str:
+        return f"loops {' '.join(schedule.loops)}"
+
+    def schedule_of(self, trial: Any) -> Order:
+        return Order(tuple(trial.schedule["loops"]))
+
+    def describe(self, artifact: Unit, timing: Timing) -> UnitDetails:
+        program = artifact.walk.program
+        executions = 1
+        for loop in program.loops:
+            executions *= loop.extent
+        return UnitDetails(executions, artifact.cycles)
