@@ -20,9 +20,10 @@ import numpy as np
 from cpembed.kernel import runtime
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.script import HEADER, Script, storage_dtype
+from cpembed.targets.cpu.dot_products import DotProduct
 from cpembed.targets.x86.amx import ATTRIBUTES, OPTIONS
 from cpembed.targets.x86.amx_intrinsics import call
-from cpembed.targets.x86.dot_products import DOT_PRODUCTS, VPDPBUSD, DotProduct
+from cpembed.targets.x86.dot_products import DOT_PRODUCTS, VPDPBUSD
 from cpembed.targets.x86.tiles import MAX_ROWS, TILES
 
 LINE = 64

@@ -13,8 +13,9 @@ from cpembed.ir.reference import random_inputs
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.program_nest import kernel_nest
 from cpembed.measure.verification import verify
+from cpembed.targets.cpu import dot_products
 from cpembed.targets.cpu.build import build, schedule_space
-from cpembed.targets.x86 import amx, dot_products, features
+from cpembed.targets.x86 import amx, features
 from cpembed.targets.x86.tiles import TILES, TileGrid, fits
 from cpembed.transform.program import DerivedProgram
 from tests.unit.kernel.handwritten import expr, gemm_program
@@ -213,8 +214,10 @@ def test_an_intrinsic_that_does_not_match_is_a_lowering_error(
     monkeypatch.setenv(features.ASSUME_VARIABLE, "avx512f,avx512_vnni")
     right = dot_products.register_dot
 
-    def wrong(dot: dot_products.DotProduct, first: str, second: str, *, broadcast: bool) -> str:
-        return right(dot, second, first, broadcast=broadcast)
+    def wrong(
+        dot: dot_products.DotProduct, first: str, second: str, apart: int, *, broadcast: bool
+    ) -> str:
+        return right(dot, second, first, apart, broadcast=broadcast)
 
     monkeypatch.setattr(dot_products, "register_dot", wrong)
     with pytest.raises(LoweringError, match="does not match the program") as caught:

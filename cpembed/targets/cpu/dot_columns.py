@@ -4,7 +4,7 @@ feed every lane."""
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from cpembed.errors import LoweringError
 from cpembed.kernel.blocking import order_reductions, split_lanes
@@ -12,13 +12,14 @@ from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.nest import Borders, Nest
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest
+from cpembed.targets.cpu.build import BackEnd
+from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
 from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
 from cpembed.targets.cpu.roles import LaneRoles, lane_extent, lane_roles
-from cpembed.targets.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.transform.program import DerivedProgram
 
-_REGISTERS = 31
-"""Of the 32; the last one is the compiler's (measured on Ice Lake, which loads little more than one
+_SPARE = 1
+"""Registers left to the compiler (measured on Ice Lake, which loads little more than one
 vector in the time of two products: UNIT's layers take 0.93 of the time that they take with blocks
 of 24 registers, 6 x 4 instead of 4 x 4; on Zen 4 the same blocks are chosen)."""
 
@@ -28,15 +29,23 @@ by their loads from L1, 7 x 2 is 2 to 6 % faster than 4 x 4, which loads two lin
 for about as many products)."""
 
 
+def back_end(dot: DotProduct) -> BackEnd:
+    """The code generator of a dot product whose lanes are columns."""
+    nest = partial(lane_nest, dot)
+    return BackEnd(nest, lambda _: registers(dot), partial(plan, dot), partial(nest, unpadded=True))
+
+
 def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     """A kernel on a dot product."""
-    return dot_plan(dot, scheduled, lane_roles(program).column)
+    roles = lane_roles(program)
+    apart = 0 if roles.row is None else scheduled.nest.operands[0].stride(roles.row)
+    return dot_plan(dot, scheduled, roles.column, apart=apart)
 
 
 @cache
 def registers(dot: DotProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
-    return register_model(dot, _REGISTERS, waits=_WAITS, streams=False)
+    return register_model(dot, dot.registers.count - _SPARE, waits=_WAITS, streams=False)
 
 
 def lane_nest(
@@ -56,12 +65,12 @@ def lane_nest(
 
 def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
     first, second, output = nest.operands
-    if roles.row is not None or (
-        lane_extent(nest, roles.column),
-        lane_extent(nest, roles.depth),
-    ) != (LANES, dot.depth):
+    extents = [lane_extent(nest, lane) for lane in (roles.row, roles.column, roles.depth)]
+    if (roles.row is None) != (dot.rows == 1) or extents != [dot.rows, dot.lanes, dot.depth]:
+        rows = f"{dot.rows} rows, " if dot.rows > 1 else ""
         raise LoweringError(
-            f"{dot.name} needs {LANES} lanes of {dot.depth} neighbours, each lane one digit"
+            f"{dot.name} needs {rows}{dot.lanes} lanes of {dot.depth} neighbours, each lane one "
+            "digit"
         )
     wanted = (
         (first, roles.depth, 1),
@@ -75,3 +84,5 @@ def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
                 f"{dot.name} needs {lane} of operand {operand.parameter} at stride {stride}, "
                 f"not {operand.stride(lane)}"
             )
+    if roles.row is not None and first.stride(roles.row) < 0:
+        raise LoweringError(f"{dot.name} needs the rows of operand {first.parameter} in order")

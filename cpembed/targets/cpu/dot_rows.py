@@ -1,4 +1,4 @@
-"""Dot products along rows, whose 16 lanes are parts of one sum.
+"""Dot products along rows, whose lanes are parts of one sum.
 
 For products of few columns, which leave most lanes of a matrix instruction idle: both factors are
 read as they lie, once, and the lanes of a sum are added up when it is whole.
@@ -7,7 +7,7 @@ read as they lie, once, and the lanes of a sum are added up when it is whole.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -18,16 +18,17 @@ from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.nest import Borders, KernelOperand, Nest
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest, lane_name
+from cpembed.targets.cpu.build import BackEnd
+from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
 from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
-from cpembed.targets.x86.dot_products import LANES, DotProduct, dot_plan, register_model
 from cpembed.transform.program import DerivedProgram, Loop
 
-_REGISTERS = 28
-"""Of the 32, for sums and factors: adding up takes a few more."""
-_ADDING_UP = 4
-"""Products that take as long as adding up the lanes of a sum: four halvings, each a move between
-lanes and an addition, which the sums of a block share (measured on Zen 5: 256 x 256 by four columns
-1.6 us, of which 0.55 are products)."""
+_SPARE = 4
+"""Registers that adding up takes beside sums and factors."""
+_HALVING = 1
+"""Products that take as long as halving the lanes of a sum, a move between lanes and an addition,
+which the sums of a block share (measured on Zen 5: 256 x 256 by four columns, sixteen lanes 1.6 us,
+of which 0.55 are products)."""
 
 PARTS = "parts"
 """The lanes of an accumulator, as a loop."""
@@ -36,6 +37,11 @@ PARTS = "parts"
 def is_along_rows(spec: HardwareSpec) -> bool:
     """Whether an instruction adds all its products to one sum."""
     return not spec.instruction.computation.output.shape
+
+
+def back_end(dot: DotProduct) -> BackEnd:
+    """The code generator of a dot product along rows."""
+    return BackEnd(partial(lane_nest, dot), lambda _: registers(dot), partial(plan, dot))
 
 
 def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
@@ -47,7 +53,8 @@ def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> Kern
 @cache
 def registers(dot: DotProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
-    return register_model(dot, _REGISTERS, adding_up=_ADDING_UP, streams=True)
+    adding_up = _HALVING * (dot.lanes.bit_length() - 1)
+    return register_model(dot, dot.registers.count - _SPARE, adding_up=adding_up, streams=True)
 
 
 def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
@@ -56,8 +63,8 @@ def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | Non
     nest = split_lanes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.lanes]
     lanes = [loop for loop in nest.inner if loop.name in names]
-    if len(names) != 1 or [loop.extent for loop in lanes] != [LANES * dot.depth]:
-        wanted = LANES * dot.depth
+    wanted = dot.lanes * dot.depth
+    if len(names) != 1 or [loop.extent for loop in lanes] != [wanted]:
         raise LoweringError(f"{dot.name} along rows needs {wanted} neighbours that are one digit")
     lane = lanes[0]
     for operand in nest.operands[:2]:
@@ -67,7 +74,7 @@ def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | Non
                 f"not {operand.stride(lane.name)}"
             )
     dot.check(nest)
-    digits = Loop(PARTS, LANES, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
+    digits = Loop(PARTS, dot.lanes, AxisKind.SPATIAL), replace(lane, extent=dot.depth)
     split = {lane.name: IndexExpr.of([IndexTerm(PARTS, dot.depth), IndexTerm(lane.name)])}
 
     def in_digits(operand: KernelOperand) -> KernelOperand:

@@ -1,4 +1,4 @@
-"""AVX-512 without a dot product: lanes that multiply and add, their sums in registers.
+"""Vectors without a dot product: lanes that multiply and add, their sums in registers.
 
 For what no matrix instruction can be embedded in: a depthwise convolution has a filter of its own
 for each channel, so nothing is shared between lanes.
@@ -7,7 +7,8 @@ for each channel, so nothing is shared between lanes.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 from cpembed.errors import LoweringError
 from cpembed.kernel.blocking import can_block, split_lanes
@@ -16,30 +17,52 @@ from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.nest import Borders, Nest, TaskLoop
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest, lane_name
+from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.dot_products import Registers, WriteResults
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.fetched_results import fetch_results
 from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
 from cpembed.targets.cpu.roles import lane_extent, row_loops
-from cpembed.targets.x86.narrow_store import write_narrow_here
 from cpembed.transform.program import DerivedProgram
 
-_REGISTERS = 16
-"""Of the 32, for sums: the others hold what is widened, which the taps of a filter share."""
+_SUMS_SHARE = 2
+"""One register in so many is for sums: the others hold what is widened, which the taps of a filter
+share."""
 _UNROLLED = 160
 """Products at most that are written one after the other. What taps have in common is then widened
 once: the compiler sees that it is the same. With more of them it keeps more than registers hold."""
-_TIMED = "vpdpbusd"
-_TIMES = 2.0
-"""What a product takes, with the widening that it shares, in units of the timed one (measured on
-Sapphire Rapids: 0.4 to 0.45 ns beside 0.18 to 0.2)."""
-
-ATTRIBUTES = ("+fast-dpwssd",)
-"""Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a product and a sum, and two instructions of
-it again where that shortens a chain. Here there are many chains, and ports are what is short."""
 
 
-def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+@dataclass(frozen=True)
+class LaneProduct:
+    """A multiplication and an addition lane by lane, of what is widened to the lanes' type.
+
+    It takes ``times`` as long, with the widening that it shares, as ``timed``, a product of a
+    calibration. ``attributes`` are what the compiler is told, ``results`` stores sums in a way of
+    the instruction set's own.
+    """
+
+    backend: str
+    registers: Registers
+    timed: str
+    times: float
+    attributes: tuple[str, ...] = ()
+    results: WriteResults | None = None
+
+
+def back_end(product: LaneProduct) -> BackEnd:
+    """The code generator of an instruction that multiplies lane by lane."""
+    return BackEnd(
+        lane_nest,
+        lambda _: registers(product),
+        partial(plan, product),
+        partial(lane_nest, unpadded=True),
+    )
+
+
+def plan(product: LaneProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
     """A kernel on vectors."""
     lane = _lane(program)
     source = contraction_source(
@@ -48,16 +71,16 @@ def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
         unrolled=_unrolled(scheduled.nest, lane),
         vectorized={lane},
         vectorized_update=True,
-        results=write_narrow_here,
+        results=product.results,
         packing=scheduled.packing,
         shared=scheduled.shared,
         in_registers=True,
         each_step=[fetch_results] if scheduled.fetches_results else [],
     )
     return KernelPlan(
-        "x86.vector",
+        product.backend,
         source,
-        attributes=ATTRIBUTES,
+        attributes=product.attributes,
         copies=scheduled.copies,
         original=scheduled.nest.unpadded,
         in_registers=True,
@@ -77,19 +100,26 @@ def _unrolled(nest: Nest, lane: str) -> set[str]:
     return found
 
 
-def _fits(rows: int, columns: int) -> bool:
-    return rows * columns <= _REGISTERS
+@cache
+def registers(product: LaneProduct) -> RegisterModel:
+    """What a block of its accumulators costs."""
+    sums, timed = product.registers.count // _SUMS_SHARE, product.timed
 
+    def fits(rows: int, columns: int) -> bool:
+        return rows * columns <= sums
 
-def _step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
-    """A product has a row of its own to widen, and shares its column's weights."""
-    products = _TIMES * rows * columns + columns
-    return BlockStep(
-        products_ns=max(products * machine.product_ns[_TIMED], machine.latency_ns[_TIMED]),
-        loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
-        line_ns=machine.vector_line_ns,
-        stored_lines=rows * columns,
-    )
+    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+        """A product has a row of its own to widen, and shares its column's weights."""
+        del nest
+        products = product.times * rows * columns + columns
+        return BlockStep(
+            products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
+            loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
+            line_ns=machine.vector_line_ns,
+            stored_lines=rows * columns * product.registers.bytes / LINE_BYTES,
+        )
+
+    return RegisterModel(fits, step, sums, timed, rows=_along, columns=_all_move)
 
 
 def _along(nest: Nest) -> tuple[TaskLoop, ...]:
@@ -107,9 +137,6 @@ def _all_move(nest: Nest) -> tuple[TaskLoop, ...]:
         and can_block(nest, loop)
     )
     return tuple(sorted(found, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
-
-
-REGISTERS = RegisterModel(_fits, _step, _REGISTERS, _TIMED, rows=_along, columns=_all_move)
 
 
 def _lane(program: DerivedProgram) -> str:

@@ -1,0 +1,246 @@
+"""Vector instructions that multiply neighbours and add them to the lane that they lie in.
+
+:class:`DotProduct` describes one: the registers, the types, and the text of a call. Lanes are
+columns (:mod:`~cpembed.targets.cpu.dot_columns`), or parts of one sum
+(:mod:`~cpembed.targets.cpu.dot_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import size_bytes
+from cpembed.kernel.contraction import UPDATE, AddedUp, contraction_source
+from cpembed.kernel.margins import bodies
+from cpembed.kernel.nest import Nest
+from cpembed.kernel.nest_text import block_name
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.script import HEADER, Script, read, storage_dtype
+from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.estimate import BlockStep
+from cpembed.targets.cpu.fetched_columns import fetch_columns, in_turn
+from cpembed.targets.cpu.fetched_results import fetch_results
+from cpembed.targets.cpu.fetched_rows import fetch_rows
+from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+
+_PLACES = 12
+"""Rows or columns of a block at most: ways of the first-level cache. A block's rows often lie a
+multiple of 4 KiB apart, and more of them evict each other (measured on Zen 5: 64 columns of 512
+channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."""
+
+
+WriteResults = Callable[[Script, Nest, str], bool]
+"""Writes what a task stores of its sums, which are in a buffer of this name; False, and nothing is
+written, where the usual statements do."""
+
+
+@dataclass(frozen=True)
+class Registers:
+    """The vector registers of an instruction set: how many, and the bytes of one."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class DotProduct:
+    """``C[row, lane] += sum(A[row, z] * B[lane, z])`` with ``depth`` neighbours z, where C is one
+    register: by default a single row, whose neighbours are the same for every lane.
+
+    ``feature`` is the CPU's that provides it; ``factors`` are the types of either factor, in either
+    order, ``sums`` that of the lanes; ``timed`` the product of a calibration that takes as long.
+    ``call(sums, first, second, signed_first)`` is TVMScript for one, of vectors of the types in
+    memory, which are ``depth`` neighbours for each lane; ``total(vector)`` for the sum of a vector
+    of lanes. ``functions`` are those in LLVM's language that these call, ``attributes`` what the
+    compiler is told, ``results`` stores sums in a way of the instruction set's own.
+    """
+
+    name: str
+    feature: str
+    backend: str
+    registers: Registers
+    depth: int
+    factors: tuple[str, str]
+    sums: str
+    timed: str
+    call: Callable[[str, str, str, bool], str]
+    total: Callable[[str], str] | None = None
+    rows: int = 1
+    functions: str = ""
+    attributes: tuple[str, ...] = ()
+    results: WriteResults | None = None
+
+    @property
+    def sums_count(self) -> int:
+        """Sums in a register."""
+        return self.registers.bytes // size_bytes(self.sums)
+
+    @property
+    def lanes(self) -> int:
+        """Columns of a register's sums."""
+        return self.sums_count // self.rows
+
+    def check(self, nest: Nest) -> None:
+        """Raise :class:`LoweringError` where a nest multiplies other types."""
+        first, second, _ = nest.operands
+        if sorted((first.dtype, second.dtype)) != sorted(self.factors) or nest.sums != self.sums:
+            raise LoweringError(
+                f"{self.name} multiplies {' by '.join(self.factors)} into {self.sums}, not "
+                f"{first.dtype} by {second.dtype} into {nest.sums}"
+            )
+
+
+def register_model(
+    dot: DotProduct, registers: int, *, waits: float = 0.0, adding_up: float = 0.0, streams: bool
+) -> RegisterModel:
+    """What a block of accumulators costs in so many registers, where one side of it stays in them
+    beside the accumulators while the other passes through one more. A load of a register takes as
+    long as one of a line, whatever its width.
+
+    ``waits``: see :class:`BlockStep`. ``adding_up`` products take as long as what each accumulator
+    costs beside its steps; ``streams``: each row is a place of its own in memory.
+    """
+
+    def fits(rows: int, columns: int) -> bool:
+        return rows * columns + min(rows, columns) + 1 <= registers
+
+    def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
+        """A row costs a load or a broadcast, a column a load."""
+        del nest
+        product, latency = machine.product_ns[dot.timed], machine.latency_ns[dot.timed]
+        return BlockStep(
+            products_ns=max(rows * columns * product, latency),
+            loads_ns=(rows + columns) * machine.vector_line_ns[0],
+            line_ns=machine.vector_line_ns,
+            stored_lines=rows * columns * dot.registers.bytes / LINE_BYTES,
+            streams=rows if streams else 1,
+            task_ns=rows * columns * adding_up * product,
+            waits=waits,
+        )
+
+    return RegisterModel(fits, step, _PLACES, dot.timed)
+
+
+def dot_plan(
+    dot: DotProduct,
+    scheduled: Scheduled,
+    lane: str,
+    *,
+    apart: int = 0,
+    along_rows: bool = False,
+) -> KernelPlan:
+    """A kernel with accumulators along ``lane``: each is a sum or, ``along_rows``, a part of the
+    one that is stored. ``apart``: elements between the rows of the first factor that are one
+    instruction's."""
+    nest = scheduled.nest
+    # A row of such a block is a stream of its own, and its results are few.
+    rows = scheduled.fetches_rows and not along_rows
+    columns = scheduled.fetches_columns and not along_rows
+    results = scheduled.fetches_results and not along_rows
+    source = contraction_source(
+        nest,
+        scheduled.threads,
+        unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
+        vectorized={lane},
+        added_up=AddedUp(lane, dot.total) if along_rows and dot.total else None,
+        results=None if along_rows else dot.results,
+        packing=scheduled.packing,
+        shared=scheduled.shared,
+        in_registers=True,
+        each_step=[
+            *([fetch_rows] if rows else []),
+            *([fetch_columns] if columns else []),
+            *([fetch_results] if results else []),
+        ],
+        ahead={*([1] if rows else []), *([in_turn(nest)] if columns else [])},
+    )
+
+    def schedule(work: Any) -> None:
+        first, second = (operand.dtype for operand in nest.operands[:2])
+        intrinsic = register_dot(dot, first, second, apart, broadcast=not along_rows)
+        for number in range(len(bodies(nest))):
+            loops = work.get_loops(work.get_sblock(block_name(UPDATE, number), "main"))
+            work.tensorize(loops[-3 if dot.rows > 1 else -2], intrinsic)
+
+    backend = f"{dot.backend}_rows" if along_rows else dot.backend
+    return KernelPlan(
+        backend,
+        source,
+        schedule,
+        dot.attributes,
+        copies=scheduled.copies,
+        functions=dot.functions,
+        original=nest.unpadded,
+        in_registers=True,
+    )
+
+
+def register_dot(
+    dot: DotProduct, first: str, second: str, apart: int = 0, *, broadcast: bool = True
+) -> str:
+    """Register the intrinsic with TVM and return its name: the first factor is the neighbours of
+    its rows, ``apart`` from each other, for all lanes, or without ``broadcast`` as many for each
+    lane."""
+    from tvm.s_tir import TensorIntrin
+
+    from cpembed.kernel.runtime import tvm
+
+    name = f"cpembed_{dot.name}_{first}_{apart}_{'broadcast' if broadcast else 'rows'}"
+    if TensorIntrin.get(name, allow_missing=True) is None:
+        parse = tvm().script.from_source
+        description, implementation = dot_sources(dot, first, second, apart, broadcast=broadcast)
+        TensorIntrin.register(name, parse(description), parse(implementation))
+    return name
+
+
+def dot_sources(
+    dot: DotProduct, first: str, second: str, apart: int = 0, *, broadcast: bool = True
+) -> tuple[str, str]:
+    """Description (scalar loops) and implementation of one instruction: :func:`register_dot`."""
+    sums, whole = dot.sums_count, dot.lanes * dot.depth
+    given = (dot.rows - 1) * apart + dot.depth if broadcast else whole
+    stored = storage_dtype(first), storage_dtype(second)
+    head = f"""{HEADER}
+def dot(
+    A: T.Buffer(({given},), "{stored[0]}", offset_factor=1),
+    B: T.Buffer(({whole},), "{stored[1]}", offset_factor=1),
+    C: T.Buffer(({sums},), "{dot.sums}", offset_factor=1, scope="local"),
+):
+    with T.sblock("root"):
+        T.reads(C[0:{sums}], A[0:{given}], B[0:{whole}])
+        T.writes(C[0:{sums}])
+"""
+    each = dot.depth if broadcast else whole
+    rows = [f'A.vload([{row * apart}], dtype="{stored[0]}x{each}")' for row in range(dot.rows)]
+    factor = rows[0] if dot.rows == 1 else f"T.Shuffle([{', '.join(rows)}], {list(range(whole))})"
+    if each * dot.rows < whole:
+        word = f'T.reinterpret({factor}, dtype="int{8 * each * size_bytes(first)}")'
+        factor = f'T.reinterpret(T.broadcast({word}, {dot.lanes}), dtype="{stored[0]}x{whole}")'
+    columns = f'B.vload([0], dtype="{stored[1]}x{whole}")'
+    before = f'C.vload([0], dtype="{dot.sums}x{sums}")'
+    implementation = f"""{head}
+        C[T.ramp(0, 1, {sums})] = {dot.call(before, factor, columns, first == "int8")}
+"""
+    return f"{head}{_loops(dot, first, second, apart, broadcast=broadcast)}", implementation
+
+
+def _loops(dot: DotProduct, first: str, second: str, apart: int, *, broadcast: bool) -> str:
+    """What an instruction computes, point by point."""
+    loops = [("row", "r", dot.rows), ("lane", "i", dot.lanes), ("depth", "k", dot.depth)]
+    loops = loops[1:] if dot.rows == 1 else loops
+    names, axes = ", ".join(loop[0] for loop in loops), ", ".join(loop[1] for loop in loops)
+    place = f"i * {dot.depth} + k"
+    row = f"r * {apart} + " if dot.rows > 1 else ""
+    one = read(f"A[{row}k]" if broadcast else f"A[{place}]", first, dot.sums)
+    other = read(f"B[{place}]", second, dot.sums)
+    total = f"C[r * {dot.lanes} + i]" if dot.rows > 1 else "C[i]"
+    return f"""
+        for {names} in T.grid({", ".join(str(extent) for *_, extent in loops)}):
+            with T.sblock("update"):
+                {axes} = T.axis.remap("{"S" * (len(loops) - 1)}R", [{names}])
+                {total} = {total} + {one} * {other}
+"""
