@@ -99,6 +99,10 @@ class OperatorFamily:
     def error(self, what: str) -> WorkloadError:
         return WorkloadError(f"{self.name}: {what}; {self.usage}")
 
+    def __call__(self, **values: object) -> Computation:
+        """:meth:`workload` of keyword arguments."""
+        return self.workload(values)
+
     def workload(self, values: Mapping[str, object]) -> Computation:
         """The operator at sizes given as text (``"1,2"``) or as Python values.
 

@@ -1,49 +1,55 @@
-"""Every operator family by name; a new operator is one file and one line here."""
+"""Every operator family by name; a new operator is one entry of a table and one line here."""
 
 from __future__ import annotations
 
-from cpembed.operators.axpy import AXPY
-from cpembed.operators.batched_conv2d import BATCHED_CONV2D
-from cpembed.operators.batched_gemm import BATCHED_GEMM
-from cpembed.operators.capsule_conv2d import CAPSULE_CONV2D
-from cpembed.operators.conv1d import CONV1D
-from cpembed.operators.conv2d import CONV2D
-from cpembed.operators.conv3d import CONV3D
-from cpembed.operators.depthwise import DEPTHWISE
-from cpembed.operators.dot import DOT
+from cpembed.operators.convolutions import (
+    batched_conv2d,
+    capsule_conv2d,
+    conv1d,
+    conv2d,
+    conv3d,
+    depthwise,
+    transposed_conv2d,
+)
+from cpembed.operators.einsum import (
+    axpy,
+    batched_gemm,
+    dot,
+    gemm,
+    gemv,
+    grouped_fc,
+    mean,
+    mttkrp,
+    row_sum,
+    scan,
+    ttm,
+    variance,
+)
 from cpembed.operators.family import OperatorFamily
-from cpembed.operators.gemm import GEMM
-from cpembed.operators.gemv import GEMV
-from cpembed.operators.grouped_fc import GROUPED_FC
-from cpembed.operators.mean import MEAN, ROW_SUM, VARIANCE
-from cpembed.operators.mttkrp import MTTKRP
-from cpembed.operators.scan import SCAN
-from cpembed.operators.transposed_conv2d import TRANSPOSED_CONV2D
-from cpembed.operators.ttm import TTM
 from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
 
 OPERATORS: dict[str, OperatorFamily] = {
     family.name: family
     for family in (
-        GEMM,
-        BATCHED_GEMM,
-        GEMV,
-        DOT,
-        AXPY,
-        CONV1D,
-        CONV2D,
-        CONV3D,
-        DEPTHWISE,
-        TRANSPOSED_CONV2D,
-        CAPSULE_CONV2D,
-        BATCHED_CONV2D,
-        GROUPED_FC,
-        MEAN,
-        VARIANCE,
-        ROW_SUM,
-        SCAN,
-        TTM,
-        MTTKRP,
+        gemm,
+        batched_gemm,
+        gemv,
+        dot,
+        axpy,
+        conv1d,
+        conv2d,
+        conv3d,
+        depthwise,
+        transposed_conv2d,
+        capsule_conv2d,
+        batched_conv2d,
+        grouped_fc,
+        mean,
+        variance,
+        row_sum,
+        scan,
+        ttm,
+        mttkrp,
     )
 }
 

@@ -1,38 +1,58 @@
-"""What all convolutions share: the image axes, their index expressions and output extents, the
-parameters, and the computation over the operands I, W and O."""
+"""What all convolutions share: axes of an image under a filter, layouts, the family of a statement.
+
+A family is a statement ``O[...] += I[...] * W[...]`` with channels before the axes of the image, of
+which an index ``p+r`` of I says that r is the window's iterator at output p. What pads, strides,
+dilations and layouts make of the indices is the same for all.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import (
-    Dtypes,
-    OperatorFamily,
-    Parameter,
-    ParameterKind,
-    PerAxis,
-)
+from cpembed.operators.family import DTYPE, Dtypes, OperatorFamily, Parameter, ParameterKind
 
-PAD = Parameter(
-    "pad", "zeros around the image: one number or one per axis", ParameterKind.PER_AXIS, "0"
+
+def per_axis_parameter(name: str, meaning: str, smallest: int) -> Parameter:
+    """A number of each image axis, by default the smallest that it can be."""
+    words = f"{meaning}: one number or one per axis"
+    return Parameter(name, words, ParameterKind.PER_AXIS, str(smallest))
+
+
+DILATION = per_axis_parameter("dilation", "distance of filter taps", 1)
+WINDOW = (
+    per_axis_parameter("pad", "zeros around the image", 0),
+    per_axis_parameter("stride", "step of the filter", 1),
+    DILATION,
 )
-STRIDE = Parameter(
-    "stride", "step of the filter: one number or one per axis", ParameterKind.PER_AXIS, "1"
-)
-DILATION = Parameter(
-    "dilation", "distance of filter taps: one number or one per axis", ParameterKind.PER_AXIS, "1"
-)
-WINDOW = (PAD, STRIDE, DILATION)
-"""The optional parameters that every convolution takes, beside ``dtype``."""
+"""The optional parameters of an ordinary convolution, beside ``dtype``."""
+
+_SIZES = {
+    "n": "images",
+    "c": "input channels",
+    "d": "image planes",
+    "h": "image rows",
+    "w": "image columns",
+    "k": "filters",
+    "t": "filter planes",
+    "r": "filter rows",
+    "s": "filter columns",
+}
+_IMAGE_SIZES = {"o": "d", "p": "h", "q": "w"}
+"""The size of the image along the axis of an output's iterator."""
+
+
+def image_sizes(names: str, **meanings: str) -> tuple[Parameter, ...]:
+    """Sizes by their letters, with other words for some of them."""
+    return tuple(Parameter(name, {**_SIZES, **meanings}[name]) for name in names)
 
 
 def layout_parameter(first: str, last: str, weights: str) -> Parameter:
-    """The choice between channels before the image, which is the default, after it, and in blocks:
-    blocks before it, the channels of one after it."""
+    """The choice between channels before the image, the default, after it, and in blocks."""
     meaning = f"{first}, {last} {weights}, or blocks of channels as in {first}16c"
     choices = first, last, f"{first}16c"
     return Parameter("layout", meaning, ParameterKind.CHOICE, first, choices)
@@ -51,161 +71,219 @@ def block_of(layout: str) -> int:
 @dataclass(frozen=True)
 class Layout:
     """Where the channels of an image are: before its axes, after them (``last``), or in blocks of
-    ``block``, which are before, the channels of a block after."""
+    ``block``: c and k count the blocks and are before, ci and ki within one are after.
 
-    last: bool
-    block: int
+    Names are those of axes with channels first, the order of the statement.
+    """
+
+    last: bool = False
+    block: int = 1
 
     @classmethod
-    def of(cls, family: OperatorFamily, layout: str, **channels: int) -> Layout:
-        """The layout by its name, for operands of so many ``channels``, by the size's name.
+    def of(cls, family: OperatorFamily, layout: str, sizes: Mapping[str, int]) -> Layout:
+        """The layout by its name.
 
         Raises :class:`WorkloadError` for a layout that the family does not have, and for channels
         that are not whole blocks.
         """
         family.check_choice("layout", layout)
         block = block_of(layout)
-        for name, count in channels.items():
-            if count % block:
+        for name in ("c", "k"):
+            if sizes.get(name, 0) % block:
                 raise family.error(
-                    f"{name}={count} is no multiple of the {block} channels of a block of {layout}"
+                    f"{name}={sizes[name]} is no multiple of the {block} channels of a block of "
+                    f"{layout}"
                 )
         return cls(layout.endswith("C"), block)
 
-    def axes(self, name: str, channels: int) -> dict[str, int]:
-        """The axis of so many channels, or that of the blocks and ``<name>i`` within one."""
+    def split(self, names: Iterable[str]) -> list[str]:
+        """The names, with that of the axis within a block after each one of channels."""
         if self.block == 1:
-            return {name: channels}
-        return {name: channels // self.block, f"{name}i": self.block}
+            return list(names)
+        return [axis for name in names for axis in (name, f"{name}i")[: 1 + (name in "ck")]]
 
-    def channel(self, name: str) -> str:
-        """Indices of the channel of weights: two in blocks, which is the same memory as one."""
-        return name if self.block == 1 else f"{name}, {name}i"
-
-    def window(self, axes: str) -> str:
-        """Indices of weights after the filter's: the channel's before or after those of the
-        window."""
-        return f"{axes}, c" if self.last else f"{self.channel('c')}, {axes}"
-
-    def indices(self, image: str, channel: str, *, group: str = "", inside: str = "") -> str:
-        """Indices of an image or an output after the first: those of its axes, and the channel's,
-        with that of its ``group`` before it and what is ``inside`` of it after it, if any."""
-        before, after = (f"{group}, " if group else ""), (f", {inside}" if inside else "")
+    def image(self, names: list[str], axes: list[str]) -> list[str]:
+        """Indices of an image or an output whose pixels have these axes."""
+        place = names.index(axes[0])
+        sample, channels, inside = names[0], names[1:place], names[place + len(axes) :]
         if self.block > 1:
-            return f"{before}{channel}, {image}, {channel}i{after}"
-        channels = f"{before}{channel}{after}"
-        return f"{image}, {channels}" if self.last else f"{channels}, {image}"
+            blocks = 1 + next(i for i, name in enumerate(channels) if name in "ck")
+            inside = [f"{channels[blocks - 1]}i", *channels[blocks:], *inside]
+            channels = channels[:blocks]
+        elif self.last:
+            return [sample, *axes, *channels, *inside]
+        return [sample, *channels, *axes, *inside]
 
-    def shape(self, image: tuple[int, ...], *channels: int) -> tuple[int, ...]:
-        """Extents in the order of :meth:`indices`; of ``channels`` the last one is in blocks."""
-        if self.block > 1:
-            *groups, count = channels
-            return (*groups, count // self.block, *image, self.block)
-        return (*image, *channels) if self.last else (*channels, *image)
-
-
-_SIZES = {
-    "n": "images",
-    "c": "input channels",
-    "h": "image rows",
-    "w": "image columns",
-    "k": "filters",
-    "r": "filter rows",
-    "s": "filter columns",
-}
-
-
-def image_sizes(**meanings: str) -> tuple[Parameter, ...]:
-    """The sizes of a 2-D convolution, with other words for some of them."""
-    return tuple(Parameter(name, meaning) for name, meaning in {**_SIZES, **meanings}.items())
+    def weights(self, names: list[str], result: list[str]) -> list[str]:
+        """Indices of weights: last are the channels that are summed over; in blocks they lie in
+        memory as they do without."""
+        if not self.last:
+            return self.split(names)
+        summed = [name for name in names if name == "c" and name not in result]
+        return [name for name in names if name not in summed] + summed
 
 
 @dataclass(frozen=True)
 class ImageAxis:
-    """One image axis of a convolution: output iterator ``output``, filter iterator ``filter``."""
+    """An axis of an image of ``extent`` under a filter of so many ``taps``.
 
-    output: str
-    filter: str
-    image_extent: int
-    filter_extent: int
-    pad: int
+    ``before`` and ``after`` it are zeros, below 0 where it is cut off; ``stride`` is the step of
+    the filter, ``dilation`` the distance of its taps; a ``turned`` filter has its last tap first.
+    """
+
+    extent: int
+    taps: int
+    before: int
+    after: int
     stride: int
     dilation: int
+    turned: bool = False
+
+    @classmethod
+    def plain(cls, extent: int, taps: int, pad: int, stride: int, dilation: int) -> ImageAxis:
+        return cls(extent, taps, pad, pad, stride, dilation)
+
+    @classmethod
+    def spread(
+        cls, extent: int, taps: int, pad: int, stride: int, dilation: int, output_pad: int
+    ) -> ImageAxis:
+        """Of a transposed convolution: ``stride - 1`` zeros between pixels, then stride 1."""
+        edge = dilation * (taps - 1) - pad
+        return cls(stride * (extent - 1) + 1, taps, edge, edge + output_pad, 1, dilation, True)
 
     @property
     def output_extent(self) -> int:
         """Positions of the filter inside the padded image; below 1 where it does not fit."""
-        reach = self.dilation * (self.filter_extent - 1) + 1
-        return (self.image_extent + 2 * self.pad - reach) // self.stride + 1
+        reach = self.dilation * (self.taps - 1) + 1
+        return (self.extent + self.before + self.after - reach) // self.stride + 1
 
-    @property
-    def index(self) -> str:
-        """Image index under a filter tap, with the padding at negative indices."""
-        return f"{self.stride}*{self.output} + {self.dilation}*{self.filter} - {self.pad}"
+    def index(self, output: str, tap: str) -> str:
+        """Image index under a tap, with the padding at negative indices."""
+        return f"{self.stride}*{output} + {self.dilation}*{tap} - ({self.before})"
 
 
-def image_axes(
-    family: OperatorFamily,
-    axes: Sequence[tuple[str, str, str, int, int]],
-    pad: PerAxis,
-    stride: PerAxis,
-    dilation: PerAxis,
-) -> tuple[ImageAxis, ...]:
-    """Image axes from rows of (output iterator, image size name, filter iterator, their sizes).
+@dataclass(frozen=True)
+class _Form:
+    """A statement ``O[...] += I[...] * W[...]`` with channels first, as lists of names.
 
-    Raises :class:`WorkloadError` for malformed ``pad``, ``stride`` or ``dilation`` and for an
-    output without elements.
+    ``axes``: iterator of the output, size of the image and iterator of the filter for each axis of
+    the image, whose index in ``image`` is its size's name.
     """
-    pads = family.per_axis("pad", pad, len(axes), 0)
-    strides = family.per_axis("stride", stride, len(axes), 1)
-    dilations = family.per_axis("dilation", dilation, len(axes), 1)
-    made: list[ImageAxis] = []
-    for row, p, step, apart in zip(axes, pads, strides, dilations, strict=True):
-        output, image, filter_axis, image_extent, filter_extent = row
-        axis = ImageAxis(output, filter_axis, image_extent, filter_extent, p, step, apart)
-        if axis.output_extent < 1:
-            raise family.error(
-                f"output axis {output} has extent {axis.output_extent} at {image}={image_extent} "
-                f"{filter_axis}={filter_extent} pad={p} stride={step} dilation={apart}: "
-                f"enlarge {image} or pad, or shrink {filter_axis} or dilation"
-            )
-        made.append(axis)
-    return tuple(made)
 
+    axes: list[tuple[str, str, str]]
+    result: list[str]
+    image: list[str]
+    weights: list[str]
 
-def rows_and_columns(
-    family: OperatorFamily,
-    image: tuple[int, int],
-    window: tuple[int, int],
-    pad: PerAxis,
-    stride: PerAxis,
-    dilation: PerAxis,
-) -> tuple[ImageAxis, ImageAxis]:
-    """The two axes of an image of h x w pixels under a filter of r x s; raises as
-    :func:`image_axes`."""
-    (h, w), (r, s) = image, window
-    axes = (("p", "h", "r", h, r), ("q", "w", "s", w, s))
-    rows, columns = image_axes(family, axes, pad, stride, dilation)
-    return rows, columns
+    @classmethod
+    def of(cls, statement: str) -> _Form:
+        """Of a statement whose indices ``p+r`` are those of the image's axes.
+
+        >>> _Form.of("O[n,k,q] += I[n,c,q+s] * W[k,c,s]").axes
+        [('q', 'w', 's')]
+        """
+        result, image, weights = (names.split(",") for names in re.findall(r"\[(.*?)\]", statement))
+        axes = [(i[0], _IMAGE_SIZES[i[0]], i[2]) for i in image if "+" in i]
+        plain = [i for i in image if "+" not in i]
+        # `R-1-r` is the index of a turned filter.
+        return cls(axes, result, plain + [size for _, size, _ in axes], [i[-1] for i in weights])
+
+    def with_options(self, sizes: Mapping[str, int]) -> _Form:
+        """With an axis g of groups, and one of a channel's several filters, m, where asked for."""
+        result, image, weights = [*self.result], [*self.image], [*self.weights]
+        if sizes.get("groups", 1) > 1:
+            result[1:1] = image[1:1] = weights[:0] = ["g"]
+        if sizes.get("m", 1) > 1:
+            result[2:2] = weights[1:1] = ["m"]
+        return _Form(self.axes, result, image, weights)
+
+    def computation(
+        self,
+        family: OperatorFamily,
+        sizes: Mapping[str, int],
+        axes: list[ImageAxis],
+        layout: Layout,
+        types: tuple[str, ...],
+    ) -> Computation:
+        """The statement at fixed sizes. A padded image reads as zero outside its shape."""
+        extents = {**sizes, "g": sizes.get("groups", 1)}
+        for name in "ck":
+            if name in sizes and layout.block > 1:
+                extents |= {name: sizes[name] // layout.block, f"{name}i": layout.block}
+        text: dict[str, str] = {}
+        for (output, size, tap), axis in zip(self.axes, axes, strict=True):
+            extents |= {output: axis.output_extent, size: axis.extent}
+            text[size] = axis.index(output, tap)
+            text[tap] = f"{axis.taps - 1} - {tap}" if axis.turned else tap
+
+        def indices(names: list[str]) -> str:
+            return ", ".join(text.get(name, name) for name in names)
+
+        result = layout.image(self.result, [output for output, _, _ in self.axes])
+        image = layout.image(self.image, [size for _, size, _ in self.axes])
+        weights = layout.weights(self.weights, self.result)
+        loops = layout.split(dict.fromkeys([*self.result, *self.weights]))
+        return parse_computation(
+            f"O[{indices(result)}] += I[{indices(image)}] * W[{indices(weights)}]",
+            {name: extents[name] for name in loops},
+            name=family.name,
+            dtypes=dict(zip("IWO", types, strict=True)),
+            shapes={"I": tuple(extents[name] for name in image)},
+            zero_outside=("I",) if any(a.before > 0 or a.after > 0 for a in axes) else (),
+        )
 
 
 def convolution(
-    family: OperatorFamily,
+    name: str,
+    what: str,
     statement: str,
-    extents: Mapping[str, int],
-    image: tuple[int, ...],
+    parameters: tuple[Parameter, ...],
     *,
-    padded: bool,
-    dtype: Dtypes,
-) -> Computation:
-    """The statement ``O[...] += I[...] * W[...]`` over an image I of a shape, which reads as zero
-    outside it where ``padded``."""
-    image_type, weight_type, output_type = family.dtypes(dtype, family.inputs)
-    return parse_computation(
-        statement,
-        extents,
-        name=family.name,
-        dtypes={"I": image_type, "W": weight_type, "O": output_type},
-        shapes={"I": image},
-        zero_outside=("I",) if padded else (),
-    )
+    axis: Callable[..., ImageAxis] = ImageAxis.plain,
+    remedy: str = "enlarge {0} or pad, or shrink {1} or dilation",
+    note: str = "",
+) -> OperatorFamily:
+    """The family of a statement with channels first, with the parameters beside ``dtype``.
+
+    ``axis`` makes an axis of the image of its extent, the taps and the parameters that are per
+    axis; ``remedy``, for the size of the image and that of the filter, is what to do where the
+    output has no elements. What it computes is in front of the statement, a ``note`` after it.
+    """
+    form = _Form.of(statement)
+    per_axis = [p for p in parameters if p.kind is ParameterKind.PER_AXIS]
+    size_names = [p.name for p in parameters if p.kind is ParameterKind.SIZE]
+
+    def image_axes(sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Iterator[ImageAxis]:
+        lists: list[tuple[int, ...]] = []
+        for p in per_axis:
+            smallest = int(p.default or 0)
+            value = settings.get(p.name, smallest)
+            lists.append(family.per_axis(p.name, value, len(form.axes), smallest))
+        for (output, size, tap), numbers in zip(form.axes, zip(*lists, strict=True), strict=True):
+            given = dict(zip([p.name for p in per_axis], numbers, strict=True))
+            beyond = given.pop("output_pad", 0)
+            if beyond and beyond >= max(given["stride"], given["dilation"]):
+                raise family.error(
+                    f"output_pad={beyond} is not below stride={given['stride']} or "
+                    f"dilation={given['dilation']}"
+                )
+            made = axis(sizes[size], sizes[tap], *numbers)
+            if made.output_extent < 1:
+                said = " ".join(f"{name}={number}" for name, number in given.items())
+                raise family.error(
+                    f"output axis {output} has extent {made.output_extent} at "
+                    f"{size}={sizes[size]} {tap}={sizes[tap]} {said}: {remedy.format(size, tap)}"
+                )
+            yield made
+
+    def build(*, layout: str | None = None, dtype: Dtypes = None, **values: Any) -> Computation:
+        sizes = {name: values[name] for name in size_names if name in values}
+        family.check_sizes(**sizes)
+        order = Layout() if layout is None else Layout.of(family, layout, sizes)
+        axes = list(image_axes(sizes, values))
+        types = family.dtypes(dtype, family.inputs)
+        return form.with_options(sizes).computation(family, sizes, axes, order, types)
+
+    described = f"{what} {statement}{note}"
+    family = OperatorFamily(name, described, build, (*parameters, DTYPE))
+    return family

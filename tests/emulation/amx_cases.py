@@ -24,9 +24,8 @@ from cpembed.kernel.margins import executed_share
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.program_nest import kernel_nest
 from cpembed.measure.verification import verify
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.conv3d import conv3d
-from cpembed.operators.gemm import gemm as gemm_workload
+from cpembed.operators.convolutions import conv2d, conv3d
+from cpembed.operators.einsum import gemm as gemm_workload
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86.features import ASSUME_VARIABLE, missing_features
 from cpembed.transform.derive import derive

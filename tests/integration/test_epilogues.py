@@ -23,10 +23,8 @@ from cpembed.kernel.epilogue import (
     channel_numbers,
     random_vectors,
 )
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.depthwise import depthwise
-from cpembed.operators.dot import dot
-from cpembed.operators.gemm import gemm
+from cpembed.operators.convolutions import conv2d, depthwise
+from cpembed.operators.einsum import dot, gemm
 from cpembed.targets.cpu.build import BackendChoice, build
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram

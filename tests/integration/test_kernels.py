@@ -23,10 +23,8 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import Knobs
 from cpembed.measure.verification import verify
-from cpembed.operators.conv1d import conv1d
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.conv3d import conv3d
-from cpembed.operators.gemm import gemm
+from cpembed.operators.convolutions import conv1d, conv2d, conv3d
+from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive

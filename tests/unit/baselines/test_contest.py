@@ -21,7 +21,7 @@ from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_numbers
 from cpembed.measure import turns
 from cpembed.measure.verification import Expected
-from cpembed.operators.gemm import gemm
+from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86.pace import Pace
 from tests.unit.baselines.fakes import FakeBaseline, FakeForm

@@ -12,8 +12,8 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.dot import dot
+from cpembed.operators.convolutions import conv2d
+from cpembed.operators.einsum import dot
 from cpembed.transform.data import execute
 from cpembed.transform.derive import derive
 from cpembed.transform.proof import require

@@ -17,8 +17,8 @@ from cpembed.ir.polyhedral import (
     operand_set,
     statements,
 )
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.gemm import gemm
+from cpembed.operators.convolutions import conv2d
+from cpembed.operators.einsum import gemm
 
 GEMM = gemm(m=2, n=3, k=4)
 CONV = conv2d(n=1, c=2, h=4, w=3, k=2, r=3, s=2, pad=1, stride=2)

@@ -8,8 +8,8 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.gemm import gemm
+from cpembed.operators.convolutions import conv2d
+from cpembed.operators.einsum import gemm
 from cpembed.transform.program import DerivedProgram, Loop, PackedDimension, PackedOperand
 
 Term = tuple[str, int] | tuple[str, int, int, int | None]

@@ -17,7 +17,7 @@ from cpembed.kernel.epilogue import Epilogue, channel_numbers
 from cpembed.measure import runner
 from cpembed.measure.runner import ATTEMPTS, measure
 from cpembed.measure.verification import Expected, compare
-from cpembed.operators.gemm import gemm
+from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build
 from tests.unit.kernel.handwritten import conv2d_program, gemm_program
 

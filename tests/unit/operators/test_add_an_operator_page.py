@@ -1,4 +1,4 @@
-"""The page on adding an operator: its example works as printed."""
+"""The page on adding an operator: its examples work as printed."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.operators.registry import OPERATORS
 
 PAGE = Path(__file__).parents[3] / "docs" / "add-an-operator.md"
 
@@ -16,7 +17,7 @@ def test_the_example_on_the_page_is_an_operator():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     scope = {"__name__": "example", "np": np}
     exec(blocks[0], scope)
-    computation = scope["BATCHED_GEMV"].workload({"b": "2", "i": "3", "j": "4", "dtype": "int8"})
+    computation = scope["batched_gemv"].workload({"b": "2", "i": "3", "j": "4", "dtype": "int8"})
     assert computation == scope["batched_gemv"](b=2, i=3, j=4)
     with pytest.raises(WorkloadError, match="j=0 is less than 1; batched_gemv takes b i j"):
         scope["batched_gemv"](b=2, i=3, j=0)
@@ -30,6 +31,16 @@ def test_the_example_on_the_page_is_an_operator():
         checked.append(computation)
 
     scope["check"] = check
-    exec(blocks[1], scope)
+    exec(blocks[2], scope)
     scope["test_batched_gemv"]()
     assert checked == [computation]
+
+
+def test_the_convolution_on_the_page_is_an_operator():
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    scope = {"__name__": "example"}
+    exec(blocks[1], scope)
+    sizes = {"n": 2, "c": 3, "w": 9, "k": 4, "s": 3, "pad": 1, "stride": 2, "layout": "NWC"}
+    computation = scope["rows_only"](**sizes)
+    assert computation.statements == OPERATORS["conv1d"](**sizes).statements
+    assert computation.output.shape == (2, 5, 4)

@@ -7,17 +7,19 @@ import pytest
 
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import reference
-from cpembed.operators.axpy import axpy
-from cpembed.operators.batched_conv2d import batched_conv2d
-from cpembed.operators.capsule_conv2d import capsule_conv2d
-from cpembed.operators.dot import dot
-from cpembed.operators.gemv import gemv
-from cpembed.operators.grouped_fc import grouped_fc
-from cpembed.operators.mean import mean, row_sum, variance
-from cpembed.operators.mttkrp import mttkrp
-from cpembed.operators.scan import scan
-from cpembed.operators.transposed_conv2d import transposed_conv2d
-from cpembed.operators.ttm import ttm
+from cpembed.operators.convolutions import batched_conv2d, capsule_conv2d, transposed_conv2d
+from cpembed.operators.einsum import (
+    axpy,
+    dot,
+    gemv,
+    grouped_fc,
+    mean,
+    mttkrp,
+    row_sum,
+    scan,
+    ttm,
+    variance,
+)
 from tests.unit.operators.definitions import CONV_CASES, check, convolution, per_axis
 
 

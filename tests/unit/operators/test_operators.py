@@ -5,12 +5,8 @@ import pytest
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.operators.batched_gemm import batched_gemm
-from cpembed.operators.conv1d import conv1d
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.conv3d import conv3d
-from cpembed.operators.depthwise import depthwise
-from cpembed.operators.gemm import gemm
+from cpembed.operators.convolutions import conv1d, conv2d, conv3d, depthwise
+from cpembed.operators.einsum import batched_gemm, gemm
 from cpembed.operators.registry import OPERATORS
 from tests.unit.operators.definitions import CONV_CASES, check, convolution, per_axis
 

@@ -21,8 +21,8 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret, interpret_all
 from cpembed.ir.reference import random_inputs
-from cpembed.operators.conv2d import conv2d
-from cpembed.operators.gemm import gemm
+from cpembed.operators.convolutions import conv2d
+from cpembed.operators.einsum import gemm
 from cpembed.transform.data import execute, execute_all, pack
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
