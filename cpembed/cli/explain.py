@@ -15,6 +15,7 @@ from cpembed.cli.options import (
     id_option,
     json_option,
     problem,
+    rank_option,
     require_one,
     threads_option,
     untuned_option,
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Subcommand)
 @embedding_options
-@click.option(
-    "--rank",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="Which candidate, 1 being the best.  [default: 1]",
-)
+@rank_option("Which candidate, 1 being the best.  [default: 1]")
 @id_option
 @click.option(
     "--chosen",

@@ -1,10 +1,14 @@
-"""Arguments and options that several subcommands share."""
+"""Arguments and options that several subcommands share, each defined once.
+
+A name is a decorator; where the words differ between commands, a function makes one. Of several
+put together, :func:`together`, the first is listed first in the help.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
@@ -23,17 +27,6 @@ LARGEST_SEED = 2**31 - 1
 """The solver's seeds are 32-bit."""
 
 
-class Asked(TypedDict):
-    """What :func:`embedding_options` parses."""
-
-    words: tuple[str, ...]
-    target: str
-    constraints: str | None
-    weights: tuple[float, float] | None
-    timeout: float | None
-    verbose: bool
-
-
 class Subcommand(click.Command):
     """A subcommand whose options with a value are given once: of two, neither is silently lost."""
 
@@ -45,6 +38,47 @@ class Subcommand(click.Command):
             if given.count(option) > 1:
                 raise click.UsageError(f"{option.opts[0]} is given more than once: keep one", ctx)
         return super().parse_args(ctx, args)
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several arguments and options as one decorator."""
+
+    def add(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
+
+
+# -- what to run on what --------------------------------------------------------------------------
+
+
+def workload_argument(*, required: bool = True) -> Callable[[F], F]:
+    """The words of a workload."""
+    metavar = "WORKLOAD..." if required else "[WORKLOAD...]"
+    return click.argument(
+        "words", nargs=-1, required=required, metavar=metavar, shell_complete=workloads
+    )
+
+
+def target_option(*, required: bool = True) -> Callable[[F], F]:
+    return click.option(
+        "--target",
+        required=required,
+        shell_complete=targets,
+        metavar="NAME|FILE",
+        help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
+    )
+
+
+def constraints_option(words: str) -> Callable[[F], F]:
+    return click.option(
+        "--constraints", shell_complete=constraint_sets, metavar="NAME|FILE", help=words
+    )
+
+
+# -- how to search --------------------------------------------------------------------------------
 
 
 def _weights(
@@ -71,86 +105,79 @@ def _number(
     return value
 
 
-def embedding_options(function: F) -> F:
-    """A workload, a target, and how to search: the parameters of :class:`Asked`."""
-    for add in (
-        click.option(
-            "--verbose", is_flag=True, help="Print the solver's status, times and effort."
-        ),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(min=0, min_open=True),
-            callback=_number,
-            metavar="S",
-            help="Stop searching after S seconds and use what was found.",
-        ),
-        click.option(
-            "--weights",
-            callback=_weights,
-            metavar="MAC,DATA",
-            help="Weights of the MAC and the data overhead in the score.",
-        ),
-        click.option(
-            "--constraints",
-            shell_complete=constraint_sets,
-            metavar="NAME|FILE",
-            help="Constraint set: a shipped name or a TOML file. Default: in_place_padded, and "
-            "fused too where that uses the instruction badly.",
-        ),
-        click.option(
-            "--target",
-            required=True,
-            shell_complete=targets,
-            metavar="NAME|FILE",
-            help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
-        ),
-        click.argument(
-            "words",
-            nargs=-1,
-            required=True,
-            metavar="WORKLOAD...",
-            shell_complete=workloads,
-        ),
-    ):
-        function = add(function)
-    return function
-
-
-def json_option(function: F) -> F:
-    add = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-    return add(function)
-
-
-def steps_options(function: F) -> F:
-    """What happens to the sums before they are stored."""
-    for add in (
-        click.option(
-            "--relu", is_flag=True, help="Negative results are stored as 0 (not on a VTA)."
-        ),
-        click.option(
-            "--scale",
-            is_flag=True,
-            help="Multiplies by a random float32 vector, an element a channel, as requantization "
-            "does (not on a VTA).",
-        ),
-        click.option(
-            "--bias",
-            is_flag=True,
-            help="Adds a random vector, an element a channel (not on a VTA).",
-        ),
-    ):
-        function = add(function)
-    return function
-
-
-def threads_option(function: F) -> F:
-    add = click.option(
-        "--threads",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Threads of the kernel.  [default: the cores of the process]",
+def timeout_option(words: str, default: float | None = None) -> Callable[[F], F]:
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=_number,
+        default=default,
+        metavar="S",
+        show_default=default is not None,
+        help=words,
     )
-    return add(function)
+
+
+def seed_option(words: str, default: int | None = 0) -> Callable[[F], F]:
+    return click.option(
+        "--seed",
+        type=click.IntRange(0, LARGEST_SEED),
+        default=default,
+        metavar="N",
+        show_default=default is not None,
+        help=words,
+    )
+
+
+def rank_option(words: str) -> Callable[[F], F]:
+    return click.option("--rank", type=click.IntRange(min=1), metavar="K", help=words)
+
+
+id_option = click.option(
+    "--id",
+    "identifier",
+    metavar="ID",
+    help="The candidate with this id, or the only one that begins so, wherever it was printed: "
+    "by solve, run, explain, tune or bench.",
+)
+
+
+class Asked(TypedDict):
+    """What :func:`embedding_options` parses."""
+
+    words: tuple[str, ...]
+    target: str
+    constraints: str | None
+    weights: tuple[float, float] | None
+    timeout: float | None
+    verbose: bool
+
+
+embedding_options = together(
+    workload_argument(),
+    target_option(),
+    constraints_option(
+        "Constraint set: a shipped name or a TOML file. Default: in_place_padded, and "
+        "fused too where that uses the instruction badly."
+    ),
+    click.option(
+        "--weights",
+        callback=_weights,
+        metavar="MAC,DATA",
+        help="Weights of the MAC and the data overhead in the score.",
+    ),
+    timeout_option("Stop searching after S seconds and use what was found."),
+    click.option("--verbose", is_flag=True, help="Print the solver's status, times and effort."),
+)
+"""A workload, a target, and how to search: the parameters of :class:`Asked`."""
+
+# -- how to run -----------------------------------------------------------------------------------
+
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Threads of the kernel.  [default: the cores of the process]",
+)
 
 
 def use_threads(threads: int | None) -> None:
@@ -159,20 +186,61 @@ def use_threads(threads: int | None) -> None:
         os.environ["TVM_NUM_THREADS"] = str(threads)
 
 
-def untuned_option(function: F) -> F:
-    add = click.option("--untuned", is_flag=True, help="Do not use what `cpembed tune` has found.")
-    return add(function)
-
-
-def id_option(function: F) -> F:
-    add = click.option(
-        "--id",
-        "identifier",
-        metavar="ID",
-        help="The candidate with this id, or the only one that begins so, wherever it was printed: "
-        "by solve, run, explain, tune or bench.",
+def backend_option(auto: str) -> Callable[[F], F]:
+    """Which code runs; ``auto`` says what is taken where nobody asks."""
+    return click.option(
+        "--backend",
+        type=click.Choice(["auto", "native", "generic"]),
+        default="auto",
+        show_default=True,
+        help="native: the target's instruction, executed or simulated; generic: portable code; "
+        f"auto: {auto}",
     )
-    return add(function)
+
+
+def output_option(forms: Sequence[str], words: str) -> Callable[[F], F]:
+    """What is stored of the sums."""
+    return click.option("--output", type=click.Choice(forms), help=words)
+
+
+steps_options = together(
+    click.option(
+        "--bias",
+        is_flag=True,
+        help="Adds a random vector, an element a channel (not on a VTA).",
+    ),
+    click.option(
+        "--scale",
+        is_flag=True,
+        help="Multiplies by a random float32 vector, an element a channel, as requantization "
+        "does (not on a VTA).",
+    ),
+    click.option("--relu", is_flag=True, help="Negative results are stored as 0 (not on a VTA)."),
+)
+"""What happens to the sums before they are stored."""
+
+untuned_option = click.option(
+    "--untuned", is_flag=True, help="Do not use what `cpembed tune` has found."
+)
+
+# -- what is printed and written ------------------------------------------------------------------
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def file_option(name: str, words: str) -> Callable[[F], F]:
+    """An option that names a file to write; one that is there is replaced."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(name, type=kind, metavar="FILE", help=words)
+
+
+def folder_option(name: str, words: str) -> Callable[[F], F]:
+    """An option that names a folder in which results are kept."""
+    kind = click.Path(file_okay=False, path_type=Path)
+    return click.option(name, type=kind, metavar="DIR", help=words)
+
+
+# -- what was given -------------------------------------------------------------------------------
 
 
 def require_one(**given: bool) -> None:
@@ -181,16 +249,6 @@ def require_one(**given: bool) -> None:
     if len(names) > 1:
         excluded = f"of {', '.join(names[:-1])} and {names[-1]} only one can be given"
         raise click.UsageError(excluded, click.get_current_context())
-
-
-def file_option(name: str, words: str) -> Callable[[F], F]:
-    """An option that names a file to write; one that is there is replaced."""
-    kind = click.Path(dir_okay=False, path_type=Path)
-
-    def add(function: F) -> F:
-        return click.option(name, type=kind, metavar="FILE", help=words)(function)
-
-    return add
 
 
 def problem(asked: Asked) -> tuple[Computation, HardwareSpec, ConstraintSet | None, Weights | None]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from cpembed.cli.options import (
-    LARGEST_SEED,
     Asked,
     Subcommand,
     embedding_options,
     json_option,
     problem,
+    require_one,
+    seed_option,
 )
 from cpembed.cli.outcome import print_result, print_solved
 from cpembed.cli.output import ProgressLine
@@ -40,18 +41,10 @@ SEARCHES = ("auto", "digits", "scalar", "portfolio")
 @click.option("--all", "every", is_flag=True, help="Print all candidates.")
 @click.option(
     "--pareto",
-    "front",
     is_flag=True,
     help="Print the candidates that no other beats in MACs, bytes moved and footprint.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, LARGEST_SEED),
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="Seed of the search.",
-)
+@seed_option("Seed of the search.")
 @click.option(
     "--search",
     type=click.Choice(SEARCHES),
@@ -65,7 +58,7 @@ def command(
     *,
     top: int | None,
     every: bool,
-    front: bool,
+    pareto: bool,
     seed: int,
     search: str,
     as_json: bool,
@@ -77,12 +70,10 @@ def command(
     cpembed solve conv2d n=1 c=64 h=56 w=56 k=64 r=3 s=3 pad=1 --target amx_int8
     cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
     """
-    if (every, top is not None, front).count(True) > 1:
-        excluded = "of --top, --all and --pareto only one can be given"
-        raise click.UsageError(excluded, click.get_current_context())
-    if front:
-        return _front(asked, seed, search, as_json=as_json)
+    require_one(top=top is not None, all=every, pareto=pareto)
+    from cpembed.api.pareto import ParetoResult
     from cpembed.api.solve import solve
+    from cpembed.selection.pareto import front
 
     workload, spec, constraints, weights = problem(asked)
     with ProgressLine() as progress:
@@ -90,38 +81,21 @@ def command(
             workload,
             spec,
             constraints,
-            top=None if every else top or TOP,
+            top=None if every or pareto else top or TOP,
+            keep=front if pareto else None,
             weights=weights,
             timeout=asked["timeout"],
             seed=seed,
             search=search,
             progress=progress,
         )
-    return print_solved(result, as_json=as_json, verbose=asked["verbose"])
-
-
-def _front(asked: Asked, seed: int, search: str, *, as_json: bool) -> int:
-    """The candidates that are not dominated."""
-    from cpembed.api.pareto import pareto
-
-    workload, spec, constraints, weights = problem(asked)
-    with ProgressLine() as progress:
-        result = pareto(
-            workload,
-            spec,
-            constraints,
-            weights=weights,
-            timeout=asked["timeout"],
-            seed=seed,
-            search=search,
-            progress=progress,
-        )
-    if not result.candidates and not as_json:
-        return print_solved(result.solved, as_json=False, verbose=asked["verbose"])
+    verbose = asked["verbose"]
+    if not pareto or not (result.embeddings or as_json):
+        return print_solved(result, as_json=as_json, verbose=verbose)
 
     def report(result: ParetoResult) -> Iterable[RenderableType]:
         from cpembed.report.solve import pareto_report
 
-        return pareto_report(result, verbose=asked["verbose"])
+        return pareto_report(result, verbose=verbose)
 
-    return print_result(result, result.solved, report, as_json=as_json)
+    return print_result(ParetoResult(result), result, report, as_json=as_json)

@@ -93,7 +93,8 @@ def test_nothing_fits_is_said_as_without_the_option(cpembed: Caller) -> None:
 @pytest.mark.parametrize("other", [("--all",), ("--top", "2")])
 def test_a_front_is_not_cut(cpembed: Caller, other: tuple[str, ...]) -> None:
     words = ("gemm", "m=4", "n=16", "k=64", "--target", "vta_1x16x16", "--pareto")
-    cpembed("solve", *words, *other).is_one_line_error(2, "--top, --all and --pareto", "--help")
+    what = f"of {other[0]} and --pareto only one can be given"
+    cpembed("solve", *words, *other).is_one_line_error(2, what, "--help")
 
 
 def test_embeddings_that_are_no_axis_maps_are_no_candidates(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cpembed.cli.options import LARGEST_SEED, Subcommand, file_option, json_option
+from cpembed.cli.options import Subcommand, file_option, json_option, seed_option
 from cpembed.cli.output import message, print_json, print_text
 from cpembed.cli.terminal import write
 from cpembed.errors import ProgramError
@@ -22,7 +22,22 @@ if TYPE_CHECKING:
     from cpembed.targets.vta.order import Policy
     from cpembed.targets.vta.program import VtaProgram
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _PATH = click.Path(path_type=Path)
+
+_program = click.argument("path", metavar="PROGRAM", type=_PATH)
+
+
+def _output_option(words: str) -> Callable[[F], F]:
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option("-o", "--output", type=kind, metavar="FILE", help=words)
+
+
+def _memory_option(name: str, default: int, words: str) -> Callable[[F], F]:
+    """A number of the memory system."""
+    return click.option(name, type=int, default=default, metavar="N", show_default=True, help=words)
+
 
 _LARGEST_TEXT = 1 << 29
 """Bytes, 512 MiB: a device has no end."""
@@ -75,15 +90,9 @@ def asm(*, file: str, output: Path, as_json: bool) -> int:
 
 
 @command.command("disasm", cls=Subcommand)
-@click.argument("path", metavar="PROGRAM", type=_PATH)
+@_program
 @click.option("--no-data", is_flag=True, help="Leave out what tensors other than micro-ops hold.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the text to FILE instead of the standard output.",
-)
+@_output_option("Write the text to FILE instead of the standard output.")
 def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
     """Print a saved program as text, which `cpembed vta asm` reads.
 
@@ -106,7 +115,7 @@ def disasm(*, path: Path, no_data: bool, output: Path | None) -> int:
 @command.command(
     "check", cls=Subcommand, short_help="Say whether a program is legal: exit code 0 or 2."
 )
-@click.argument("path", metavar="PROGRAM", type=_PATH)
+@_program
 @click.option("--all", "every", is_flag=True, help="List every violation, not only the first.")
 @json_option
 def check(*, path: Path, every: bool, as_json: bool) -> int:
@@ -134,14 +143,8 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
 
 
 @command.command("run", cls=Subcommand, short_help="Execute a program on the functional simulator.")
-@click.argument("path", metavar="PROGRAM", type=_PATH)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Save what was written: .npz, or .npy where it is one tensor.",
-)
+@_program
+@_output_option("Save what was written: .npz, or .npy where it is one tensor.")
 @click.option(
     "--order",
     type=click.Choice(["round_robin", "load_first", "store_first", "random"]),
@@ -149,13 +152,7 @@ def check(*, path: Path, every: bool, as_json: bool) -> int:
     show_default=True,
     help="Which of the modules that can go on goes first; results do not depend on it.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, LARGEST_SEED),
-    default=0,
-    metavar="N",
-    help="Seed of --order random.",
-)
+@seed_option("Seed of --order random.")
 @json_option
 def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: bool) -> int:
     """Execute a program on the functional simulator and print the tensors that it wrote.
@@ -182,31 +179,12 @@ def run(*, path: Path, output: Path | None, order: Policy, seed: int, as_json: b
 
 
 @command.command("cycles", cls=Subcommand)
-@click.argument("path", metavar="PROGRAM", type=_PATH)
-@click.option(
-    "--delay",
-    type=int,
-    default=16,
-    metavar="N",
-    show_default=True,
-    help="Cycles until DRAM answers: dram_delay_cycles of a target.",
+@_program
+@_memory_option("--delay", 16, "Cycles until DRAM answers: dram_delay_cycles of a target.")
+@_memory_option(
+    "--bus-bits", 64, "Bits that the bus moves in a cycle, one beat: bus_bits of a target."
 )
-@click.option(
-    "--bus-bits",
-    type=int,
-    default=64,
-    metavar="N",
-    show_default=True,
-    help="Bits that the bus moves in a cycle, one beat: bus_bits of a target.",
-)
-@click.option(
-    "--burst",
-    type=int,
-    default=16,
-    metavar="N",
-    show_default=True,
-    help="Beats of a burst: burst_beats of a target.",
-)
+@_memory_option("--burst", 16, "Beats of a burst: burst_beats of a target.")
 @file_option("--trace", "Write a timeline for ui.perfetto.dev or chrome://tracing.")
 @json_option
 def cycles(
