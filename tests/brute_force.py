@@ -1,4 +1,6 @@
-"""Ground truth: every injective node map of a tiny instruction, by backtracking (embedding.md, 9).
+"""Ground truth: every injective node map of a tiny instruction, by backtracking.
+
+Definitions: docs/embedding.md, "Ground truth".
 
 Shares nothing with the constraint model: operations are assigned workload points one at a time,
 and a partial map is cut as soon as two operations disagree about an element they share.

@@ -1,4 +1,7 @@
-"""An embedding as a value: which workload axes feed which instruction axes (embedding.md, 4)."""
+"""An embedding as a value: which workload axes feed which instruction axes.
+
+Definitions: docs/embedding.md, "Axis maps".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Flattening: an ordered group of axes of one kind becomes a single axis (embedding.md, section 5).
+"""Flattening: an ordered group of axes of one kind becomes a single axis.
+
+Definitions: docs/embedding.md, "Fused axes".
 
 ``(r, s, c)`` of extents 7, 7, 3 becomes one axis of 147, so that a digit of 16 is padded once
 instead of per axis. The operands stay as they are; their indices become digits of the fused axis.

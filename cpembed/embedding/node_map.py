@@ -127,7 +127,7 @@ def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
 
 
 def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
-    """Axis maps of a node map (embedding.md, section 4), None where the map is not regular."""
+    """Axis maps of a node map, None where it is not regular (docs/embedding.md, "Axis maps")."""
     names = [axis.name for axis in problem.instruction.axes]
     axes = [axis.name for axis in problem.workload.axes]
     origin = node_map.points[(slice(None), *([0] * len(names)))]

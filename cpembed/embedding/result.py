@@ -125,7 +125,7 @@ class SearchResult:
 
     @property
     def families(self) -> int:
-        """How many families the embeddings have (embedding.md, section 4)."""
+        """How many families the embeddings have (docs/embedding.md, "Axis maps")."""
         return count_families(self.embeddings)
 
     def cut(self, usable: int) -> SearchResult:

@@ -4,7 +4,7 @@ Almost every computation has one statement. Several (the real and the imaginary 
 product) are executed at every point, in any order: none reads what another writes.
 
 The same type describes a workload (an operator at fixed sizes) and an instruction (what the
-hardware does in one go); see ``docs/architecture.md`` and Rieber et al. 2021, section 3.
+hardware does in one go); see docs/embedding.md, "Computations".
 """
 
 from __future__ import annotations

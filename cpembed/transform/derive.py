@@ -1,4 +1,6 @@
-"""From an embedding to a program: loops, axis map, and every operand's layout (embedding.md, 7).
+"""From an embedding to a program: loops, axis map, and every operand's layout.
+
+Definitions: docs/embedding.md, "Rewrites" and docs/embedding.md, "Program and proof".
 
 The instruction's tile of each operand is described by its memory side. A lane (an instruction
 axis) whose elements may lie at any distance stays where its workload axis is; a lane that must be

@@ -1,4 +1,4 @@
-"""Embeddings in which the rows of an image are one axis (embedding.md, section 5).
+"""Embeddings in which the rows of an image are one axis (docs/embedding.md, "Fused axes").
 
 A tile of 16 rows takes 7 of an image of 7 columns, whose rows of windows begin a row of the image
 apart. Walked as one axis over the whole image, in place, they fill it: what begins in the last

@@ -1,4 +1,6 @@
-"""The isl proof that a derived program computes its workload (embedding.md, section 7).
+"""The isl proof that a derived program computes its workload.
+
+Definitions: docs/embedding.md, "Program and proof".
 
 Obligations, each a statement about integer sets and relations that isl decides:
 
