@@ -1,7 +1,8 @@
 """The layout rewrites of Table 2 (Rieber et al. 2021), each with its effect on layout and access.
 
-A rewrite takes a packed operand to a packed operand and knows what it does to the data, forwards
-and back. Order matters; :mod:`cpembed.transform.derive` applies them in the order of the table.
+A rewrite takes a packed operand to a packed operand: what moves data is the layout that results
+(docs/embedding.md, "Rewrites"). Order matters; :mod:`cpembed.transform.derive` applies them in the
+order of the table.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cpembed.errors import TransformError
 from cpembed.ir.index import IndexExpr, IndexTerm
@@ -25,8 +23,6 @@ from cpembed.transform.index_algebra import (
     substitute_split,
 )
 from cpembed.transform.program import Overlap, PackedDimension, PackedOperand
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -42,14 +38,6 @@ class Rewrite(ABC):
 
         Raises :class:`TransformError` where the rewrite does not apply.
         """
-
-    @abstractmethod
-    def forward(self, data: Array) -> Array:
-        """The same rewrite on data in the layout before it."""
-
-    @abstractmethod
-    def inverse(self, data: Array) -> Array:
-        """Data in the layout before the rewrite, from data after it."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -100,35 +88,6 @@ class _Unrolled(Rewrite):
             ),
             source=tuple(source.substitute({old.name: index}) for source in layout.source),
         )
-
-    def _elements(self) -> NDArray[np.int64]:
-        """The old element of every combination of parts, of the parts' shape."""
-        grids = np.indices([part.extent for part in self.parts], dtype=np.int64)
-        total = np.full(grids.shape[1:], self.offset, np.int64)
-        for grid, part in zip(grids, self.parts, strict=True):
-            total += grid * part.coefficient
-        return total
-
-    def forward(self, data: Array) -> Array:
-        elements = self._elements()
-        inside = (elements >= 0) & (elements < self.extent)
-        taken = np.take(data, np.clip(elements, 0, self.extent - 1), axis=self.dimension)
-        mask = inside.reshape(
-            (1,) * self.dimension + inside.shape + (1,) * (data.ndim - self.dimension - 1)
-        )
-        return np.where(mask, taken, np.zeros((), data.dtype))
-
-    def inverse(self, data: Array) -> Array:
-        """Old elements that no part names come back as zero: the program never reads them."""
-        elements = self._elements().ravel()
-        start = self.dimension
-        flat = data.reshape(
-            *data.shape[:start], elements.size, *data.shape[start + len(self.parts) :]
-        )
-        result = np.zeros((*data.shape[:start], self.extent, *flat.shape[start + 1 :]), data.dtype)
-        keep = np.flatnonzero((elements >= 0) & (elements < self.extent))
-        result[(slice(None),) * start + (elements[keep],)] = np.take(flat, keep, axis=start)
-        return result
 
     def describe(self) -> dict[str, Any]:
         parts = {
@@ -202,16 +161,6 @@ class Pad(Rewrite):
             layout, dimensions=tuple(dimensions), access=tuple(access), source=tuple(source)
         )
 
-    def forward(self, data: Array) -> Array:
-        width = [(0, 0)] * data.ndim
-        width[self.dimension] = (self.before, self.after)
-        return np.pad(data, width)
-
-    def inverse(self, data: Array) -> Array:
-        cut: list[slice] = [slice(None)] * data.ndim
-        cut[self.dimension] = slice(self.before, self.before + self.extent)
-        return data[tuple(cut)]
-
     def describe(self) -> dict[str, Any]:
         to = self.before + self.extent + self.after
         return {"axes": [self.label], "before": self.before, "after": self.after, "to": to}
@@ -247,15 +196,6 @@ class Split(Rewrite):
                 for index in layout.source
             ),
         )
-
-    def forward(self, data: Array) -> Array:
-        size = data.shape[self.dimension]
-        new = (size // self.factor, self.factor)
-        return data.reshape(_spliced(data.shape, self.dimension, 1, new))
-
-    def inverse(self, data: Array) -> Array:
-        size = data.shape[self.dimension] * data.shape[self.dimension + 1]
-        return data.reshape(_spliced(data.shape, self.dimension, 2, (size,)))
 
     def describe(self) -> dict[str, Any]:
         return {"axes": [self.outer.split(".")[0]], "factor": self.factor}
@@ -300,27 +240,6 @@ class Overlapped(Rewrite):
             source=tuple(index.substitute({old.name: element}) for index in layout.source),
         )
 
-    def _elements(self) -> NDArray[np.int64]:
-        """The old element of each of the new ones."""
-        starts = np.arange(self.overlap.count) * self.overlap.block
-        starts[-1] -= self.overlap.back
-        return starts[:, None] + np.arange(self.overlap.block)
-
-    def forward(self, data: Array) -> Array:
-        taken = np.take(data, self._elements(), axis=self.dimension)
-        if self.zeros:
-            place = (slice(None),) * self.dimension
-            taken[(*place, -1, slice(0, self.overlap.back))] = 0
-        return taken
-
-    def inverse(self, data: Array) -> Array:
-        start = self.dimension
-        elements = self._elements().ravel()
-        # The last block's own part: what it shares is in the one before.
-        keep = np.flatnonzero(np.r_[True, np.maximum.accumulate(elements)[:-1] < elements[1:]])
-        flat = data.reshape(*data.shape[:start], elements.size, *data.shape[start + 2 :])
-        return np.take(flat, keep, axis=start)
-
     def describe(self) -> dict[str, Any]:
         overlap = self.overlap
         return {"axes": [overlap.axis], "factor": overlap.block, "shared": overlap.back}
@@ -342,12 +261,6 @@ class Reorder(Rewrite):
             dimensions=tuple(layout.dimensions[i] for i in self.order),
             access=tuple(layout.access[i] for i in self.order),
         )
-
-    def forward(self, data: Array) -> Array:
-        return data.transpose(self.order)
-
-    def inverse(self, data: Array) -> Array:
-        return data.transpose(np.argsort(self.order))
 
     def describe(self) -> dict[str, Any]:
         return {"axes": list(self.labels), "order": list(self.order)}
@@ -397,13 +310,6 @@ class Fuse(Rewrite):
             access=_spliced(layout.access, self.dimension, count, (simplify(total, extents),)),
             source=source,
         )
-
-    def forward(self, data: Array) -> Array:
-        new = (math.prod(self.extents),)
-        return data.reshape(_spliced(data.shape, self.dimension, len(self.extents), new))
-
-    def inverse(self, data: Array) -> Array:
-        return data.reshape(_spliced(data.shape, self.dimension, 1, self.extents))
 
     def describe(self) -> dict[str, Any]:
         return {"axes": list(self.labels), "to": math.prod(self.extents)}

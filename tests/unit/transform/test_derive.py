@@ -30,6 +30,7 @@ from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack, StencilUnroll
 from cpembed.workloads.naming import parse_workload
 from tests.programs import random_programs
+from tests.unit.transform.moved_data import forward, inverse
 
 
 def check(program: DerivedProgram, seed: int) -> None:
@@ -70,9 +71,9 @@ def check_data_path(program: DerivedProgram, operand: PackedOperand, data: np.nd
     moved = data
     rewrites = [r for r in program.rewrites if r.operand == operand.name]
     for rewrite in rewrites:
-        after = rewrite.forward(moved)
-        back = rewrite.inverse(after)
-        np.testing.assert_array_equal(rewrite.forward(back), after)
+        after = forward(rewrite, moved)
+        back = inverse(rewrite, after)
+        np.testing.assert_array_equal(forward(rewrite, back), after)
         if not isinstance(rewrite, StencilUnroll | ImagePack):
             # A stencil need not read every element; those it skips are not in its layout.
             np.testing.assert_array_equal(back, moved)

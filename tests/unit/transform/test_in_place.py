@@ -22,6 +22,7 @@ from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram, Overlap
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import Overlapped
+from tests.unit.transform.moved_data import forward, inverse
 from tests.unit.transform.small_tiles import small_amx
 
 IMAGE = ("I", "O")
@@ -68,11 +69,11 @@ def test_the_rewrite_and_its_inverse(extent: int, block: int, zeros: bool) -> No
     overlap = Overlap("c", "c.o", block, count, extent, AxisKind.REDUCTION)
     rewrite = Overlapped("W", 1, overlap, "c.o", "c.i", zeros=zeros)
     data = np.arange(1, 2 * extent + 1).reshape(2, extent)
-    forward = rewrite.forward(data)
-    assert forward.shape == (2, count, block)
-    assert np.array_equal(rewrite.inverse(forward), data)
-    assert np.array_equal(forward[:, -1, overlap.back :], data[:, extent - block + overlap.back :])
-    shared = forward[:, -1, : overlap.back]
+    moved = forward(rewrite, data)
+    assert moved.shape == (2, count, block)
+    assert np.array_equal(inverse(rewrite, moved), data)
+    assert np.array_equal(moved[:, -1, overlap.back :], data[:, extent - block + overlap.back :])
+    shared = moved[:, -1, : overlap.back]
     expected = 0 if zeros else data[:, extent - block : extent - block + overlap.back]
     assert np.array_equal(shared, np.broadcast_to(expected, shared.shape))
 
