@@ -197,6 +197,10 @@ class IndexExpr:
             constant += term.coefficient * inner.constant
         return IndexExpr.of(terms, constant) if changed else self
 
+    def times(self, factor: int) -> IndexExpr:
+        """The expression multiplied by an integer."""
+        return IndexExpr.of([term.times(factor) for term in self.terms], self.constant * factor)
+
     def rename(self, new_name: Callable[[str], str]) -> IndexExpr:
         return IndexExpr.of(
             (

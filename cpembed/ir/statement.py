@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from cpembed.errors import WorkloadError
 from cpembed.ir.dtypes import DTYPES
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation, accesses
-from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.ir.index import IndexExpr
 
 FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
 """Operations that are written as calls, with their number of arguments."""
@@ -331,7 +331,7 @@ class _Parser:
         total = self._index_product()
         while self._next.text in ("+", "-"):
             sign = 1 if self._take().text == "+" else -1
-            total = total + _scaled(self._index_product(), sign)
+            total = total + self._index_product().times(sign)
         return total
 
     def _index_product(self) -> IndexExpr:
@@ -344,7 +344,7 @@ class _Parser:
                     star,
                     f"{left} times {right} is not affine; multiply iterators by numbers only",
                 )
-            left = _scaled(left, right.constant) if left.terms else _scaled(right, left.constant)
+            left = left.times(right.constant) if left.terms else right.times(left.constant)
         return left
 
     def _index_atom(self) -> IndexExpr:
@@ -352,7 +352,7 @@ class _Parser:
         if token.text in ("-", "("):
             self._take()
             self._enter(token)
-            inner = _scaled(self._index_atom(), -1) if token.text == "-" else self._index()
+            inner = self._index_atom().times(-1) if token.text == "-" else self._index()
             self._depth -= 1
             if token.text == "(":
                 self._expect(")", f"for the '(' at column {token.column}")
@@ -375,11 +375,6 @@ class _Parser:
             )
         self._iterators.setdefault(token.text, token.column)
         return IndexExpr.iterator(token.text)
-
-
-def _scaled(expression: IndexExpr, factor: int) -> IndexExpr:
-    terms = (IndexTerm(t.iterator, t.coefficient * factor) for t in expression.terms)
-    return IndexExpr.of(terms, expression.constant * factor)
 
 
 def _tokenize(text: str) -> tuple[_Token, ...]:

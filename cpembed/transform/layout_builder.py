@@ -216,9 +216,7 @@ class LayoutBuilder(ABC):
         """Make one dimension of neighbours from position ``at`` on. ``index`` is what it is walked
         by: the fused axis, at some step, and what other axes walk of the parts."""
         sizes = tuple(d.extent for d in self.layout.dimensions[at : at + len(parts)])
-        step = index.coefficient(fused)
-        walked = self.axis_map[fused]
-        walked = IndexExpr.of([t.times(step) for t in walked.terms], walked.constant * step)
+        walked = self.axis_map[fused].times(index.coefficient(fused))
         self._apply(
             Flatten(self.layout.name, at, sizes, joined, labels=tuple(labels), index=walked)
         )

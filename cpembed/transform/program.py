@@ -125,7 +125,7 @@ class PackedOperand:
         for index, size in reversed(list(zip(self.source, self.original_shape, strict=True))):
             if index.constant:
                 return False
-            total = IndexExpr.of([t.times(step) for t in index.terms]) + total
+            total = index.times(step) + total
             step *= size
         if not total.is_affine:
             # Digits of a fused dimension, which may be neighbours in memory too.

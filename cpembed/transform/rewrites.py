@@ -218,9 +218,7 @@ class Overlapped(Rewrite):
         old, overlap = layout.dimensions[self.dimension], self.overlap
         if old.extent != overlap.extent:
             raise TransformError(f"overlap: {old.name} has extent {old.extent}")
-        turned = [term.times(-1) for term in overlap.start().terms]
-        access = layout.access[self.dimension]
-        rest = IndexExpr.of([*access.terms, *turned], access.constant)
+        rest = layout.access[self.dimension] + overlap.start().times(-1)
         if rest.bounds(extents) != (0, overlap.block - 1):
             raise TransformError(f"overlap: {old.name} is not walked in blocks of {overlap.block}")
         new = (
@@ -231,7 +229,7 @@ class Overlapped(Rewrite):
         if self.zeros:
             again = overlap.repeated(self.outer, IndexExpr.iterator(self.inner))
             # Beyond the dimension, where all is zero.
-            element = element + IndexExpr.of([t.times(overlap.extent) for t in again.terms])
+            element = element + again.times(overlap.extent)
         blocks = IndexExpr.iterator(overlap.loop)
         return replace(
             layout,
@@ -298,7 +296,7 @@ class Fuse(Rewrite):
                 for index in source
             )
             if position:
-                total = _scaled(total, dimension.extent) + layout.access[self.dimension + position]
+                total = total.times(dimension.extent) + layout.access[self.dimension + position]
         return replace(
             layout,
             dimensions=_spliced(
@@ -334,8 +332,3 @@ class Flatten(Fuse):
 
 def _spliced(items: tuple[Any, ...], at: int, count: int, new: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*items[:at], *new, *items[at + count :])
-
-
-def _scaled(index: Any, factor: int) -> Any:
-    terms = [replace(term, coefficient=term.coefficient * factor) for term in index.terms]
-    return replace(index, terms=tuple(terms), constant=index.constant * factor)
