@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import islpy as isl
 
@@ -10,7 +11,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation, Operand
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.polyhedral import access_relation, operand_set, statements
+from cpembed.ir.polyhedral import box, relation
 
 
 def require_written(computation: Computation) -> None:
@@ -33,12 +34,8 @@ def _all_written(computation: Computation, output: Operand, stores: list[Access]
             _reaches_all(index, size, computation.extents)
             for index, size in zip(stores[0].index, output.shape, strict=True)
         )
-    written = isl.Set.empty(operand_set(computation, output.name).get_space())
-    for statement in statements(computation):
-        if statement.writes is not None and statement.writes.operand == output.name:
-            relation = access_relation(computation, statement.writes, statement.number)
-            written = written.union(relation.range())
-    return operand_set(computation, output.name).is_subset(written)
+    ranges = (relation(store.index, computation.extents).range() for store in stores)
+    return box(output.shape).is_subset(reduce(isl.Set.union, ranges))
 
 
 def _reaches_all(index: IndexExpr, size: int, extents: Mapping[str, int]) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import islpy as isl
-
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.polyhedral import index_text
+from cpembed.ir.polyhedral import box, relation
 from cpembed.transform.program import DerivedProgram
 
 
@@ -29,34 +27,18 @@ def flattening(program: DerivedProgram) -> list[str]:
 def _decide(
     original: Computation, flat: Computation, coordinates: tuple[IndexExpr, ...], *, gaps: bool
 ) -> tuple[str, ...]:
-    points = _relation(flat, coordinates)
+    points = relation(coordinates, flat.extents)
     failed: list[str] = []
-    box = isl.Set(f"{{ [{_names(original)}] : {_bounds(original)} }}")
+    domain = box(original.extents.values())
     if gaps:
-        points = points.intersect_range(box)
-    if not (points.is_bijective() and points.range().is_equal(box)):
+        points = points.intersect_range(domain)
+    if not (points.is_bijective() and points.range().is_equal(domain)):
         failed.append("flatten: fused points do not number the original ones")
     for mine, theirs in zip(
         (*flat.reads, *flat.stores), (*original.reads, *original.stores), strict=True
     ):
-        through = points.apply_range(_relation(original, theirs.index))
-        found = _relation(flat, mine.index).intersect_domain(points.domain())
+        through = points.apply_range(relation(theirs.index, original.extents))
+        found = relation(mine.index, flat.extents).intersect_domain(points.domain())
         if mine.operand != theirs.operand or not through.is_equal(found):
             failed.append(f"flatten: {mine.operand} is accessed elsewhere")
     return tuple(failed)
-
-
-def _names(computation: Computation) -> str:
-    return ", ".join(f"i{n}" for n in range(len(computation.axes)))
-
-
-def _bounds(computation: Computation) -> str:
-    bounds = [f"0 <= i{n} < {axis.extent}" for n, axis in enumerate(computation.axes)]
-    return " and ".join(bounds) or "true"
-
-
-def _relation(computation: Computation, indices: tuple[IndexExpr, ...]) -> isl.Map:
-    """``{ [axes] -> [indices] }`` on the iteration domain."""
-    names = {axis.name: f"i{n}" for n, axis in enumerate(computation.axes)}
-    target = ", ".join(index_text(index, names) for index in indices)
-    return isl.Map(f"{{ [{_names(computation)}] -> [{target}] : {_bounds(computation)} }}")

@@ -17,7 +17,7 @@ from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import Assignment, AxisKind, Computation
 from cpembed.ir.expression import Access, Cast, Expression, Operation
 from cpembed.ir.index import IndexExpr
-from cpembed.ir.polyhedral import index_text
+from cpembed.ir.polyhedral import box, relation
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 Coordinates = NDArray[np.int64]
@@ -30,14 +30,6 @@ class Relations:
         self.program = program
 
     @cached_property
-    def names(self) -> dict[str, str]:
-        return {name: f"i{n}" for n, name in enumerate(self.program.extents)}
-
-    @cached_property
-    def bounds(self) -> str:
-        return _box(list(self.names.values()), list(self.program.extents.values()))
-
-    @cached_property
     def points(self) -> isl.Map:
         """Iterators to the workload's point."""
         return self.map([self.program.axis_map[axis.name] for axis in self.program.workload.axes])
@@ -45,11 +37,11 @@ class Relations:
     @cached_property
     def valid(self) -> isl.Set:
         """Iterators whose point is an original one, and not one that a sum has already."""
-        box = _box_set(list(self.program.workload.extents.values()))
-        found = self.points.intersect_range(box).domain().intersect(self.first)
+        domain = box(self.program.workload.extents.values())
+        found = self.points.intersect_range(domain).domain().intersect(self.first)
         for member in self.program.embedding.pitches:
             digit = self.program.member_digits[member].substitute(self.program.axis_map)
-            inside = _box_set([self.program.unfused.extents[member]])
+            inside = box([self.program.unfused.extents[member]])
             found = found.intersect(self.map([digit]).intersect_range(inside).domain())
         return found
 
@@ -76,7 +68,7 @@ class Relations:
 
     def map(self, indices: Sequence[IndexExpr]) -> isl.Map:
         """``{ [iterators] -> [indices] }`` on the program's iteration domain."""
-        return _relation(indices, self.names, self.bounds)
+        return relation(indices, self.program.extents)
 
     def packed(self, operand: PackedOperand) -> isl.Map:
         return self.map(operand.access)
@@ -88,8 +80,7 @@ class Relations:
     def wanted(self, operand: PackedOperand) -> isl.Map:
         """Iterators to the original element that the workload's access map names."""
         workload = self.program.workload
-        axes = {axis.name: f"a{n}" for n, axis in enumerate(workload.axes)}
-        access = _relation(workload.access(operand.name).index, axes, "true")
+        access = relation(workload.access(operand.name).index, workload.extents, bounded=False)
         return self.points.apply_range(access)
 
     def workload_store(self, operand: PackedOperand) -> isl.Set:
@@ -98,29 +89,28 @@ class Relations:
         workload = self.program.workload
         port = workload.operand(operand.name)
         if sum(other.tensor == port.tensor for other in workload.outputs) == 1:
-            return _box_set(operand.original_shape)
+            return box(operand.original_shape)
         return self.wanted(operand).intersect_domain(self.valid).range()
 
     def outside(self, operand: PackedOperand) -> isl.Set:
         """Iterators whose element lies outside the original operand: zero, or dropped."""
-        inside = self.named(operand).intersect_range(_box_set(operand.original_shape))
+        inside = self.named(operand).intersect_range(box(operand.original_shape))
         return self.points.domain().subtract(inside.domain())
 
 
 def source_relation(operand: PackedOperand) -> isl.Map:
     """``{ [packed] -> [original] }`` over the whole packed layout, unbounded on the right."""
-    names = {d.name: f"d{n}" for n, d in enumerate(operand.dimensions)}
-    return _relation(operand.source, names, _box(list(names.values()), list(operand.shape)))
+    return relation(operand.source, {d.name: d.extent for d in operand.dimensions})
 
 
 def coverage(relations: Relations) -> list[str]:
     """Loops and lanes reach every point of the padded iteration domain, each once."""
     program = relations.program
-    padded = list(program.padded_extents.values())
+    padded = box(program.padded_extents.values())
     failed: list[str] = []
-    if not relations.points.range().is_equal(_box_set(padded)):
+    if not relations.points.range().is_equal(padded):
         failed.append("coverage: the loops do not reach every point")
-    if not _box_set(list(program.workload.extents.values())).is_subset(_box_set(padded)):
+    if not box(program.workload.extents.values()).is_subset(padded):
         failed.append("coverage: an axis was cut short")
     if program.overlaps:
         failed += _sums(relations)
@@ -152,7 +142,7 @@ def _sums(relations: Relations) -> list[str]:
     failed: list[str] = []
     if not once.is_injective():
         failed.append("coverage: a point is added twice")
-    if not once.range().is_equal(_box_set(every)):
+    if not once.range().is_equal(box(every)):
         failed.append("coverage: a sum is not whole")
     return failed
 
@@ -160,7 +150,7 @@ def _sums(relations: Relations) -> list[str]:
 def access(relations: Relations, operand: PackedOperand) -> list[str]:
     """On every original point the program touches the element that the workload names."""
     failed: list[str] = []
-    if not relations.packed(operand).range().is_subset(_box_set(operand.shape)):
+    if not relations.packed(operand).range().is_subset(box(operand.shape)):
         failed.append(f"access: {operand.name} is accessed outside its layout")
     named = relations.named(operand).intersect_domain(relations.valid)
     wanted = relations.wanted(operand).intersect_domain(relations.valid)
@@ -232,7 +222,7 @@ def output(relations: Relations, name: str) -> list[str]:
     original = relations.workload_store(operand)
     written = relations.packed(operand).range()
     back = source_relation(operand).intersect_domain(written)
-    back = back.intersect_range(_box_set(operand.original_shape))
+    back = back.intersect_range(box(operand.original_shape))
     failed: list[str] = []
     if not back.is_injective():
         failed.append("output: an element is written to two places")
@@ -285,18 +275,3 @@ def _tile_address(
         total = total + (grid[dimension.axis] // dimension.divisor) % size * weight
         weight *= size
     return total
-
-
-def _relation(indices: Sequence[IndexExpr], names: Mapping[str, str], bounds: str) -> isl.Map:
-    source = ", ".join(names.values())
-    target = ", ".join(index_text(index, names) for index in indices)
-    return isl.Map(f"{{ [{source}] -> [{target}] : {bounds} }}")
-
-
-def _box(names: Sequence[str], extents: Sequence[int]) -> str:
-    return " and ".join(f"0 <= {n} < {e}" for n, e in zip(names, extents, strict=True)) or "true"
-
-
-def _box_set(extents: Sequence[int]) -> isl.Set:
-    names = [f"b{n}" for n in range(len(extents))]
-    return isl.Set(f"{{ [{', '.join(names)}] : {_box(names, extents)} }}")
