@@ -151,6 +151,19 @@ class SearchControl:
     relaxation: bool = True
 
 
+def _parameters(limits: SearchLimits) -> Any:
+    """What every search has in common."""
+    parameters = cmh.SatParameters()
+    parameters.num_workers = 1
+    parameters.max_memory_in_mb = _MEMORY_MIB
+    parameters.random_seed = limits.seed
+    if limits.seconds is not None:
+        parameters.max_time_in_seconds = limits.seconds
+    # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
+    parameters.catch_sigint_signal = False
+    return parameters
+
+
 def enumerate_solutions(
     model: CompiledModel,
     receive: Callable[[Ids], None],
@@ -174,15 +187,10 @@ def enumerate_solutions(
 
     collector = _Collector(accept)
     wrapper = cmh.SolveWrapper()
-    parameters = cmh.SatParameters()
+    parameters = _parameters(limits)
     parameters.enumerate_all_solutions = True
-    parameters.num_workers = 1
-    parameters.max_memory_in_mb = _MEMORY_MIB
-    parameters.random_seed = limits.seed
     parameters.symmetry_level = 0
     parameters.search_branching = cmh.SatParameters.SearchBranching.FIXED_SEARCH
-    if limits.seconds is not None:
-        parameters.max_time_in_seconds = limits.seconds
     if control.work is not None:
         parameters.max_deterministic_time = control.work
     if not control.presolve:
@@ -190,8 +198,6 @@ def enumerate_solutions(
         parameters.cp_model_probing_level = 0
     if not control.relaxation:
         parameters.linearization_level = 0
-    # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
-    parameters.catch_sigint_signal = False
     wrapper.set_parameters(parameters)
     wrapper.add_solution_callback(collector)
     if control.stop is not None:
@@ -234,14 +240,7 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     model.proto.objective.vars.extend(list(free))
     model.proto.objective.coeffs.extend(list(free.values()))
     wrapper = cmh.SolveWrapper()
-    parameters = cmh.SatParameters()
-    parameters.num_workers = 1
-    parameters.max_memory_in_mb = _MEMORY_MIB
-    parameters.random_seed = limits.seed
-    if limits.seconds is not None:
-        parameters.max_time_in_seconds = limits.seconds
-    parameters.catch_sigint_signal = False
-    wrapper.set_parameters(parameters)
+    wrapper.set_parameters(_parameters(limits))
     response = _solve(wrapper, model.proto)
     if response.status.name == "INFEASIBLE":
         return None

@@ -68,29 +68,18 @@ def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
     return weight, count, stride
 
 
-def is_number_system(digits: list[tuple[int, int]], extent: int) -> bool:
-    """Whether (weight, count) pairs are the digits of ``0 .. extent-1``: each weight is the
-    product of the counts before it."""
-    expected = 1
-    for weight, count in sorted(digits):
-        if weight != expected:
-            return False
-        expected *= count
-    return expected == extent
+def _walks(coordinates: Coordinates) -> list[list[tuple[int, int, int, int]]] | None:
+    """For each index of a box, lowest weight first, what it walks: ``(dimension, weight, count,
+    stride)``. None where the images are no box along the dimensions.
 
-
-def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
-    """The digits of an axis-parallel box in lexicographic order, None when it is not one.
-
-    ``coordinates``: shape ``(dimensions, *box)``. Rieber et al. 2021, section 4.2.2: regular
-    stride per dimension, each dimension used at most once, any assignment of indices to
-    dimensions.
+    ``coordinates``: shape ``(dimensions, *box)``. Rieber et al. 2021, section 4.2.2: a regular
+    stride for each dimension, any assignment of indices to dimensions. The digits of an index
+    number its extent: each weight is the product of the counts before it.
     """
     dimensions, shape = coordinates.shape[0], coordinates.shape[1:]
-    origin = coordinates[(slice(None), *([0] * len(shape)))]
-    relative = coordinates - origin.reshape(-1, *([1] * len(shape)))
+    relative = coordinates - coordinates[(slice(None), *([slice(1)] * len(shape)))]
     total = np.zeros_like(relative)
-    digits: list[BoxDigit] = []
+    walks: list[list[tuple[int, int, int, int]]] = []
     for index, extent in enumerate(shape):
         line: list[int | slice] = [0] * len(shape)
         line[index] = slice(None)
@@ -98,21 +87,34 @@ def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
         spread = [1] * len(shape)
         spread[index] = extent
         total += profiles.reshape(dimensions, *spread)
-        found: list[tuple[int, int]] = []
-        for dimension in range(dimensions):
-            digit = profile_digit(profiles[dimension])
+        found: list[tuple[int, int, int, int]] = []
+        for dimension, profile in enumerate(profiles):
+            digit = profile_digit(profile)
             if digit is None:
                 return None
-            weight, count, stride = digit
-            if count > 1:
-                found.append((weight, count))
-                digits.append(BoxDigit(index, dimension, weight, count, stride))
-        if not is_number_system(found, extent):
+            if digit[1] > 1:
+                found.append((dimension, *digit))
+        found.sort(key=lambda walk: walk[1])
+        expected = 1
+        for _, weight, count, _ in found:
+            if weight != expected:
+                return None
+            expected *= count
+        if expected != extent:
             return None
-    used = [digit.dimension for digit in digits]
-    if len(used) != len(set(used)) or not np.array_equal(total, relative):
+        walks.append(found)
+    return walks if np.array_equal(total, relative) else None
+
+
+def box_digits(coordinates: Coordinates) -> list[BoxDigit] | None:
+    """The digits of an axis-parallel box in lexicographic order, each dimension used at most once;
+    None when it is not one. ``coordinates``: shape ``(dimensions, *box)``."""
+    walks = _walks(coordinates)
+    if walks is None:
         return None
-    return digits
+    digits = [BoxDigit(index, *walk) for index, found in enumerate(walks) for walk in found]
+    used = [digit.dimension for digit in digits]
+    return digits if len(used) == len(set(used)) else None
 
 
 def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
@@ -128,38 +130,18 @@ def operand_boxes(node_map: NodeMap) -> dict[str, list[BoxDigit]] | None:
 
 def decode(problem: EmbeddingProblem, node_map: NodeMap) -> Embedding | None:
     """Axis maps of a node map, None where it is not regular (docs/embedding.md, "Axis maps")."""
-    names = [axis.name for axis in problem.instruction.axes]
-    axes = [axis.name for axis in problem.workload.axes]
-    origin = node_map.points[(slice(None), *([0] * len(names)))]
-    relative = node_map.points - origin.reshape(-1, *([1] * len(names)))
-    total = np.zeros_like(relative)
-    digits: dict[str, tuple[Digit, ...]] = {}
-    for position, name in enumerate(names):
-        extent = node_map.extents[name]
-        line: list[int | slice] = [0] * len(names)
-        line[position] = slice(None)
-        profiles = relative[(slice(None), *line)]
-        spread = [1] * len(names)
-        spread[position] = extent
-        total += profiles.reshape(len(axes), *spread)
-        found: list[tuple[int, Digit]] = []
-        for axis, profile in zip(axes, profiles, strict=True):
-            digit = profile_digit(profile)
-            if digit is None:
-                return None
-            weight, count, stride = digit
-            if count > 1:
-                found.append((weight, Digit(axis, count, stride)))
-        found.sort(key=lambda item: item[0])
-        if not is_number_system([(weight, d.count) for weight, d in found], extent):
-            return None
-        digits[name] = tuple(digit for _, digit in found)
-    if not np.array_equal(total, relative):
+    walks = _walks(node_map.points)
+    if walks is None:
         return None
+    axes = [axis.name for axis in problem.workload.axes]
+    origin = node_map.points[(slice(None), *([0] * len(walks)))]
     return Embedding(
         dict(problem.roles),
         dict(node_map.extents),
-        digits,
+        {
+            axis.name: tuple(Digit(axes[place], count, stride) for place, _, count, stride in found)
+            for axis, found in zip(problem.instruction.axes, walks, strict=True)
+        },
         {axis: int(at) for axis, at in zip(axes, origin, strict=True)},
     )
 

@@ -4,7 +4,6 @@ the answer ends the others (Rieber et al. 2021, section 7)."""
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -51,11 +50,6 @@ class Asset:
 def own_order(problem: EmbeddingProblem) -> Asset:
     """Plain search: the workload's own order of axes."""
     return Asset("workload", tuple(axis.name for axis in problem.workload.axes))
-
-
-def asset_count(spatial: int, reduction: int, chosen_spatial: int, chosen_reduction: int) -> int:
-    """Equation 12: ordered choices of the workload's axes for those of the instruction."""
-    return math.perm(spatial, chosen_spatial) * math.perm(reduction, chosen_reduction)
 
 
 def make_orders(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[Asset]:

@@ -105,44 +105,45 @@ class ProtoWriter:
             self._row({root: c for root, c in terms.items() if c}, row[-2], row[-1])
 
     def _row(self, terms: dict[int, int], low: int, high: int) -> None:
-        if not terms:
+        if terms:
+            self._linear(terms, [low, high])
+        else:
             self.contradiction |= not low <= 0 <= high
-            return
-        linear = self.proto.constraints.add().linear
-        linear.vars.extend([self.variable(root) for root in terms])
-        linear.coeffs.extend(list(terms.values()))
-        linear.domain.extend([low, high])
 
-    def _literals(self, variables: list[int]) -> tuple[list[int], int]:
-        """Free literals, and how many of the variables are already fixed to true."""
-        roots = [int(self.representative[v]) for v in variables]
-        true = sum(1 for root in roots if self.fixed[root] and self.low[root] == 1)
-        return [self.variable(root) for root in roots if not self.fixed[root]], true
+    def _linear(
+        self, terms: dict[int, int], domain: list[int], enforced_by: int | None = None
+    ) -> None:
+        """A weighted sum of classes within intervals, where a literal is true if one is given."""
+        constraint = self.proto.constraints.add()
+        if enforced_by is not None:
+            constraint.enforcement_literal.extend([enforced_by])
+        constraint.linear.vars.extend([self.variable(root) for root in terms])
+        constraint.linear.coeffs.extend(list(terms.values()))
+        constraint.linear.domain.extend(domain)
 
     def exactly_one(self, variables: list[int]) -> None:
-        literals, true = self._literals(variables)
-        if true > 1 or (true == 0 and not literals):
-            self.contradiction = True
-        elif true == 1:
-            self._all_false(literals)
-        else:
+        literals = self._free_literals(variables)
+        if literals is not None:
+            self.contradiction |= not literals
             self.proto.constraints.add().exactly_one.literals.extend(literals)
 
     def at_most_one(self, variables: list[int]) -> None:
-        literals, true = self._literals(variables)
-        if true > 1:
-            self.contradiction = True
-        elif true == 1:
-            self._all_false(literals)
-        elif len(literals) > 1:
+        literals = self._free_literals(variables)
+        if literals is not None and len(literals) > 1:
             self.proto.constraints.add().at_most_one.literals.extend(literals)
 
-    def _all_false(self, literals: list[int]) -> None:
-        for literal in literals:
-            linear = self.proto.constraints.add().linear
-            linear.vars.extend([literal])
-            linear.coeffs.extend([1])
-            linear.domain.extend([0, 0])
+    def _free_literals(self, variables: list[int]) -> list[int] | None:
+        """The literals of which one can be true; None where one is, and the others are made false
+        here."""
+        roots = [int(self.representative[v]) for v in variables]
+        free = [root for root in roots if not self.fixed[root]]
+        true = sum(1 for root in roots if self.fixed[root] and self.low[root] == 1)
+        if not true:
+            return [self.variable(root) for root in free]
+        self.contradiction |= true > 1
+        for root in free:
+            self._linear({root: 1}, [0, 0])
+        return None
 
     def active_iff_positive(self, literal: int, variable: int) -> None:
         root, active = int(self.representative[variable]), int(self.representative[literal])
@@ -156,11 +157,7 @@ class ProtoWriter:
                 if not low <= int(self.low[root]) <= high:
                     self.proto.constraints.add().bool_or.literals.extend([-enforced - 1])
                 continue
-            constraint = self.proto.constraints.add()
-            constraint.enforcement_literal.extend([enforced])
-            constraint.linear.vars.extend([self.variable(root)])
-            constraint.linear.coeffs.extend([1])
-            constraint.linear.domain.extend([low, high])
+            self._linear({root: 1}, [low, high], enforced)
 
     def restrict_unless(self, literal: int, variable: int, values: tuple[int, ...]) -> None:
         root, excuse = int(self.representative[variable]), int(self.representative[literal])
@@ -170,12 +167,8 @@ class ProtoWriter:
             if int(self.low[root]) not in values:
                 self._row_or_check(excuse, 1, 1)
             return
-        constraint = self.proto.constraints.add()
-        if not self.fixed[excuse]:
-            constraint.enforcement_literal.extend([-self.variable(excuse) - 1])
-        constraint.linear.vars.extend([self.variable(root)])
-        constraint.linear.coeffs.extend([1])
-        constraint.linear.domain.extend(_intervals(values, -INFINITY, INFINITY))
+        enforced = None if self.fixed[excuse] else -self.variable(excuse) - 1
+        self._linear({root: 1}, _intervals(values, -INFINITY, INFINITY), enforced)
 
     def _row_or_check(self, root: int, low: int, high: int) -> None:
         if self.fixed[root]:
@@ -254,10 +247,7 @@ class ProtoWriter:
         if not terms:
             self.contradiction |= gap == 0
             return
-        linear = self.proto.constraints.add().linear
-        linear.vars.extend([self.variable(root) for root in terms])
-        linear.coeffs.extend(list(terms.values()))
-        linear.domain.extend([-INFINITY, gap - 1, gap + 1, INFINITY])
+        self._linear(terms, [-INFINITY, gap - 1, gap + 1, INFINITY])
 
     def decision(self, ids: Ids, *, largest_first: bool) -> None:
         roots = dict.fromkeys(self.representative[ids.ravel()].tolist())

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import reduce
 from typing import Any
 
 from cpembed.embedding.cpsat import (
@@ -70,7 +71,7 @@ class SearchEffort:
     @property
     def total(self) -> SearchStatistics:
         """The sum over all assets."""
-        return sum_of(effort.statistics for effort in self.assets)
+        return sum_of(self.assets)
 
     def to_json(self) -> dict[str, Any]:
         """The ``search`` of the ``solve`` document."""
@@ -91,11 +92,8 @@ class SearchEffort:
         }
 
 
-def sum_of(statistics: Iterable[SearchStatistics]) -> SearchStatistics:
-    total = SearchStatistics()
-    for found in statistics:
-        total = total.plus(found)
-    return total
+def sum_of(assets: Iterable[AssetEffort]) -> SearchStatistics:
+    return reduce(SearchStatistics.plus, (a.statistics for a in assets), SearchStatistics())
 
 
 @dataclass(frozen=True)
@@ -145,13 +143,8 @@ def nothing_found(seconds: float) -> SearchResult:
 def merged(results: list[SearchResult]) -> SearchResult:
     """The union of searches over alternative problems."""
     complete = all(result.complete for result in results)
-    found = any(result.embeddings or result.irregular for result in results)
-    if complete:
-        status = Status.OPTIMAL if found else Status.INFEASIBLE
-    else:
-        status = Status.FEASIBLE if found else Status.UNKNOWN
     return SearchResult(
-        status,
+        alternatives([result.status for result in results]),
         complete,
         Spaces(tuple(result.embeddings for result in results)),
         tuple(m for result in results for m in result.irregular),
@@ -175,14 +168,10 @@ def _merged_effort(efforts: list[SearchEffort], *, complete: bool) -> SearchEffo
         hardest.formulation,
         hardest.winner if complete else None,
         tuple(
-            AssetEffort(name, alternatives([a.status for a in found]), _sum_assets(found))
+            AssetEffort(name, alternatives([a.status for a in found]), sum_of(found))
             for name, found in by_name.items()
         ),
     )
-
-
-def _sum_assets(assets: Iterable[AssetEffort]) -> SearchStatistics:
-    return sum_of(asset.statistics for asset in assets)
 
 
 def alternatives(statuses: Sequence[Status]) -> Status:

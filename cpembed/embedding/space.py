@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 from cpembed.embedding.digit_model import AxisMaps, combine
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import members_of
 from cpembed.embedding.problem import EmbeddingProblem
 
 Family = tuple[tuple[str, frozenset[str]], ...]
@@ -37,8 +39,24 @@ class Component:
         return {_family(found, lanes) for found in self.maps}
 
 
+class _Made(Sequence[Embedding], ABC):
+    """Embeddings that are made as they are asked for."""
+
+    @abstractmethod
+    def at(self, place: int) -> Embedding:
+        """The embedding at a place, which there is."""
+
+    @overload
+    def __getitem__(self, index: int) -> Embedding: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Embedding, ...]: ...
+    def __getitem__(self, index: int | slice) -> Embedding | tuple[Embedding, ...]:
+        places = range(len(self))[index]
+        return self.at(places) if isinstance(places, int) else tuple(map(self.at, places))
+
+
 @dataclass(frozen=True)
-class EmbeddingSpace(Sequence[Embedding]):
+class EmbeddingSpace(_Made):
     """One embedding for each choice of a map per component; the last component varies fastest."""
 
     problem: EmbeddingProblem
@@ -53,14 +71,7 @@ class EmbeddingSpace(Sequence[Embedding]):
             for parts in itertools.product(*(c.maps for c in self.components)):
                 yield combine(self.problem, parts)
 
-    @overload
-    def __getitem__(self, index: int) -> Embedding: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Embedding, ...]: ...
-    def __getitem__(self, index: int | slice) -> Embedding | tuple[Embedding, ...]:
-        if isinstance(index, slice):
-            return tuple(self[n] for n in range(*index.indices(len(self))))
-        place = range(len(self))[index]
+    def at(self, place: int) -> Embedding:
         parts: list[AxisMaps] = []
         for component in reversed(self.components):
             place, rest = divmod(place, len(component.maps))
@@ -69,7 +80,7 @@ class EmbeddingSpace(Sequence[Embedding]):
 
 
 @dataclass(frozen=True)
-class Spaces(Sequence[Embedding]):
+class Spaces(_Made):
     """The embeddings of several spaces, one after the other: those of alternative problems."""
 
     members: tuple[Sequence[Embedding], ...]
@@ -80,19 +91,12 @@ class Spaces(Sequence[Embedding]):
     def __iter__(self) -> Iterator[Embedding]:
         return itertools.chain.from_iterable(self.members)
 
-    @overload
-    def __getitem__(self, index: int) -> Embedding: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Embedding, ...]: ...
-    def __getitem__(self, index: int | slice) -> Embedding | tuple[Embedding, ...]:
-        if isinstance(index, slice):
-            return tuple(self[n] for n in range(*index.indices(len(self))))
-        place = range(len(self))[index]
+    def at(self, place: int) -> Embedding:
         for member in self.members:
             if place < len(member):
                 return member[place]
             place -= len(member)
-        raise IndexError(index)
+        raise IndexError(place)
 
 
 def spaces_of(embeddings: Sequence[Embedding]) -> list[Sequence[Embedding]]:
@@ -156,11 +160,7 @@ def _family(found: AxisMaps | Embedding, lanes: Sequence[str]) -> Family:
         sorted(
             (
                 lane,
-                frozenset(
-                    member
-                    for digit in found.digits[lane]
-                    for member in groups.get(digit.axis, (digit.axis,))
-                ),
+                frozenset(m for d in found.digits[lane] for m in members_of(groups, d.axis)),
             )
             for lane in lanes
         )

@@ -24,7 +24,6 @@ from cpembed.ir.interpreter import (
     Array,
     check_inputs,
     interpret,
-    interpret_all,
 )
 
 _TILE_ELEMENTS = 1 << 22
@@ -52,13 +51,6 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
         else:
             arrays[operand.tensor] = generator.uniform(-1, 1, operand.shape).astype(dtype)
     return arrays
-
-
-def references(computation: Computation, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Every output of a computation by name; see :func:`reference`."""
-    if len(computation.statements) > 1:
-        return interpret_all(computation, inputs)
-    return {computation.output.name: reference(computation, inputs)}
 
 
 def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:

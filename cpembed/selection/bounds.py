@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from cpembed.embedding.constraint_set import Weights
 from cpembed.embedding.digit_model import AxisMaps
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import members_of
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import size_bytes
@@ -296,12 +297,8 @@ def _ports(problem: EmbeddingProblem, groups: Collection[tuple[str, ...]]) -> li
 
 
 def _axes_of(found: AxisMaps | Embedding) -> set[str]:
-    return {
-        member
-        for digits in found.digits.values()
-        for digit in digits
-        for member in found.flattened.get(digit.axis, (digit.axis,))
-    }
+    walked = (digit.axis for digits in found.digits.values() for digit in digits)
+    return {member for axis in walked for member in members_of(found.flattened, axis)}
 
 
 def _states(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import members_of
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import OperandMemory, StrideRule
 from cpembed.ir.computation import AxisKind, Computation
@@ -86,7 +87,7 @@ class LayoutBuilder(ABC):
         """Every digit of the operand's lanes moves along the operand."""
         for lane in self.lanes:
             for digit in self.embedding.digits[lane]:
-                members = self.embedding.flattened.get(digit.axis, (digit.axis,))
+                members = members_of(self.embedding.flattened, digit.axis)
                 if not any(m in index.iterators for m in members for index in self.access.index):
                     raise TransformError(
                         f"{self.layout.name} has one element where the instruction takes "
