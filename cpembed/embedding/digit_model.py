@@ -24,14 +24,14 @@ from cpembed.embedding.proto_writer import CompiledModel, Ids
 
 @dataclass(frozen=True)
 class DigitOption:
-    """Instruction axis ``lane`` may move along ``digit.axis`` as
-    ``stride * ((lane // weight) % count)``.
+    """A digit that an instruction axis may have: along ``digit.axis`` its ``position`` moves by
+    ``stride * ((position // weight) % count)``.
 
     ``members`` are the workload axes behind that axis: several when it is a fused one, whose
     extent is ``extent``.
     """
 
-    lane: str
+    instruction_axis: str
     weight: int
     digit: Digit
     members: tuple[str, ...]
@@ -56,11 +56,11 @@ def combine(problem: EmbeddingProblem, parts: Iterable[AxisMaps]) -> Embedding:
         extents.update(part.extents)
         digits.update(part.digits)
         flattened.update(part.flattened)
-    lanes = [axis.name for axis in problem.instruction.axes]
+    axes = [axis.name for axis in problem.instruction.axes]
     return Embedding(
         dict(problem.roles),
-        {lane: extents[lane] for lane in lanes},
-        {lane: digits[lane] for lane in lanes},
+        {axis: extents[axis] for axis in axes},
+        {axis: digits[axis] for axis in axes},
         {axis.name: 0 for axis in problem.workload.axes},
         flattened,
     )
@@ -71,13 +71,13 @@ class DigitModel:
     """Options with their literals, and the extent of each instruction axis.
 
     Every instruction axis's digits form a number system of its extent; a workload axis feeds at
-    most one digit. ``lanes`` are the instruction axes that the model decides, all by default;
+    most one digit. ``axes`` are the instruction axes that the model decides, all by default;
     ``allowed`` are options of these.
     """
 
     problem: EmbeddingProblem
     allowed: InitVar[Iterable[DigitOption]]
-    lanes: tuple[str, ...]
+    axes: tuple[str, ...]
     options: dict[DigitOption, int] = field(default_factory=dict[DigitOption, int])
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     extent_literals: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
@@ -86,14 +86,14 @@ class DigitModel:
     _literals: Ids = field(init=False)
 
     def __post_init__(self, allowed: Iterable[DigitOption]) -> None:
-        for axis in (self.problem.instruction.axis(lane) for lane in self.lanes):
+        for axis in (self.problem.instruction.axis(name) for name in self.axes):
             literals = {extent: self.builder.boolean() for extent in axis.allowed}
             self.builder.exactly_one(list(literals.values()))
             self.extent_literals[axis.name] = literals
         for option in allowed:
             self.options[option] = self.builder.boolean()
-        for lane in self.extent_literals:
-            self._number_system(lane)
+        for axis in self.axes:
+            self._number_system(axis)
         for axis in self.problem.workload.axes:
             self.at_most_one([o for o in self.options if axis.name in o.members])
 
@@ -101,29 +101,29 @@ class DigitModel:
         self._literals = np.array(list(self.options.values()), np.int64)
 
     def at_most_one(self, options: list[DigitOption]) -> None:
-        self._coupled.append({option.lane for option in options})
+        self._coupled.append({option.instruction_axis for option in options})
         self.builder.at_most_one([self.options[option] for option in options])
 
     def at_most(self, options: list[DigitOption], count: int) -> None:
         """At most ``count`` of the options are chosen."""
-        self._coupled.append({option.lane for option in options})
+        self._coupled.append({option.instruction_axis for option in options})
         if len(options) > count:
             self.builder.row([(1, self.options[option]) for option in options], 0, count)
 
     def requires_extent(self, option: DigitOption, extent: int) -> None:
         """The option is only chosen where its instruction axis is used at ``extent``."""
-        end = self.extent_literals[option.lane].get(extent)
+        end = self.extent_literals[option.instruction_axis].get(extent)
         if end is None:
             self.builder.row([(1, self.options[option])], 0, 0)
         else:
             self.builder.row([(1, self.options[option]), (-1, end)], -1, 0)
 
-    def _number_system(self, lane: str) -> None:
+    def _number_system(self, axis: str) -> None:
         """The chosen weights form one path from 1 to the extent: flow conservation."""
-        extents = self.extent_literals[lane]
+        extents = self.extent_literals[axis]
         balance: dict[int, list[tuple[int, int]]] = {1: []}
         for option, literal in self.options.items():
-            if option.lane == lane:
+            if option.instruction_axis == axis:
                 balance.setdefault(option.weight, []).append((1, literal))
                 end = option.weight * option.digit.count
                 balance.setdefault(end, []).append((-1, literal))
@@ -138,31 +138,31 @@ class DigitModel:
 
     def components(self) -> list[tuple[str, ...]]:
         """Instruction axes that no constraint couples: their digits combine freely."""
-        component = {lane: {lane} for lane in self.lanes}
-        for lanes in self._coupled:
-            merged = set[str]().union(*(component[lane] for lane in lanes))
-            for lane in merged:
-                component[lane] = merged
-        found = [tuple(lane for lane in self.lanes if lane in c) for c in component.values()]
+        component = {axis: {axis} for axis in self.axes}
+        for axes in self._coupled:
+            merged = set[str]().union(*(component[axis] for axis in axes))
+            for axis in merged:
+                component[axis] = merged
+        found = [tuple(axis for axis in self.axes if axis in c) for c in component.values()]
         return list(dict.fromkeys(found))
 
     def axis_maps(self, values: Ids) -> AxisMaps:
         """The extents and digits of a solution."""
-        chosen: dict[str, list[tuple[int, Digit]]] = {lane: [] for lane in self.extent_literals}
+        chosen: dict[str, list[tuple[int, Digit]]] = {axis: [] for axis in self.axes}
         flattened: dict[str, tuple[str, ...]] = {}
         for position in np.flatnonzero(values[self._literals]).tolist():
             option = self._ordered[position]
             if len(option.members) > 1:
                 flattened[option.digit.axis] = option.members
-            chosen[option.lane].append((option.weight, option.digit))
+            chosen[option.instruction_axis].append((option.weight, option.digit))
         return AxisMaps(
             {
-                lane: next(e for e, literal in literals.items() if values[literal])
-                for lane, literals in self.extent_literals.items()
+                axis: next(e for e, literal in literals.items() if values[literal])
+                for axis, literals in self.extent_literals.items()
             },
             {
-                lane: tuple(digit for _, digit in sorted(found, key=lambda item: item[0]))
-                for lane, found in chosen.items()
+                axis: tuple(digit for _, digit in sorted(found, key=lambda item: item[0]))
+                for axis, found in chosen.items()
             },
             flattened,
         )
@@ -191,19 +191,19 @@ def possible_digits(
     """
     workload = problem.workload
     groups = candidate_groups(workload, largest_group, smallest_extent)
-    for lane in problem.instruction.axes:
-        for weight in range(1, lane.maximum + 1):
+    for ours in problem.instruction.axes:
+        for weight in range(1, ours.maximum + 1):
             # Large counts first: few digits make simple embeddings.
-            for count in range(lane.maximum // weight, 1, -1):
-                if not any(extent % (weight * count) == 0 for extent in lane.allowed):
+            for count in range(ours.maximum // weight, 1, -1):
+                if not any(extent % (weight * count) == 0 for extent in ours.allowed):
                     continue
                 for axis in workload.axes:
                     for stride in strides(axis.name, count):
                         digit = Digit(axis.name, count, stride)
-                        yield DigitOption(lane.name, weight, digit, (axis.name,), axis.extent)
+                        yield DigitOption(ours.name, weight, digit, (axis.name,), axis.extent)
                 for name, members in groups.items():
                     inner = workload.extents[members[-1]]
                     if inner % count if plain else not is_plain_digit(workload, members, count):
                         digit = Digit(name, count)
                         extent = math.prod(workload.extents[member] for member in members)
-                        yield DigitOption(lane.name, weight, digit, members, extent)
+                        yield DigitOption(ours.name, weight, digit, members, extent)

@@ -26,13 +26,13 @@ class DigitSearch:
         options = allowed_digits(problem, constraints)
         whole = tuple(axis.name for axis in problem.instruction.axes)
         self._components = [
-            (lanes, [option for option in options if option.lane in lanes])
-            for lanes in self._posted(whole, options).components()
+            (axes, [option for option in options if option.instruction_axis in axes])
+            for axes in self._posted(whole, options).components()
         ]
 
     def models(self) -> list[DigitModel]:
         """A model for each set of instruction axes that no constraint couples to the others."""
-        return [self._posted(lanes, options) for lanes, options in self._components]
+        return [self._posted(axes, options) for axes, options in self._components]
 
     def run(
         self,
@@ -60,16 +60,16 @@ class DigitSearch:
                 report("search", count + len(maps))  # noqa: B023 - called before it changes
 
             status = effort.enumerate(model.build(), receive, limits, len(models) - n)
-            found[model.lanes] = Component(model.lanes, tuple(maps), status is Status.OPTIMAL)
+            found[model.axes] = Component(model.axes, tuple(maps), status is Status.OPTIMAL)
             count += len(maps)
             if not maps:
                 return effort.result(self.problem, ())
-        space = EmbeddingSpace(self.problem, tuple(found[model.lanes] for model in models))
+        space = EmbeddingSpace(self.problem, tuple(found[model.axes] for model in models))
         within = space if limits.solutions is None else space[: limits.solutions]
         return effort.result(self.problem, within)
 
-    def _posted(self, lanes: tuple[str, ...], options: list[DigitOption]) -> DigitModel:
-        model = DigitModel(self.problem, options, lanes)
+    def _posted(self, axes: tuple[str, ...], options: list[DigitOption]) -> DigitModel:
+        model = DigitModel(self.problem, options, axes)
         for constraint in self.constraints.constraints:
             constraint.post_digits(model)
         return model

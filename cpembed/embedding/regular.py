@@ -109,7 +109,7 @@ def full_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[D
         option
         for option in _digits(problem, constraints)
         if option.weight == 1
-        and option.digit.count in allowed[option.lane]
+        and option.digit.count in allowed[option.instruction_axis]
         and _allowed(problem, constraints, option)
     ]
 

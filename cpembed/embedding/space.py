@@ -30,13 +30,13 @@ class Component:
     """Instruction axes whose digits no constraint couples to those of the others, with the axis
     maps that they have. ``complete``: they have no other."""
 
-    lanes: tuple[str, ...]
+    axes: tuple[str, ...]
     maps: tuple[AxisMaps, ...]
     complete: bool = True
 
-    def families(self, lanes: Sequence[str]) -> set[Family]:
-        """The families of some of the lanes."""
-        return {_family(found, lanes) for found in self.maps}
+    def families(self, axes: Sequence[str]) -> set[Family]:
+        """The families of some of the axes."""
+        return {_family(found, axes) for found in self.maps}
 
 
 class _Made(Sequence[Embedding], ABC):
@@ -113,7 +113,7 @@ def count_families(embeddings: Sequence[Embedding]) -> int:
         if not isinstance(space, EmbeddingSpace):
             listed |= {_family(embedding, list(embedding.digits)) for embedding in space}
         elif len(space):
-            boxes.append([(c.lanes, c.families(c.lanes)) for c in space.components])
+            boxes.append([(c.axes, c.families(c.axes)) for c in space.components])
     total = sum(1 for family in listed if not any(_within(family, box) for box in boxes))
     for size in range(1, len(boxes) + 1):
         for chosen in itertools.combinations(boxes, size):
@@ -123,18 +123,18 @@ def count_families(embeddings: Sequence[Embedding]) -> int:
 
 def _within(family: Family, box: Box) -> bool:
     return all(
-        tuple(part for part in family if part[0] in lanes) in families for lanes, families in box
+        tuple(part for part in family if part[0] in axes) in families for axes, families in box
     )
 
 
 def _shared(boxes: Sequence[Box]) -> int:
     """How many families all of the products have."""
-    groups = _coarsened([lanes for box in boxes for lanes, _ in box])
+    groups = _coarsened([axes for box in boxes for axes, _ in box])
     count = 1
     for group in groups:
         common: set[Family] | None = None
         for box in boxes:
-            within = [families for lanes, families in box if lanes[0] in group]
+            within = [families for axes, families in box if axes[0] in group]
             joined = {
                 tuple(sorted(itertools.chain.from_iterable(parts)))
                 for parts in itertools.product(*within)
@@ -154,14 +154,14 @@ def _coarsened(groups: Sequence[tuple[str, ...]]) -> list[set[str]]:
     return parts
 
 
-def _family(found: AxisMaps | Embedding, lanes: Sequence[str]) -> Family:
+def _family(found: AxisMaps | Embedding, axes: Sequence[str]) -> Family:
     groups: Mapping[str, tuple[str, ...]] = found.flattened
     return tuple(
         sorted(
             (
-                lane,
-                frozenset(m for d in found.digits[lane] for m in members_of(groups, d.axis)),
+                axis,
+                frozenset(m for d in found.digits[axis] for m in members_of(groups, d.axis)),
             )
-            for lane in lanes
+            for axis in axes
         )
     )

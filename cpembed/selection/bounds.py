@@ -286,12 +286,12 @@ def _suffix_products(values: Sequence[Any]) -> list[Any]:
 def _ports(problem: EmbeddingProblem, groups: Collection[tuple[str, ...]]) -> list[_Port]:
     """The workload's operands with their dimensions, in the instruction's order."""
     workload, instruction = problem.workload, problem.instruction
-    lanes = {axis.name: axis.minimum for axis in instruction.axes}
+    smallest = {axis.name: axis.minimum for axis in instruction.axes}
     ports: list[_Port] = []
     for ours in instruction.computation.operands:
         operand = workload.operand(problem.roles[ours.name])
         access, memory = workload.access(operand.name), instruction.memory[ours.name]
-        found = dimensions_of(access, operand, memory, workload.extents, lanes, groups)
+        found = dimensions_of(access, operand, memory, workload.extents, smallest, groups)
         ports.append(_Port(operand, found))
     return ports
 
@@ -307,9 +307,9 @@ def _states(
     """States of the workload axes under a map, and its fused axes."""
     states: dict[str, State] = {}
     fused: list[Fused] = []
-    for lane, digits in found.digits.items():
+    for ours, digits in found.digits.items():
         for digit in digits:
-            tile = Tile(lane, digit.count, digit.stride, len(digits) == 1)
+            tile = Tile(ours, digit.count, digit.stride, len(digits) == 1)
             members = found.flattened.get(digit.axis)
             if members is None:
                 states[digit.axis] = tile

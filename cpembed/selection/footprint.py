@@ -24,10 +24,10 @@ from cpembed.ir.joining import joined_dimensions, joined_index
 
 @dataclass(frozen=True)
 class Tile:
-    """What a digit does to its workload axis: ``lane`` walks ``count`` steps of ``stride``;
-    ``alone``: it is the lane's only digit."""
+    """What a digit does to its workload axis: ``instruction_axis`` walks ``count`` steps of
+    ``stride``; ``alone``: it has no other digit."""
 
-    lane: str
+    instruction_axis: str
     count: int
     stride: int
     alone: bool
@@ -81,7 +81,7 @@ class Dimension:
     element_bytes: int
     axes: Mapping[str, int]
     """Extents of the workload's axes."""
-    lanes: Mapping[str, int]
+    smallest: Mapping[str, int]
     """Smallest extents of the instruction's axes."""
     joined: Mapping[tuple[str, ...], Dimension] = field(default_factory=dict[Any, Any])
 
@@ -146,8 +146,9 @@ class Dimension:
         return tile.padded(self.axes[axis]) if isinstance(tile, Tile) else self.axes[axis]
 
     def _treatments(self, step: int, tile: Tile) -> list[str]:
-        in_place = self.memory.stride_rule(tile.lane) is StrideRule.ANY or (
-            step == 1 and self.memory.reads_contiguously(tile.lane, self.element_bytes, self.lanes)
+        memory, ours = self.memory, tile.instruction_axis
+        in_place = memory.stride_rule(ours) is StrideRule.ANY or (
+            step == 1 and memory.reads_contiguously(ours, self.element_bytes, self.smallest)
         )
         return ["digit", "axis", *(["in_place"] if tile.alone and in_place else [])]
 
@@ -193,13 +194,13 @@ class Dimension:
 
 def dimensions_of(
     access: Access, operand: Operand, memory: OperandMemory,
-    axes: Mapping[str, int], lanes: Mapping[str, int],
+    axes: Mapping[str, int], smallest: Mapping[str, int],
     groups: Iterable[tuple[str, ...]],
 ) -> tuple[Dimension, ...]:  # fmt: skip
     """The dimensions of an operand; ``groups`` are the members of axes that may be fused."""
     place = memory, size_bytes(operand.dtype)
     found = [
-        Dimension(index, extent, *place, axes, lanes)
+        Dimension(index, extent, *place, axes, smallest)
         for index, extent in zip(access.index, operand.shape, strict=True)
     ]
     for members in groups:
@@ -212,7 +213,7 @@ def dimensions_of(
         places = slice(window.start, window.stop)
         index = joined_index(access.index[places], operand.shape[places], members, name)
         extents = {**axes, name: math.prod(axes[member] for member in members)}
-        whole = Dimension(index, first.extent * inner, *place, extents, lanes)
+        whole = Dimension(index, first.extent * inner, *place, extents, smallest)
         found[window.start] = replace(first, joined={**first.joined, members: whole})
     return tuple(found)
 

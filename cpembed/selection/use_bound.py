@@ -26,7 +26,7 @@ def utilisation_bound(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
         return None
     best = {axis.name: float(axis.minimum == 1) / axis.maximum for axis in problem.instruction.axes}
     for option in full_digits(problem, constraints):
-        axis = problem.instruction.axis(option.lane)
+        axis = problem.instruction.axis(option.instruction_axis)
         best[axis.name] = max(best[axis.name], _used(option, axis))
     return math.prod(best.values())
 

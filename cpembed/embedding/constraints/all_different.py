@@ -83,7 +83,7 @@ class AllDifferent(Constraint):
         walked = {
             operand
             for operand, names in problem.index_names.items()
-            if option.lane in names and (operand in outputs or self.elements != "none")
+            if option.instruction_axis in names and (operand in outputs or self.elements != "none")
         }
         return walked <= {operand for operand, _, _ in moved_dimensions(problem, option)}
 

@@ -57,7 +57,7 @@ def moved_dimensions(
     Yields (instruction operand, dimension of the workload operand, step in that dimension).
     """
     for operand, names in problem.index_names.items():
-        if option.lane not in names:
+        if option.instruction_axis not in names:
             continue
         for dimension, index in enumerate(problem.workload_indices[operand]):
             for member in option.members:

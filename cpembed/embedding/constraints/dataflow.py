@@ -67,7 +67,7 @@ class Dataflow(Constraint):
             member in index.iterators
             for member in option.members
             for operand, names in problem.index_names.items()
-            if option.lane not in names
+            if option.instruction_axis not in names
             for index in problem.workload_indices[operand]
         )
 

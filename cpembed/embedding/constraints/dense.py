@@ -49,11 +49,9 @@ class Dense(Constraint):
         )
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
+        ours, names = option.instruction_axis, problem.index_names
         return all(
-            step == 1
-            or self._free(
-                problem, operand, dimension, problem.index_names[operand].index(option.lane)
-            )
+            step == 1 or self._free(problem, operand, dimension, names[operand].index(ours))
             for operand, dimension, step in moved_dimensions(problem, option)
         )
 

@@ -41,8 +41,8 @@ class Digits(Constraint):
         )
 
     def post_digits(self, model: DigitModel) -> None:
-        for lane in model.extent_literals:
-            model.at_most([o for o in model.options if o.lane == lane], self.per_axis)
+        for axis in model.extent_literals:
+            model.at_most([o for o in model.options if o.instruction_axis == axis], self.per_axis)
 
     @property
     def needs_boxes(self) -> bool:

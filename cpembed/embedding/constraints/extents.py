@@ -25,8 +25,8 @@ class Extents(Constraint):
 
     def post(self, model: ScalarModel) -> None:
         for axis in model.problem.workload.axes:
-            for lane, choice in model.axis_choices(axis.name):
-                largest = model.extent_literals[lane][model.problem.instruction.axis(lane).maximum]
+            for ours, choice in model.axis_choices(axis.name):
+                largest = model.extent_literals[ours][model.problem.instruction.axis(ours).maximum]
                 strides = range(model.builder.range_of(choice.stride)[1] + 1)
                 exact = [s for s in strides if axis.extent % (choice.count * max(s, 1)) == 0]
                 # Where the extent is not the largest, the stride divides the axis (0: no digit).
@@ -45,7 +45,7 @@ class Extents(Constraint):
     def post_digits(self, model: DigitModel) -> None:
         for option in model.options:
             if option.extent % (option.digit.count * option.digit.stride):
-                axis = model.problem.instruction.axis(option.lane)
+                axis = model.problem.instruction.axis(option.instruction_axis)
                 model.requires_extent(option, axis.maximum)
 
     @property

@@ -69,7 +69,7 @@ class HyperRectangle(Constraint):
         if len(option.members) > 1:
             return False
         moved = list(moved_dimensions(problem, option))
-        walked = [o for o, names in problem.index_names.items() if option.lane in names]
+        walked = [o for o, names in problem.index_names.items() if option.instruction_axis in names]
         return sorted(operand for operand, _, _ in moved) == sorted(walked) and all(
             step > 0 for _, _, step in moved
         )

@@ -50,9 +50,9 @@ class LinearAccess(Constraint):
                 if self.stencil == "in_place":
                     # A box moves along a dimension once: by what the walker does or the others do.
                     for axis in (name for name in index.iterators if alone and name != alone):
-                        for lane, choice in model.axis_choices(axis):
+                        for ours, choice in model.axis_choices(axis):
                             step = abs(index.coefficient(axis))
-                            self._post_choice(model, operand, lane, choice, step)
+                            self._post_choice(model, operand, ours, choice, step)
                 if alone is not None or len(index.iterators) < 2:
                     continue
                 if self.stencil == "none":
@@ -117,7 +117,7 @@ class LinearAccess(Constraint):
             return not set(option.members) & set(stencil_axes(problem))
         for operand, dimension, step in moved_dimensions(problem, option):
             if slides(problem, problem.workload_indices[operand][dimension], option.members):
-                largest = stride_in_place(problem, operand, option.lane)
+                largest = stride_in_place(problem, operand, option.instruction_axis)
                 if option.weight != 1 or (largest is not None and step > largest):
                     return False
         return True

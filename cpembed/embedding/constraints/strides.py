@@ -54,22 +54,22 @@ class Strides(Constraint):
         cut = self._cut_axes(model.problem)
         images: list[tuple[str, str, DigitChoice]] = []
         for axis in model.problem.workload.axes:
-            for lane, choice in model.axis_choices(axis.name):
+            for ours, choice in model.axis_choices(axis.name):
                 allowed = self.values(model.problem, axis.name, choice.count)
                 model.builder.restrict(choice.stride, [0, *allowed])
                 if self.mixed == "any":
                     continue
                 part = spread(axis.extent, choice.count) if axis.name in cut else 1
                 if part > 1:
-                    images.append((lane, axis.name, choice))
-                end = model.extent_literals[lane].get(choice.count)
+                    images.append((ours, axis.name, choice))
+                end = model.extent_literals[ours].get(choice.count)
                 if choice.weight == 1 and end is not None:
                     model.builder.restrict_unless(end, choice.stride, [0, 1, part])
                 else:
                     model.builder.restrict(choice.stride, [0, 1, part])
-        for lane, axis, choice in images:
+        for ours, axis, choice in images:
             # A digit that takes a piece of the image as it lies leaves no other cut into parts.
-            others = [c for other, a, c in images if other == lane and a != axis]
+            others = [c for other, a, c in images if other == ours and a != axis]
             elsewhere = _is_not_one(model, choice) if others else 0
             for other in others:
                 model.builder.restrict_unless(elsewhere, other.stride, [0, 1])
@@ -118,7 +118,7 @@ class Strides(Constraint):
         parts: dict[tuple[str, str], list[DigitOption]] = {}
         pieces: dict[tuple[str, str], list[DigitOption]] = {}
         for option in model.options:
-            key = option.lane, option.digit.axis
+            key = option.instruction_axis, option.digit.axis
             if option.digit.stride > 1:
                 if self._mixes(model.problem, option):
                     parts.setdefault(key, []).append(option)
@@ -128,9 +128,9 @@ class Strides(Constraint):
                 model.problem, option.members
             ):
                 pieces.setdefault(key, []).append(option)
-        for (lane, axis), cut in parts.items():
+        for (ours, axis), cut in parts.items():
             for (other, along), whole in pieces.items():
-                if lane == other and axis != along:
+                if ours == other and axis != along:
                     model.at_most_one([*cut, *whole])
 
     @property
