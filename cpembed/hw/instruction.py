@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cpembed.errors import SpecError
 from cpembed.ir.computation import Axis, Computation, Operand
 from cpembed.ir.ports import View, split_ports
+
+if TYPE_CHECKING:
+    from cpembed.hw.levels import Hierarchy
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,8 @@ class HardwareSpec:
     must report, as Linux spells them in ``/proc/cpuinfo``. ``alternatives`` are targets that may
     run what this instruction cannot, or runs badly. ``memories`` are the capacities in bytes of all
     scopes (None: not limited), also of those that hold no operand; ``machine`` is None where the
-    processor moves the data. ``path`` is the file it was read from.
+    processor moves the data. ``machines`` are those that have the instruction, the first of them
+    the default. ``path`` is the file it was read from.
     """
 
     name: str
@@ -264,3 +269,4 @@ class HardwareSpec:
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     machine: Machine | None = None
+    machines: Mapping[str, Hierarchy] = field(default_factory=dict[str, "Hierarchy"])

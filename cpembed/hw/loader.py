@@ -21,6 +21,7 @@ from cpembed.hw.instruction import (
     StrideRule,
     TileDimension,
 )
+from cpembed.hw.levels import read_hierarchies
 from cpembed.hw.schema import (
     AxisTable,
     HardwareTable,
@@ -118,6 +119,8 @@ class _Builder:
             memory={o.name: self._memory(o.name, axes, computation) for o in computation.operands},
         )
         self._check_memories(instruction)
+        machine = self._machine()
+        scopes = tuple(dict.fromkeys(m.scope for m in instruction.memory.values()))
         return HardwareSpec(
             name=table.name,
             description=table.description,
@@ -128,7 +131,8 @@ class _Builder:
             alternatives=self._alternatives(),
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
-            machine=self._machine(),
+            machine=machine,
+            machines=read_hierarchies(self.path, table.machines, table.memories, scopes, machine),
         )
 
     def _machine(self) -> Machine | None:

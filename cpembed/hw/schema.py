@@ -17,6 +17,7 @@ import msgspec
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
 from cpembed.hw.instruction import StrideRule
+from cpembed.hw.level_tables import HierarchyTable
 
 
 class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +77,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     otherwise: str | None = None
     beside: str | None = None
     machine: MachineTable | None = None
+    machines: dict[str, HierarchyTable] = {}
 
 
 Key = tuple[str | int, ...]

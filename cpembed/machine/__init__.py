@@ -1,0 +1,1 @@
+"""The time of a derived program on a described machine, from the specification alone."""

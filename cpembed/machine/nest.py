@@ -1,0 +1,140 @@
+"""A derived program as a machine sees it: loops over executions, and what tiles of them touch.
+
+A tile is so many consecutive iterations of each loop. Sizes are arrays, one element for each of
+many tilings, so that they are compared in one go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.computation import AxisKind
+from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.transform.program import DerivedProgram, Loop
+
+Floats = NDArray[np.float64]
+
+Sizes = Mapping[str, Floats]
+"""Iterations by loop; instruction axes, which are always whole, are among them."""
+
+
+@dataclass(frozen=True)
+class TileOperand:
+    """An operand of the nest: an index and an extent for each dimension, row-major.
+
+    ``scope`` is the memory that the instruction takes it from, where an element has
+    ``held_bytes``; everywhere else it has ``element_bytes``. ``loops`` are those that move it.
+    """
+
+    name: str
+    scope: str
+    element_bytes: int
+    held_bytes: int
+    dimensions: tuple[tuple[IndexExpr, int], ...]
+    loops: frozenset[str]
+    is_output: bool
+
+    def elements(self, sizes: Sizes) -> Floats:
+        """Elements that a tile touches: exact for affine indices whose loops appear in one
+        dimension each, else not fewer."""
+        total = np.ones(1)
+        for index, extent in self.dimensions:
+            total = total * _touched(index, extent, sizes)[0]
+        return total
+
+    def moved_bytes(self, sizes: Sizes, granule: int) -> Floats:
+        """Bytes of whole granules that hold what a tile touches; a contiguous piece begins at a
+        granule. Gaps that are shorter than one are moved too."""
+        pieces, piece = np.ones(1), np.full(1, float(self.element_bytes))
+        whole = np.ones(1, bool)
+        for index, extent in reversed(self.dimensions):
+            count, span = _touched(index, extent, sizes)
+            gap = piece * (span / count - 1)
+            joins = whole & (gap < granule)
+            piece = np.where(joins, piece * span, piece)
+            pieces = np.where(joins, pieces, pieces * count)
+            whole = joins & (span >= extent)
+        return pieces * np.ceil(piece / granule) * granule
+
+
+@dataclass(frozen=True)
+class TileNest:
+    """The loops around an instruction, those of more than one iteration, and its operands.
+
+    ``lanes`` are the extents of the instruction's axes.
+    """
+
+    loops: tuple[Loop, ...]
+    lanes: Mapping[str, int]
+    operands: tuple[TileOperand, ...]
+
+    @property
+    def calls(self) -> int:
+        """Executions of the instruction."""
+        return math.prod(loop.extent for loop in self.loops)
+
+    @cached_property
+    def fixed(self) -> dict[str, Floats]:
+        """Sizes of what no tiling changes."""
+        return {name: np.full(1, float(extent)) for name, extent in self.lanes.items()}
+
+    @property
+    def has_reduction(self) -> bool:
+        """Whether executions add to the same outputs."""
+        return any(loop.kind is AxisKind.REDUCTION for loop in self.loops)
+
+
+def tile_nest(program: DerivedProgram) -> TileNest:
+    """The nest of a program."""
+    loops = tuple(loop for loop in program.loops if loop.extent > 1)
+    single = {loop.name: 1 for loop in program.loops if loop.extent == 1}
+    lanes = {**{lane.name: lane.extent for lane in program.lanes}, **single}
+    computation = program.instruction.computation
+    outputs = {operand.name for operand in computation.outputs}
+    operands: list[TileOperand] = []
+    for ours in computation.operands:
+        packed = program.role(ours.name)
+        moving = {name for index in packed.access for name in index.iterators}
+        operands.append(
+            TileOperand(
+                packed.name,
+                program.instruction.memory[ours.name].scope,
+                size_bytes(packed.dtype),
+                max(size_bytes(packed.dtype), size_bytes(ours.dtype)),
+                tuple(zip(packed.access, packed.shape, strict=True)),
+                frozenset(moving & {loop.name for loop in loops}),
+                ours.name in outputs,
+            )
+        )
+    return TileNest(loops, lanes, tuple(operands))
+
+
+def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:
+    """Positions along a dimension that a tile touches, and how far they reach, ends included."""
+    count, span = np.ones(1), np.ones(1)
+    for term in index.terms:
+        values = _values(term, sizes)
+        count = count * values
+        span = span + abs(term.coefficient) * (values - 1)
+    span = np.minimum(span, extent)
+    return np.minimum(count, span), span
+
+
+def _values(term: IndexTerm, sizes: Sizes) -> Floats:
+    """Values that a digit takes in a tile that begins at a multiple of its divisor."""
+    if term.inner is None:
+        reach = sizes[term.iterator]
+    else:
+        reach = np.ones(1)
+        for part in term.inner.terms:
+            reach = reach + abs(part.coefficient) * (_values(part, sizes) - 1)
+    if term.divisor != 1:
+        reach = np.ceil(reach / term.divisor)
+    return reach if term.modulus is None else np.minimum(reach, term.modulus)

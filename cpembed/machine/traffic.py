@@ -1,0 +1,292 @@
+"""Tilings of a nest for a hierarchy of memories, many at a time, and the bytes that they move.
+
+A tiling is chosen from main memory inwards. At each boundary between two levels the tile of the
+outer one is cut into tiles of the inner one: loops over these, in some order, some of them shared
+by the units of the inner level. An operand's tile is moved again with each iteration of the loops
+outside it, except for those innermost ones that do not move it: there it stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.hw.level_tables import Moved
+from cpembed.hw.levels import Hierarchy, Memory
+from cpembed.ir.computation import AxisKind
+from cpembed.machine.nest import Floats, TileNest, TileOperand
+
+Integers = NDArray[np.intp]
+
+_PERMUTED = 3
+"""Sets of loops that leave an operand where it is, of which all orders are tried; of more of them,
+each is tried as the innermost."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Between a level and the next one outside: loops over tiles, innermost first, and the loop
+    that units share first (None: a single unit)."""
+
+    order: tuple[str, ...]
+    shared_first: str | None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a unit of a memory exchanges with its parent: bytes, and transfers that bring or take
+    them; ``tiles`` counts the tiles of the memory's level that one unit works through."""
+
+    read_bytes: Floats
+    write_bytes: Floats
+    transfers: Floats
+    tiles: Floats
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How often an operand's tile is moved by the loops so far: ``staying`` if no loop inside moves
+    it, ``every`` if one does; ``distinct`` counts different tiles."""
+
+    staying: Floats
+    every: Floats
+    distinct: Floats
+
+
+@dataclass(frozen=True)
+class Tilings:
+    """Tilings that are chosen from main memory down to some level, one a row.
+
+    ``sizes`` are the tiles of that level, ``chosen`` those of all levels inside main memory so
+    far, the outermost first, each after the number of the boundary around it in what
+    :func:`boundaries` gives. ``visits`` counts tiles that one unit works
+    through, ``share`` is the part of all executions that the busiest unit does, ``busy`` says how
+    many units of each level have work, the innermost first.
+    """
+
+    sizes: Mapping[str, Floats]
+    passes: Mapping[str, Passes]
+    visits: Floats
+    share: Floats
+    busy: tuple[Floats, ...]
+    traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
+    chosen: tuple[tuple[Floats, Mapping[str, Floats]], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.share)
+
+    def taken(self, rows: Sequence[int] | Integers) -> Tilings:
+        """Some of the rows, which may be repeated."""
+        count = self.rows
+        return _combined([self], lambda values: np.broadcast_to(values[0], (count,))[rows])
+
+
+def joined(tilings: Sequence[Tilings]) -> Tilings:
+    """The rows of all."""
+    return _combined(tilings, np.concatenate)
+
+
+def _combined(tilings: Sequence[Tilings], function: Callable[[list[Floats]], Floats]) -> Tilings:
+    """What ``function`` makes of arrays that have the same place in each."""
+
+    def named(mappings: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+        return {name: function([m[name] for m in mappings]) for name in mappings[0]}
+
+    def passes(every: Sequence[Passes]) -> Passes:
+        return Passes(
+            function([p.staying for p in every]),
+            function([p.every for p in every]),
+            function([p.distinct for p in every]),
+        )
+
+    def traffic(every: Sequence[Traffic]) -> Traffic:
+        return Traffic(
+            function([t.read_bytes for t in every]),
+            function([t.write_bytes for t in every]),
+            function([t.transfers for t in every]),
+            function([t.tiles for t in every]),
+        )
+
+    first = tilings[0]
+    return Tilings(
+        named([t.sizes for t in tilings]),
+        {name: passes([t.passes[name] for t in tilings]) for name in first.passes},
+        function([t.visits for t in tilings]),
+        function([t.share for t in tilings]),
+        tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
+        {name: traffic([t.traffic[name] for t in tilings]) for name in first.traffic},
+        tuple(
+            (function([t.chosen[n][0] for t in tilings]), named([t.chosen[n][1] for t in tilings]))
+            for n in range(len(first.chosen))
+        ),
+    )
+
+
+def whole(nest: TileNest) -> Tilings:
+    """The tiling of main memory, which holds everything."""
+    one = np.ones(1)
+    return Tilings(
+        {loop.name: one * loop.extent for loop in nest.loops},
+        {operand.name: Passes(one, one, one) for operand in nest.operands},
+        one,
+        one,
+        (one,),
+    )
+
+
+def boundaries(nest: TileNest, units: int) -> Iterator[Boundary]:
+    """The orders of loops that can be best, each with the ways to share the parallel ones.
+
+    Between two orders in which each operand stays through as many loops, there is nothing to
+    choose.
+    """
+    names = [loop.name for loop in nest.loops]
+    staying = dict.fromkeys(frozenset(names) - operand.loops for operand in nest.operands)
+    sets = [loops for loops in staying if loops]
+    if len(sets) <= _PERMUTED:
+        priorities = list(itertools.permutations(sets))
+    else:
+        priorities = [(first, *(s for s in sets if s != first)) for first in sets]
+    parallel = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
+    orders = dict.fromkeys(
+        tuple(sorted(names, key=lambda name: tuple(name not in loops for loops in priority)))
+        for priority in priorities
+    )
+    for order in orders or {(): None}:
+        for first in parallel if units > 1 and parallel else (None,):
+            yield Boundary(order, first)
+
+
+def cut(
+    outer: Tilings,
+    sizes: Mapping[str, Floats],
+    boundary: tuple[int, Boundary],
+    level: int,
+    nest: TileNest,
+    machine: Hierarchy,
+) -> Tilings:
+    """The tilings with one more level: tiles of ``sizes`` in those of ``outer``, row by row.
+
+    A tile that does not divide the one around it counts as a part of a tile where it moves an
+    operand, and as a whole one where the operand has to be moved again.
+    """
+    number, loops = boundary
+    full = {name: outer.sizes[name] / size for name, size in sizes.items()}
+    trips = {name: np.ceil(count) for name, count in full.items()}
+    shares = _shares(trips, loops, nest, machine.sharing(level))
+    share, busy = outer.share, outer.busy[0]
+    for name, parts in shares.items():
+        own = np.ceil(trips[name] / parts)
+        share = share * np.minimum(1.0, own * sizes[name] / outer.sizes[name])
+        full[name] = np.minimum(full[name], own)
+        trips[name] = own
+        busy = busy * parts
+    visits = outer.visits
+    for count in trips.values():
+        visits = visits * count
+    passes = {o.name: _passes(o, outer, loops.order, trips, full) for o in nest.operands}
+    chosen = (*outer.chosen, (np.full(outer.rows, float(number)), sizes))
+    found = Tilings(sizes, passes, visits, share, (busy, *outer.busy), outer.traffic, chosen)
+    traffic = {
+        memory.name: _traffic(found, memory, nest, machine) for memory in machine.levels[level]
+    }
+    return replace(found, traffic={**outer.traffic, **traffic})
+
+
+def _passes(
+    operand: TileOperand,
+    outer: Tilings,
+    order: Sequence[str],
+    trips: Mapping[str, Floats],
+    full: Mapping[str, Floats],
+) -> Passes:
+    """Of an operand at a boundary; ``full`` are the trips in parts of a tile."""
+    before = outer.passes[operand.name]
+    staying, every, distinct = np.ones(1), before.every, before.distinct
+    stays = np.ones(1, bool)
+    for name in order:
+        if name in operand.loops:
+            staying, every, distinct = (n * full[name] for n in (staying, every, distinct))
+            stays = stays & (trips[name] <= 1)
+        else:
+            every = every * trips[name]
+            staying = np.where(stays, staying, staying * trips[name])
+    return Passes(staying * np.where(stays, before.staying, before.every), every, distinct)
+
+
+def _shares(
+    trips: Mapping[str, Floats], boundary: Boundary, nest: TileNest, units: int
+) -> dict[str, Floats]:
+    """Into how many parts the loops are shared by the units: the first one as far as it goes."""
+    if boundary.shared_first is None:
+        return {}
+    parallel = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
+    first = boundary.shared_first
+    left = np.full(1, float(units))
+    shares: dict[str, Floats] = {}
+    for name in (first, *(other for other in parallel if other != first)):
+        shares[name] = np.minimum(left, trips[name])
+        left = np.floor(left / shares[name])
+    return shares
+
+
+def operands_in(memory: Memory, nest: TileNest, machine: Hierarchy) -> list[TileOperand]:
+    """The operands that pass a memory."""
+    return [o for o in nest.operands if memory in machine.path(o.scope)]
+
+
+def filled_bytes(
+    memory: Memory, operands: Sequence[TileOperand], nest: TileNest, sizes: Mapping[str, Floats]
+) -> Floats:
+    """Bytes of a memory that a tile takes."""
+    total = np.zeros(1)
+    known = {**nest.fixed, **sizes}
+    for operand in operands:
+        if memory.moves is Moved.TILE:
+            total = total + _tiles(operand, nest, known) * _tile_bytes(operand, memory, nest)
+        else:
+            element = operand.held_bytes if operand.scope == memory.name else operand.element_bytes
+            total = total + operand.elements(known) * element
+    return total
+
+
+def _tiles(operand: TileOperand, nest: TileNest, sizes: Mapping[str, Floats]) -> Floats:
+    """Tiles of single executions in a tile of many."""
+    return operand.elements(sizes) / operand.elements(_single(nest))
+
+
+def _tile_bytes(operand: TileOperand, memory: Memory, nest: TileNest) -> Floats:
+    return operand.moved_bytes(_single(nest), memory.granule_bytes)
+
+
+def _single(nest: TileNest) -> dict[str, Floats]:
+    return {**nest.fixed, **{loop.name: np.ones(1) for loop in nest.loops}}
+
+
+def _traffic(found: Tilings, memory: Memory, nest: TileNest, machine: Hierarchy) -> Traffic:
+    known = {**nest.fixed, **found.sizes}
+    read, write, transfers = np.zeros(1), np.zeros(1), np.zeros(1)
+    for operand in operands_in(memory, nest, machine):
+        count = np.ones(1)
+        if memory.moves is Moved.TILE:
+            count = _tiles(operand, nest, known)
+            region = count * _tile_bytes(operand, memory, nest)
+        else:
+            region = operand.moved_bytes(known, memory.granule_bytes)
+        passes = found.passes[operand.name].staying
+        again = np.maximum(0.0, passes - found.passes[operand.name].distinct)
+        if operand.is_output:
+            write = write + region * passes
+            # Sums that are not complete come back.
+            read = read + region * again
+            transfers = transfers + count * np.ceil(passes + again)
+        else:
+            read = read + region * passes
+            transfers = transfers + count * np.ceil(passes)
+    ones = np.ones(found.rows)
+    return Traffic(read * ones, write * ones, transfers * ones, found.visits * ones)
