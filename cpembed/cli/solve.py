@@ -22,6 +22,7 @@ from cpembed.cli.output import ProgressLine
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from cpembed.api.estimate import EstimateResult, RankBy
     from cpembed.api.pareto import ParetoResult
 
 TOP = 5
@@ -44,6 +45,24 @@ SEARCHES = ("auto", "digits", "scalar", "portfolio")
     is_flag=True,
     help="Print the candidates that no other beats in MACs, bytes moved and footprint.",
 )
+@click.option(
+    "--estimate",
+    "estimated",
+    is_flag=True,
+    help="Print the time of each candidate by the description of a machine in the target's file.",
+)
+@click.option(
+    "--machine",
+    metavar="NAME",
+    help="The machine to estimate for.  [default: the first one of the target]",
+)
+@click.option(
+    "--rank-by",
+    type=click.Choice(("overheads", "estimate")),
+    default="overheads",
+    show_default=True,
+    help="What orders the candidates; with estimate those of the least time come first.",
+)
 @seed_option("Seed of the search.")
 @click.option(
     "--search",
@@ -59,6 +78,9 @@ def command(
     top: int | None,
     every: bool,
     pareto: bool,
+    estimated: bool,
+    machine: str | None,
+    rank_by: RankBy,
     seed: int,
     search: str,
     as_json: bool,
@@ -71,6 +93,12 @@ def command(
     cpembed solve "C[x,y] += A[x,z] * B[z,y]" x=64 y=64 z=64 --target vta_1x16x16 --all
     """
     require_one(top=top is not None, all=every, pareto=pareto)
+    if estimated or machine is not None or rank_by == "estimate":
+        if pareto:
+            excluded = "--pareto weighs no times: leave out --estimate, --machine and --rank-by"
+            raise click.UsageError(excluded, click.get_current_context())
+        limit = None if every else top or TOP
+        return _estimated(asked, limit, machine, rank_by, (seed, search), as_json=as_json)
     from cpembed.api.pareto import ParetoResult
     from cpembed.api.solve import solve
     from cpembed.selection.pareto import front
@@ -99,3 +127,41 @@ def command(
         return pareto_report(result, verbose=verbose)
 
     return print_result(ParetoResult(result), result, report, as_json=as_json)
+
+
+def _estimated(
+    asked: Asked,
+    top: int | None,
+    machine: str | None,
+    rank_by: RankBy,
+    how: tuple[int, str],
+    *,
+    as_json: bool,
+) -> int:
+    """The candidates with their times."""
+    from cpembed.api.estimate import estimate
+
+    workload, spec, constraints, weights = problem(asked)
+    with ProgressLine() as progress:
+        result = estimate(
+            workload,
+            spec,
+            machine,
+            constraints,
+            rank_by=rank_by,
+            top=top,
+            weights=weights,
+            timeout=asked["timeout"],
+            seed=how[0],
+            search=how[1],
+            progress=progress,
+        )
+    if not result.solved.embeddings and not as_json:
+        return print_solved(result.solved, as_json=False, verbose=asked["verbose"])
+
+    def report(result: EstimateResult) -> Iterable[RenderableType]:
+        from cpembed.report.solve import estimate_report
+
+        return estimate_report(result, verbose=asked["verbose"])
+
+    return print_result(result, result.solved, report, as_json=as_json)

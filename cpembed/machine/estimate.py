@@ -121,7 +121,7 @@ def machine_of(spec: HardwareSpec, name: str | None = None) -> Hierarchy:
     return spec.machines[name]
 
 
-def estimate(
+def estimate_program(
     program: DerivedProgram,
     machine: Hierarchy,
     *,

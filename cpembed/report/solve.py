@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
+from cpembed.api.estimate import EstimateResult
 from cpembed.api.pareto import ParetoResult
 from cpembed.api.solve import SolveResult
 from cpembed.embedding.conflict import Conflict
@@ -14,6 +15,8 @@ from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.machine.estimate import Estimate
+from cpembed.provenance import Provenance
 from cpembed.report import words
 from cpembed.report.blocks import Justify, bullets, header, heading
 from cpembed.report.candidates import CandidateTable
@@ -32,6 +35,13 @@ _PARETO_COLUMNS: tuple[tuple[str, Justify], ...] = (
     ("MACs", "right"),
     ("moved", "right"),
     ("footprint", "right"),
+    ("packed", "left"),
+)
+_ESTIMATE_COLUMNS: tuple[tuple[str, Justify], ...] = (
+    ("used", "right"),
+    ("time", "right"),
+    ("packing", "right"),
+    ("bound by", "left"),
     ("packed", "left"),
 )
 
@@ -83,6 +93,41 @@ def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[Re
         "used: share of the instruction's MACs that is useful; MACs: relative to the workload's\n"
         "footprint: bytes of all operands in the layouts needed\n"
         "packed: operands that packing moves, and its bytes; the others are used in place"
+    )
+
+
+def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """Header, the machine, and the candidates with their times."""
+    solved, machine = result.solved, result.machine
+    order = "ranked by overheads"
+    if result.ranked_by == "estimate":
+        order = f"the fastest of {words.plural(result.considered, 'candidate')}"
+    yield header(
+        [
+            *problem_rows(solved),
+            ("found", found(solved)),
+            *(searched(solved) if verbose else ()),
+            ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.known}"),
+            ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
+        ]
+    )
+    yield ""
+    rows = [
+        (item, _estimate_row(item, estimated))
+        for item, estimated in zip(solved.embeddings, result.estimates, strict=True)
+    ]
+    yield CandidateTable(_ESTIMATE_COLUMNS, rows)
+    yield ""
+    reasons = dict.fromkeys(found for found in result.estimates if isinstance(found, str))
+    if reasons:
+        yield "without a time:"
+        yield bullets(reasons)
+    yield from _left_out(solved)
+    yield words.legend(item.candidate.embedding for item in solved.embeddings)
+    yield (
+        "rank: by overheads; used: share of the instruction's MACs that is useful\n"
+        "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
+        "packed: operands that packing moves; the others are used in place"
     )
 
 
@@ -214,6 +259,15 @@ def _pareto_row(item: RankedCandidate) -> tuple[str, ...]:
         wording.data_size(objectives(item).footprint_bytes),
         _packed(item),
     )
+
+
+def _estimate_row(item: RankedCandidate, estimated: Estimate | str) -> tuple[str, ...]:
+    used, packed = f"{item.overheads.utilisation:.1%}", _packed(item)
+    if isinstance(estimated, str):
+        return used, "-", "-", "-", packed
+    packing = sum(estimated.packing_us.values())
+    moving = wording.duration(packing) if packing else "-"
+    return used, wording.duration(estimated.total_us), moving, estimated.bound, packed
 
 
 def _packed(item: RankedCandidate) -> str:

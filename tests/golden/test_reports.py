@@ -21,6 +21,10 @@ REPORTS = {
         *("solve", "conv2d", "n=1", "c=3", "h=10", "w=12", "k=16", "r=3", "s=3", "pad=1"),
         *("--target", "amx_int8", "--pareto", "--constraints", "in_place_padded"),
     ),
+    "estimate_vta.txt": (
+        *("solve", "conv2d", "n=1", "c=60", "h=28", "w=28", "k=64", "r=3", "s=3", "pad=1"),
+        *("--target", "vta_1x16x16", "--constraints", "fused", "--rank-by", "estimate"),
+    ),
     "explain_vnni.txt": ("explain", *LAYER, "--target", "avx512_vnni", "--rank", "2"),
     "explain_fused.txt": (
         *("explain", "conv2d", "n=1", "c=3", "h=12", "w=12", "k=16", "r=7", "s=7"),

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.api.estimate import estimate
+from cpembed.api.solve import workload
 from cpembed.errors import SpecError
+from cpembed.hw.level_tables import ComputeTable, HierarchyTable, LevelTable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import DTYPES
+from cpembed.machine.estimate import Estimate
+from cpembed.wording import duration
 
 PAGE = (Path(__file__).parents[3] / "docs" / "add-a-target.md").read_text(encoding="utf-8")
+
+
+BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def block(language: str) -> str:
@@ -26,6 +34,30 @@ def test_the_example_loads(tmp_path: Path) -> None:
     instruction = load_hardware_spec(path).instruction
     assert instruction.axis("x").allowed == (2, 4, 6, 8)
     assert instruction.tile_shape("B") == (8, 8, 4)
+
+
+def test_the_machine_of_the_example_gives_the_times_shown(tmp_path: Path) -> None:
+    path = tmp_path / "my_dot.toml"
+    path.write_text(BLOCKS[0] + BLOCKS[1], encoding="utf-8")
+    spec = load_hardware_spec(path)
+    result = estimate(workload("gemm m=512 n=512 k=512", spec), spec, top=1)
+    (item,), (found,) = result.solved.embeddings, result.estimates
+    assert isinstance(found, Estimate)
+    row = (item.rank, item.candidate.embedding.identifier(), found.bound)
+    shown = re.search(
+        r"^ +(\d+)  x ← .* (\S+ us) +(\S+ us)  (\w+) +B C +(\w+)$", PAGE, re.MULTILINE
+    )
+    assert shown
+    assert (int(shown[1]), shown[5], shown[4]) == row
+    assert duration(found.total_us) == shown[2]
+    assert duration(sum(found.packing_us.values())) == shown[3]
+
+
+def test_every_key_of_a_machine_is_listed() -> None:
+    for table in (HierarchyTable, ComputeTable, LevelTable):
+        for field in set(table.__struct_fields__) - {"compute", "memories"}:
+            spelled = re.sub("write_bytes_per_cycle(_each)?", "write_…", field)
+            assert f"{spelled}`" in PAGE, field
 
 
 @pytest.mark.parametrize(
