@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from cpembed.api.run_cpu import model_choices
-from cpembed.api.run_vta import VtaRunResult
 from rich.console import Console
 
-from cpembed.api import expectation as module
 from cpembed.api import run
 from cpembed.api.expectation import Expectation
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.measure.runner import Measurement, Quantiles
+from cpembed.measure.runner import Quantiles, Timing
 from cpembed.measure.verification import Verification
+from cpembed.provenance import Provenance
 from cpembed.report.run import report
+from cpembed.targets.base import Details
+from cpembed.targets.choice import choices
+from cpembed.targets.cpu import target as module
 from cpembed.targets.cpu.calibration import default_calibration
+from cpembed.targets.registry import open_target
+from cpembed.targets.vta import space
 from tests.unit.targets.cpu.tuning import GEMM, TARGET, layer
 
 VTA = "vta_1x16x16"
@@ -37,22 +41,28 @@ def test_a_factor_of_three_is_off(measured: float, off: bool) -> None:
 def ran(times: float, *, noisy: bool = False) -> RunResult:
     """A run that took so many times its estimate."""
     solved = solve(layer(GEMM), TARGET, "in_place_padded", top=2)
-    choice = model_choices(solved.embeddings, hardware_spec(TARGET))[0]
-    assert choice.estimate is not None
-    us = times * choice.estimate.total_us
-    measured = Measurement(Quantiles(us, us, us), 0.0, 0.0, Quantiles(us, us, us), 1.0, (), noisy)
+    target = open_target(hardware_spec(TARGET))
+    choice = choices(target, solved.embeddings)[0]
+    assert choice.scored is not None
+    us = times * choice.scored.cost
+    quantiles = Quantiles(us, us, us)
+    timing = Timing(Provenance.MEASURED, 1000, quantiles, noisy=noisy, whole_us=quantiles)
+    expectation = Expectation.of(target, choice, timing)
     right = Verification(0.0, True, 0.0)
-    return RunResult(solved, choice.candidate, "x86.amx", (), right, measured, 0, choice)
+    return RunResult(
+        solved, target, choice.candidate, "x86.amx", (), right, timing, 0, choice, None, "int32",
+        Details(), expectation, {},
+    )  # fmt: skip
 
 
-def printed(result: RunResult | VtaRunResult) -> list[str]:
+def printed(result: RunResult) -> list[str]:
     page = io.StringIO()
     for part in report(result):
         Console(file=page, width=400).print(part)
     return [line.strip() for line in page.getvalue().splitlines()]
 
 
-def unexpected(result: RunResult | VtaRunResult) -> list[str]:
+def unexpected(result: RunResult) -> list[str]:
     return [line for line in printed(result) if line.startswith("unexpected")]
 
 
@@ -75,11 +85,20 @@ def test_a_run_says_what_was_expected_and_what_to_do(monkeypatch: pytest.MonkeyP
 
 def test_a_simulated_run_compares_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run.run(workload("gemm m=8 n=32 k=32", target=VTA), VTA, seed=0)
-    assert isinstance(found, VtaRunResult)
-    expected = found.expectation
+    assert isinstance(found, RunResult)
+    cycles, expected = found.timing.cycles, found.expectation
+    assert cycles is not None
     assert expected is not None
-    assert (expected.unit, expected.measured) == ("cycles", found.timing.cycles)
+    assert (expected.unit, expected.measured) == ("cycles", cycles)
     assert found.to_json()["expectation"]["off"] is expected.is_off
-    monkeypatch.setattr(module, "estimate_schedule", lambda *_: found.timing.cycles / 9)
-    (line,) = unexpected(found)
-    assert f"{found.timing.cycles:,} cycles, 9.0 times as long as the" in line
+    ranked = space.ranked_schedules
+
+    def low(*arguments: Any) -> Any:
+        return [(cycles / 9, schedule) for _, schedule in ranked(*arguments)]
+
+    monkeypatch.setattr(space, "ranked_schedules", low)
+    again = run.run(workload("gemm m=8 n=32 k=32", target=VTA), VTA, seed=0)
+    assert isinstance(again, RunResult)
+    (line,) = unexpected(again)
+    assert f"{cycles:,} cycles, 9.0 times as long as the" in line
+    assert "waits for loads or stores that the model overlaps" in line

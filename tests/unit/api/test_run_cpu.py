@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
-from cpembed.api.run_cpu import model_choices, weights_here
 
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import WIDER
+from cpembed.embedding.constraint_set import Weights
 from cpembed.kernel.move import SCATTERED
+from cpembed.targets.base import CONSIDERED
+from cpembed.targets.choice import choices, compared
 from cpembed.targets.cpu import calibration
-from cpembed.targets.cpu.choice import AMONG, CONSIDERED, choose, contenders, machine_weights
+from cpembed.targets.cpu.choice import AMONG, PRODUCTS, contenders, machine_weights
 from cpembed.targets.cpu.variants import OVER_WINDOWS
-from tests.unit.targets.cpu.tuning import TARGET, machine
+from cpembed.targets.registry import open_target
+from tests.unit.targets.cpu.tuning import TARGET, Modelled, machine
 
 SPEC = hardware_spec(TARGET)
 STEM = "conv2d n=1 c=3 h=32 w=32 k=64 r=7 s=7 stride=2 pad=3 layout=NHWC"
@@ -27,20 +28,24 @@ def usual_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -> None:
-    layer = workload(STEM, target=TARGET)
-    first, second = searches(layer, SPEC, top=CONSIDERED, rescored=partial(weights_here, spec=SPEC))
+    layer, target = workload(STEM, target=TARGET), open_target(SPEC)
+
+    def weights_here(first: SolveResult) -> Weights | None:
+        return target.weights(first.embeddings)
+
+    first, second = searches(layer, SPEC, top=CONSIDERED, rescored=weights_here)
     plain, fused = first.embeddings, second.embeddings
     assert {ranked.constraints for ranked in fused} == {WIDER}
     # Ranked by what overheads cost here.
-    assert second.constraints.weights == weights_here(first, SPEC) != first.constraints.weights
-    choices = model_choices([*plain, *fused], SPEC)
-    chosen = next(c for c in choices if "over" not in c.candidate.constraints)
+    assert second.constraints.weights == weights_here(first) != first.constraints.weights
+    ranked = choices(target, target.variants([*plain, *fused]))
+    chosen = next(c for c in ranked if "over" not in c.candidate.constraints)
     assert chosen.candidate.constraints == WIDER
-    assert chosen.to_json()["model"]["constraints"] == WIDER
+    assert chosen.to_json(target)["model"]["constraints"] == WIDER
     assert ("s", "c") in chosen.candidate.candidate.embedding.flattened.values()
     assert chosen.candidate.overheads.utilisation == 3 * plain[0].overheads.utilisation
     # Whole windows fill it even better: 3 steps of 64 for 147 instead of 7 for 7 times 21.
-    windows = next(c for c in choices if c.candidate.constraints.endswith(OVER_WINDOWS))
+    windows = next(c for c in ranked if c.candidate.constraints.endswith(OVER_WINDOWS))
     assert ("r", "s", "c") in windows.candidate.candidate.embedding.flattened.values()
     assert windows.candidate.overheads.utilisation == 7 * plain[0].overheads.utilisation
 
@@ -57,9 +62,9 @@ def test_where_the_instruction_is_well_used_nothing_is_searched(layer: str) -> N
 def test_weights_of_a_machine_are_times() -> None:
     """What an element costs to copy, in units of a multiply-accumulate's."""
     found = solve(workload("gemm m=64 n=64 k=64", target=TARGET), SPEC, top=1).embeddings
-    modelled = choose(found, SPEC, machine()).estimates[0]
+    modelled = compared(Modelled(machine()), found).estimates[0]
     weights = machine_weights(modelled, machine())
-    per_mac = modelled.kernel.products_us * 1e3 / (64 * 64 * 64)
+    per_mac = modelled.scored.parts[PRODUCTS] * 1e3 / (64 * 64 * 64)
     assert weights.mac == 1.0
     assert weights.data == pytest.approx(machine().copy_ns_per_line / 64 / 2 * SCATTERED / per_mac)
 

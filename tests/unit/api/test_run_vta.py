@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from cpembed.api.run_vta import OutputForm, VtaRunResult, VtaSimulation, tail_for
 
 from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, workload
 from cpembed.errors import SpecError, WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.targets.vta.tail import Exact, Requantized, Truncated
+from cpembed.kernel.epilogue import Storing
+from cpembed.provenance import Provenance
+from cpembed.targets.registry import open_target
+from cpembed.targets.vta.report import VtaDetails
+from cpembed.targets.vta.tail import Exact, OutputForm, Requantized, Tail, Truncated
+from cpembed.targets.vta.tail import tail_for as tail_stored
 
 VTA = "vta_1x16x16"
 
 
-def simulated(words: str, target: str = VTA, form: OutputForm | None = None) -> VtaRunResult:
+def simulated(words: str, target: str = VTA, form: OutputForm | None = None) -> RunResult:
     layer = workload(words, target=target)
     result = run(layer, target, output=form, untuned=True)
-    assert isinstance(result, VtaRunResult)
+    assert isinstance(result, RunResult)
+    assert result.provenance is Provenance.SIMULATED
     return result
+
+
+def details(result: RunResult) -> VtaDetails:
+    assert isinstance(result.details, VtaDetails)
+    return result.details
+
+
+def tail_for(layer: Computation, form: OutputForm | None, shift: int | None) -> Tail:
+    return tail_stored(VTA, layer, Storing(form, shift))
 
 
 def gemm(dtype: str = "int32", length: int = 64) -> Computation:
@@ -51,13 +67,15 @@ def test_only_requantized_results_are_shifted(form: OutputForm, shift: int) -> N
 
 
 def test_what_is_wrong_is_found_before_the_search() -> None:
-    with pytest.raises(SpecError, match="is no VTA"):
-        VtaSimulation.of(hardware_spec("amx_int8"), gemm(), None, None)
+    with pytest.raises(SpecError, match=r"vta.inp.*holds no operand"):
+        open_target(replace(hardware_spec("amx_int8"), backend="vta"))
+    with pytest.raises(SpecError, match="machine: is missing: cycles and times need the clock"):
+        open_target(replace(hardware_spec(VTA), machine=None))
 
 
 def test_cycles_and_bytes_of_a_product_are_those_of_its_tiles() -> None:
     """A product of 8 rows of 64 with 64 x 32: counted by hand."""
-    result = simulated("gemm m=8 n=32 k=64")
+    result = details(simulated("gemm m=8 n=32 k=64"))
     calls, weights, rows_in, rows_out = 8 * 2 * 4, 2 * 4 * 256, 8 * 64, 8 * 32
     assert result.timing.gemm_cycles == calls
     assert result.bounds.gemm == calls
@@ -83,20 +101,44 @@ def test_cycles_and_bytes_of_a_product_are_those_of_its_tiles() -> None:
     ],
 )
 def test_no_program_is_faster_than_its_bounds(words: str, form: OutputForm) -> None:
-    result = simulated(words, form=form)
-    assert result.verification.verified
+    ran = simulated(words, form=form)
+    assert ran.verification.verified
+    result = details(ran)
     assert result.timing.cycles >= result.bounds.busiest_module >= result.bounds.gemm_or_dma
 
 
 def test_rates_are_of_the_simulated_time() -> None:
     result = simulated("gemm m=8 n=32 k=64")
-    assert result.microseconds == result.timing.cycles / 100
+    times, found = result.timing, details(result)
+    assert times.latency_us is not None
+    assert found.microseconds == times.latency_us.median == found.timing.cycles / 100
+    assert (times.cycles, times.clock_mhz) == (found.timing.cycles, 100)
     operations = 2 * 8 * 32 * 64
-    assert math.isclose(result.gops, operations / result.microseconds / 1e3)
-    assert result.moves.packed_ahead == ("B",)
+    assert math.isclose(found.gops, operations / found.microseconds / 1e3)
+    assert times.gops == found.gops
+    assert times.packed_ahead == ("B",)
     # The rows are in order already; their results need no move either.
-    assert (result.moves.packing_us, result.moves.unpacking_us) == (0, 0)
+    assert (times.packing_us, times.unpacking_us) == (0, 0)
+
+
+def test_the_document_has_every_field_and_says_how_the_time_came_about() -> None:
+    """Those of earlier versions, which readers know, and what every target says."""
+    document = simulated("gemm m=8 n=32 k=64").to_json()
+    assert {
+        "workload", "target", "constraints", "embedding", "rank", "seed", "backend", "verified",
+        "max_error", "tolerance", "output", "simulated_cycles", "clock_mhz", "simulated_us",
+        "simulated_gops", "gemm_utilisation", "lower_bound_cycles", "lower_bound_ratio",
+        "busiest_module_cycles", "busiest_module_ratio", "expectation", "bounds", "bytes",
+        "modules", "memory", "schedule", "tuned", "instructions", "micro_ops", "packing_us",
+        "unpacking_us", "packed_ahead", "noisy", "seconds",
+    } <= set(document)  # fmt: skip
+    assert "latency_us" not in document
+    assert document["provenance"] == document["time"]["provenance"] == "simulated"
+    assert document["time"]["cycles"] == document["simulated_cycles"]
+    assert document["time"]["us"] == document["simulated_us"]
+    phases = {"solve", "lower", "pack", "check", "functional", "timed", "measure"}
+    assert phases <= set(document["seconds"])
 
 
 def test_bytes_that_were_stored_apart_are_put_together_in_the_unpacking() -> None:
-    assert simulated("gemm m=8 n=32 k=64", form="int32").moves.unpacking_us > 0
+    assert simulated("gemm m=8 n=32 k=64", form="int32").timing.unpacking_us > 0

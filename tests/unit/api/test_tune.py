@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cpembed.api.run_vta import VtaRunResult
-from cpembed.api.tuning import TuneResult
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import Machine, Proposal
-from cpembed.targets.vta.tuning_trials import VtaTrial
 
-from cpembed.api import tune_vta as api
 from cpembed.api.bench import open_bench
 from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import workload
-from cpembed.api.tune import tune
+from cpembed.api.tune import TuneResult, tune
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.trials import VtaTrial
 from cpembed.tuning.database import DIRECTORY_VARIABLE
+from cpembed.tuning.space import Proposal
 
 TARGET = "vta_1x16x16"
 
@@ -36,9 +36,9 @@ def tuned(folder: Path, trials: int = 12, constraints: str | None = None) -> Tun
 
 def ran(
     *, constraints: str | None = None, rank: int | None = None, untuned: bool = False
-) -> VtaRunResult:
+) -> RunResult:
     result = run(layer(), TARGET, constraints=constraints, rank=rank, seed=1, untuned=untuned)
-    assert isinstance(result, VtaRunResult)
+    assert isinstance(result, RunResult)
     assert result.verification.verified
     return result
 
@@ -49,7 +49,9 @@ def test_other_embeddings_are_found_for_few_channels(tmp_path: Path) -> None:
     assert result.untuned.constraints == "fused"
     # 25 products a result: in place each is an execution, fused they are two.
     assert result.best.cycles is not None
-    assert ran(constraints="in_place_padded").timing.cycles > 3 * result.best.cycles
+    in_place = ran(constraints="in_place_padded").timing.cycles
+    assert in_place is not None
+    assert in_place > 3 * result.best.cycles
     assert result.best.cycles >= result.best.busiest_module >= result.best.lower_bound
 
 
@@ -65,17 +67,17 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = tuned(tmp_path / "whole", 20)
-    count = 0
+    count, tried = 0, VtaTarget.tried
 
-    def breaks(proposal: Proposal, machine: Machine) -> VtaTrial:
+    def breaks(self: VtaTarget, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 15:
             raise KeyboardInterrupt
-        return measure(proposal, machine)
+        return tried(self, proposal, epilogue)
 
     with monkeypatch.context() as patch:
-        patch.setattr(api, "measure", breaks)
+        patch.setattr(VtaTarget, "tried", breaks)
         with pytest.raises(KeyboardInterrupt):
             tuned(tmp_path / "broken", 20)
     resumed = tuned(tmp_path / "broken", 20)
@@ -94,15 +96,15 @@ def test_runs_use_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     result = tuned(tmp_path)
     found, plain = ran(), ran(untuned=True)
-    assert found.tuned is not None
+    assert found.choice.tuned is not None
     assert found.timing.cycles == result.best.cycles
     assert found.candidate.candidate.embedding.identifier() == result.best.identifier
-    assert plain.tuned is None
+    assert plain.choice.tuned is None
     assert plain.timing.cycles == result.untuned.cycles
     # Of a set that is asked for, only what was tuned under it; of a rank, only its schedule.
-    assert ran(constraints="in_place_padded").tuned is None
+    assert ran(constraints="in_place_padded").choice.tuned is None
     second = ran(constraints="relaxed", rank=2)
-    assert second.tuned is None
+    assert second.choice.tuned is None
     under = tuned(tmp_path, 12, "relaxed")
     assert ran(constraints="relaxed").timing.cycles == under.best.cycles
 
@@ -123,7 +125,7 @@ def test_rows_of_a_suite_are_of_what_tuning_knows(
         assert row.run is not None
         assert row.run.verified
         assert (row.run.tuned is None) == (untuned or not (tmp_path / "tuned").exists())
-        return taken, row.run.simulated_cycles
+        return taken, row.run.cycles
 
     before = bench()
     assert before[0] == 0

@@ -9,31 +9,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cpembed.api.run_cpu import model_choices, tuned_choice
-from cpembed.api.tune_cpu import FINALISTS, CpuTuneResult, CpuTuning, Field
-from cpembed.api.tuning import Task
-from cpembed.targets.cpu.kept import best_kept
 
+from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.solve import hardware_spec, solve
-from cpembed.api.tune import tune
-from cpembed.embedding.constraint_set import Weights, load_constraint_set
+from cpembed.api.tune import OpenTuning, TuneResult, open_tuning, tune
+from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.measure.runner import Quantiles
+from cpembed.targets.choice import choices
 from cpembed.targets.cpu import trials as cpu_trials
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.contest import Moves, Timed
-from cpembed.targets.cpu.space import CpuProposal
 from cpembed.targets.cpu.trials import CpuTrial, key_of
+from cpembed.targets.cpu.tuning import FINALISTS, CpuTuning
 from cpembed.targets.cpu.variants import OVER_ROWS
+from cpembed.targets.registry import open_target
+from cpembed.targets.x86.target import X86Target
 from cpembed.tuning.database import stored
-from tests.unit.targets.cpu.tuning import TARGET, FakeMeasurer, designs, layer, machine
+from cpembed.tuning.kept import Kept, Lookup, best_kept
+from cpembed.tuning.session import Field, Task
+from tests.unit.targets.cpu.tuning import (
+    TARGET,
+    CpuProposal,
+    FakeMeasurer,
+    Modelled,
+    designs,
+    kernels,
+    layer,
+    machine,
+)
 
 SPEC = hardware_spec(TARGET)
 
 
 def bumpy(proposal: CpuProposal) -> float | None:
     """Blocks of three points are fast, those of five have no kernel."""
-    sizes = list(proposal.knobs.blocks.values())
+    sizes = list(proposal.schedule.blocks.values())
     return None if 5 in sizes else proposal.estimate * (2.0 - 0.2 * sizes.count(3))
 
 
@@ -48,18 +59,22 @@ def tuning(
     untuned: int = 0,
 ) -> tuple[CpuTuning, FakeMeasurer]:
     """``untuned`` is the place of what runs untuned among the model's schedules."""
-    every = designs()
+    every = designs(objective=objective)
     chosen = load_constraint_set(constraints)
     task = Task(layer(), SPEC, chosen, trials, 0, 0.0, float("inf"))
     measurer = FakeMeasurer(us, limit=limit)
-    field = Field(tuple(every), every[0].ranked[untuned][1], ("cannot",))
+    field = Field(tuple(every), kernels(every[0])[untuned], ("cannot",))
     return CpuTuning(task, field, measurer, objective, folder), measurer
 
 
-def tuned(folder: Path, trials: int = 24, **how: Any) -> tuple[CpuTuneResult, FakeMeasurer]:
+def result_of(searched: CpuTuning) -> TuneResult:
+    return TuneResult.of(Modelled(machine(), searched.objective), searched)
+
+
+def tuned(folder: Path, trials: int = 24, **how: Any) -> tuple[TuneResult, FakeMeasurer]:
     searched, measurer = tuning(folder, trials, **how)
     list(searched.run())
-    return searched.result(), measurer
+    return result_of(searched), measurer
 
 
 def test_the_fastest_is_kept_with_its_ratio_to_what_runs_untuned(tmp_path: Path) -> None:
@@ -72,7 +87,7 @@ def test_the_fastest_is_kept_with_its_ratio_to_what_runs_untuned(tmp_path: Path)
     # 5 us of moves are in the medians; the fake's ratios are of its own times.
     by_ratio = (result.untuned.us("kernel") or 0) / (result.best.us("kernel") or 1)
     assert result.speedup == pytest.approx(by_ratio)
-    assert result.not_expressed == 1
+    assert result.about["not_expressed"] == 1
     assert measurer.beside[0] is None
 
 
@@ -91,10 +106,10 @@ def test_each_trial_is_timed_beside_the_best_one_before_it(tmp_path: Path) -> No
 
 
 def test_rejected_trials_and_those_without_a_kernel_are_never_the_best(tmp_path: Path) -> None:
-    untuned = designs()[0].ranked[0][1]
+    untuned = kernels(designs()[0])[0]
 
     def failing(proposal: CpuProposal) -> float | None:
-        return None if proposal.knobs.blocks == untuned.blocks else 3.0 * proposal.estimate
+        return None if proposal.schedule.blocks == untuned.blocks else 3.0 * proposal.estimate
 
     result, _ = tuned(tmp_path, us=failing)
     failed = [trial for trial in result.trials if trial.error]
@@ -110,7 +125,7 @@ def test_rejected_trials_and_those_without_a_kernel_are_never_the_best(tmp_path:
     nothing, _ = tuning(tmp_path / "none", us=lambda proposal: None)
     list(nothing.run())
     with pytest.raises(LoweringError, match="no kernel"):
-        nothing.result()
+        result_of(nothing)
 
 
 def _rejected(trial: CpuTrial) -> CpuTrial:
@@ -135,7 +150,7 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         list(broken.run())
     assert len(broken.done) == 15
-    assert broken.result().best.final == 0
+    assert result_of(broken).best.final == 0
     resumed, measurer = tuned(tmp_path / "broken")
     assert resumed.measured == 9
     # The champion and the moves of embeddings come from the file.
@@ -159,7 +174,7 @@ def test_the_best_are_timed_again_and_that_decides(tmp_path: Path) -> None:
     searched, _ = tuning(tmp_path, us=lambda proposal: proposal.estimate)
     searched._measurer = lucky = Lucky(lambda proposal: proposal.estimate)
     list(searched.run())
-    result = searched.result()
+    result = result_of(searched)
     unlucky = result.trials[5]
     # It was timed beside the best one before it. Later ratios are by way of it: all others of one
     # tenth too.
@@ -181,7 +196,7 @@ def test_later_trials_are_compared_with_the_last_final_ones(tmp_path: Path) -> N
     searched, _ = tuning(tmp_path, 200, limit=60)
     with pytest.raises(KeyboardInterrupt):
         list(searched.run())
-    best = searched.result().best
+    best = result_of(searched).best
     assert best.ratio is not None
     assert first.best.ratio is not None
     assert best.ratio <= first.best.ratio
@@ -198,20 +213,22 @@ def test_what_runs_untuned_may_change(tmp_path: Path) -> None:
 
 
 def test_runs_take_the_best_of_the_objective_and_set(tmp_path: Path) -> None:
-    workload = layer()
-    assert best_kept(workload, SPEC, directory=tmp_path) is None
+
+    def best(**of: Any) -> Kept[Any] | None:
+        return best_kept(open_target(SPEC), Lookup(layer(), directory=tmp_path, **of))
+
+    assert best() is None
     kernel, _ = tuned(tmp_path, 8, objective="kernel")
-    kept = best_kept(workload, SPEC, directory=tmp_path)
+    kept = best()
     assert kept is not None
     assert kept.trial == kernel.best
     total, _ = tuned(tmp_path, 12)
-    kept = best_kept(workload, SPEC, directory=tmp_path)
+    kept = best()
     assert kept is not None
     assert (kept.trial, kept.trials) == (total.best, 12)
-    strict = load_constraint_set("strict")
-    assert best_kept(workload, SPEC, strict, directory=tmp_path) is None
+    assert best(constraints=load_constraint_set("strict")) is None
     other = designs()[1].candidate.embedding
-    of_other = best_kept(workload, SPEC, identifier=other.identifier(), directory=tmp_path)
+    of_other = best(identifier=other.identifier())
     assert of_other is not None
     assert of_other.trial.identifier == other.identifier()
 
@@ -232,7 +249,7 @@ def test_what_changes_times_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> 
         ("thread_count", lambda: 99),
         ("versions", lambda: {"cpembed": "99", "apache-tvm": "1"}),
         ("versions", lambda: {**versions, "apache-tvm": "99"}),
-        ("_sources_digest", lambda: "other"),
+        ("_sources_digest", lambda backend: "other"),
     ]
     versions = cpu_trials.versions()
     for name, value in changes:
@@ -252,36 +269,56 @@ def test_kept_trials_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert [trial for trial in file.trials if not trial.final] == list(result.trials)
 
 
+@pytest.fixture
+def executes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine lacks."""
+    monkeypatch.setattr(X86Target, "missing", lambda self: ())
+
+
+@pytest.mark.usefixtures("executes")
 def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CPEMBED_TUNE_DIR", str(tmp_path))
-    workload, weights = layer(), Weights(1.0, 1.0)
-    assert tuned_choice(workload, SPEC, None, weights) is None
+    solved = solve(layer(), SPEC, top=3)
+    second = solved.embeddings[1]
+
+    def chosen(**of: Any) -> Chosen:
+        found = choose(Request(layer(), SPEC, **of))
+        assert isinstance(found, Chosen)
+        return found
+
+    assert chosen().tuned is None
     result, _ = tuned(tmp_path)
-    choice = tuned_choice(workload, SPEC, None, weights)
-    assert choice is not None
-    assert choice.knobs == result.best.knobs
-    assert choice.candidate.candidate.embedding.identifier() == result.best.identifier
-    assert choice.to_json()["tuned"]["trials"] == 24
-    solved = solve(workload, SPEC, top=3)
-    of_second = tuned_choice(workload, SPEC, None, weights, solved.embeddings[1])
-    assert of_second is not None
-    assert of_second.candidate is solved.embeddings[1]
-    modelled = model_choices(solved.embeddings, SPEC)
+    found = chosen()
+    assert found.tuned is not None
+    assert found.choice.schedule == result.best.knobs
+    assert found.candidate.candidate.embedding.identifier() == result.best.identifier
+    assert found.to_json()["tuned"]["trials"] == 24
+    assert found.choice.estimated == result.best.estimated
+    of_second = chosen(identifier=second.candidate.identifier)
+    assert of_second.tuned is not None
+    assert of_second.candidate.candidate.identifier == second.candidate.identifier
+    assert chosen(untuned=True).tuned is None
+    modelled = choices(open_target(SPEC), solved.embeddings)
     assert [choice.tuned for choice in modelled] == [None] * 3
-    assert modelled[0].to_json()["model"]["considered"] == 3
+    assert modelled[0].to_json(open_target(SPEC))["model"]["considered"] == 3
 
 
-def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned() -> None:
-    first = solve(layer(), SPEC, top=8)
-    found = [(first, 8), (solve(layer(), SPEC, "complete", top=4), 4)]
-    field = Field.of(found, SPEC, machine())
-    (chosen, *_) = model_choices(first.embeddings, SPEC)
-    assert field.designs[0].rank == chosen.candidate.rank
-    assert field.designs[0].constraints == "in_place_padded"
-    sets = {design.constraints for design in field.designs}
-    assert sets == {"in_place_padded", f"in_place_padded, {OVER_ROWS}", "complete"}
+@pytest.mark.usefixtures("executes")
+def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned(tmp_path: Path) -> None:
+    opened = open_tuning(layer(), SPEC, candidates=4, database=tmp_path)
+    assert isinstance(opened, OpenTuning)
+    usual = choose(Request(layer(), SPEC, untuned=True))
+    assert isinstance(usual, Chosen)
+    field = opened.tuning.field
+    first = field.designs[0].ranked
+    assert first.candidate.identifier == usual.candidate.candidate.identifier
+    assert field.untuned == usual.choice.schedule
+    assert first.constraints.startswith("in_place_padded")
+    sets = {design.ranked.constraints for design in field.designs}
+    assert {"in_place_padded", f"in_place_padded, {OVER_ROWS}", "complete"} <= sets
+    assert len({design.space.form() for design in field.designs}) == len(field.designs)
     assert field.refused == ()
 
 
@@ -291,8 +328,11 @@ def test_options_of_other_targets_are_refused_before_a_search(
     monkeypatch.setattr("cpembed.api.tune.missing_for", lambda spec: ())
     with pytest.raises(WorkloadError, match=r"output form .* not for amx_int8"):
         tune(layer(), TARGET, output="int32", database=tmp_path)
-    with pytest.raises(WorkloadError, match=r"vta_1x16x16 is simulated .* objective out"):
+    with pytest.raises(WorkloadError, match=r"vta_1x16x16 has no objective kernel .* leave it out"):
         tune(layer(), "vta_1x16x16", objective="kernel", database=tmp_path)
+    with pytest.raises(WorkloadError, match=r"no objective speed \(total, kernel\): leave it out"):
+        tune(layer(), TARGET, objective="speed", database=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disturbed_decision_is_repeated(tmp_path: Path) -> None:
@@ -304,7 +344,7 @@ def test_a_disturbed_decision_is_repeated(tmp_path: Path) -> None:
 
     measurer.final = disturbed
     list(searched.run())
-    assert searched.result().best.noisy
+    assert result_of(searched).best.noisy
     result, measurer = tuned(tmp_path, 8)
     assert (result.measured, len(measurer.finals)) == (0, 1)
     assert (result.best.noisy, result.best.final) == (False, 2)

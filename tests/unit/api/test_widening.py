@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cpembed.api.run_vta import VtaSimulation
 
 from cpembed.api import widening
 from cpembed.api.choice import undeclared_stride
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.explain import Explanation, explain
-from cpembed.api.run import VtaRunResult, run
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
@@ -22,6 +22,8 @@ from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import WorkloadError
 from cpembed.selection.use_bound import utilisation_bound
+from cpembed.targets.choice import choices
+from cpembed.targets.registry import open_target
 from cpembed.workloads.suites import suite
 
 TARGETS = Path(__file__).parents[2] / "targets"
@@ -114,10 +116,12 @@ def test_the_faster_schedule_of_both_sets_is_chosen_on_a_vta() -> None:
     layer = workload("conv2d n=1 c=16 h=10 w=10 k=8 r=3 s=3", spec)
     found = searches(layer, spec, top=1)
     assert [result.constraints.name for result in found] == [DEFAULT_CONSTRAINTS, WIDER]
-    simulation = VtaSimulation.of(spec, layer, None, None)
     for order in (found, found[::-1]):
-        chosen, candidate = simulation.fastest(order)
-        assert chosen.constraints.name == candidate.constraints == WIDER
+        first = choices(open_target(spec), [item for one in order for item in one.embeddings])[0]
+        assert first.candidate.constraints == WIDER
+    chosen = choose(Request(layer, spec, untuned=True))
+    assert isinstance(chosen, Chosen)
+    assert chosen.solved.constraints.name == chosen.candidate.constraints == WIDER
 
 
 @pytest.mark.slow
@@ -125,9 +129,11 @@ def test_the_faster_of_both_sets_runs_on_a_vta() -> None:
     layer = workload("conv2d n=1 c=16 h=10 w=10 k=8 r=3 s=3", target="vta_8x8x8")
     narrow = run(layer, "vta_8x8x8", constraints=DEFAULT_CONSTRAINTS, untuned=True)
     usual = run(layer, "vta_8x8x8", untuned=True)
-    assert isinstance(narrow, VtaRunResult)
-    assert isinstance(usual, VtaRunResult)
+    assert isinstance(narrow, RunResult)
+    assert isinstance(usual, RunResult)
     assert usual.solved.constraints.name == WIDER
+    assert usual.timing.cycles is not None
+    assert narrow.timing.cycles is not None
     assert usual.timing.cycles < narrow.timing.cycles / 2
     assert usual.to_json()["narrower"]["constraints"] == DEFAULT_CONSTRAINTS
 
@@ -219,5 +225,5 @@ def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
     found = choose(Request(layer, spec, untuned=True))
     assert isinstance(found, Chosen)
     assert found.solved.target.name == "avx512_int8"
-    assert found.instead_of is not None
-    assert found.instead_of.target.name == target
+    assert found.instead is not None
+    assert found.instead.solved.target.name == target

@@ -9,20 +9,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from cpembed.targets.vta.tuning_kept import tuned
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import screened
-from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 
 from cpembed.api.solve import hardware_spec
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Digit
 from cpembed.errors import DamagedStore
-from cpembed.targets.vta import tuning_trials as vta_trials
-from cpembed.targets.vta.tail import Exact, Requantized
+from cpembed.targets.vta import trials as vta_trials
+from cpembed.targets.vta.tail import Exact, Requantized, Tail
+from cpembed.targets.vta.trials import VtaTrial, key_of
 from cpembed.tuning import database
 from cpembed.tuning.database import default_directory, store_of, stored
-from tests.unit.targets.vta.tuning import LAYER, TARGET, designs, layer, machine
+from cpembed.tuning.kept import Lookup, TunedChoice
+from cpembed.tuning.kept import tuned as kept_choice
+from cpembed.tuning.search import screened
+from tests.unit.targets.vta.tuning import LAYER, TARGET, designs, layer, machine, measure, target
 
 SPEC = hardware_spec(TARGET)
 RELAXED, STRICT = load_constraint_set("relaxed"), load_constraint_set("strict")
@@ -33,7 +33,12 @@ def key(words: str = LAYER) -> dict[str, object]:
 
 
 def trials(count: int = 3) -> list[VtaTrial]:
-    return [measure(proposal, machine()) for proposal in screened(designs(), machine(), count)]
+    return [measure(proposal) for proposal in screened(designs(), count)[:count]]
+
+
+def tuned(folder: Path, tail: Tail | None = None, **of: Any) -> TunedChoice[VtaTrial] | None:
+    asked = Lookup(layer(), tail or machine().tail, directory=folder, **of)
+    return kept_choice(target(), asked)
 
 
 def keep(folder: Path, kept: list[VtaTrial], constraints: str = "relaxed") -> Path:
@@ -93,12 +98,11 @@ def test_files_of_others_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_the_fastest_is_taken_of_the_set_that_is_asked_for(tmp_path: Path) -> None:
-    tail = machine().tail
-    assert tuned(layer(), SPEC, tail, directory=tmp_path) is None
+    assert tuned(tmp_path) is None
     kept = sorted(trials(6), key=lambda trial: trial.cycles or 0)
     keep(tmp_path, [kept[-1], kept[0]], "relaxed")
     keep(tmp_path, [kept[-1]], "flattened")
-    found = tuned(layer(), SPEC, tail, directory=tmp_path)
+    found = tuned(tmp_path)
     assert found is not None
     assert (found.trial.cycles, found.trial.schedule, found.trials) == (
         kept[0].cycles,
@@ -106,11 +110,11 @@ def test_the_fastest_is_taken_of_the_set_that_is_asked_for(tmp_path: Path) -> No
         2,
     )
     assert found.candidate.embedding.identifier() == kept[0].identifier
-    flat = tuned(layer(), SPEC, tail, load_constraint_set("flattened"), directory=tmp_path)
+    flat = tuned(tmp_path, constraints=load_constraint_set("flattened"))
     assert flat is not None
     assert (flat.trial.cycles, flat.tuned_under) == (kept[-1].cycles, "flattened")
-    assert tuned(layer(), SPEC, tail, STRICT, directory=tmp_path) is None
-    assert tuned(layer(), SPEC, Exact(), directory=tmp_path) is None
+    assert tuned(tmp_path, constraints=STRICT) is None
+    assert tuned(tmp_path, Exact()) is None
 
 
 def test_schedules_of_one_embedding_can_be_asked_for(tmp_path: Path) -> None:
@@ -118,16 +122,11 @@ def test_schedules_of_one_embedding_can_be_asked_for(tmp_path: Path) -> None:
     keep(tmp_path, kept)
     embedding = designs()[0].candidate.embedding
     there = [trial.cycles for trial in kept if trial.identifier == embedding.identifier()]
-    found = tuned(
-        layer(), SPEC, machine().tail, identifier=embedding.identifier(), directory=tmp_path
-    )
+    found = tuned(tmp_path, identifier=embedding.identifier())
     assert (None if found is None else found.trial.cycles) == min(there, default=None)
     other = designs(LAYER, "strict", 1)[0].candidate.embedding
     other = replace(other, digits={**other.digits, "y": ()})
-    assert (
-        tuned(layer(), SPEC, machine().tail, identifier=other.identifier(), directory=tmp_path)
-        is None
-    )
+    assert tuned(tmp_path, identifier=other.identifier()) is None
 
 
 def test_a_changed_embedding_is_left_out_and_the_others_are_used(tmp_path: Path) -> None:
@@ -136,7 +135,7 @@ def test_a_changed_embedding_is_left_out_and_the_others_are_used(tmp_path: Path)
     text = path.read_bytes()
     path.write_bytes(text.replace(b'"axis":"k"', b'"axis":"nosuch"', 1))
     with pytest.warns(DamagedStore, match=r"1 of 2 rows .*line 2: embedding: its identifier is"):
-        found = tuned(layer(), SPEC, machine().tail, directory=tmp_path)
+        found = tuned(tmp_path)
     assert found is not None
     assert found.trial == kept[-1]
 
@@ -159,7 +158,7 @@ def test_a_best_trial_that_is_none_of_the_workload_gives_way_to_the_next(
     better = msgspec.structs.replace(change(kept[0]), cycles=1)
     keep(tmp_path, [better, *kept])
     with pytest.warns(DamagedStore, match=rf"{reason}.*left out, the file was changed"):
-        found = tuned(layer(), SPEC, machine().tail, directory=tmp_path)
+        found = tuned(tmp_path)
     assert found is not None
     assert found.trial == kept[0]
 
@@ -181,9 +180,7 @@ def test_a_damaged_key_is_found_by_the_name_and_mended(tmp_path: Path) -> None:
     damaged = path.read_bytes().replace(b'"target"', b'"tarset"', 1)
     path.write_bytes(damaged)
     with pytest.warns(DamagedStore, match=r"1 of 3 rows .*line 1"):
-        found = tuned(
-            layer(), SPEC, machine().tail, load_constraint_set("relaxed"), directory=tmp_path
-        )
+        found = tuned(tmp_path, constraints=RELAXED)
     assert found is not None
     with pytest.warns(DamagedStore, match=r"its first line, the key, is damaged"):
         assert not list(stored(tmp_path, VtaTrial))
@@ -199,7 +196,7 @@ def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     with pytest.warns(DamagedStore, match=r"cannot be read \(Is a directory\)"):
-        assert tuned(layer(), SPEC, machine().tail, directory=tmp_path) is None
+        assert tuned(tmp_path) is None
 
 
 def test_the_folder_is_the_variable_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""What both searches share: generations, and which neighbours are measured."""
+"""What every search does: generations, and which neighbours are measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any, cast
 
 from cpembed.tuning.search import FROM_ESTIMATES, GENERATION, Search
+from cpembed.tuning.space import Design, Scored, Space
 
 
 @dataclass(frozen=True)
@@ -17,24 +19,43 @@ class Point:
     number: int
 
     @property
-    def key(self) -> str:
-        return f"{self.model} {self.number}"
-
-    @property
     def estimate(self) -> float:
         return 100.0 + self.number
 
 
-class Line(Search[Point]):
+class Line(Space[Point]):
     """Neighbours are the next numbers."""
 
-    def _chosen(self) -> Iterator[Point]:
-        for number in range(0, 10_000, 100):
-            yield from (Point("right", number), Point("wrong", number))
+    def ranked(self, limit: int | None = None) -> Sequence[Scored[Point]]:
+        points = [Point(model, n) for n in range(0, 10_000, 100) for model in ("right", "wrong")]
+        return [self.scored(point) for point in points][:limit]
 
-    def _neighbour(self, parent: Point, random: Random) -> Point | None:
-        number = parent.number + random.randint(1, 30)
-        return None if number % 100 == 0 else Point(parent.model, number)
+    def scored(self, schedule: Point) -> Scored[Point]:
+        return Scored(schedule.estimate, schedule)
+
+    def neighbour(self, schedule: Point, random: Random) -> Point | None:
+        number = schedule.number + random.randint(1, 30)
+        return None if number % 100 == 0 else Point(schedule.model, number)
+
+
+@dataclass(frozen=True)
+class _Embedding:
+    """Stands for a candidate: its id and its family."""
+
+    identifier: str = "one"
+    family: str = "family"
+
+    @property
+    def candidate(self) -> _Embedding:
+        return self
+
+    @property
+    def embedding(self) -> _Embedding:
+        return self
+
+
+def line() -> Design[Point]:
+    return Design(cast(Any, _Embedding()), None, Line())
 
 
 def cost(point: Point) -> float:
@@ -43,10 +64,10 @@ def cost(point: Point) -> float:
 
 
 def search(trials: int) -> list[Point]:
-    line, found = Line(0), list[Point]()
-    for point in line.proposals(trials):
-        found.append(point)
-        line.tell(point, cost(point))
+    searched, found = Search([line()], Point("right", 0), 0), list[Point]()
+    for proposal in searched.proposals(trials):
+        found.append(proposal.schedule)
+        searched.tell(proposal, cost(proposal.schedule))
     return found
 
 
@@ -55,7 +76,7 @@ def test_generations_mix_estimates_and_neighbours() -> None:
     chosen = [point.number % 100 == 0 for point in found]
     expected = [True] * FROM_ESTIMATES + [False] * (GENERATION - FROM_ESTIMATES)
     assert chosen == [True] * GENERATION + 2 * expected
-    assert len({point.key for point in found}) == len(found)
+    assert len(set(found)) == len(found)
 
 
 def test_estimates_of_neighbours_are_corrected_by_their_parents() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,22 @@ from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.kernel.move import effort
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.private_packing import PrivatePacking
-from cpembed.targets.cpu import choice as cpu_choice
-from cpembed.targets.cpu.build import schedule_space
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.choice import ModelChoice, compared
+from cpembed.targets.cpu.build import Lowered, schedule_space
 from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.choice import EQUAL, Estimated, choose, moves_us
-from cpembed.targets.cpu.estimate import Estimate
-from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, candidates, machine
+from cpembed.targets.cpu.choice import EQUAL, Objective, moves_us
+from cpembed.targets.registry import open_target
+from cpembed.tuning.space import Scored, Space
+from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, Modelled, candidates, machine
 
 SPEC = hardware_spec(TARGET)
+
+
+def choose(
+    ranked: Sequence[RankedCandidate], figures: Calibration, objective: Objective = "total"
+) -> ModelChoice:
+    return compared(Modelled(figures, objective), ranked)
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +47,25 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
     monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], order: list[int]
 ) -> None:
-    def given(ranked: Any, *arguments: Any) -> Estimated:
-        kernel = Estimate(times[ranked.rank - 1] - 7.0, 0.0, 0.0, 0.0, 0.0)
-        return Estimated(ranked, Knobs(), kernel, 7.0)
+    ranked = candidates(LAYER)[:3]
+    given = {id(item.candidate.program): us for item, us in zip(ranked, times, strict=True)}
 
-    assert EQUAL == 1.02
-    monkeypatch.setattr(cpu_choice, "estimated", given)
-    found = choose(candidates(LAYER)[:3], SPEC, machine())
+    class Given(Space[Knobs]):
+        def __init__(self, us: float) -> None:
+            self.us = us
+
+        def ranked(self, limit: int | None = None) -> Sequence[Scored[Knobs]]:
+            return [self.scored(Knobs())]
+
+        def scored(self, schedule: Knobs) -> Scored[Knobs]:
+            return Scored(self.us, schedule)
+
+    def space(self: Modelled, lowered: Lowered) -> Given:
+        return Given(given[id(lowered.program)])
+
+    assert EQUAL == Modelled.equal == 1.02
+    monkeypatch.setattr(Modelled, "space", space)
+    found = choose(ranked, machine())
     assert [item.ranked.rank for item in found.estimates] == order
     assert (found.considered, found.refused) == (3, ())
 
@@ -56,20 +77,21 @@ def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
     dear = replace(machine(), copy_ns_per_line=1e6)
 
     def moved(figures: Calibration) -> float:
-        return choose(ranked, SPEC, figures).estimates[0].moves_us
+        return choose(ranked, figures).estimates[0].scored.parts["moves_us"]
 
-    assert any(item.moves_us > 0 for item in choose(ranked, SPEC, dear).estimates)
+    assert any(item.scored.parts["moves_us"] > 0 for item in choose(ranked, dear).estimates)
     assert moved(dear) == 0
     assert moved(free) == 0
     # Full use of the instruction with copies, half of it without.
     copied = next(r for r in ranked if not r.overheads.in_place)
     wasteful = next(r for r in ranked if r.overheads.utilisation == 0.5 and r.overheads.in_place)
-    for figures, objective, expected in (
+    cases: tuple[tuple[Calibration, Objective, RankedCandidate], ...] = (
         (free, "total", copied),
         (dear, "kernel", copied),
         (dear, "total", wasteful),
-    ):
-        found = choose([copied, wasteful], SPEC, figures, objective=objective)
+    )
+    for figures, objective, expected in cases:
+        found = choose([copied, wasteful], figures, objective)
         assert found.estimates[0].ranked is expected
 
 
@@ -132,16 +154,15 @@ def test_moves_wait_for_what_is_in_no_near_cache() -> None:
 
 def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ranked = candidates(LAYER)
-    space = cpu_choice.schedule_space
-    wrong = ranked[0].candidate.program
+    lower, wrong = Modelled.lower, ranked[0].candidate.program
 
-    def refusing(program: Any, *arguments: Any) -> Any:
+    def refusing(self: Modelled, program: Any, epilogue: Any = None) -> Lowered:
         if program is wrong:
             raise LoweringError("rows at no constant distance")
-        return space(program, *arguments)
+        return lower(self, program, epilogue)
 
-    monkeypatch.setattr(cpu_choice, "schedule_space", refusing)
-    found = choose(ranked, SPEC, machine())
+    monkeypatch.setattr(Modelled, "lower", refusing)
+    found = choose(ranked, machine())
     assert (found.considered, found.refused) == (8, ("rows at no constant distance",))
     assert found.of(ranked[0]) is None
     assert found.of(ranked[1]) is not None
@@ -150,4 +171,6 @@ def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.Mon
 def test_a_target_without_a_back_end_is_an_error() -> None:
     solved = solve(workload("gemm m=16 n=16 k=16", target="gemm_16x16x16"), "gemm_16x16x16", top=1)
     with pytest.raises(BackendUnavailable, match="gemm_16x16x16"):
-        choose(solved.embeddings, solved.target, machine())
+        open_target(solved.target)
+    with pytest.raises(BackendUnavailable, match="gemm_16x16x16"):
+        schedule_space(solved.embeddings[0].candidate.program, solved.target)

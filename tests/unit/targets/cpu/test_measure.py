@@ -18,8 +18,16 @@ from cpembed.targets.cpu import measure as cpu_measure
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.contest import FIRST_ROUNDS, Failed, Timed
 from cpembed.targets.cpu.measure import PAUSES, ROUNDS, Workbench
-from cpembed.targets.cpu.space import CpuDesign, CpuProposal
-from tests.unit.targets.cpu.tuning import TARGET, designs, layer
+from cpembed.targets.x86.target import X86Target
+from cpembed.tuning.space import Proposal
+from tests.unit.targets.cpu.tuning import (
+    TARGET,
+    CpuDesign,
+    CpuProposal,
+    designs,
+    kernels,
+    layer,
+)
 
 SMALL = "conv2d n=1 c=64 h=4 w=4 k=16 r=1 s=1"
 
@@ -73,8 +81,7 @@ def proposals() -> tuple[CpuProposal, CpuProposal, CpuProposal]:
     first, second, *_ = designs(SMALL)
 
     def of(design: CpuDesign, place: int) -> CpuProposal:
-        estimate, knobs = design.ranked[place]
-        return CpuProposal(design, knobs, estimate, 0.0, estimate.us)
+        return Proposal(design, design.space.scored(kernels(design)[place]))
 
     return of(first, 0), of(first, 1), of(second, 0)
 
@@ -199,7 +206,7 @@ def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch
             return False
 
     monkeypatch.setattr(cpu_contest, "time_in_turns", turns)
-    monkeypatch.setattr(cpu_measure.Pace, "of", staticmethod(lambda spec: Slow()))
+    monkeypatch.setattr(X86Target, "throttle_probe", lambda self: Slow())
     bench("kernel").measure(proposals()[0], None)
     assert [usual() for usual in asked] == [False, False]
 

@@ -4,22 +4,22 @@ the model alone chooses."""
 from __future__ import annotations
 
 import pytest
-from cpembed.targets.cpu.search import FIRST, HOPELESS, CpuSearch
 
-from cpembed.targets.cpu.space import CpuProposal, proposal
-from tests.unit.targets.cpu.tuning import LAYER, designs
+from cpembed.targets.cpu.target import CpuTarget
+from cpembed.tuning.search import FIRST, Search
+from tests.unit.targets.cpu.tuning import LAYER, CpuProposal, designs, kernels, proposal
 
 LARGE = "gemm m=2048 n=2048 k=1024"
 
 
 def bumpy(proposal: CpuProposal) -> float:
     """Microseconds that the model knows nothing of: small panels are fast."""
-    return proposal.estimate * (1 + min(proposal.knobs.panels.values(), default=128) / 128)
+    return proposal.estimate * (1 + min(proposal.schedule.panels.values(), default=128) / 128)
 
 
 def search(trials: int, seed: int = 0, words: str = LAYER) -> list[tuple[float, CpuProposal]]:
     every = designs(words)
-    searched = CpuSearch(every, every[0].ranked[3][1], "total", seed)
+    searched = Search(every, kernels(every[0])[3], seed, CpuTarget.spread)
     found: list[tuple[float, CpuProposal]] = []
     for proposed in searched.proposals(trials):
         found.append((bumpy(proposed), proposed))
@@ -35,7 +35,7 @@ def test_the_first_proposal_is_what_runs_untuned() -> None:
     design = designs()[0]
     _, first = search(1)[0]
     assert first.design.identifier == design.identifier
-    assert first.knobs == design.ranked[3][1]
+    assert first.schedule == kernels(design)[3]
 
 
 def test_several_families_are_among_the_first() -> None:
@@ -43,10 +43,9 @@ def test_several_families_are_among_the_first() -> None:
     best: dict[str, float] = {}
     for design in designs():
         family = repr(design.candidate.embedding.family)
-        every = (proposal(design, knobs, "total") for _, knobs in design.ranked)
-        us = min(found.estimate for found in every if found is not None)
+        us = design.space.ranked()[0].cost
         best[family] = min(best.get(family, us), us)
-    families = {family for family, us in best.items() if us <= HOPELESS * min(best.values())}
+    families = {family for family, us in best.items() if us <= 2.0 * min(best.values())}
     assert 1 < len(families) < min(len(best), FIRST)
     first = [proposal for _, proposal in search(1 + len(families))[1:]]
     assert {repr(p.design.candidate.embedding.family) for p in first} == families
@@ -71,8 +70,7 @@ def test_a_seed_decides_the_proposals() -> None:
 @pytest.mark.slow
 def test_neighbours_find_what_the_model_does_not_know() -> None:
     found = search(60, words=LARGE)
-    every = designs(LARGE)
-    proposed = [proposal(design, knobs, "total") for design in every for _, knobs in design.ranked]
+    proposed = [proposal(design, knobs) for design in designs(LARGE) for knobs in kernels(design)]
     ranked = [found for found in proposed if found is not None]
     best = sorted(ranked, key=lambda proposal: proposal.estimate)[:60]
     assert min(us for us, _ in found) < min(map(bumpy, best))

@@ -6,29 +6,38 @@ import random
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
 from cpembed.errors import LoweringError
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.register_blocks import apply_knobs
-from cpembed.targets.cpu.space import (
+from cpembed.tuning.search import Search
+from cpembed.tuning.space import distinct
+from tests.unit.targets.cpu.tuning import (
+    LAYER,
+    CpuDesign,
     CpuProposal,
-    canonical,
+    candidates,
     design_of,
-    distinct,
-    neighbour,
+    designs,
+    kernels,
     proposal,
-    transferred,
+    space_of,
 )
-from tests.unit.targets.cpu.tuning import LAYER, TARGET, candidates, designs, machine
 
 LARGE = "gemm m=2048 n=2048 k=1024"
 
 
 def start(words: str = LAYER) -> CpuProposal:
     design = designs(words)[0]
-    found = proposal(design, design.ranked[0][1], "total")
+    found = proposal(design, kernels(design)[0])
     assert found is not None
     return found
+
+
+def neighbour(
+    parent: CpuProposal, every: list[CpuDesign], source: random.Random
+) -> CpuProposal | None:
+    """As a search makes them; None where a schedule does not fit."""
+    return Search(every, parent.schedule, 0)._neighbour(parent, source)
 
 
 @pytest.mark.parametrize("words", [LAYER, LARGE])
@@ -37,83 +46,87 @@ def test_neighbours_fit_and_everything_moves(words: str) -> None:
     first = start(words)
     moved: set[str] = set()
     for _ in range(300):
-        found = neighbour(first, every, "total", source)
+        found = neighbour(first, every, source)
         if found is None:
             continue
-        apply_knobs(found.design.space.nest, found.design.space.model, found.knobs)
-        assert found.estimate == found.kernel.us + found.moves_us
+        schedules = space_of(found.design).schedules
+        apply_knobs(schedules.nest, schedules.model, found.schedule)
+        parts = found.scored.parts
+        assert found.estimate == parts["us"] + parts["moves_us"]
         if found.design is not first.design:
             moved.add("embedding")
-        elif found.knobs.blocks != first.knobs.blocks:
+        elif found.schedule.blocks != first.schedule.blocks:
             moved.add("blocks")
-        elif found.knobs.columns_outermost != first.knobs.columns_outermost:
+        elif found.schedule.columns_outermost != first.schedule.columns_outermost:
             moved.add("order")
-        elif found.knobs.panels != first.knobs.panels:
+        elif found.schedule.panels != first.schedule.panels:
             moved.add("panels")
-        elif found.knobs.streams != first.knobs.streams:
+        elif found.schedule.streams != first.schedule.streams:
             moved.add("streams")
     assert {"embedding", "blocks", "order"} <= moved
     # Panels matter where there is more data than the near caches hold.
     assert ("panels" in moved) == (words == LARGE)
-    assert ("streams" in moved) == first.design.space.model.streams
+    assert ("streams" in moved) == space_of(first.design).schedules.model.streams
 
 
 def test_panels_are_added_doubled_halved_and_removed_in_whole_blocks() -> None:
     source, design = random.Random(1), designs(LARGE)[0]
-    loop = design.loops[0][0]
-    parent = proposal(design, Knobs({loop.origin: 3}, True, {loop.origin: 12}), "total")
+    loop = space_of(design).loops[0][0]
+    parent = proposal(design, Knobs({loop.origin: 3}, True, {loop.origin: 12}))
     assert parent is not None
     assert loop.extent == 128
     sizes: set[int | None] = set()
     for _ in range(400):
-        found = neighbour(parent, [design], "total", source)
-        if found is not None and found.knobs.blocks == parent.knobs.blocks:
-            sizes.add(found.knobs.panels.get(loop.origin))
+        found = neighbour(parent, [design], source)
+        if found is not None and found.schedule.blocks == parent.schedule.blocks:
+            sizes.add(found.schedule.panels.get(loop.origin))
     assert {None, 6, 12, 24} <= sizes
     assert all(size is None or size % 3 == 0 for size in sizes)
 
 
 def test_a_canonical_schedule_is_the_same_kernel() -> None:
-    design, source = designs()[0], random.Random(2)
-    loops = [loop for loops in design.loops for loop in loops]
+    space, source = space_of(designs()[0]), random.Random(2)
+    schedules = space.schedules
+    loops = [loop for loops in space.loops for loop in loops]
     renamed = 0
     for _ in range(60):
         blocks = {loop.origin: source.choice((1, 1, 2)) for loop in loops}
         panels = {loop.origin: source.choice((loop.extent, loop.extent + 3)) for loop in loops}
         knobs = Knobs(blocks, source.random() < 0.5, panels)
-        other = canonical(design, knobs)
+        other = space.canonical(knobs)
         renamed += other != knobs
-        assert canonical(design, other) == other
+        assert space.canonical(other) == other
         try:
-            expected = apply_knobs(design.space.nest, design.space.model, knobs)
+            expected = apply_knobs(schedules.nest, schedules.model, knobs)
         except LoweringError:
             continue
-        assert apply_knobs(design.space.nest, design.space.model, other) == expected
+        assert apply_knobs(schedules.nest, schedules.model, other) == expected
     assert renamed > 30
 
 
 def test_a_schedule_on_another_embedding_keeps_its_blocks() -> None:
-    first, second, *_ = designs()
+    first, second = (space_of(design) for design in designs()[:2])
     knobs = Knobs({first.loops[0][0].origin: 3, first.loops[1][0].origin: 2}, False)
-    found = transferred(knobs, first, second)
+    found = second.transferred(knobs, first)
+    assert found is not None
     assert found.blocks == {second.loops[0][0].origin: 3, second.loops[1][0].origin: 2}
     assert found.columns_outermost is False
     wide = Knobs({first.loops[1][0].origin: first.loops[1][0].extent})
     small = second.loops[1][0]
-    assert transferred(wide, first, second).blocks == {small.origin: small.extent}
+    moved = second.transferred(wide, first)
+    assert moved is not None
+    assert moved.blocks == {small.origin: small.extent}
 
 
 def test_embeddings_of_one_kernel_are_one_design() -> None:
     """Of axes that are fused with one of a single step, and digits of other names, the kernels and
     what is copied are the same: so are all estimates."""
-    spec = hardware_spec(TARGET)
-    every = [design_of(r, spec, machine()) for r in candidates(LAYER, "complete", 16)]
+    every = [design_of(ranked) for ranked in candidates(LAYER, "complete", 16)]
     found = distinct(every)
     assert distinct([*found, *every]) == found
     assert 1 < len(found) < len(every)
 
-    def estimates(design: object) -> tuple[object, ...]:
-        assert hasattr(design, "ranked")
-        return tuple(estimate for estimate, _ in design.ranked)
+    def estimates(design: CpuDesign) -> tuple[object, ...]:
+        return tuple(estimate for estimate, _ in space_of(design).schedules.ranked())
 
     assert {estimates(d) for d in found} == {estimates(d) for d in every}

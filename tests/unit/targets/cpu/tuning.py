@@ -6,19 +6,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation
+from cpembed.kernel.plan import Knobs
 from cpembed.measure.runner import Quantiles
 from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.choice import compared
+from cpembed.targets.cpu.build import Lowered
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
-from cpembed.targets.cpu.choice import choose
+from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.contest import Failed, Moves, Timed
-from cpembed.targets.cpu.space import CpuDesign, CpuProposal, design_of, distinct
+from cpembed.targets.cpu.space import CpuSpace
+from cpembed.targets.x86.target import X86Target
+from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.space import Design, Proposal, distinct
 
 TARGET = "amx_int8"
 LAYER = "conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1"
 GEMM = "gemm m=96 n=64 k=128"
+
+CpuDesign = Design[Knobs]
+CpuProposal = Proposal[Knobs]
 
 
 def layer(words: str = LAYER) -> Computation:
@@ -29,6 +40,17 @@ def machine() -> Calibration:
     return default_calibration(2)
 
 
+class Modelled(X86Target):
+    """The target on a machine of given figures."""
+
+    def __init__(self, figures: Calibration, objective: Objective = "total") -> None:
+        super().__init__(hardware_spec(TARGET), objective)
+        self.machine = figures
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
+        return Lowered.of(program, self.back_end, epilogue, self.machine)
+
+
 @cache
 def candidates(
     words: str = LAYER, constraints: str = "in_place_padded", top: int = 8
@@ -36,17 +58,37 @@ def candidates(
     return solve(layer(words), TARGET, constraints, top=top).embeddings
 
 
-def designs(words: str = LAYER) -> list[CpuDesign]:
+def design_of(ranked: RankedCandidate, objective: Objective = "total") -> CpuDesign:
+    target = Modelled(machine(), objective)
+    lowered = target.lower(ranked.candidate.program)
+    return Design(ranked, lowered, target.space(lowered))
+
+
+def designs(words: str = LAYER, objective: Objective = "total") -> list[CpuDesign]:
     """What runs untuned first, the best of two constraint sets."""
-    spec = hardware_spec(TARGET)
-    first = candidates(words)
-    untuned = choose(first, spec, machine()).estimates[0].ranked
-    found = [design_of(untuned, spec, machine())]
+    untuned = compared(Modelled(machine()), candidates(words)).estimates[0].ranked
+    found = [design_of(untuned, objective)]
     for constraints, top in (("in_place_padded", 8), ("complete", 16)):
-        found += [
-            design_of(ranked, spec, machine()) for ranked in candidates(words, constraints, top)
-        ]
+        found += [design_of(ranked, objective) for ranked in candidates(words, constraints, top)]
     return distinct(found)
+
+
+def space_of(design: CpuDesign) -> CpuSpace:
+    assert isinstance(design.space, CpuSpace)
+    return design.space
+
+
+def kernels(design: CpuDesign) -> list[Knobs]:
+    """The schedules, the fastest contraction first."""
+    return [knobs for _, knobs in space_of(design).schedules.ranked()]
+
+
+def proposal(design: CpuDesign, knobs: Knobs) -> CpuProposal | None:
+    """None where the schedule does not fit."""
+    try:
+        return Proposal(design, design.space.scored(knobs))
+    except LoweringError:
+        return None
 
 
 @dataclass

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from cpembed.api.run_vta import VtaSimulation
-from cpembed.targets.vta.tuning_space import Design, Machine, design_of
-
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.computation import Computation
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.space import Machine, VtaSpace
+from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.tiles import TileNest
+from cpembed.targets.vta.trials import VtaTrial
+from cpembed.tuning.space import Design, Proposal
 
 TARGET = "vta_1x16x16"
 LAYER = "conv2d n=1 c=32 h=8 w=6 k=32 r=3 s=3 pad=1"
@@ -21,15 +24,34 @@ def layer(words: str = LAYER) -> Computation:
 
 
 @cache
-def machine(words: str = LAYER) -> Machine:
-    simulation = VtaSimulation.of(hardware_spec(TARGET), layer(words), None, None)
-    return Machine(simulation.config, simulation.memory, simulation.tail)
+def target() -> VtaTarget:
+    return VtaTarget(hardware_spec(TARGET))
 
 
 @cache
-def designs(words: str = LAYER, constraints: str = "relaxed", top: int = 4) -> tuple[Design, ...]:
-    solved = solve(layer(words), TARGET, constraints, top=top)
-    return tuple(
-        design_of(ranked.candidate, ranked.rank, constraints, machine(words))
-        for ranked in solved.embeddings
-    )
+def machine(words: str = LAYER) -> Machine:
+    return target().machine(layer(words))
+
+
+@cache
+def designs(
+    words: str = LAYER, constraints: str = "relaxed", top: int = 4
+) -> tuple[Design[Schedule], ...]:
+    found: list[Design[Schedule]] = []
+    for ranked in solve(layer(words), TARGET, constraints, top=top).embeddings:
+        lowered = target().lower(ranked.candidate.program, machine(words).tail)
+        found.append(Design(ranked, lowered, target().space(lowered)))
+    return tuple(found)
+
+
+def space_of(design: Design[Schedule]) -> VtaSpace:
+    assert isinstance(design.space, VtaSpace)
+    return design.space
+
+
+def nest_of(design: Design[Schedule]) -> TileNest:
+    return space_of(design).nest
+
+
+def measure(proposal: Proposal[Schedule], words: str = LAYER) -> VtaTrial:
+    return target().tried(proposal, machine(words).tail)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from cpembed.targets.vta.tuning_search import VtaSearch, measure
-from cpembed.targets.vta.tuning_space import Proposal, canonical, screened
 
 from cpembed.targets.vta.planner import default_schedule
-from tests.unit.targets.vta.tuning import designs, machine
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.space import canonical
+from cpembed.tuning.search import Search, screened
+from cpembed.tuning.space import Proposal, Scored
+from tests.unit.targets.vta.tuning import designs, machine, measure, nest_of, target
 
 
-def bumpy(proposal: Proposal) -> int:
+def bumpy(proposal: Proposal[Schedule]) -> int:
     """Cycles that estimates know nothing of: large tiles of one loop are cheap."""
     return round(proposal.estimate * (2 - proposal.schedule.slots[0] / 8))
 
 
-def search(trials: int, seed: int = 0) -> list[tuple[int, Proposal]]:
-    found_by = VtaSearch(designs(), machine(), seed)
-    found: list[tuple[int, Proposal]] = []
+def search(trials: int, seed: int = 0) -> list[tuple[int, Proposal[Schedule]]]:
+    untuned = designs()[0].space.best().schedule
+    found_by = Search(designs(), untuned, seed, target().spread)
+    found: list[tuple[int, Proposal[Schedule]]] = []
     for proposal in found_by.proposals(trials):
         found.append((bumpy(proposal), proposal))
         found_by.tell(proposal, found[-1][0])
@@ -26,9 +29,9 @@ def search(trials: int, seed: int = 0) -> list[tuple[int, Proposal]]:
 
 def test_the_first_proposal_is_what_runs_untuned() -> None:
     design = designs()[0]
-    expected = default_schedule(design.nest, machine().tail, machine().memory)
+    expected = default_schedule(nest_of(design), machine().tail, machine().memory)
     _, first = search(1)[0]
-    assert (first.design, first.schedule) == (design, canonical(design.nest, expected))
+    assert (first.design, first.schedule) == (design, canonical(nest_of(design), expected))
 
 
 def test_proposals_are_distinct_and_as_many_as_asked() -> None:
@@ -49,17 +52,17 @@ def test_a_seed_decides_the_proposals() -> None:
 
 def test_neighbours_find_what_estimates_do_not_know() -> None:
     found = search(60)
-    by_estimate = screened(designs(), machine(), 60)
+    by_estimate = screened(designs(), 60)
     assert min(cycles for cycles, _ in found) < 0.95 * min(map(bumpy, by_estimate))
 
 
 def test_a_schedule_that_cannot_be_lowered_is_a_trial_with_a_reason() -> None:
     design = designs()[0]
     _, first = search(1)[0]
-    whole = {loop.name: loop.extent for loop in design.nest.loops}
-    schedule = canonical(design.nest, first.schedule.__class__(whole, first.schedule.order))
-    wrong = Proposal(1.0, design, schedule.__class__({**whole, "p.o": 99}, schedule.order))
-    trial = measure(wrong, machine())
+    whole = {loop.name: loop.extent for loop in nest_of(design).loops}
+    schedule = canonical(nest_of(design), Schedule(whole, first.schedule.order))
+    wrong = Proposal(design, Scored(1.0, Schedule({**whole, "p.o": 99}, schedule.order)))
+    trial = measure(wrong)
     assert trial.cycles is None
     assert "p.o" in str(trial.error)
-    assert measure(first, machine()).cycles is not None
+    assert measure(first).cycles is not None
