@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,34 @@ MoveThreads = Callable[[PackedOperand], int]
 """On how many threads an operand is packed or unpacked."""
 
 
-def _all_threads(operand: PackedOperand) -> int:
-    return runtime.thread_count()
+class Compiled(Protocol):
+    """A kernel that can be called, on flat buffers of its processor."""
+
+    def __call__(self, *buffers: Any) -> None: ...
+
+    def bound(self, *buffers: Any) -> Callable[[], Any]:
+        """The call on these buffers, to be timed."""
+        ...
+
+    def assembly(self) -> str:
+        """Its machine code."""
+        ...
+
+
+class Processor(Protocol):
+    """What kernels are compiled for and called on: this machine's
+    (:mod:`cpembed.kernel.runtime`), or another one that something executes. Buffers are flat and
+    opaque."""
+
+    def thread_count(self) -> int: ...
+
+    def compile_plan(self, plan: KernelPlan) -> Compiled: ...
+
+    def from_array(self, array: Array) -> Any: ...
+
+    def empty(self, elements: int, dtype: str) -> Any: ...
+
+    def to_array(self, buffer: Any, shape: Sequence[int]) -> Array: ...
 
 
 class CompiledKernel:
@@ -46,22 +72,24 @@ class CompiledKernel:
         epilogue: Epilogue | None = None,
         whole: Callable[[], KernelPlan] | None = None,
         move_threads: MoveThreads | None = None,
+        processor: Processor = runtime,
     ) -> None:
         """``fallback``: why this is generic code though native code was wanted; ``epilogue``: that
         of the plan, where it has one; ``whole``: plans the same kernel on its first factor as it
         comes, whose packing, if any, is inside; ``move_threads``: by default as many as there
-        are."""
+        are; ``processor``: what it is compiled for and called on."""
         self.fallback = fallback
         self.program = program
         self.backend = plan.backend
         *factors, self._output = in_order(program)
         self._factors = tuple(factors)
-        self._move_threads: MoveThreads = move_threads or _all_threads
+        self._processor = processor
+        self._move_threads: MoveThreads = move_threads or (lambda _: processor.thread_count())
         self.epilogue = epilogue
         if epilogue is not None:
             self._output = replace(self._output, dtype=epilogue.dtype)
-        self._contract = runtime.compile_plan(plan)
-        self._movers: dict[str, runtime.Function] = {}
+        self._contract = self._processor.compile_plan(plan)
+        self._movers: dict[str, Compiled] = {}
         self._whole = whole
 
     @property
@@ -99,7 +127,7 @@ class CompiledKernel:
         _, padded = channel_index(self.program)
         vector = np.zeros(padded, dtype)
         vector[tuple(slice(extent) for extent in extents)] = array
-        return runtime.from_array(vector)
+        return self._processor.from_array(vector)
 
     def pack_into(self, name: str, original: Any, packed: Any) -> None:
         """Pack one buffer into another; nothing happens where both layouts are the same memory."""
@@ -134,7 +162,7 @@ class CompiledKernel:
             calls = [*self.bound_packing(inputs, packed, ahead), self.bound(packed, output)]
         else:
             contract, copies = inside
-            own = [runtime.empty(copies, self._factors[0].dtype)] if copies else []
+            own = [self._processor.empty(copies, self._factors[0].dtype)] if copies else []
             others = [packed[name] for name in self.input_names[1:]]
             original = self.original(first, inputs[first])
             calls = [
@@ -157,13 +185,13 @@ class CompiledKernel:
         return self.unpack(output)
 
     @cached_property
-    def _on_original(self) -> tuple[runtime.Function, int] | None:
+    def _on_original(self) -> tuple[Compiled, int] | None:
         """The kernel on the first factor as it comes, and the elements of the copies that it packs;
         compiled on first use."""
         plan = None if self._whole is None else self._whole()
         if plan is None or not (plan.copies or plan.original):
             return None
-        return runtime.compile_plan(plan), plan.copies
+        return self._processor.compile_plan(plan), plan.copies
 
     def bound_packing(
         self, inputs: Mapping[str, Array], packed: Mapping[str, Any], ahead: Collection[str]
@@ -188,10 +216,10 @@ class CompiledKernel:
         """The output in its original layout."""
         shape = self._output.original_shape
         if self.is_packed_in_place(self._output.name):
-            return runtime.to_array(packed, shape)
+            return self._processor.to_array(packed, shape)
         original = self.original(self._output.name)
         self.unpack_into(packed, original)
-        return runtime.to_array(original, shape)
+        return self._processor.to_array(original, shape)
 
     def unpack_into(self, packed: Any, original: Any) -> None:
         """Unpack into a flat buffer; nothing happens where both layouts are the same memory."""
@@ -203,18 +231,18 @@ class CompiledKernel:
         """A buffer in an operand's original layout, with an array's contents or zeroed."""
         operand = self._operand(name)
         if array is None:
-            return runtime.empty(math.prod(operand.original_shape), operand.dtype)
+            return self._processor.empty(math.prod(operand.original_shape), operand.dtype)
         if array.shape != operand.original_shape or array.dtype != numpy_dtype(operand.dtype):
             raise WorkloadError(
                 f"operand {name} is {array.dtype} {array.shape}, "
                 f"the workload has {operand.dtype} {operand.original_shape}"
             )
-        return runtime.from_array(array)
+        return self._processor.from_array(array)
 
     def empty(self, name: str) -> Any:
         """A buffer for an operand's packed layout, zeroed."""
         operand = self._operand(name)
-        return runtime.empty(operand.elements, operand.dtype)
+        return self._processor.empty(operand.elements, operand.dtype)
 
     def is_packed_in_place(self, name: str) -> bool:
         """Whether the original memory is the packed one: packing moves nothing."""
@@ -230,14 +258,14 @@ class CompiledKernel:
         """By name; the output is of the type that is stored."""
         return self._output if name == self._output.name else self.program.operand(name)
 
-    def _mover(self, name: str) -> runtime.Function:
+    def _mover(self, name: str) -> Compiled:
         """The packing kernel of an input or the unpacking kernel of the output, compiled on first
         use: a search over schedules builds many contractions on the same packed operands."""
         if name not in self._movers:
             operand = self._operand(name)
             direction = Direction.UNPACK if operand is self._output else Direction.PACK
             source = packing_source(operand, self._move_threads(operand), direction)
-            self._movers[name] = runtime.compile_plan(KernelPlan("packing", source))
+            self._movers[name] = self._processor.compile_plan(KernelPlan("packing", source))
         return self._movers[name]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import platform
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -115,10 +117,35 @@ def compile_plan(plan: KernelPlan) -> Function:
     Raises :class:`LoweringError` where an intrinsic does not match the block it was to replace.
     """
     with step(f"compiling a kernel of {plan.backend}"):
-        return _compiled(plan)
+        return Function(_compiled(plan, host_target(plan.attributes, plan.options)))
 
 
-def _compiled(plan: KernelPlan) -> Function:
+class ObjectFile:
+    """A compiled kernel of another machine: :attr:`contents` are those of an object file."""
+
+    def __init__(self, executable: Any) -> None:
+        self._module = executable.mod
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.o"
+            self._module.write_to_file(str(path))
+            self.contents = path.read_bytes()
+
+    def assembly(self) -> str:
+        return self._module.inspect_source("asm")
+
+
+def compile_object(plan: KernelPlan, triple: str) -> ObjectFile:
+    """Compile a kernel for another machine, an LLVM triple; raises as :func:`compile_plan`."""
+    description: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
+    if plan.attributes:
+        description["mattr"] = list(plan.attributes)
+    if plan.options:
+        description["cl-opt"] = list(plan.options)
+    with step(f"compiling a kernel of {plan.backend}"):
+        return ObjectFile(_compiled(plan, tvm().target.Target(description)))
+
+
+def _compiled(plan: KernelPlan, target: Any) -> Any:
     library = tvm()
     module = library.IRModule({"main": library.script.from_source(plan.source)})
     if plan.schedule is not None:
@@ -135,7 +162,7 @@ def _compiled(plan: KernelPlan) -> Function:
         module["main"] = _importing(module["main"], plan.functions)
     config = dict.fromkeys(_NOT_WITH_REGISTERS, plan.in_registers)
     with library.transform.PassContext(opt_level=3, config=config):
-        return Function(library.compile(module, host_target(plan.attributes, plan.options)))
+        return library.compile(module, target)
 
 
 def _importing(function: Any, functions: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel import portable, runtime
-from cpembed.kernel.compiled import CompiledKernel, MoveThreads
+from cpembed.kernel.compiled import CompiledKernel, MoveThreads, Processor
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import KernelPlan, Knobs
@@ -17,7 +17,7 @@ from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.move_time import kept_near, threads_worth
 from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled, Schedules
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
     from cpembed.targets.cpu.target import CpuTarget
@@ -48,12 +48,13 @@ class BackEnd:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program in a code generator's terms: its schedules on a machine."""
+    """A program in a code generator's terms: its schedules on a machine, and what executes them."""
 
     program: DerivedProgram
     epilogue: Epilogue | None
     back_end: BackEnd
     schedules: Schedules
+    processor: Processor = runtime
 
     @classmethod
     def of(
@@ -62,13 +63,14 @@ class Lowered:
         back_end: BackEnd,
         epilogue: Epilogue | None = None,
         machine: Calibration | None = None,
+        processor: Processor = runtime,
     ) -> Lowered:
         """Raises :class:`LoweringError` where the program cannot be expressed."""
         nest, model = back_end.nest(program, epilogue), back_end.model(program)
         unpadded = back_end.nest_unpadded(program, epilogue)
         figures = (machine or calibration()).knowing(model.product)
-        schedules = Schedules(nest, model, figures, runtime.thread_count(), unpadded)
-        return cls(program, epilogue, back_end, schedules)
+        schedules = Schedules(nest, model, figures, processor.thread_count(), unpadded)
+        return cls(program, epilogue, back_end, schedules, processor)
 
     def compiled(self, knobs: Knobs) -> CompiledKernel:
         """Raises :class:`LoweringError` for a schedule that does not fit."""
@@ -81,7 +83,12 @@ class Lowered:
 
         near = kept_near(scheduled.nest, in_order(program), space.machine, space.threads)
         return CompiledKernel(
-            program, plan, epilogue=self.epilogue, whole=whole, move_threads=move_threads(near)
+            program,
+            plan,
+            epilogue=self.epilogue,
+            whole=whole,
+            move_threads=move_threads(near, space.machine, space.threads),
+            processor=self.processor,
         )
 
 
@@ -90,7 +97,8 @@ def portable_kernel(
 ) -> CompiledKernel:
     """Portable code; ``fallback`` says what it stands in for."""
     plan = portable.plan(program, runtime.thread_count(), epilogue)
-    return CompiledKernel(program, plan, fallback, epilogue, move_threads=move_threads())
+    threads = move_threads((), calibration(), runtime.thread_count())
+    return CompiledKernel(program, plan, fallback, epilogue, move_threads=threads)
 
 
 def build(
@@ -149,12 +157,6 @@ def _cpu_target(spec: HardwareSpec) -> CpuTarget:
     return found
 
 
-def move_threads(near: Collection[str] = ()) -> MoveThreads:
-    """By the model of the machine; ``near``: see :func:`kept_near`."""
-
-    def threads(operand: PackedOperand) -> int:
-        return threads_worth(
-            operand, calibration(), runtime.thread_count(), near=operand.name in near
-        )
-
-    return threads
+def move_threads(near: Collection[str], machine: Calibration, most: int) -> MoveThreads:
+    """By the model of a machine, at most so many; ``near``: see :func:`kept_near`."""
+    return lambda operand: threads_worth(operand, machine, most, near=operand.name in near)
