@@ -143,7 +143,9 @@ def schedule_space(
     Raises as :func:`build` does for ``native``, except that the machine need not have the
     instruction.
     """
-    return Lowered.of(program, _cpu_target(spec).back_end, epilogue, machine).schedules
+    target = _cpu_target(spec)
+    figures = machine or target.machine
+    return Lowered.of(program, target.back_end, epilogue, figures, target.processor).schedules
 
 
 def _cpu_target(spec: HardwareSpec) -> CpuTarget:

@@ -12,7 +12,8 @@ from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel import runtime
+from cpembed.kernel.compiled import CompiledKernel, Processor
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.plan import Knobs
@@ -23,7 +24,7 @@ from cpembed.targets.base import Array, Execution, Row, Target
 from cpembed.targets.choice import Choice, built_first, compared, storing
 from cpembed.targets.cpu import report
 from cpembed.targets.cpu.build import BackEnd, Lowered
-from cpembed.targets.cpu.calibration import calibration
+from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
 from cpembed.targets.cpu.measure import Isolated
 from cpembed.targets.cpu.space import CpuSpace
@@ -59,8 +60,18 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         Raises :class:`~cpembed.errors.BackendUnavailable` where there is none.
         """
 
+    @property
+    def processor(self) -> Processor:
+        """What its kernels are compiled for and called on."""
+        return runtime
+
+    @property
+    def machine(self) -> Calibration:
+        """The figures by which its model ranks schedules."""
+        return calibration()
+
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
-        return Lowered.of(program, self.back_end, epilogue)
+        return Lowered.of(program, self.back_end, epilogue, self.machine, self.processor)
 
     def space(self, lowered: Lowered) -> CpuSpace:
         return CpuSpace(lowered.program, lowered.schedules, self.objective)
@@ -102,7 +113,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
         found = compared(self, first[:1])
-        return machine_weights(found.estimates[0], calibration()) if found.estimates else None
+        return machine_weights(found.estimates[0], self.machine) if found.estimates else None
 
     def variants(
         self, candidates: Sequence[RankedCandidate], *, fuses: bool = True
@@ -120,7 +131,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
 
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
         again = "other work on the machine disturbed the times: run it again when it is idle"
-        if calibration().is_default:
+        if self.machine.is_default:
             known = "the model has published figures of another machine: run `cpembed calibrate`"
         else:
             known = (
@@ -130,7 +141,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return (*((again,) if noisy else ()), known, *super().doubts(noisy=noisy))
 
     def figures(self) -> str:
-        return repr(calibration())
+        return repr(self.machine)
 
     def minimising(self, objective: str | None) -> CpuTarget:
         return type(self)(self.spec, "kernel" if objective == "kernel" else "total")
