@@ -68,7 +68,7 @@ def reported_features() -> frozenset[str]:
         return frozenset()
     for line in text.splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "flags":
+        if name.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
 
