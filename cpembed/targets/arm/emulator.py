@@ -1,0 +1,85 @@
+"""Executables of AArch64 Linux, run on another machine by qemu's user-mode emulation.
+
+qemu executes the instructions one by one as the architecture defines them, so numbers are right
+and times mean nothing. It emulates a core with every feature, or the one that ``QEMU_CPU`` names in
+the environment (``cortex-a57`` has none of the extensions here).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from cpembed.errors import BackendUnavailable, CrashError, InvariantError
+from cpembed.worker import LIMIT_VARIABLE, time_limit
+
+_NAMES = ("qemu-aarch64", "qemu-aarch64-static")
+"""As Debian's packages qemu-user and qemu-user-static have it."""
+_CPU_VARIABLE = "QEMU_CPU"
+"""qemu's own."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@cache
+def emulator() -> str | None:
+    """Where qemu is; None where it is not installed."""
+    return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+def emulate(executable: bytes, doing: str, macs: float = 0) -> bytes:
+    """What an executable writes to its standard output.
+
+    ``doing`` is for the line about a crash, ``macs`` multiply-accumulates of work. Raises
+    :class:`BackendUnavailable` without qemu, :class:`CrashError` where the program is ended by a
+    signal or takes longer than :func:`~cpembed.worker.time_limit`, :class:`InvariantError` where
+    it says that a kernel refused its arguments.
+    """
+    found = emulator()
+    if found is None:
+        raise BackendUnavailable(missing())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel"
+        path.write_bytes(executable)
+        path.chmod(0o700)
+        try:
+            done = subprocess.run(
+                [found, str(path)],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=time_limit(macs),
+                check=False,
+                preexec_fn=_end_with_this,
+            )
+        except subprocess.TimeoutExpired:
+            raise CrashError.too_long(doing, LIMIT_VARIABLE) from None
+    if done.returncode == 0:
+        return done.stdout
+    if done.returncode > 0:
+        raise InvariantError(f"{doing} ended in exit code {done.returncode}: please report it")
+    core = os.environ.get(_CPU_VARIABLE)
+    lacks = f"the emulated core {core or 'of qemu'} lacks an instruction of the kernel"
+    illegal = done.returncode == -signal.SIGILL
+    raise CrashError.of(doing, done.returncode, lacks if illegal else "")
+
+
+def missing() -> str:
+    """What to install where there is no emulator."""
+    return f"{_NAMES[0]} is not installed (Debian and Ubuntu: apt install qemu-user)"
+
+
+def _end_with_this() -> None:
+    """In the child: it ends when this process does, however that ends."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_LIBC = ctypes.CDLL(None)
