@@ -15,6 +15,7 @@ from cpembed.plugins import plugin_names
 BUILT_IN = {
     "template": "cpembed.targets.TEMPLATE.target:TemplateTarget",
     "x86": "cpembed.targets.x86.target:X86Target",
+    "arm": "cpembed.targets.arm.target:ArmTarget",
     "vta": "cpembed.targets.vta.target:VtaTarget",
 }
 

@@ -49,11 +49,17 @@ def vdpbf16ps(broadcast: Array, register: Array, sums: Array) -> None:
             sums[lane] += broadcast[half] * register[2 * lane + half]
 
 
-def sdot_by_element(element: Array, register: Array, sums: Array) -> None:
-    """Arm ARM, SDOT (by element): the same four bytes for every 32-bit lane."""
+def byte_dots_by_element(element: Array, register: Array, sums: Array) -> None:
+    """Arm ARM, SDOT and UDOT (by element): the same four bytes for every 32-bit lane."""
     for lane in range(4):
         for byte in range(4):
             sums[lane] += register[4 * lane + byte] * element[byte]
+
+
+def smmla(first: Array, second: Array, sums: Array) -> None:
+    """Arm ARM, SMMLA: rows of eight bytes by rows of eight bytes, a 2 x 2 tile row by row."""
+    for row, column, byte in itertools.product(range(2), range(2), range(8)):
+        sums[2 * row + column] += first[8 * row + byte] * second[8 * column + byte]
 
 
 def amx(group: int) -> Model:
@@ -74,8 +80,9 @@ def wmma(a: Array, b: Array, c: Array) -> None:
 
 
 def lanes(left: Array, right: Array, sums: Array) -> None:
-    """SDM volume 2, VPMULLD and VPADDD on widened bytes, or VFMADD231PS: lane by lane."""
-    for lane in range(16):
+    """SDM volume 2, VPMULLD and VPADDD on widened bytes, or VFMADD231PS; Arm ARM, MLA (vector) on
+    widened bytes: lane by lane."""
+    for lane in range(len(sums)):
         sums[lane] += left[lane] * right[lane]
 
 
@@ -105,7 +112,10 @@ def pointwise_conv(image: Array, filters: Array, output: Array) -> None:
 MODELS: dict[str, Model] = {
     "amx_bf16": amx(2),
     "amx_int8": amx(4),
-    "arm_sdot": sdot_by_element,
+    "arm_int8": lanes,
+    "arm_sdot": byte_dots_by_element,
+    "arm_smmla": smmla,
+    "arm_udot": byte_dots_by_element,
     "avx512_bf16": vdpbf16ps,
     "avx512_bf16_dot": dot,
     "avx512_bf16_fma": lanes,
@@ -279,7 +289,10 @@ def test_the_last_axis_is_the_reduction(spec: HardwareSpec) -> None:
         ("amx_int8", {"x": 16, "y": 16, "z": 64}, "x86", ("amx_tile", "amx_int8")),
         ("amx_bf16", {"x": 16, "y": 16, "z": 32}, "x86", ("amx_tile", "amx_bf16")),
         ("wmma_f16", {"x": 16, "y": 16, "z": 16}, None, ()),
-        ("arm_sdot", {"y": 4, "z": 4}, None, ("asimddp",)),
+        ("arm_sdot", {"y": 4, "z": 4}, "arm", ("asimddp",)),
+        ("arm_udot", {"y": 4, "z": 4}, "arm", ("asimddp",)),
+        ("arm_smmla", {"x": 2, "y": 2, "z": 8}, "arm", ("i8mm",)),
+        ("arm_int8", {"y": 4}, "arm", ("asimd",)),
         ("axpy", {"x": 16}, None, ()),
         ("dot", {"z": 16}, None, ()),
         ("gemm_16x16x16", {"x": 16, "y": 16, "z": 16}, None, ()),
@@ -316,6 +329,12 @@ def test_shape_backend_and_cpu_features(
         ("amx_bf16", ["bfloat16 bfloat16 float32"]),
         ("wmma_f16", ["float16 float16 float32"]),
         ("arm_sdot", ["int8 int8 int32"]),
+        ("arm_udot", ["uint8 uint8 int32"]),
+        ("arm_smmla", ["int8 int8 int32"]),
+        (
+            "arm_int8",
+            ["int8 int8 int32", "int8 uint8 int32", "uint8 int8 int32", "uint8 uint8 int32"],
+        ),
         ("axpy", ["int8 int8 int32"]),
         ("dot", ["int8 int8 int32"]),
         ("gemm_16x16x16", ["int8 int8 int32"]),
@@ -355,6 +374,9 @@ def test_only_the_rows_of_amx_are_configurable() -> None:
         ("avx512_bf16_dot", set()),
         ("avx512_bf16_fma", set()),
         ("arm_sdot", set()),
+        ("arm_udot", set()),
+        ("arm_smmla", set()),
+        ("arm_int8", set()),
         ("axpy", set()),
         ("dot", set()),
         ("gemm_16x16x16", {("A", "x"), ("B", "z"), ("C", "x")}),

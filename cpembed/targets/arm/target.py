@@ -1,0 +1,84 @@
+"""The dot-product and matrix instructions of Arm's cores, executed by such a core or emulated."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+from cpembed.errors import BackendUnavailable
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.kernel.compiled import CompiledKernel, Processor
+from cpembed.kernel.host_cpu import cpu_features
+from cpembed.measure.runner import Timing
+from cpembed.provenance import Provenance
+from cpembed.targets.arm.dot_products import DOT_PRODUCTS, LANES
+from cpembed.targets.arm.emulated import EmulatedProcessor
+from cpembed.targets.arm.emulator import emulator, missing
+from cpembed.targets.arm.machine import core
+from cpembed.targets.base import Array
+from cpembed.targets.cpu import dot_columns, vector
+from cpembed.targets.cpu.build import BackEnd
+from cpembed.targets.cpu.calibration import Calibration
+from cpembed.targets.cpu.choice import Objective
+from cpembed.targets.cpu.target import CpuTarget
+
+
+def back_end(spec: HardwareSpec) -> BackEnd | None:
+    """The code generator that a specification's CPU features and element types ask for."""
+    instruction = spec.instruction
+    names = [operand.name for operand in instruction.computation.inputs]
+    types = {tuple(choice[name] for name in names) for choice in instruction.dtype_choices}
+    for dot in DOT_PRODUCTS:
+        if dot.feature in spec.cpu_features and dot.factors in types:
+            return dot_columns.back_end(dot)
+    return vector.back_end(LANES) if "asimd" in spec.cpu_features else None
+
+
+def is_arm() -> bool:
+    """Whether this machine executes AArch64's instructions itself."""
+    return platform.machine() == "aarch64"
+
+
+class ArmTarget(CpuTarget):
+    """On another machine an emulator executes kernels, on one thread: right numbers, no time."""
+
+    def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
+        super().__init__(spec, objective)
+        self.provenance = Provenance.MEASURED if is_arm() else Provenance.EMULATED
+
+    def missing(self) -> tuple[str, ...]:
+        if back_end(self.spec) is None:
+            return (self._no_kernel(),)
+        if not is_arm():
+            return () if emulator() else (missing(),)
+        lacking = [name for name in self.spec.cpu_features if name not in cpu_features()]
+        return (f"this machine lacks CPU feature {' and '.join(lacking)}",) if lacking else ()
+
+    @property
+    def back_end(self) -> BackEnd:
+        found = back_end(self.spec)
+        if found is None:
+            raise BackendUnavailable(self._no_kernel())
+        return found
+
+    def _no_kernel(self) -> str:
+        return (
+            f"no kernel of the back end {self.spec.backend} is for {self.spec.name}: there are "
+            "those of arm_sdot, arm_udot, arm_smmla and arm_int8, by cpu_features and element types"
+        )
+
+    @property
+    def processor(self) -> Processor:
+        return super().processor if is_arm() else EmulatedProcessor()
+
+    @property
+    def machine(self) -> Calibration:
+        return core(self.processor.thread_count())
+
+    def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
+        if is_arm():
+            return super().time(artifact, inputs)
+        return Timing(self.provenance, artifact.program.workload.macs, None)
+
+    def untunable(self) -> str | None:
+        return None if is_arm() else "its kernels are emulated here: there is no time to tune by"
