@@ -14,7 +14,6 @@ SUBCOMMANDS: dict[str, str] = {
     "run": "Generate the kernel, verify its numbers, time or simulate it.",
     "bench": "Run a whole suite, one row a layer.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
-    "calibrate": "Measure this machine for the model by which kernels are planned.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 TARGET_COMMANDS: dict[str, tuple[str, str]] = {
+    "calibrate": (
+        "cpembed.targets.x86.commands",
+        "Measure this machine for the model by which kernels are planned.",
+    ),
     "vta": (
         "cpembed.targets.vta.commands",
         "Assemble, disassemble, check, run and time programs for VTA.",

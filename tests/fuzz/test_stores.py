@@ -20,7 +20,6 @@ from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 from rich.console import Console
 
 from cpembed.api.bench import Bench, open_bench
-from cpembed.api.calibrate import CalibrateResult
 from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec
 from cpembed.api.tune import known
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -39,6 +38,7 @@ from cpembed.targets.cpu.calibration import (
     store_calibration,
 )
 from cpembed.targets.vta import tuning_kept as vta_kept
+from cpembed.targets.x86.calibrated import CalibrateResult
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant

@@ -74,7 +74,7 @@ def command(
     if threads is not None:
         # Read when the compiler's run-time library is loaded.
         os.environ["TVM_NUM_THREADS"] = str(threads)
-    from cpembed.api.calibrate import calibrate, known
+    from cpembed.targets.x86.calibrated import calibrate, known
 
     if show:
         result = known(database)
@@ -88,7 +88,7 @@ def command(
     if as_json:
         print_json(result.to_json())
     else:
-        from cpembed.report.calibrate import report
+        from cpembed.targets.x86.command_reports import report
 
         print_text(*report(result))
     return 0

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.calibrate import CalibrateResult, bandwidth
 from cpembed.report import words
 from cpembed.report.blocks import header, table
 from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
+from cpembed.targets.x86.calibrated import CalibrateResult, bandwidth
 
 _LEVELS = ("L1", "L2", "L3", "memory")
 _PRODUCT_COLUMNS = ("product", "ns", "a row less", "same sum", "peak a thread", "all threads")
