@@ -15,7 +15,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue, channel_axes
-from cpembed.kernel.move import Direction
+from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import channel_index, in_order

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.move import (
+from cpembed.kernel.im2col_packing import Windows
+from cpembed.kernel.layout_transform import (
     ORIGINAL,
     PACKED,
     UNROLLED,
@@ -21,7 +22,6 @@ from cpembed.kernel.move import (
 )
 from cpembed.kernel.script import HEADER, Script, buffer, grid, zero
 from cpembed.kernel.transposition import Element, write_transposition
-from cpembed.kernel.window_packing import Windows
 from cpembed.transform.program import PackedOperand
 
 

@@ -5,8 +5,11 @@ It verifies a derived program on machines that lack its instruction; it is not m
 
 from __future__ import annotations
 
-from cpembed.kernel.contraction import contraction_source
+from dataclasses import replace
+
+from cpembed.kernel.emit import kernel_plan
 from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.instruction import InstructionText
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest
 from cpembed.transform.program import DerivedProgram
@@ -15,4 +18,5 @@ from cpembed.transform.program import DerivedProgram
 def plan(program: DerivedProgram, threads: int, epilogue: Epilogue | None = None) -> KernelPlan:
     """A kernel without instructions of the target; raises :class:`LoweringError` for a workload
     that is not a product-sum."""
-    return KernelPlan("generic", contraction_source(kernel_nest(program, epilogue), threads))
+    nest = replace(kernel_nest(program, epilogue), threads=threads)
+    return kernel_plan(nest, InstructionText("generic"))

@@ -11,7 +11,7 @@ from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.kernel.epilogue import Epilogue, channel_axes
-from cpembed.kernel.nest import KernelOperand, Nest, TaskLoop
+from cpembed.kernel.nest import KernelOperand, Nest, TileLoop
 from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
 
 _MAX_ELEMENTS = 2**31 - 1
@@ -79,11 +79,11 @@ def kernel_nest(
         output = replace(output, dtype=epilogue.dtype)
     overlaps = _walked_by_points(program, (first, second, output))
 
-    def task(loop: Loop) -> TaskLoop:
+    def task(loop: Loop) -> TileLoop:
         if loop.name not in overlaps:
-            return TaskLoop(names[loop.name], loop.extent, origin=loop.name)
+            return TileLoop(names[loop.name], loop.extent, origin=loop.name)
         found = overlaps[loop.name]
-        return TaskLoop(names[loop.name], found.extent, found.block, loop.name, found.block)
+        return TileLoop(names[loop.name], found.extent, found.block, loop.name, found.block)
 
     def flat(parameter: str, operand: PackedOperand) -> KernelOperand:
         access = _all_in_points(_flat_access(operand), overlaps.values())
@@ -105,7 +105,7 @@ def kernel_nest(
         epilogue=epilogue,
         channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
-        margins=tuple(margin for margin, leaves in coordinates if margin and leaves),
+        halo=tuple(place for place, leaves in coordinates if place and leaves),
         unpadded=unpadded,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from cpembed.errors import LoweringError
@@ -23,6 +23,10 @@ class Script:
 
     def line(self, text: str) -> None:
         self._lines.append("    " * self._depth + text)
+
+    def lines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.line(text)
 
     @contextmanager
     def nested(self, *headers: str) -> Generator[None]:

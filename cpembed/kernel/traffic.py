@@ -31,13 +31,14 @@ class Reuse:
     """
 
     def __init__(self, nest: Nest, threads: int = 1) -> None:
-        steps = {task.name: task.block for task in nest.tasks}
+        steps = {task.name: task.tile for task in nest.tasks}
         trips: list[float] = []
         left = threads
         for task in nest.tasks:
             share = min(left, task.count)
             left = -(-left // share)
             trips.append(task.count / share)
+        self._line_bytes = nest.line_bytes
         self._trips = trips[::-1]
         """Of the task loops, innermost first."""
         self._moves = [
@@ -47,11 +48,11 @@ class Reuse:
         extents = {loop.name: loop.extent for loop in (*nest.reductions, *nest.inner)}
         self.footprints = [_footprint(nest, extents, steps)]
         """Of a task, then of what each task loop and all inside it touch."""
-        self._pieces = [_pieces(nest.operands[2], extents, steps)[0]]
+        self._pieces = [_pieces(nest.operands[2], extents, steps, nest.line_bytes)[0]]
         for task, count in zip(reversed(nest.tasks), self._trips, strict=True):
             extents[task.name] = math.ceil(count)
             self.footprints.append(_footprint(nest, extents, steps))
-            self._pieces.append(_pieces(nest.operands[2], extents, steps)[0])
+            self._pieces.append(_pieces(nest.operands[2], extents, steps, nest.line_bytes)[0])
 
     @property
     def tasks(self) -> float:
@@ -61,7 +62,7 @@ class Reuse:
     def traffic(self, cache_bytes: int, without: int | None = None) -> Lines:
         """Lines that enter a cache, by operand, in one of many executions: none where all of the
         data stay from one to the next. Operand number ``without`` does not enter the cache."""
-        room = cache_bytes * USED_SHARE / LINE_BYTES
+        room = cache_bytes * USED_SHARE / self._line_bytes
         fitting = 0
         while fitting < len(self.footprints) and self._filled(fitting, without) <= room:
             fitting += 1
@@ -76,7 +77,7 @@ class Reuse:
         """Of each line of the output, the share of a piece: lines that lie together are one where
         they are written before the output has filled so much."""
         lines = [footprint[2] for footprint in self.footprints]
-        room = max(lines[0], cache_bytes / LINE_BYTES)
+        room = max(lines[0], cache_bytes / self._line_bytes)
         last = max(number for number, touched in enumerate(lines) if touched <= room)
         return self._pieces[last] / lines[last]
 
@@ -103,12 +104,17 @@ class Reuse:
 
 
 def _footprint(nest: Nest, extents: Mapping[str, int], steps: Mapping[str, int]) -> Lines:
-    first, second, output = (touched_lines(o, extents, steps) for o in nest.operands)
+    first, second, output = (
+        touched_lines(o, extents, nest.line_bytes, steps) for o in nest.operands
+    )
     return first, second, output
 
 
 def touched_lines(
-    operand: KernelOperand, extents: Mapping[str, int], steps: Mapping[str, int] | None = None
+    operand: KernelOperand,
+    extents: Mapping[str, int],
+    line_bytes: int,
+    steps: Mapping[str, int] | None = None,
 ) -> int:
     """Lines that loops touch of an operand: ``extents`` iterations of those that are named, of
     ``steps`` points each (1 where not named); the others stand still.
@@ -116,12 +122,12 @@ def touched_lines(
     Exact for rows that begin at a line; overlapping windows are counted once where their steps are
     multiples of each other.
     """
-    pieces, lines = _pieces(operand, extents, steps or {})
+    pieces, lines = _pieces(operand, extents, steps or {}, line_bytes)
     return pieces * lines
 
 
 def _pieces(
-    operand: KernelOperand, extents: Mapping[str, int], steps: Mapping[str, int]
+    operand: KernelOperand, extents: Mapping[str, int], steps: Mapping[str, int], line_bytes: int
 ) -> tuple[int, int]:
     """Into how many pieces what :func:`touched_lines` counts falls apart, and the lines of one."""
     size = size_bytes(operand.dtype)
@@ -137,11 +143,11 @@ def _pieces(
             moves.append((abs(term.coefficient) * size, term.maximum(reach) + 1))
     span, apart = size, list[tuple[int, int]]()
     for distance, count in sorted(moves):
-        if distance <= max(span, LINE_BYTES) and not apart:
+        if distance <= max(span, line_bytes) and not apart:
             span += (count - 1) * distance
         elif apart and distance % apart[-1][0] == 0 and distance // apart[-1][0] <= apart[-1][1]:
             inner, points = apart[-1]
             apart[-1] = inner, points + (count - 1) * (distance // inner)
         else:
             apart.append((distance, count))
-    return math.prod(count for _, count in apart), -(-span // LINE_BYTES)
+    return math.prod(count for _, count in apart), -(-span // line_bytes)

@@ -20,7 +20,7 @@ from cpembed.errors import CpembedError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.margins import executed_share
+from cpembed.kernel.halo import executed_share
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.program_nest import kernel_nest
 from cpembed.measure.verification import verify

@@ -130,7 +130,7 @@ def test_a_block_is_of_neighbours_and_fits_the_registers() -> None:
         assert math.prod(knobs.blocks.values()) <= 16
     with pytest.raises(LoweringError, match=r"loop p\.o cannot be blocked"):
         space.applied(Knobs({"p.o": 2}))
-    with pytest.raises(LoweringError, match="a block of 7 x 4 does not fit the registers"):
+    with pytest.raises(LoweringError, match="a tile of 7 x 4 does not fit the registers"):
         space.applied(Knobs({"q.o": 7, "c.o": 4}))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from cpembed.errors import BackendUnavailable, LoweringError
@@ -16,7 +16,7 @@ from cpembed.kernel.plan import KernelPlan, Knobs
 from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.move_time import kept_near, threads_worth
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled, Schedules
+from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules
 from cpembed.transform.program import DerivedProgram
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class BackEnd:
 
     nest: Callable[[DerivedProgram, Epilogue | None], Nest]
     model: Callable[[DerivedProgram], RegisterModel]
-    plan: Callable[[DerivedProgram, Scheduled], KernelPlan]
+    plan: Callable[[DerivedProgram, Nest], KernelPlan]
     unpadded: Callable[[DerivedProgram, Epilogue | None], Nest] | None = None
 
     def nest_unpadded(self, program: DerivedProgram, epilogue: Epilogue | None) -> Nest | None:
@@ -66,10 +66,12 @@ class Lowered:
         processor: Processor = runtime,
     ) -> Lowered:
         """Raises :class:`LoweringError` where the program cannot be expressed."""
-        nest, model = back_end.nest(program, epilogue), back_end.model(program)
+        threads, model = processor.thread_count(), back_end.model(program)
+        nest = replace(back_end.nest(program, epilogue), threads=threads)
         unpadded = back_end.nest_unpadded(program, epilogue)
+        unpadded = unpadded and replace(unpadded, threads=threads)
         figures = (machine or calibration()).knowing(model.product)
-        schedules = Schedules(nest, model, figures, processor.thread_count(), unpadded)
+        schedules = Schedules(nest, model, figures, unpadded)
         return cls(program, epilogue, back_end, schedules, processor)
 
     def compiled(self, knobs: Knobs) -> CompiledKernel:
@@ -81,7 +83,7 @@ class Lowered:
         def whole() -> KernelPlan:
             return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
 
-        near = kept_near(scheduled.nest, in_order(program), space.machine, space.threads)
+        near = kept_near(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
             program,
             plan,

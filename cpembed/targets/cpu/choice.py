@@ -13,11 +13,11 @@ from typing import Literal
 
 from cpembed.embedding.constraint_set import Weights
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.move import SCATTERED
+from cpembed.kernel.layout_transform import SCATTERED
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import packed_before
+from cpembed.kernel.per_thread_packing import PerThreadPacking
 from cpembed.kernel.plan import Knobs
-from cpembed.kernel.private_packing import PrivatePacking
 from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.traffic import LINE_BYTES
@@ -92,7 +92,7 @@ def moves_us(
     program: DerivedProgram,
     machine: Calibration,
     nest: Nest,
-    inside: PrivatePacking | None,
+    inside: PerThreadPacking | None,
     near: Collection[str] = (),
 ) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``

@@ -7,14 +7,15 @@ from dataclasses import replace
 from functools import cache, partial
 
 from cpembed.errors import LoweringError
-from cpembed.kernel.blocking import order_reductions, split_lanes
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.nest import Borders, Nest
+from cpembed.kernel.loop_order import order_reductions
+from cpembed.kernel.nest import Nest, Peeling
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest
+from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.targets.cpu.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.transform.program import DerivedProgram
 
@@ -35,11 +36,11 @@ def back_end(dot: DotProduct) -> BackEnd:
     return BackEnd(nest, lambda _: registers(dot), partial(plan, dot), partial(nest, unpadded=True))
 
 
-def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+def plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     """A kernel on a dot product."""
     roles = lane_roles(program)
-    apart = 0 if roles.row is None else scheduled.nest.operands[0].stride(roles.row)
-    return dot_plan(dot, scheduled, roles.column, apart=apart)
+    apart = 0 if roles.row is None else nest.operands[0].stride(roles.row)
+    return dot_plan(dot, nest, roles.column, apart=apart)
 
 
 @cache
@@ -57,10 +58,10 @@ def lane_nest(
 ) -> Nest:
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit the
     instruction; ``unpadded`` as in :func:`~cpembed.kernel.program_nest.kernel_nest`."""
-    nest = split_lanes(kernel_nest(program, epilogue, unpadded=unpadded))
+    nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     dot.check(nest)
     _check_lanes(dot, nest, lane_roles(program))
-    return replace(order_reductions(nest), borders=Borders.POINTS)
+    return replace(order_reductions(nest), peeling=Peeling.POINTS)
 
 
 def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:

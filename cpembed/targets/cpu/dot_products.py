@@ -9,33 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.contraction import UPDATE, AddedUp, contraction_source
-from cpembed.kernel.margins import bodies
+from cpembed.kernel.emit import kernel_plan
+from cpembed.kernel.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
 from cpembed.kernel.nest import Nest
-from cpembed.kernel.nest_text import block_name
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.script import HEADER, Script, read, storage_dtype
-from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.kernel.prefetch import Prefetch
+from cpembed.kernel.script import HEADER, read, storage_dtype
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.fetched_columns import fetch_columns, in_turn
-from cpembed.targets.cpu.fetched_results import fetch_results
-from cpembed.targets.cpu.fetched_rows import fetch_rows
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.register_blocks import RegisterModel
 
 _PLACES = 12
 """Rows or columns of a block at most: ways of the first-level cache. A block's rows often lie a
 multiple of 4 KiB apart, and more of them evict each other (measured on Zen 5: 64 columns of 512
 channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."""
-
-
-WriteResults = Callable[[Script, Nest, str], bool]
-"""Writes what a task stores of its sums, which are in a buffer of this name; False, and nothing is
-written, where the usual statements do."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class DotProduct:
     ``call(sums, first, second, signed_first)`` is TVMScript for one, of vectors of the types in
     memory, which are ``depth`` neighbours for each lane; ``total(vector)`` for the sum of a vector
     of lanes. ``functions`` are those in LLVM's language that these call, ``attributes`` what the
-    compiler is told, ``results`` stores sums in a way of the instruction set's own.
+    compiler is told, ``store`` writes them in a way of the instruction set's own.
     """
 
     name: str
@@ -72,7 +62,7 @@ class DotProduct:
     rows: int = 1
     functions: str = ""
     attributes: tuple[str, ...] = ()
-    results: WriteResults | None = None
+    store: StoreText | None = None
 
     @property
     def sums_count(self) -> int:
@@ -110,97 +100,50 @@ def register_model(
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
         """A row costs a load or a broadcast, a column a load."""
-        del nest
         product, latency = machine.product_ns[dot.timed], machine.latency_ns[dot.timed]
         return BlockStep(
             products_ns=max(rows * columns * product, latency),
             loads_ns=(rows + columns) * machine.vector_line_ns[0],
             line_ns=machine.vector_line_ns,
-            stored_lines=rows * columns * dot.registers.bytes / LINE_BYTES,
+            stored_lines=rows * columns * dot.registers.bytes / nest.line_bytes,
             streams=rows if streams else 1,
             task_ns=rows * columns * adding_up * product,
             waits=waits,
         )
 
-    return RegisterModel(fits, step, _PLACES, dot.timed)
+    # A row of a tile along rows is a stream of its own, and its results are few.
+    prefetched = frozenset[Prefetch]() if streams else frozenset(Prefetch)
+    return RegisterModel(fits, step, _PLACES, dot.timed, prefetched=prefetched)
 
 
 def dot_plan(
-    dot: DotProduct,
-    scheduled: Scheduled,
-    lane: str,
-    *,
-    apart: int = 0,
-    along_rows: bool = False,
+    dot: DotProduct, nest: Nest, axis: str, *, apart: int = 0, along_rows: bool = False
 ) -> KernelPlan:
-    """A kernel with accumulators along ``lane``: each is a sum or, ``along_rows``, a part of the
+    """A kernel with accumulators along ``axis``: each is a sum or, ``along_rows``, a part of the
     one that is stored. ``apart``: elements between the rows of the first factor that are one
     instruction's."""
-    nest = scheduled.nest
-    # A row of such a block is a stream of its own, and its results are few.
-    rows = scheduled.fetches_rows and not along_rows
-    columns = scheduled.fetches_columns and not along_rows
-    results = scheduled.fetches_results and not along_rows
-    source = contraction_source(
-        nest,
-        scheduled.threads,
-        unrolled={loop.name for loop in nest.inner if loop.name.endswith("_step")},
-        vectorized={lane},
-        added_up=AddedUp(lane, dot.total) if along_rows and dot.total else None,
-        results=None if along_rows else dot.results,
-        packing=scheduled.packing,
-        shared=scheduled.shared,
+    first, second = (operand.dtype for operand in nest.operands[:2])
+    intrinsic = Intrinsic(*dot_sources(dot, first, second, apart, broadcast=not along_rows))
+    text = InstructionText(
+        f"{dot.backend}_rows" if along_rows else dot.backend,
+        unrolled={loop.name for loop in nest.steps},
+        vectorized={axis},
+        intrinsics={UPDATE: (intrinsic, -3 if dot.rows > 1 else -2)},
         in_registers=True,
-        each_step=[
-            *([fetch_rows] if rows else []),
-            *([fetch_columns] if columns else []),
-            *([fetch_results] if results else []),
-        ],
-        ahead={*([1] if rows else []), *([in_turn(nest)] if columns else [])},
-    )
-
-    def schedule(work: Any) -> None:
-        first, second = (operand.dtype for operand in nest.operands[:2])
-        intrinsic = register_dot(dot, first, second, apart, broadcast=not along_rows)
-        for number in range(len(bodies(nest))):
-            loops = work.get_loops(work.get_sblock(block_name(UPDATE, number), "main"))
-            work.tensorize(loops[-3 if dot.rows > 1 else -2], intrinsic)
-
-    backend = f"{dot.backend}_rows" if along_rows else dot.backend
-    return KernelPlan(
-        backend,
-        source,
-        schedule,
-        dot.attributes,
-        copies=scheduled.copies,
+        store=None if along_rows else dot.store,
+        lane_sum=LaneSum(axis, dot.total) if along_rows and dot.total else None,
+        attributes=dot.attributes,
         functions=dot.functions,
-        original=nest.unpadded,
-        in_registers=True,
     )
-
-
-def register_dot(
-    dot: DotProduct, first: str, second: str, apart: int = 0, *, broadcast: bool = True
-) -> str:
-    """Register the intrinsic with TVM and return its name: the first factor is the neighbours of
-    its rows, ``apart`` from each other, for all lanes, or without ``broadcast`` as many for each
-    lane."""
-    from tvm.s_tir import TensorIntrin
-
-    from cpembed.kernel.runtime import tvm
-
-    name = f"cpembed_{dot.name}_{first}_{apart}_{'broadcast' if broadcast else 'rows'}"
-    if TensorIntrin.get(name, allow_missing=True) is None:
-        parse = tvm().script.from_source
-        description, implementation = dot_sources(dot, first, second, apart, broadcast=broadcast)
-        TensorIntrin.register(name, parse(description), parse(implementation))
-    return name
+    return kernel_plan(nest, text)
 
 
 def dot_sources(
     dot: DotProduct, first: str, second: str, apart: int = 0, *, broadcast: bool = True
 ) -> tuple[str, str]:
-    """Description (scalar loops) and implementation of one instruction: :func:`register_dot`."""
+    """Description (scalar loops) and implementation of one instruction: the first factor is the
+    neighbours of its rows, ``apart`` from each other, for all lanes, or without ``broadcast`` as
+    many for each lane."""
     sums, whole = dot.sums_count, dot.lanes * dot.depth
     given = (dot.rows - 1) * apart + dot.depth if broadcast else whole
     stored = storage_dtype(first), storage_dtype(second)

@@ -13,14 +13,15 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.blocking import order_reductions, split_lanes
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.nest import Borders, KernelOperand, Nest
+from cpembed.kernel.loop_order import order_reductions
+from cpembed.kernel.nest import KernelOperand, Nest, Peeling
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest, lane_name
+from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.transform.program import DerivedProgram, Loop
 
 _SPARE = 4
@@ -44,10 +45,10 @@ def back_end(dot: DotProduct) -> BackEnd:
     return BackEnd(partial(lane_nest, dot), lambda _: registers(dot), partial(plan, dot))
 
 
-def plan(dot: DotProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+def plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     """A kernel on a dot product whose lanes are added up."""
     del program
-    return dot_plan(dot, scheduled, PARTS, along_rows=True)
+    return dot_plan(dot, nest, PARTS, along_rows=True)
 
 
 @cache
@@ -60,7 +61,7 @@ def registers(dot: DotProduct) -> RegisterModel:
 def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:
     """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
     factors; raises :class:`LoweringError` where the layout does not suit the instruction."""
-    nest = split_lanes(kernel_nest(program, epilogue))
+    nest = split_axes(kernel_nest(program, epilogue))
     names = [lane_name(lane.name) for lane in program.lanes]
     lanes = [loop for loop in nest.inner if loop.name in names]
     wanted = dot.lanes * dot.depth
@@ -82,4 +83,4 @@ def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | Non
 
     inner = tuple(loop for loop in nest.inner if loop is not lane)
     nest = nest.changed(in_digits, inner=(*inner, *digits))
-    return replace(order_reductions(nest), borders=Borders.POINTS)
+    return replace(order_reductions(nest), peeling=Peeling.POINTS)

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.margins import executed_share, stepped_share
-from cpembed.kernel.nest import KernelOperand, Nest
-from cpembed.kernel.traffic import LINE_BYTES, USED_SHARE, Reuse
+from cpembed.kernel.halo import executed_share, stepped_share
+from cpembed.kernel.nest import Nest
+from cpembed.kernel.traffic import USED_SHARE, Reuse
 from cpembed.targets.cpu.calibration import Calibration
 
 _NOT_HIDDEN = 0.15
@@ -34,7 +34,7 @@ beyond takes where there are more (measured on Sapphire Rapids: 20 MB in rows of
 32 rows at a time 1.2 to 2.4 ms, 48 rows 4.6, 64 or 96 rows 1.5 to 10; asking for lines in the
 kernel changed nothing)."""
 
-HANDED_OVER = 16.0
+COHERENCE_MISS = 16.0
 """Lines that stream from the last cache, in the time that one takes which another core wrote: it
 comes when it is asked for (measured on Sapphire Rapids: 20 to 30 ns a line where one of two threads
 packs an image, and half of it is the other's)."""
@@ -88,12 +88,12 @@ def shared_lines(nest: Nest, threads: int) -> float:
     pitch = loop.extent * stride * size
     rows = output.elements / (loop.extent * stride)
     # Rows begin at all multiples of this in a line.
-    step = math.gcd(pitch, LINE_BYTES)
+    step = math.gcd(pitch, nest.line_bytes)
     parts = min(threads, loop.count)
-    ends = [loop.count * part // parts * loop.block * stride * size for part in range(parts)]
+    ends = [loop.count * part // parts * loop.tile * stride * size for part in range(parts)]
     if rows <= 1:
         return 0.0
-    return rows * sum(1 - step / LINE_BYTES if end % step == 0 else 1.0 for end in ends)
+    return rows * sum(1 - step / nest.line_bytes if end % step == 0 else 1.0 for end in ends)
 
 
 def estimate(
@@ -102,10 +102,10 @@ def estimate(
     machine: Calibration,
     threads: int,
     reuse: Reuse,
-    streamed: int | None = None,
+    non_temporal: int | None = None,
     packed_bytes: int = 0,
 ) -> Estimate:
-    """The time of a blocked nest, whose ``reuse`` it is by so many threads; ``streamed`` is the
+    """The time of a tiled nest, whose ``reuse`` it is by so many threads; ``non_temporal`` is the
     factor, by number, whose loads leave the first-level cache to the other operands.
     ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
     has room for them."""
@@ -121,7 +121,7 @@ def estimate(
         if not size:
             # Unknown: taken to be no smaller than the next one outside.
             continue
-        past = streamed if level == 0 else None
+        past = non_temporal if level == 0 else None
         first, second, output = (lines * share for lines in reuse.traffic(size, past))
         if 0 < packed_bytes <= size * USED_SHARE:
             first = 0.0
@@ -142,7 +142,7 @@ def estimate(
         max(products, loads) + _NOT_HIDDEN * min(products, loads) + step.waits * (loads - nearest)
     )
     launch = machine.call_us if threads == 1 or nest.task_count == 1 else machine.launch_us
-    line_ns = HANDED_OVER * machine.vector_line_ns[2]
+    line_ns = COHERENCE_MISS * machine.vector_line_ns[2]
     overhead = tasks * (machine.task_ns + step.task_ns) + shared_lines(nest, threads) * line_ns
     return Estimate(
         us=(1 + step.share_more) * (busy + stores + overhead) / 1e3 + launch,
@@ -153,8 +153,9 @@ def estimate(
     )
 
 
-def adding_us(sums: KernelOperand, machine: Calibration, threads: int) -> float:
-    """Microseconds of adding up parts of sums, most of which other threads have made."""
-    lines = sums.elements * size_bytes(sums.dtype) / LINE_BYTES / threads
-    line_ns = HANDED_OVER * machine.vector_line_ns[2]
+def adding_us(nest: Nest, machine: Calibration, threads: int) -> float:
+    """Microseconds of adding up partial sums, most of which other threads have made."""
+    sums = nest.operands[2]
+    lines = sums.elements * size_bytes(sums.dtype) / nest.line_bytes / threads
+    line_ns = COHERENCE_MISS * machine.vector_line_ns[2]
     return machine.launch_us + lines * line_ns * (1 - 1 / threads) / 1e3

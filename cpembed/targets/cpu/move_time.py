@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.move import effort, plan_move, runs
+from cpembed.kernel.layout_transform import effort, plan_move, runs
 from cpembed.kernel.nest import Nest
-from cpembed.kernel.private_packing import PrivatePacking
+from cpembed.kernel.per_thread_packing import PerThreadPacking
 from cpembed.kernel.traffic import LINE_BYTES, USED_SHARE
 from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.estimate import HANDED_OVER
+from cpembed.targets.cpu.estimate import COHERENCE_MISS
 from cpembed.transform.program import PackedOperand
 
 _WORTH = 4.0
@@ -35,7 +35,7 @@ def kept_near(
     costs a launch: a few lines come faster from the other core.
     """
     loop = next((task for task in nest.tasks if task.count > 1), None)
-    if threads == 1 or loop is None or loop.repeats or loop.count % threads:
+    if threads == 1 or loop is None or loop.recomputes or loop.count % threads:
         return frozenset()
     each = loop.count // threads
     if any(loop.start(part * each) * threads != part * loop.extent for part in range(threads)):
@@ -75,12 +75,12 @@ def _near_us(operand: PackedOperand, machine: Calibration, threads: int) -> floa
 def _apart_us(operand: PackedOperand, machine: Calibration, threads: int) -> float:
     used = threads_worth(operand, machine, threads)
     call = machine.call_us if used == 1 else machine.launch_us
-    line_ns = HANDED_OVER * machine.vector_line_ns[2]
+    line_ns = COHERENCE_MISS * machine.vector_line_ns[2]
     handed_over = _lines(operand) * line_ns * (1 - 1 / threads)
     return call + _alone_us(operand, machine) / used + handed_over / 1e3
 
 
-def private_move_us(packing: PrivatePacking, machine: Calibration) -> float:
+def private_move_us(packing: PerThreadPacking, machine: Calibration) -> float:
     """Microseconds of packing inside a kernel, in the part that packs most; what it writes stays
     near."""
     operand = packing.operand

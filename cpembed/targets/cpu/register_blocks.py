@@ -6,32 +6,32 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from cpembed.errors import LoweringError
-from cpembed.kernel.blocking import (
-    block,
-    cut_panels,
-    cut_sums,
-    drop_unit_loops,
-    loop_in_parts,
-    order_tasks,
-)
-from cpembed.kernel.margins import reads_no_padding
-from cpembed.kernel.nest import Nest, TaskLoop
+from cpembed.kernel.halo import reads_no_padding
+from cpembed.kernel.loop_order import order_tasks
+from cpembed.kernel.nest import Nest, Pass, TileLoop
+from cpembed.kernel.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
 from cpembed.kernel.plan import Knobs
-from cpembed.kernel.private_packing import PrivatePacking
-from cpembed.kernel.shared_sums import SUMS, SharedSums
-from cpembed.kernel.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_lines
+from cpembed.kernel.prefetch import Prefetch, prefetch_a, prefetch_b, prefetch_c
+from cpembed.kernel.remainder import shorten_remainder
+from cpembed.kernel.split_k import loop_to_split, split_k
+from cpembed.kernel.tiling import cache_tile, drop_unit_loops, register_tile
+from cpembed.kernel.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep, Estimate, adding_us, estimate
-from cpembed.targets.cpu.fetched_columns import fetches_columns
-from cpembed.targets.cpu.fetched_results import fetches_results
-from cpembed.targets.cpu.fetched_rows import fetches_rows
 from cpembed.targets.cpu.roles import column_loops, row_loops
 from cpembed.transform.program import DerivedProgram
 
 _SCREENED = 24
 """Register blocks whose schedules are estimated in full: the best by their steps alone."""
+
+_SELDOM_ROWS, _SELDOM_COLUMNS = 1 / 16, 1 / 8
+"""Of the lines of A, or of B, that are asked for, how many have to come from beyond the second-
+level cache: others are in it already, and asking takes time (measured on Zen 4: 1024 x 1024 x 64
+in bfloat16, where it is one in a hundred, 1.07 times the time; on Ice Lake, B: one of eight or
+twelve, 0.98 to 1.01)."""
 
 _PANELS = (0.25, 0.5)
 """Shares of the second-level cache that a panel of a factor may be made to fill."""
@@ -52,17 +52,18 @@ class RegisterModel:
     step: Callable[[Nest, Calibration, int, int], BlockStep]
     largest: int
     product: str
-    rows: Callable[[Nest], tuple[TaskLoop, ...]] = row_loops
-    columns: Callable[[Nest], tuple[TaskLoop, ...]] = column_loops
+    rows: Callable[[Nest], tuple[TileLoop, ...]] = row_loops
+    columns: Callable[[Nest], tuple[TileLoop, ...]] = column_loops
     streams: bool = False
+    prefetched: frozenset[Prefetch] = frozenset({Prefetch.C})
 
-    def streamed(self, nest: Nest, knobs: Knobs) -> int | None:
+    def non_temporal(self, nest: Nest, knobs: Knobs) -> int | None:
         """The factor, by number, that is loaded past the nearest cache: the one that the innermost
         loop over blocks moves."""
         if not knobs.streams:
             return None
         rows, columns = (
-            any(loop.blocks_of(knobs.blocks.get(loop.origin, 1)) > 1 for loop in loops)
+            any(loop.tiles_of(knobs.blocks.get(loop.origin, 1)) > 1 for loop in loops)
             for loops in (self.rows(nest), self.columns(nest))
         )
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
@@ -77,31 +78,6 @@ class RegisterModel:
 
 
 @dataclass(frozen=True)
-class Scheduled:
-    """A nest as a kernel executes it on so many threads; with ``packing`` on the parts' own copies
-    of the first factor; with ``shared`` it stores parts of sums. ``streamed``: see
-    :meth:`RegisterModel.streamed`; ``fetches_results``,
-    ``fetches_rows`` and ``fetches_columns``: see
-    :func:`~cpembed.targets.cpu.fetched_results.fetches_results`,
-    :func:`~cpembed.targets.cpu.fetched_rows.fetches_rows` and
-    :func:`~cpembed.targets.cpu.fetched_columns.fetches_columns`."""
-
-    nest: Nest
-    threads: int
-    streamed: int | None
-    packing: PrivatePacking | None
-    fetches_results: bool
-    fetches_rows: bool
-    fetches_columns: bool
-    shared: SharedSums | None = None
-
-    @property
-    def copies(self) -> int:
-        """Elements of the parts' copies."""
-        return 0 if self.packing is None else self.nest.operands[0].elements
-
-
-@dataclass(frozen=True)
 class Schedules:
     """The schedules of a nest on a machine, by their estimates; ``unpadded``: the nest on the first
     factor as it came, where it can be read so."""
@@ -109,11 +85,14 @@ class Schedules:
     nest: Nest
     model: RegisterModel
     machine: Calibration
-    threads: int
     unpadded: Nest | None = None
     _kept: dict[object, tuple[Nest, Reuse]] = field(
         default_factory=dict[object, tuple[Nest, Reuse]], repr=False, compare=False
     )
+
+    @property
+    def threads(self) -> int:
+        return self.nest.threads
 
     def ranked(self) -> list[tuple[Estimate, Knobs]]:
         """Schedules worth timing, the fastest by estimate first; the same for the same machine."""
@@ -136,12 +115,12 @@ class Schedules:
         packed."""
         rows, columns = self.model.sides(self.nest, knobs)
         step = self.model.step(self.nest, self.machine, rows, columns)
-        streamed = self.model.streamed(self.nest, knobs)
+        past = self.model.non_temporal(self.nest, knobs)
         nest, reuse = self._executed(knobs)
-        found = estimate(nest, step, self.machine, self.threads, reuse, streamed, packed_bytes)
+        found = estimate(nest, step, self.machine, self.threads, reuse, past, packed_bytes)
         if knobs.parts == 1:
             return found
-        more = adding_us(nest.operands[2], self.machine, self.threads)
+        more = adding_us(nest, self.machine, self.threads)
         return replace(found, us=found.us + more, overhead_us=found.overhead_us + more)
 
     def applied(self, knobs: Knobs) -> Nest:
@@ -157,24 +136,28 @@ class Schedules:
             self._kept[key] = nest, Reuse(nest, self.threads)
         return self._kept[key]
 
-    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole: bool = False) -> Scheduled:
-        """What a back end writes down; raises as :func:`apply_knobs`.
+    def scheduled(self, program: DerivedProgram, knobs: Knobs, *, whole: bool = False) -> Nest:
+        """The nest that a back end writes down; raises as :func:`passes`.
 
-        ``whole``: it takes the first factor as it comes, and reads it there or packs it, each part
-        for itself.
+        ``whole``: it takes the first factor as it comes, and reads it there or packs it, each
+        thread for itself.
         """
-        (nest, reuse), streamed = self._executed(knobs), self.model.streamed(self.nest, knobs)
-        results = fetches_results(nest, reuse, self.machine)
-        shared = SharedSums.of(self.nest, knobs.parts) if knobs.parts > 1 else None
+        nest, reuse = self._executed(knobs)
         packing = self.packing(program, knobs) if whole else None
         original = self.on_original(knobs) if whole else None
+        asks, second_level = self.model.prefetched, self.machine.cache_bytes[1]
+        if Prefetch.C in asks:
+            nest = prefetch_c(nest, reuse, second_level)
         if original is not None:
-            nest, reuse = original, Reuse(original, self.threads)
-        # What a part packs for itself lies near.
-        rows = packing is None and fetches_rows(nest, reuse, self.machine)
-        columns = fetches_columns(nest, reuse, self.machine)
-        nest = nest if packing is None else packing.contraction
-        return Scheduled(nest, self.threads, streamed, packing, results, rows, columns, shared)
+            nest = replace(original, prefetched=nest.prefetched)
+            reuse = Reuse(nest, self.threads)
+        # What a thread packs for itself lies near.
+        if Prefetch.A in asks and packing is None:
+            nest = prefetch_a(nest, reuse, second_level, _SELDOM_ROWS)
+        if Prefetch.B in asks:
+            nest = prefetch_b(nest, reuse, second_level, _SELDOM_COLUMNS)
+        nest = replace(nest, non_temporal=self.model.non_temporal(self.nest, knobs))
+        return nest if packing is None else pack_per_thread(nest, packing)
 
     def on_original(self, knobs: Knobs) -> Nest | None:
         """What whole calls execute on the first factor as it came; None where they have it packed.
@@ -184,13 +167,13 @@ class Schedules:
         nest = apply_knobs(self.unpadded, self.model, knobs)
         return nest if reads_no_padding(nest) else None
 
-    def packing(self, program: DerivedProgram, knobs: Knobs) -> PrivatePacking | None:
+    def packing(self, program: DerivedProgram, knobs: Knobs) -> PerThreadPacking | None:
         """How the parts of a kernel pack the first factor; None where they do not, because it is
         read where it is or they share sums. Raises as :func:`apply_knobs`."""
         nest = self.applied(knobs)
         if knobs.parts > 1 or self.on_original(knobs) is not None:
             return None
-        return PrivatePacking.of(program, nest, self.threads, self.machine.cache_bytes[:2])
+        return plan_packing(program, nest, self.machine.cache_bytes[:2])
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():
@@ -231,16 +214,17 @@ class Schedules:
         if tasks >= self.threads or (self.nest.epilogue and self.nest.epilogue.vectors):
             return 1
         wanted = -(-self.threads // tasks)
-        return next((n for n in range(wanted, 1, -1) if loop_in_parts(self.nest, n)), 1)
+        return next((n for n in range(wanted, 1, -1) if loop_to_split(self.nest, n)), 1)
 
     def _panels(self, knobs: Knobs) -> Iterator[dict[str, int]]:
         """Panels of the loops of either factor, where all data are more than the second-level
         cache holds, and such whose results stay in it until all columns of them are written."""
-        room = self.machine.cache_bytes[1] * USED_SHARE / LINE_BYTES
+        room = self.machine.cache_bytes[1] * USED_SHARE / self.nest.line_bytes
         inner = {loop.name: loop.extent for loop in (*self.nest.reductions, *self.nest.inner)}
         everything = inner | {task.name: task.extent for task in self.nest.tasks}
+        touched = partial(touched_lines, line_bytes=self.nest.line_bytes)
         first, second, output = self.nest.operands
-        if sum(touched_lines(o, everything) for o in self.nest.operands) <= room:
+        if sum(touched(o, everything) for o in self.nest.operands) <= room:
             return
         rows, columns = (
             [loop for loop in loops if loop.steps > 1][:1]
@@ -248,11 +232,11 @@ class Schedules:
         )
         filling = [*itertools.product(rows, (first,), _PANELS)]
         filling += itertools.product(columns, (second,), _PANELS)
-        if knobs.columns_outermost and touched_lines(output, everything) > room:
+        if knobs.columns_outermost and touched(output, everything) > room:
             filling += itertools.product(rows, (output,), _PANELS[:1])
         found: set[tuple[str, int]] = set()
         for loop, operand, share in filling:
-            each = max(1, touched_lines(operand, everything | {loop.name: 1}))
+            each = max(1, touched(operand, everything | {loop.name: 1}))
             size = knobs.blocks.get(loop.origin, 1)
             points = size * max(1, int(room * share / each) // size)
             if size <= points < loop.steps and (loop.origin, points) not in found:
@@ -261,39 +245,41 @@ class Schedules:
 
 
 def apply_knobs(nest: Nest, model: RegisterModel, knobs: Knobs) -> Nest:
-    """Order, block and cut the tasks.
+    """The nest after :func:`passes`, which raises."""
+    return nest.after(passes(nest, model, knobs))
 
-    Raises :class:`LoweringError` for a block that does not fit the registers or names a loop that
-    shares nothing.
+
+def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
+    """What makes the loops of a schedule, in order.
+
+    Raises :class:`LoweringError` for a register tile that does not fit or names a loop that shares
+    nothing.
     """
     rows, columns = model.rows(nest), model.columns(nest)
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
     strange = [name for name in (*knobs.blocks, *knobs.panels) if name not in by_origin]
     if strange:
-        raise LoweringError(
-            f"loop {strange[0]} cannot be blocked: use one of {', '.join(by_origin)}"
-        )
-    block_sides = model.sides(nest, knobs)
+        raise LoweringError(f"loop {strange[0]} cannot be tiled: use one of {', '.join(by_origin)}")
+    sides = model.sides(nest, knobs)
     if knobs.streams and not model.streams:
         raise LoweringError("only loads of tiles can leave the nearest cache as it is")
-    if not model.fits(*block_sides):
-        raise LoweringError(
-            f"a block of {block_sides[0]} x {block_sides[1]} does not fit the registers"
-        )
+    if not model.fits(*sides):
+        raise LoweringError(f"a tile of {sides[0]} x {sides[1]} does not fit the registers")
     outer, inner = (columns, rows) if knobs.columns_outermost else (rows, columns)
-    nest = order_tasks(nest, [loop.name for loop in (*outer, *inner)])
-    nest = cut_panels(nest, {by_origin[name].name: size for name, size in knobs.panels.items()})
     # What is inside stays in registers while it is used again and again: the shorter side.
-    sides = (rows, columns) if block_sides[0] >= block_sides[1] else (columns, rows)
-    names = [loop.origin for side in sides for loop in side if loop.origin in knobs.blocks]
-    blocks = {by_origin[name].name: knobs.blocks[name] for name in names}
-    nest = drop_unit_loops(block(nest, blocks))
-    if knobs.parts == 1:
-        return nest
-    return drop_unit_loops(cut_sums(nest, knobs.parts, SUMS))
+    longer, shorter = (rows, columns) if sides[0] >= sides[1] else (columns, rows)
+    names = [loop.origin for loop in (*longer, *shorter) if loop.origin in knobs.blocks]
+    found: list[Pass] = [
+        partial(order_tasks, outermost_first=[loop.name for loop in (*outer, *inner)]),
+        partial(cache_tile, tiles={by_origin[n].name: size for n, size in knobs.panels.items()}),
+        partial(register_tile, tiles={by_origin[n].name: knobs.blocks[n] for n in names}),
+        shorten_remainder,
+        drop_unit_loops,
+    ]
+    return found if knobs.parts == 1 else [*found, partial(split_k, parts=knobs.parts)]
 
 
-def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
+def _choices(loops: Sequence[TileLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:
     """``(points of a block, block size per loop, number of blocks)`` up to ``largest`` points."""
     if not loops:
         yield 1, (), 1
@@ -301,4 +287,4 @@ def _choices(loops: Sequence[TaskLoop], largest: int) -> Iterator[tuple[int, tup
     *outer, loop = loops
     for size in range(1, min(loop.steps, largest) + 1):
         for points, blocks, count in _choices(outer, largest // size):
-            yield points * size, (*blocks, size), count * loop.blocks_of(size)
+            yield points * size, (*blocks, size), count * loop.tiles_of(size)

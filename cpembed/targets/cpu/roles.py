@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.errors import LoweringError
-from cpembed.kernel.blocking import can_block
-from cpembed.kernel.nest import Nest, TaskLoop
+from cpembed.kernel.nest import Nest, TileLoop
 from cpembed.kernel.program_nest import lane_name
+from cpembed.kernel.tiling import can_tile
 from cpembed.transform.program import DerivedProgram, Loop
 
 
@@ -66,7 +66,7 @@ def digits(nest: Nest, lane: str | None) -> tuple[Loop, ...]:
     )
 
 
-def row_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
+def row_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
     """Task loops that move the first factor and keep the second: what to block for its reuse.
 
     By falling distance between their points. With ``results``, those that move the results by a
@@ -75,18 +75,18 @@ def row_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
     return _blockable(nest, moves=0, keeps=1, results=results)
 
 
-def column_loops(nest: Nest, *, results: bool = False) -> tuple[TaskLoop, ...]:
+def column_loops(nest: Nest, *, results: bool = False) -> tuple[TileLoop, ...]:
     """Task loops that move the second factor and keep the first, likewise."""
     return _blockable(nest, moves=1, keeps=0, results=results)
 
 
-def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[TaskLoop, ...]:
-    def walks(number: int, loop: TaskLoop) -> bool:
+def _blockable(nest: Nest, *, moves: int, keeps: int, results: bool) -> tuple[TileLoop, ...]:
+    def walks(number: int, loop: TileLoop) -> bool:
         return loop.name in nest.operands[number].access.iterators
 
     found = (
         loop
         for loop in nest.tasks
-        if walks(moves, loop) and not walks(keeps, loop) and can_block(nest, loop, results=results)
+        if walks(moves, loop) and not walks(keeps, loop) and can_tile(nest, loop, results=results)
     )
     return tuple(sorted(found, key=lambda loop: -abs(nest.operands[moves].stride(loop.name))))

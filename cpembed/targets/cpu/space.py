@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 
-from cpembed.kernel.nest import TaskLoop
+from cpembed.kernel.nest import TileLoop
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.choice import PRODUCTS, Objective, moved, whole_call
 from cpembed.targets.cpu.estimate import Estimate
@@ -52,7 +52,7 @@ class CpuSpace(Space[Knobs]):
         return any(knobs.panels for _, knobs in self._kernels)
 
     @cached_property
-    def loops(self) -> tuple[tuple[TaskLoop, ...], tuple[TaskLoop, ...]]:
+    def loops(self) -> tuple[tuple[TileLoop, ...], tuple[TileLoop, ...]]:
         """What can be blocked: loops over rows, and over columns."""
         nest, model = self.schedules.nest, self.schedules.model
         rows, columns = (
@@ -146,7 +146,7 @@ class CpuSpace(Space[Knobs]):
         }
         nest, model = self.schedules.nest, self.schedules.model
         sides = (model.rows(nest), model.columns(nest))
-        walked = [any(loop.blocks_of(1) > 1 for loop in loops) for loops in sides]
+        walked = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
         ordered = schedule.columns_outermost or not all(walked)
         streams = schedule.streams and model.streams
         return Knobs(blocks, ordered, panels, streams, schedule.parts)
@@ -167,7 +167,7 @@ class CpuSpace(Space[Knobs]):
         return replace(knobs, panels=_other_panels(knobs, loop, random))
 
 
-def _other_panels(knobs: Knobs, loop: TaskLoop, random: Random) -> dict[str, int]:
+def _other_panels(knobs: Knobs, loop: TileLoop, random: Random) -> dict[str, int]:
     """A panel of the loop added, or one that is there removed, doubled or halved, in whole
     blocks."""
     block = knobs.blocks.get(loop.origin, 1)

@@ -11,19 +11,18 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from cpembed.errors import LoweringError
-from cpembed.kernel.blocking import can_block, split_lanes
-from cpembed.kernel.contraction import contraction_source
+from cpembed.kernel.emit import kernel_plan
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.nest import Borders, Nest, TaskLoop
+from cpembed.kernel.instruction import InstructionText, StoreText
+from cpembed.kernel.nest import Nest, Peeling, TileLoop
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest, lane_name
-from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.kernel.tiling import can_tile, split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration
-from cpembed.targets.cpu.dot_products import Registers, WriteResults
+from cpembed.targets.cpu.dot_products import Registers
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.fetched_results import fetch_results
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.targets.cpu.roles import lane_extent, row_loops
 from cpembed.transform.program import DerivedProgram
 
@@ -40,7 +39,7 @@ class LaneProduct:
     """A multiplication and an addition lane by lane, of what is widened to the lanes' type.
 
     It takes ``times`` as long, with the widening that it shares, as ``timed``, a product of a
-    calibration. ``attributes`` are what the compiler is told, ``results`` stores sums in a way of
+    calibration. ``attributes`` are what the compiler is told, ``store`` writes sums in a way of
     the instruction set's own.
     """
 
@@ -49,7 +48,7 @@ class LaneProduct:
     timed: str
     times: float
     attributes: tuple[str, ...] = ()
-    results: WriteResults | None = None
+    store: StoreText | None = None
 
 
 def back_end(product: LaneProduct) -> BackEnd:
@@ -62,29 +61,19 @@ def back_end(product: LaneProduct) -> BackEnd:
     )
 
 
-def plan(product: LaneProduct, program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+def plan(product: LaneProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
     """A kernel on vectors."""
-    lane = _lane(program)
-    source = contraction_source(
-        scheduled.nest,
-        scheduled.threads,
-        unrolled=_unrolled(scheduled.nest, lane),
-        vectorized={lane},
-        vectorized_update=True,
-        results=product.results,
-        packing=scheduled.packing,
-        shared=scheduled.shared,
-        in_registers=True,
-        each_step=[fetch_results] if scheduled.fetches_results else [],
-    )
-    return KernelPlan(
+    axis = _lane(program)
+    text = InstructionText(
         product.backend,
-        source,
-        attributes=product.attributes,
-        copies=scheduled.copies,
-        original=scheduled.nest.unpadded,
+        unrolled=_unrolled(nest, axis),
+        vectorized={axis},
+        vectorized_update=True,
         in_registers=True,
+        store=product.store,
+        attributes=product.attributes,
     )
+    return kernel_plan(nest, text)
 
 
 def _unrolled(nest: Nest, lane: str) -> set[str]:
@@ -110,31 +99,30 @@ def registers(product: LaneProduct) -> RegisterModel:
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
         """A product has a row of its own to widen, and shares its column's weights."""
-        del nest
         products = product.times * rows * columns + columns
         return BlockStep(
             products_ns=max(products * machine.product_ns[timed], machine.latency_ns[timed]),
             loads_ns=(rows + 1) * columns * machine.vector_line_ns[0],
             line_ns=machine.vector_line_ns,
-            stored_lines=rows * columns * product.registers.bytes / LINE_BYTES,
+            stored_lines=rows * columns * product.registers.bytes / nest.line_bytes,
         )
 
     return RegisterModel(fits, step, sums, timed, rows=_along, columns=_all_move)
 
 
-def _along(nest: Nest) -> tuple[TaskLoop, ...]:
+def _along(nest: Nest) -> tuple[TileLoop, ...]:
     """Of the loops that share the second factor, the one whose points are next to each other:
     neighbours share most of what the taps of a filter read, and that before registers overflow."""
     return tuple([loop for loop in row_loops(nest) if loop.steps > 1][-1:])
 
 
-def _all_move(nest: Nest) -> tuple[TaskLoop, ...]:
+def _all_move(nest: Nest) -> tuple[TileLoop, ...]:
     """Loops over further lanes: they move every operand, and share nothing but cache lines."""
     found = (
         loop
         for loop in nest.tasks
         if all(loop.name in operand.access.iterators for operand in nest.operands)
-        and can_block(nest, loop)
+        and can_tile(nest, loop)
     )
     return tuple(sorted(found, key=lambda loop: -abs(nest.operands[1].stride(loop.name))))
 
@@ -158,7 +146,7 @@ def lane_nest(
     """Lanes in digits; raises :class:`LoweringError` where the layout does not suit vectors;
     ``unpadded`` as in :func:`~cpembed.kernel.program_nest.kernel_nest`."""
     lane = _lane(program)
-    nest = split_lanes(kernel_nest(program, epilogue, unpadded=unpadded))
+    nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     extent = program.extents[program.instruction.computation.axes[0].name]
     if lane_extent(nest, lane) != extent:
         raise LoweringError(f"vectors need {extent} lanes that are one digit")
@@ -168,4 +156,4 @@ def lane_nest(
                 f"vectors need the lanes of operand {operand.parameter} at stride 1, "
                 f"not {operand.stride(lane)}"
             )
-    return replace(nest, borders=Borders.EVERY)
+    return replace(nest, peeling=Peeling.EVERY)

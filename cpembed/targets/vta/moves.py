@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cpembed.errors import WorkloadError
 from cpembed.kernel import runtime
-from cpembed.kernel.move import Direction
+from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
 from cpembed.targets.cpu.calibration import calibration

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from cpembed.kernel import runtime
-from cpembed.kernel.move import Direction
+from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.cpu.move_time import threads_worth

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Set
 from functools import partial
-from typing import Any
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.blocking import split_lanes
-from cpembed.kernel.contraction import INIT, STORE, UPDATE, contraction_source
-from cpembed.kernel.delayed_results import staged
+from cpembed.kernel.emit import kernel_plan
 from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.instruction import INIT, STORE, UPDATE, InstructionText
 from cpembed.kernel.nest import KernelOperand, Nest
+from cpembed.kernel.pipelined_epilogue import staged
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.program_nest import kernel_nest
-from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
-from cpembed.targets.cpu.fetched_results import fetch_results
-from cpembed.targets.cpu.register_blocks import RegisterModel, Scheduled
+from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.targets.cpu.roles import (
     LaneRoles,
     column_loops,
@@ -32,14 +30,13 @@ from cpembed.targets.cpu.roles import (
 from cpembed.targets.x86.amx_intrinsics import (
     configuration_statements,
     init_intrinsic,
-    register,
     release_statements,
     store_intrinsic,
     update_intrinsic,
 )
 from cpembed.targets.x86.narrow_store import ATTRIBUTES as STORES
 from cpembed.targets.x86.narrow_store import stored_together, write_narrow
-from cpembed.targets.x86.tiles import MAX_ROWS, TILES, fits, tile_grid
+from cpembed.targets.x86.tiles import MAX_ROWS, ROW_BYTES, TILES, fits, tile_grid
 from cpembed.transform.program import DerivedProgram
 
 _PRODUCTS = {
@@ -80,39 +77,27 @@ OPTIONS = ("-disable-post-ra:bool=true",)
 dependencies. It does not know that a tile register has a configured shape, so it must not run."""
 
 
-def plan(program: DerivedProgram, scheduled: Scheduled) -> KernelPlan:
+def plan(program: DerivedProgram, nest: Nest) -> KernelPlan:
     """A kernel on AMX tiles; raises :class:`LoweringError` where the layout does not suit them."""
-    roles, product, nest = lane_roles(program), _product(program), scheduled.nest
-    stored = nest if nest.epilogue is None else staged(nest)
+    roles, product = lane_roles(program), _product(program)
     group = _GROUPS.get(product, 4)
-    grid = tile_grid(stored, roles, group, useful_depth(program, roles, group))
-    source = contraction_source(
-        nest,
-        scheduled.threads,
-        prologue=configuration_statements(grid),
-        epilogue=release_statements(),
+    grid = tile_grid(staged(nest), roles, group, useful_depth(program, roles, group))
+    text = InstructionText(
+        "x86.amx",
         vectorized={digits(nest, roles.column)[-1].name},
-        stages=True,
-        results=write_narrow,
-        packing=scheduled.packing,
-        shared=scheduled.shared,
-        each_step=[fetch_results] if scheduled.fetches_results else [],
+        intrinsics={
+            INIT: (init_intrinsic(nest, grid), 0),
+            UPDATE: (update_intrinsic(nest, grid, product), len(nest.reductions)),
+            STORE: (store_intrinsic(nest, grid), 0),
+        },
+        setup=configuration_statements(grid),
+        teardown=release_statements(),
+        opaque=True,
+        store=write_narrow,
+        attributes=ATTRIBUTES,
+        options=OPTIONS,
     )
-    intrinsics = {
-        INIT: (init_intrinsic(nest, grid), 0),
-        UPDATE: (
-            update_intrinsic(nest, grid, product, scheduled.streamed),
-            len(nest.reductions),
-        ),
-        STORE: (store_intrinsic(stored, grid, scope="" if stored is nest else "local"), 0),
-    }
-
-    def schedule(work: Any) -> None:
-        for name, (intrinsic, depth) in intrinsics.items():
-            loops = work.get_loops(work.get_sblock(name, "main"))
-            work.tensorize(loops[depth], register(intrinsic))
-
-    return KernelPlan("x86.amx", source, schedule, ATTRIBUTES, OPTIONS, scheduled.copies)
+    return kernel_plan(nest, text)
 
 
 def register_model(program: DerivedProgram) -> RegisterModel:
@@ -139,7 +124,8 @@ def _step(
     first = nest.operands[0]
     tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
     group = _GROUPS.get(product, 4)
-    split = _split_share(first, {loop.name for loop in digits(nest, roles.depth)}, depth, group)
+    inside = {loop.name for loop in digits(nest, roles.depth)}
+    split = _split_share(first, inside, depth, group, nest.line_bytes)
     line_ns = machine.tile_line_ns[0]
     row_ns = line_ns + split * max(0.0, machine.split_line_ns - line_ns)
     timed = _timed(product)
@@ -166,7 +152,7 @@ def _stored(nest: Nest, roles: LaneRoles, columns: int) -> float:
     neighbours = any(nest.operands[2].stride(o.name) == lanes for o in column_loops(nest))
     most = stored_together(nest.epilogue, nest.sums) if neighbours else 1
     left, total = columns, 0.0
-    alone = LINE_BYTES // 4 * size_bytes(nest.epilogue.dtype)
+    alone = ROW_BYTES // 4 * size_bytes(nest.epilogue.dtype)
     for together in (4, 2, 1):
         count = left // together if together <= most else 0
         total += count * together * _STORED.get(alone * together, 1.0)
@@ -179,7 +165,9 @@ def _rows_apart(operand: KernelOperand, roles: LaneRoles) -> int:
     return 0 if roles.row is None else abs(operand.stride(roles.row))
 
 
-def _split_share(factor: KernelOperand, inside: Set[str], depth: int, group: int) -> float:
+def _split_share(
+    factor: KernelOperand, inside: Set[str], depth: int, group: int, line_bytes: int
+) -> float:
     """Of the rows of a factor's tiles, ``depth`` steps each, those in two lines: rows begin at all
     multiples, in a line, of what divides every distance between them; ``inside`` are the loops
     along a row."""
@@ -189,9 +177,9 @@ def _split_share(factor: KernelOperand, inside: Set[str], depth: int, group: int
         for term in factor.access.terms
         if not inside & set(term.iterators)
     ]
-    step = math.gcd(LINE_BYTES, *moves)
-    begins = LINE_BYTES // step
-    within = max(0, LINE_BYTES - depth * size) // step + 1
+    step = math.gcd(line_bytes, *moves)
+    begins = line_bytes // step
+    within = max(0, line_bytes - depth * size) // step + 1
     return 1 - min(begins, within) / begins
 
 
@@ -213,4 +201,4 @@ def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest
     """Lanes in digits, the depth cut where a 32-bit word of B ends."""
     group = _GROUPS.get(_product(program), 4)
     depth = lane_roles(program).depth
-    return split_lanes(kernel_nest(program, epilogue), {depth: (group,)})
+    return split_axes(kernel_nest(program, epilogue), {depth: (group,)})

@@ -7,30 +7,17 @@ exactly what the instructions do.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cpembed.ir.index import IndexExpr
+from cpembed.kernel.instruction import Intrinsic
 from cpembed.kernel.nest import KernelOperand, Nest
 from cpembed.kernel.nest_text import element, loop_headers, update_statement, write_block
+from cpembed.kernel.pipelined_epilogue import staged
 from cpembed.kernel.script import HEADER, Script, storage_dtype, zero
 from cpembed.targets.x86.tiles import TileGrid
 from cpembed.transform.program import Loop
-
-
-@dataclass(frozen=True)
-class IntrinsicSource:
-    """Description and implementation, as TVMScript."""
-
-    description: str
-    implementation: str
-
-    @property
-    def name(self) -> str:
-        """Equal for equal intrinsics, so that each is registered once."""
-        text = self.description + self.implementation
-        return f"cpembed_amx_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def call(intrinsic: str, *arguments: str) -> str:
@@ -54,7 +41,7 @@ def release_statements() -> list[str]:
     return [call("tilerelease")]
 
 
-def init_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
+def init_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:
     """Accumulator tiles to zero."""
     loops = nest.spatial_inner
     accumulator = f"acc[{nest.accumulator_access}]"
@@ -65,11 +52,9 @@ def init_intrinsic(nest: Nest, grid: TileGrid) -> IntrinsicSource:
     )
 
 
-def update_intrinsic(
-    nest: Nest, grid: TileGrid, product: str, streamed: int | None = None
-) -> IntrinsicSource:
-    """Load the block's tiles and multiply them; those of the factor ``streamed``, by number, past
-    the nearest cache (TILELOADDT1)."""
+def update_intrinsic(nest: Nest, grid: TileGrid, product: str) -> Intrinsic:
+    """Load the block's tiles and multiply them; those of the non-temporal factor past the nearest
+    cache (TILELOADDT1)."""
     factors = [_inner_part(operand, nest) for operand in nest.operands[:2]]
     inner = replace(nest, operands=(*factors, nest.operands[2]))
     return _intrinsic(
@@ -79,12 +64,13 @@ def update_intrinsic(
         True,
         nest.inner,
         update_statement(inner),
-        _products(grid, product, streamed),
+        _products(grid, product, nest.non_temporal),
     )
 
 
-def store_intrinsic(nest: Nest, grid: TileGrid, *, scope: str = "") -> IntrinsicSource:
-    """Accumulator tiles to the output, which lies in ``scope``."""
+def store_intrinsic(nest: Nest, grid: TileGrid) -> Intrinsic:
+    """Accumulator tiles to the output, or to the local buffer of what an epilogue stores."""
+    scope, nest = "local" if nest.epilogue else "", staged(nest)
     output = _inner_part(nest.operands[2], nest)
     stride = f"T.int64({grid.c_stride * 4})"
     statements = [
@@ -101,30 +87,18 @@ def store_intrinsic(nest: Nest, grid: TileGrid, *, scope: str = "") -> Intrinsic
     return _intrinsic(nest, (), (output,), False, nest.spatial_inner, statement, statements, scope)
 
 
-def register(source: IntrinsicSource) -> str:
-    """Make the intrinsic known to TVM and return its name."""
-    from tvm.s_tir import TensorIntrin
-
-    from cpembed.kernel.runtime import tvm
-
-    if TensorIntrin.get(source.name, allow_missing=True) is None:
-        parse = tvm().script.from_source
-        TensorIntrin.register(source.name, parse(source.description), parse(source.implementation))
-    return source.name
-
-
-def _products(grid: TileGrid, product: str, streamed: int | None) -> list[str]:
+def _products(grid: TileGrid, product: str, non_temporal: int | None) -> list[str]:
     """One side's tiles are loaded first and stay; each tile of the other side is loaded once and
     multiplied with all of them."""
 
     def load_a(row: int) -> str:
         stride = grid.a_stride * grid.element_bytes
-        return _load(grid.a_tile(row), f"A[{grid.a_offsets[row]}]", stride, past=streamed == 0)
+        return _load(grid.a_tile(row), f"A[{grid.a_offsets[row]}]", stride, past=non_temporal == 0)
 
     def load_b(column: int) -> str:
         stride = grid.b_stride * grid.element_bytes
         return _load(
-            grid.b_tile(column), f"B[{grid.b_offsets[column]}]", stride, past=streamed == 1
+            grid.b_tile(column), f"B[{grid.b_offsets[column]}]", stride, past=non_temporal == 1
         )
 
     def multiply(row: int, column: int) -> str:
@@ -166,7 +140,7 @@ def _intrinsic(
     statement: str,
     implementation: Sequence[str],
     scope: str = "",
-) -> IntrinsicSource:
+) -> Intrinsic:
     """``accumulates`` says whether the accumulators are written; read they are unless the block
     only initialises them. ``scope`` is that of what is written beside them."""
     accumulator = f"acc[0:{nest.accumulators}]"
@@ -198,7 +172,7 @@ def _intrinsic(
                     write_block(script, "scalar", loops, statement)
         return script.text()
 
-    return IntrinsicSource(function(fill=False), function(fill=True))
+    return Intrinsic(function(fill=False), function(fill=True))
 
 
 def _parameter(operand: KernelOperand, scope: str = "") -> str:

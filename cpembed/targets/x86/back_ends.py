@@ -18,7 +18,7 @@ from cpembed.targets.x86.narrow_store import write_narrow_here
 _AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
 
 _LANES = LaneProduct(
-    "x86.vector", ZMM, VPDPBUSD.name, 2.0, attributes=("+fast-dpwssd",), results=write_narrow_here
+    "x86.vector", ZMM, VPDPBUSD.name, 2.0, attributes=("+fast-dpwssd",), store=write_narrow_here
 )
 """Widening and multiplying takes two products' time (measured on Sapphire Rapids: 0.4 to 0.45 ns
 beside 0.18 to 0.2). Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a product and a sum, and two

@@ -62,7 +62,7 @@ VPDPBUSD = DotProduct(
     timed="vpdpbusd",
     call=_bytes,
     total=_bytes_total,
-    results=write_narrow_here,
+    store=write_narrow_here,
 )
 VDPBF16PS = DotProduct(
     name="vdpbf16ps",
@@ -76,7 +76,7 @@ VDPBF16PS = DotProduct(
     call=_pairs,
     total=_pairs_total,
     functions=_FUNCTIONS,
-    results=write_narrow_here,
+    store=write_narrow_here,
 )
 
 DOT_PRODUCTS = {dot.name: dot for dot in (VPDPBUSD, VDPBF16PS)}

@@ -7,7 +7,7 @@ import pytest
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import WIDER
 from cpembed.embedding.constraint_set import Weights
-from cpembed.kernel.move import SCATTERED
+from cpembed.kernel.layout_transform import SCATTERED
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import choices, compared
 from cpembed.targets.cpu import calibration

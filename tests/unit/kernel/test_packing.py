@@ -8,7 +8,7 @@ import pytest
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel import runtime
-from cpembed.kernel.move import Direction, effort
+from cpembed.kernel.layout_transform import Direction, effort
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
 from cpembed.transform.program import PackedDimension, PackedOperand

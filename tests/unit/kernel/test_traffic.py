@@ -10,9 +10,11 @@ import pytest
 
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.nest import KernelOperand, Nest, TaskLoop
-from cpembed.kernel.traffic import LINE_BYTES, USED_SHARE, Reuse, touched_lines
+from cpembed.kernel.nest import KernelOperand, Nest, TileLoop
+from cpembed.kernel.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.transform.program import Loop
+
+LINE_BYTES = 64
 
 
 def operand(parameter: str, dtype: str, terms: dict[str, int]) -> KernelOperand:
@@ -23,7 +25,7 @@ def operand(parameter: str, dtype: str, terms: dict[str, int]) -> KernelOperand:
 
 def gemm(m: int, n: int, k: int, *, columns_outermost: bool = True, block: int = 1) -> Nest:
     """C[m, n] += A[m, k] * B[n, k], all in bytes, k a row of 64."""
-    loops = (TaskLoop("n", n, block), TaskLoop("m", m))
+    loops = (TileLoop("n", n, block), TileLoop("m", m))
     return Nest(
         loops if columns_outermost else loops[::-1],
         (Loop("k", k, AxisKind.REDUCTION),),
@@ -42,7 +44,7 @@ def simulated(nest: Nest, lines: int, without: int | None = None) -> list[int]:
     loops = [*nest.reductions, *nest.inner]
     names = [task.name for task in nest.tasks] + [loop.name for loop in loops]
     starts = [
-        [min(i * task.block, task.extent - task.block) for i in range(task.count)]
+        [min(i * task.tile, task.extent - task.tile) for i in range(task.count)]
         for task in nest.tasks
     ]
     cache: OrderedDict[tuple[int, int], None] = OrderedDict()
@@ -96,7 +98,9 @@ def test_what_goes_past_a_cache_leaves_it_to_the_others(
 
 def test_nothing_moves_where_everything_fits() -> None:
     nest = gemm(6, 8, 4)
-    everything = sum(touched_lines(o, {"m": 6, "n": 8, "k": 4, "lane": 64}) for o in nest.operands)
+    everything = sum(
+        touched_lines(o, {"m": 6, "n": 8, "k": 4, "lane": 64}, LINE_BYTES) for o in nest.operands
+    )
     assert everything == 6 * 4 + 8 * 4 + 6 * 8
     assert sum(Reuse(nest).traffic(int(everything * LINE_BYTES / USED_SHARE) + 1)) == 0
     assert sum(Reuse(nest).traffic(int((everything - 1) * LINE_BYTES / USED_SHARE))) > 0
@@ -123,7 +127,7 @@ def test_threads_share_the_outermost_loops() -> None:
 def test_overlapping_windows_count_once(
     terms: dict[str, int], extents: dict[str, int], lines: int
 ) -> None:
-    assert touched_lines(operand("A", "int8", terms), extents) == lines
+    assert touched_lines(operand("A", "int8", terms), extents, LINE_BYTES) == lines
 
 
 @pytest.mark.parametrize(

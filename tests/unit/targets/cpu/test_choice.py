@@ -10,9 +10,9 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import BackendUnavailable, LoweringError
-from cpembed.kernel.move import effort
+from cpembed.kernel.layout_transform import effort
+from cpembed.kernel.per_thread_packing import plan_packing
 from cpembed.kernel.plan import Knobs
-from cpembed.kernel.private_packing import PrivatePacking
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.choice import ModelChoice, compared
 from cpembed.targets.cpu.build import Lowered, schedule_space
@@ -103,7 +103,7 @@ def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
     image, result = program.operand("I"), program.operand("O")
     assert image.elements == 16 * 16 * 64
     assert result.elements == 14 * 14 * 64
-    packing = PrivatePacking.of(program, nest, 2, machine().cache_bytes)
+    packing = plan_packing(program, replace(nest, threads=2), machine().cache_bytes)
     assert packing is not None
     lines = 16 * 16 * effort(image) * packing.share(), 14 * 14 * 4 * effort(result)
     still = replace(machine(), vector_line_ns=(0.25, 0.5, 0.0, 4.0))
@@ -136,7 +136,7 @@ def test_moves_wait_for_what_is_in_no_near_cache() -> None:
         launch_us=0.0,
         call_us=0.0,
     )
-    packing = PrivatePacking.of(program, nest, 1, figures.cache_bytes)
+    packing = plan_packing(program, replace(nest, threads=1), figures.cache_bytes)
     assert packing is not None
     image, result = 14 * 14, 14 * 14 * 4
 

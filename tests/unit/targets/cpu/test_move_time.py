@@ -12,7 +12,7 @@ from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.move import plan_move
+from cpembed.kernel.layout_transform import plan_move
 from cpembed.kernel.plan import KernelPlan, Knobs
 from cpembed.kernel.program_nest import in_order
 from cpembed.targets.cpu import build as kernel

@@ -212,14 +212,14 @@ def test_an_intrinsic_that_does_not_match_is_a_lowering_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(features.ASSUME_VARIABLE, "avx512f,avx512_vnni")
-    right = dot_products.register_dot
+    right = dot_products.dot_sources
 
     def wrong(
         dot: dot_products.DotProduct, first: str, second: str, apart: int, *, broadcast: bool
-    ) -> str:
+    ) -> tuple[str, str]:
         return right(dot, second, first, apart, broadcast=broadcast)
 
-    monkeypatch.setattr(dot_products, "register_dot", wrong)
+    monkeypatch.setattr(dot_products, "dot_sources", wrong)
     with pytest.raises(LoweringError, match="does not match the program") as caught:
         build(gemm_program(VNNI, m=4, n=16, k=4), VNNI, backend="native")
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Lines of results that a task asks for: all of them, once, and only where they come from afar."""
+"""Prefetch of C: all lines of a task's results, once, and only where they come from afar."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.contraction import contraction_source
+from cpembed.kernel.emit import emit
 from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.instruction import InstructionText
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import Knobs
-from cpembed.kernel.traffic import LINE_BYTES, Reuse
+from cpembed.kernel.prefetch import Prefetch, prefetch_c
+from cpembed.kernel.traffic import Reuse
 from cpembed.measure.verification import verify
 from cpembed.targets.cpu import build as kernel
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.fetched_results import fetch_results, fetches_results
 from cpembed.targets.x86.features import missing_features
-from tests.unit.kernel.asked import asked
-from tests.unit.kernel.asked import nest_of as asked_nest_of
+from tests.unit.kernel.prefetched import asked
+from tests.unit.kernel.prefetched import nest_of as asked_nest_of
 
 SPEC, VECTORS = hardware_spec("amx_int8"), hardware_spec("avx512_int8")
 DOTS = hardware_spec("avx512_vnni")
@@ -56,21 +57,20 @@ def nest_of(layer: str, dtype: str, blocks: dict[str, int]) -> Nest:
 def test_whole_lines_are_asked_for(
     layer: str, dtype: str, blocks: dict[str, int], lines: int | None
 ) -> None:
-    nest, machine = nest_of(layer, dtype, blocks), calibration()
-    small = replace(machine, cache_bytes=(16 << 10, 32 << 10, 64 << 20))
-    assert fetches_results(nest, Reuse(nest), small) == (lines is not None)
+    nest = nest_of(layer, dtype, blocks)
+    found = prefetch_c(nest, Reuse(nest), 32 << 10)
+    assert (Prefetch.C in found.prefetched) == (lines is not None)
     # What stays in the cache is there.
-    large = replace(machine, cache_bytes=(16 << 10, 64 << 20, 64 << 20))
-    assert not fetches_results(nest, Reuse(nest), large)
+    assert not prefetch_c(nest, Reuse(nest), 64 << 20).prefetched
     if lines is None:
         return
     size = size_bytes(nest.operands[2].dtype)
     places = [
         at * size
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
-        for at in asked(fetch_results, nest, nest.operands[2], step)
+        for at in asked(Prefetch.C, nest, step)
     ]
-    assert all(at % LINE_BYTES == 0 for at in places)
+    assert all(at % nest.line_bytes == 0 for at in places)
     assert len(places) == len(set(places)) == lines
 
 
@@ -82,11 +82,7 @@ def test_few_steps_ask_without_a_branch() -> None:
         nest = asked_nest_of(DOTS, words, knobs)
         loops = [range(loop.extent) for loop in nest.reductions]
         assert math.prod(map(len, loops)) == steps
-        places = [
-            at
-            for step in itertools.product(*loops)
-            for at in asked(fetch_results, nest, nest.operands[2], step)
-        ]
+        places = [at for step in itertools.product(*loops) for at in asked(Prefetch.C, nest, step)]
         assert len(places) == (25 if steps == 25 else 12)
         assert len(set(places)) == 12
 
@@ -140,7 +136,7 @@ def test_few_places_at_a_time_where_data_come_from_afar() -> None:
 def test_results_are_written_in_the_order_of_memory() -> None:
     """By pixels, and the columns of a pixel together, not by tiles."""
     nest = nest_of(LAYERS[0], "float32", {"rows": 2, "columns": 2})
-    source = contraction_source(nest, 1, stages=True)
+    source = emit(nest, InstructionText("test", opaque=True))
     loops = re.findall(r"for at_(\w+) in", source.partition('T.sblock("results")')[2])
     written = loops[: len(nest.spatial_inner)]
     strides = [nest.operands[2].stride(name) for name in written]

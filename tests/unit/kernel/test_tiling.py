@@ -1,4 +1,4 @@
-"""Lanes in digits, register blocks, task order: the same points in another order."""
+"""Tiling and loop order, instruction axes in digits: the same points in another order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.blocking import (
-    block,
-    drop_unit_loops,
-    order_reductions,
-    order_tasks,
-    split_lanes,
-)
-from cpembed.kernel.nest import KernelOperand, Nest, TaskLoop
+from cpembed.kernel.loop_order import order_reductions, order_tasks
+from cpembed.kernel.nest import KernelOperand, Nest, TileLoop
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.program_nest import kernel_nest
+from cpembed.kernel.tiling import drop_unit_loops, register_tile, split_axes
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules, apply_knobs
@@ -34,7 +29,7 @@ SIZES = {"n": 2, "c": 5, "h": 5, "w": 6, "k": 20, "r": 2, "s": 3}
 def points(nest: Nest) -> set[tuple[int, ...]]:
     """The elements that meet in each multiply-accumulate."""
     starts = [
-        [min(i * task.block, task.extent - task.block) for i in range(task.count)]
+        [min(i * task.tile, task.extent - task.tile) for i in range(task.count)]
         for task in nest.tasks
     ]
     loops = [*nest.reductions, *nest.inner]
@@ -51,7 +46,7 @@ def conv_nest() -> Nest:
     return kernel_nest(conv2d_program(VNNI, sizes=SIZES, pad=1, stride=2))
 
 
-def lane_nest(access: IndexExpr, extent: int) -> Nest:
+def axis_nest(access: IndexExpr, extent: int) -> Nest:
     """One inner loop ``l`` that the first operand reads by ``access``, the others plainly."""
     plain = IndexExpr.iterator("l")
     operands = (
@@ -65,25 +60,25 @@ def lane_nest(access: IndexExpr, extent: int) -> Nest:
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1, 1), (1, 1, 2, 2), (1, 1, 3, 2), (1, 2, 2, 1), (2, 1, 1, 3)]
 )
-def test_blocks_cover_exactly_the_points_of_the_nest(sizes: tuple[int, ...]) -> None:
+def test_register_tiles_cover_exactly_the_points_of_the_nest(sizes: tuple[int, ...]) -> None:
     nest = conv_nest()
     tasks = [task for task in nest.tasks if task.extent > 1]
     blocks = {task.name: size for task, size in zip(tasks, sizes, strict=False)}
-    assert points(block(nest, blocks)) == points(nest)
+    assert points(register_tile(nest, blocks)) == points(nest)
 
 
-def test_a_block_larger_than_its_loop_is_refused() -> None:
+def test_a_tile_larger_than_its_loop_is_refused() -> None:
     nest = conv_nest()
-    with pytest.raises(LoweringError, match="blocked by 99"):
-        block(nest, {nest.tasks[0].name: 99})
+    with pytest.raises(LoweringError, match="register tiles of 99"):
+        register_tile(nest, {nest.tasks[0].name: 99})
 
 
-def test_a_block_that_does_not_divide_is_moved_back() -> None:
+def test_a_remainder_tile_is_shifted_back() -> None:
     operands = tuple(
         KernelOperand(name, "int8", 100, IndexExpr.iterator("p")) for name in ("A", "B", "C")
     )
     first, second, output = operands
-    nest = block(Nest((TaskLoop("p", 7),), (), (), (first, second, output)), {"p": 3})
+    nest = register_tile(Nest((TileLoop("p", 7),), (), (), (first, second, output)), {"p": 3})
     assert nest.tasks[0].count == 3
     assert points(nest) == {(i, i, i) for i in range(7)}
 
@@ -105,43 +100,43 @@ def test_sums_walk_the_second_factor_as_it_lies_in_memory() -> None:
     assert distances != [abs(second.stride(loop.name)) for loop in nest.reductions]
 
 
-def test_lane_digits_are_split_where_an_operand_reads_them_apart() -> None:
+def test_axis_digits_are_split_where_an_operand_reads_them_apart() -> None:
     access = expr(("l", 50, 4, None), ("l", 1, 1, 4))
-    nest = lane_nest(access, 8)
-    split = split_lanes(nest)
+    nest = axis_nest(access, 8)
+    split = split_axes(nest)
     assert [(loop.name, loop.extent) for loop in split.inner] == [("l_4", 2), ("l_1", 4)]
     assert all(operand.access.is_affine for operand in split.operands)
     assert points(split) == points(nest)
 
 
-def test_lane_digits_at_natural_distances_are_one_loop() -> None:
-    nest = lane_nest(expr(("l", 8, 4, None), ("l", 2, 1, 4)), 8)
-    split = split_lanes(nest)
+def test_axis_digits_at_natural_distances_are_one_loop() -> None:
+    nest = axis_nest(expr(("l", 8, 4, None), ("l", 2, 1, 4)), 8)
+    split = split_axes(nest)
     assert [(loop.name, loop.extent) for loop in split.inner] == [("l", 8)]
     assert points(split) == points(nest)
 
 
 def test_kept_weights_stay_split() -> None:
-    split = split_lanes(lane_nest(expr(("l", 1)), 8), {"l": (4,)})
+    split = split_axes(axis_nest(expr(("l", 1)), 8), {"l": (4,)})
     assert [loop.extent for loop in split.inner] == [2, 4]
 
 
 def test_three_digits_with_a_middle_one_unused_keep_the_points() -> None:
-    nest = lane_nest(expr(("l", 7, 6, None), ("l", 3, 1, 2)), 12)
-    assert points(split_lanes(nest)) == points(nest)
+    nest = axis_nest(expr(("l", 7, 6, None), ("l", 3, 1, 2)), 12)
+    assert points(split_axes(nest)) == points(nest)
 
 
 def test_digits_that_do_not_nest_are_refused() -> None:
-    nest = lane_nest(IndexExpr((IndexTerm("l", 1, 2, None), IndexTerm("l", 9, 3, None))), 12)
+    nest = axis_nest(IndexExpr((IndexTerm("l", 1, 2, None), IndexTerm("l", 9, 3, None))), 12)
     with pytest.raises(LoweringError, match="do not nest"):
-        split_lanes(nest)
+        split_axes(nest)
 
 
 def product_nest(rows: dict[str, int], columns: dict[str, int]) -> Nest:
     """A product whose row loops walk A and C, its column loops B and C; names as given."""
     a = IndexExpr.of([IndexTerm(name, 10 ** (3 - i)) for i, name in enumerate(rows)])
     b = IndexExpr.of([IndexTerm(name) for name in columns])
-    tasks = [TaskLoop(name, extent, origin=name) for name, extent in {**rows, **columns}.items()]
+    tasks = [TileLoop(name, extent, origin=name) for name, extent in {**rows, **columns}.items()]
     operands = (
         KernelOperand("A", "int8", 9999, a),
         KernelOperand("B", "int8", 9999, b),
@@ -163,7 +158,7 @@ def model(largest: int, limit: int = 99) -> RegisterModel:
 
 
 def scheduled(nest: Nest, registers: RegisterModel) -> Schedules:
-    return Schedules(nest, registers, MACHINE, threads=1)
+    return Schedules(nest, registers, MACHINE)
 
 
 def test_a_block_is_chosen_by_its_cost_and_must_fit() -> None:
@@ -223,7 +218,7 @@ def test_panels_are_proposed_where_data_outgrow_the_second_level_cache() -> None
     def panels(cache: int) -> bool:
         machine = replace(MACHINE, cache_bytes=(cache // 4, cache, 0))
         nest = product_nest({"p": 30}, {"k": 40})
-        found = Schedules(nest, model(largest=4), machine, threads=1).ranked()
+        found = Schedules(nest, model(largest=4), machine).ranked()
         return any(knobs.panels for _, knobs in found)
 
     assert panels(1 << 10)
@@ -242,5 +237,5 @@ def test_knobs_beyond_the_registers_or_on_other_loops_are_refused() -> None:
     nest = product_nest({"p": 8}, {"k": 8})
     with pytest.raises(LoweringError, match="does not fit"):
         apply_knobs(nest, model(largest=8, limit=8), Knobs({"p": 3, "k": 3}))
-    with pytest.raises(LoweringError, match="loop c cannot be blocked: use one of p, k"):
+    with pytest.raises(LoweringError, match="loop c cannot be tiled: use one of p, k"):
         apply_knobs(nest, model(largest=8), Knobs({"c": 2}))

@@ -13,9 +13,9 @@ from functools import cached_property, lru_cache
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.kernel.im2col_packing import Windows
 from cpembed.kernel.traffic import LINE_BYTES
 from cpembed.kernel.transposition import Blocks
-from cpembed.kernel.window_packing import Windows
 from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
 

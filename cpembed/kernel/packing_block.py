@@ -1,9 +1,8 @@
-"""Tasks of a contraction one after the other, by what they read of a packed operand.
+"""Packing blocks: consecutive tasks, and the rows of a packed operand that they read.
 
 The outermost loops of the tasks often move the outermost dimensions of the operand that is packed:
-images, rows, points of a row. Tasks that follow each other then read *rows* of the operand, points
-of those dimensions, that follow each other; a stretch of them reads a range, which can be packed
-just before.
+images, rows, points of a row. Consecutive tasks then read consecutive *rows* of the operand, points
+of those dimensions; the tasks of a packing block read a range, which can be packed just before.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.nest import Nest, TaskLoop
+from cpembed.kernel.nest import Nest, TileLoop
 from cpembed.kernel.program_nest import in_points
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 
 @dataclass(frozen=True)
-class Walk:
-    """``loops`` are the outermost ones of ``task_count`` tasks, each of which moves one of the
-    outermost dimensions of an operand, ``steps`` rows a point; ``inside`` tasks are an iteration of
-    the last one.
+class RowAccess:
+    """Which rows tasks read: ``loops`` are the outermost ones of ``task_count`` tasks, each of
+    which moves one of the outermost dimensions of an operand, ``steps`` rows a point; ``inside``
+    tasks are an iteration of the last one.
 
     A task reads ``span`` rows, from ``low`` after those that its points move. The operand has
     ``row_count`` rows, each of which is ``each`` rows of :mod:`~cpembed.kernel.packing`.
     """
 
-    loops: tuple[TaskLoop, ...]
+    loops: tuple[TileLoop, ...]
     steps: tuple[int, ...]
     low: int
     span: int
@@ -43,12 +42,12 @@ class Walk:
         return self.loops[-1].count
 
     @property
-    def move(self) -> int:
+    def step(self) -> int:
         """Rows from an iteration of the last loop to the next, at most."""
-        return self.steps[-1] * self.loops[-1].block
+        return self.steps[-1] * self.loops[-1].tile
 
     def first_row(self, task: int) -> int:
-        """That a task reads."""
+        """The first row that a task reads."""
         row, inside = self.low, self.inside
         for loop, step in zip(reversed(self.loops), reversed(self.steps), strict=True):
             row += step * loop.start(task // inside % loop.count)
@@ -66,104 +65,105 @@ class Walk:
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """The tasks of each of ``parts`` parts, ``points`` iterations of the walk's last loop at a
-    time, never across an iteration of the loops around it; all of them at once where 0."""
+class PackingBlocks:
+    """The tasks of each of ``chunks`` chunks, ``points`` iterations of the last loop of ``access``
+    at a time, never across an iteration of the loops around it; all of them at once where 0."""
 
-    walk: Walk
-    parts: int
+    access: RowAccess
+    chunks: int
     points: int
 
     @staticmethod
-    def whole(walk: Walk, parts: int) -> Stretches:
-        return Stretches(walk, parts, 0)
+    def whole(access: RowAccess, chunks: int) -> PackingBlocks:
+        return PackingBlocks(access, chunks, 0)
 
     @staticmethod
-    def of(walk: Walk, parts: int, rows: int) -> Stretches | None:
-        """The longest that read no more than ``rows`` rows, or the shortest where none reads what
-        another does; None where one iteration reads more."""
-        if walk.span > rows:
+    def of(access: RowAccess, chunks: int, rows: int) -> PackingBlocks | None:
+        """The longest blocks that read no more than ``rows`` rows, or the shortest where none reads
+        what another does; None where one iteration reads more."""
+        if access.span > rows:
             return None
-        most = min(walk.count, 1 + (rows - walk.span) // walk.move)
-        if walk.span == walk.move:
+        most = min(access.count, 1 + (rows - access.span) // access.step)
+        if access.span == access.step:
             most = 1
         # All of about the same length.
-        return Stretches(walk, parts, -(-walk.count // -(-walk.count // most)))
+        return PackingBlocks(access, chunks, -(-access.count // -(-access.count // most)))
 
     @property
     def rows(self) -> int:
-        """The most that a stretch reads."""
+        """The most that a block reads."""
         if self.points:
-            return self.walk.span + (self.points - 1) * self.walk.move
-        return max(end - first for first, end in map(self._part_rows, range(self.parts)))
+            return self.access.span + (self.points - 1) * self.access.step
+        return max(end - first for first, end in map(self._chunk_rows, range(self.chunks)))
 
     def share(self) -> float:
-        """Of all rows, what the part packs that packs most, some of them more than once."""
-        walk = self.walk
+        """Of all rows, the share of the chunk that packs most, some of them more than once."""
+        access = self.access
         if not self.points:
-            return self.rows / walk.row_count
-        mine = -(-walk.task_count // walk.inside // self.parts)
-        read = -(-mine // self.points) * (walk.span - walk.move) + mine * walk.move
-        return read / walk.row_count
+            return self.rows / access.row_count
+        mine = -(-access.task_count // access.inside // self.chunks)
+        read = -(-mine // self.points) * (access.span - access.step) + mine * access.step
+        return read / access.row_count
 
-    def numbers(self, part: str, tasks: tuple[str, str]) -> tuple[str, str]:
-        """The first number, and the end, of the stretches of a part's tasks."""
+    def numbers(self, chunk: str, tasks: tuple[str, str]) -> tuple[str, str]:
+        """The first number, and the end, of the blocks of a chunk's tasks."""
         if not self.points:
-            return part, f"{part} + 1"
+            return chunk, f"{chunk} + 1"
         first, end = tasks
         return self._number(first), f"{self._number(f'{end} - 1')} + 1"
 
-    def tasks(self, stretch: str, tasks: tuple[str, str]) -> tuple[str, str]:
-        """The first task of a stretch, and the end, of those of a part."""
+    def tasks(self, block: str, tasks: tuple[str, str]) -> tuple[str, str]:
+        """The first task of a block, and the end, of those of a chunk."""
         if not self.points:
             return tasks
-        walk, around = self.walk, self._around
-        length = self.points * walk.inside
-        first, end = f"{stretch} * {length}", f"({stretch} + 1) * {length}"
-        if walk.count % self.points:
+        access, around = self.access, self._around
+        length = self.points * access.inside
+        first, end = f"{block} * {length}", f"({block} + 1) * {length}"
+        if access.count % self.points:
             # The last one of an iteration of the loops around is shorter.
-            begin = f"{stretch} // {around} * {walk.count * walk.inside}"
-            place = f"{stretch} % {around}"
+            begin = f"{block} // {around} * {access.count * access.inside}"
+            place = f"{block} % {around}"
             first = f"{begin} + {place} * {length}"
-            end = f"{begin} + T.min(({place} + 1) * {length}, {walk.count * walk.inside})"
+            end = f"{begin} + T.min(({place} + 1) * {length}, {access.count * access.inside})"
         return f"T.max({tasks[0]}, {first})", f"T.min({tasks[1]}, {end})"
 
     def packing_rows(self, first: str, end: str) -> tuple[str, str]:
         """The rows of :func:`~cpembed.kernel.packing.packed_rows` that tasks read."""
-        walk = self.walk
-        last = f"{walk.first_row_text(f'{end} - 1')} + {walk.span}"
-        stop = f"T.min({walk.row_count}, {last})"
-        return _times(walk.first_row_text(first), walk.each), _times(stop, walk.each)
+        access = self.access
+        last = f"{access.first_row_text(f'{end} - 1')} + {access.span}"
+        stop = f"T.min({access.row_count}, {last})"
+        return _times(access.first_row_text(first), access.each), _times(stop, access.each)
 
     @property
     def _around(self) -> int:
-        """Stretches of an iteration of the loops around the last one."""
-        return -(-self.walk.count // self.points)
+        """Blocks of an iteration of the loops around the last one."""
+        return -(-self.access.count // self.points)
 
     def _number(self, task: str) -> str:
-        walk, length = self.walk, self.points * self.walk.inside
-        if walk.count % self.points == 0:
+        access, length = self.access, self.points * self.access.inside
+        if access.count % self.points == 0:
             return f"({task}) // {length}"
-        whole = walk.count * walk.inside
+        whole = access.count * access.inside
         return f"({task}) // {whole} * {self._around} + ({task}) % {whole} // {length}"
 
-    def _part_rows(self, part: int) -> tuple[int, int]:
-        walk, total = self.walk, self.walk.task_count
-        first, last = part * total // self.parts, (part + 1) * total // self.parts - 1
-        end = min(walk.row_count, walk.first_row(last) + walk.span)
-        return walk.first_row(first), end
+    def _chunk_rows(self, chunk: int) -> tuple[int, int]:
+        access, total = self.access, self.access.task_count
+        first, last = chunk * total // self.chunks, (chunk + 1) * total // self.chunks - 1
+        end = min(access.row_count, access.first_row(last) + access.span)
+        return access.first_row(first), end
 
 
-def walks(
+def row_accesses(
     program: DerivedProgram, operand: PackedOperand, nest: Nest, rows: tuple[int, int]
-) -> list[Walk]:
-    """Of more and more loops; none where the outermost loop of more than one task does not move the
-    operand's outermost dimension of more than one element, forwards. ``nest`` has its tasks as they
-    are executed; ``rows`` are the operand's of :func:`~cpembed.kernel.packing.rows_of`."""
+) -> list[RowAccess]:
+    """Which rows tasks read, by more and more of the outermost loops; none where the outermost loop
+    of more than one task does not move the operand's outermost dimension of more than one element,
+    forwards. ``nest`` has its tasks as they are executed; ``rows`` are the operand's of
+    :func:`~cpembed.kernel.packing.rows_of`."""
     count, dimensions = rows
     tasks = [task for task in nest.tasks if task.count > 1]
     positions = [n for n, extent in enumerate(operand.shape[:dimensions]) if extent > 1]
-    found: list[Walk] = []
+    found: list[RowAccess] = []
     moves: list[tuple[int, int, int, int]] = []
     for number, position in enumerate(positions[: len(tasks)]):
         move = _move(program, operand.access[position], tasks[: number + 1])
@@ -176,9 +176,9 @@ def walks(
         low = sum(weight * least for weight, (*_, least, _) in zip(weights, moves, strict=True))
         high = sum(weight * most for weight, (*_, most) in zip(weights, moves, strict=True))
         loops = tasks[: number + 1]
-        blocks = sum(s * (each.block - 1) for s, each in zip(steps, loops, strict=True))
+        blocks = sum(s * (each.tile - 1) for s, each in zip(steps, loops, strict=True))
         found.append(
-            Walk(
+            RowAccess(
                 tuple(loops),
                 tuple(steps),
                 low,
@@ -193,7 +193,7 @@ def walks(
 
 
 def _move(
-    program: DerivedProgram, index: IndexExpr, loops: Sequence[TaskLoop]
+    program: DerivedProgram, index: IndexExpr, loops: Sequence[TileLoop]
 ) -> tuple[int, int, int] | None:
     """Elements of a dimension that a point of the last loop moves, forwards, and the range of what
     else moves it; None where another of the loops does."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.kernel.script import Script, grid
-from cpembed.kernel.window_runs import Digit, Place, Run, Source, condition
+from cpembed.kernel.segments import Digit, Place, Run, Source, condition
 
 _MOST_RUNS = 64
 """Runs of a window at most, each of which is written down."""

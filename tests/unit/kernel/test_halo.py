@@ -1,4 +1,4 @@
-"""Steps that see nothing but padding: which they are, by looking at every element."""
+"""Steps that see only padding: which they are, by looking at every element."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.margins import bodies, executed_share, guarded, reads_no_padding
+from cpembed.kernel.halo import executed_share, guarded, index_sets, reads_no_padding
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.build import schedule_space
@@ -53,9 +53,9 @@ def test_share_of_the_steps(words: str, blocks: dict[str, int], share: float) ->
 
 def _counted(nest: Nest) -> float:
     """By the body that each task has, and all points of each step."""
-    found = bodies(nest)
+    found = index_sets(nest)
     starts = [[task.start(number) for number in range(task.count)] for task in nest.tasks]
-    read = {name for margin in nest.margins for name in margin.access.iterators}
+    read = {name for coordinate in nest.halo for name in coordinate.access.iterators}
     inner = [loop for loop in nest.inner if loop not in nest.steps and loop.name in read]
     lanes = [
         dict(zip((loop.name for loop in inner), at, strict=True))
@@ -73,9 +73,10 @@ def _counted(nest: Nest) -> float:
             point = at | dict(zip((loop.name for loop in loops), step, strict=True))
             inside = all(
                 any(
-                    margin.access.evaluate(point | lane) in range(margin.elements) for lane in lanes
+                    coordinate.access.evaluate(point | lane) in range(coordinate.elements)
+                    for lane in lanes
                 )
-                for margin in nest.margins
+                for coordinate in nest.halo
             )
             executed = all(
                 eval(condition[3:-1], {}, point)
@@ -95,7 +96,7 @@ def test_a_condition_is_where_its_loop_is_and_only_where_it_can_fail() -> None:
     found = [guarded(nest, nest.reductions[:n], {}) for n in range(len(nest.reductions) + 1)]
     assert sum(map(len, found)) == 1
     nest = applied("conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 layout=NHWC")
-    assert not nest.margins
+    assert not nest.halo
 
 
 @pytest.mark.quick(2)
@@ -146,7 +147,7 @@ def test_an_unpadded_image_is_read_where_it_is(
     nest = unpadded(target, words, blocks)
     assert nest is not None
     assert reads_no_padding(nest)
-    assert len(bodies(nest)) == kinds
+    assert len(index_sets(nest)) == kinds
     assert _counted(nest) == pytest.approx(executed_share(nest))
 
 
@@ -165,14 +166,14 @@ def test_an_unpadded_image_is_read_where_it_is(
 )
 def test_blocks_of_which_some_are_shorter(words: str, blocks: dict[str, int], kinds: int) -> None:
     nest = applied(words, **{name.replace(".", "_"): size for name, size in blocks.items()})
-    assert len(bodies(nest)) == kinds
-    uneven = [task for task in nest.tasks if task.shorter]
+    assert len(index_sets(nest)) == kinds
+    uneven = [task for task in nest.tasks if task.remainder]
     assert len(uneven) == 1
     for task in uneven:
         found = [
             task.start(number) + point
             for number in range(task.count)
-            for point in range(task.block - (number >= task.count - task.shorter))
+            for point in range(task.tile - (number >= task.count - task.remainder))
         ]
         assert found == list(range(task.extent))
         starts = [eval(task.start_text(str(n)), {"T": _Min}) for n in range(task.count)]
@@ -188,8 +189,8 @@ class _Min:
 
 def test_what_cannot_be_a_point_shorter_is_moved_back() -> None:
     nest = applied("conv2d n=1 c=16 h=5 w=9 k=16 r=1 s=1 layout=NHWC", q_o=7)
-    assert not any(task.shorter for task in nest.tasks)
-    assert [task.start(1) for task in nest.tasks if task.block == 7] == [2]
+    assert not any(task.remainder for task in nest.tasks)
+    assert [task.start(1) for task in nest.tasks if task.tile == 7] == [2]
 
 
 def unpadded(target: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest | None:

@@ -13,11 +13,11 @@ from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
-from cpembed.kernel.move import Direction, effort, runs
+from cpembed.kernel.im2col_packing import Windows
+from cpembed.kernel.layout_transform import Direction, effort, runs
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.window_packing import Windows
-from cpembed.kernel.window_runs import Bound
+from cpembed.kernel.segments import Bound
 from cpembed.targets.cpu.variants import in_windows, require_variant
 from cpembed.transform.data import execute, pack
 from cpembed.transform.program import DerivedProgram, PackedOperand

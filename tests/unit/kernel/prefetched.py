@@ -1,10 +1,10 @@
-"""What a step of a kernel's reductions asks for, read off its text; and nests to look at."""
+"""What a step of a kernel's reductions prefetches, read off its text; and nests to look at."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +18,11 @@ from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.nest import KernelOperand, Nest
 from cpembed.kernel.nest_text import loop_variable
 from cpembed.kernel.plan import Knobs
+from cpembed.kernel.prefetch import Prefetch, write_prefetches
 from cpembed.kernel.script import Script
-from cpembed.kernel.traffic import LINE_BYTES
 from cpembed.targets.cpu import build as kernel
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.register_blocks import Scheduled
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 
@@ -33,16 +32,16 @@ class _T:
 
 
 def asked(
-    write: Callable[[Script, Nest], None],
+    which: Prefetch,
     nest: Nest,
-    operand: KernelOperand,
     step: tuple[int, ...],
     tasks: Mapping[str, int] | None = None,
 ) -> list[int]:
-    """Elements of an operand whose lines a step asks for; loops of tasks that ``tasks`` does not
+    """Elements whose lines a step prefetches of an operand; loops of tasks that ``tasks`` does not
     name are at their beginning."""
+    operand = nest.operands["ABC".index(which.name)]
     script = Script()
-    write(script, nest)
+    write_prefetches(script, replace(nest, prefetched=frozenset({which})))
     values: dict[str, object] = {"T": _T, **dict.fromkeys(operand.access.iterators, 0)}
     values |= tasks or {}
     values |= {loop_variable(o): at for o, at in zip(nest.reductions, step, strict=True)}
@@ -64,6 +63,7 @@ def read_lines(nest: Nest, operand: KernelOperand, tasks: Mapping[str, int]) -> 
     loops = (*nest.reductions, *(o for o in nest.inner if o.name in operand.access.iterators))
     names = [loop.name for loop in loops]
     return lines_of(
+        nest,
         operand,
         (
             operand.access.evaluate({**tasks, **dict(zip(names, point, strict=True))})
@@ -72,13 +72,13 @@ def read_lines(nest: Nest, operand: KernelOperand, tasks: Mapping[str, int]) -> 
     )
 
 
-def lines_of(operand: KernelOperand, elements: Iterable[int]) -> set[int]:
-    return {at * size_bytes(operand.dtype) // LINE_BYTES for at in elements}
+def lines_of(nest: Nest, operand: KernelOperand, elements: Iterable[int]) -> set[int]:
+    return {at * size_bytes(operand.dtype) // nest.line_bytes for at in elements}
 
 
 def verified(
     spec: HardwareSpec, words: str, knobs: Knobs, threads: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Scheduled, CompiledKernel]:
+) -> tuple[Nest, CompiledKernel]:
     """A schedule and its kernel for a machine with hardly any cache, which has computed the same as
     the reference, on packed operands and in whole calls; skips where this CPU lacks something."""
     if missing := missing_features(spec):

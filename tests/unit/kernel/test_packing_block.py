@@ -1,10 +1,11 @@
-"""Stretches of tasks, against what each task reads of a packed operand."""
+"""Packing blocks, against what each task reads of a packed operand."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +13,9 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import rows_of
-from cpembed.kernel.private_packing import PrivatePacking
+from cpembed.kernel.packing_block import PackingBlocks, RowAccess, row_accesses
+from cpembed.kernel.per_thread_packing import plan_packing
 from cpembed.kernel.program_nest import in_points
-from cpembed.kernel.stretches import Stretches, Walk, walks
 from cpembed.targets.cpu.build import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram, PackedOperand
@@ -41,17 +42,17 @@ def packed(target: str, layer: str) -> Iterator[tuple[DerivedProgram, Nest, Pack
 
 
 def rows_read(
-    program: DerivedProgram, nest: Nest, operand: PackedOperand, walk: Walk, task: int
+    program: DerivedProgram, nest: Nest, operand: PackedOperand, access: RowAccess, task: int
 ) -> set[int]:
-    """Rows of the walk that a task reads, by the operand's own access."""
+    """Rows that a task reads, by the operand's own access."""
     starts: dict[str, range] = {}
     inside = nest.task_count
     for loop in nest.tasks:
         inside //= loop.count
-        at = min(task // inside % loop.count * loop.block, max(0, loop.extent - loop.block))
-        starts[loop.origin] = range(at, at + loop.block)
+        at = min(task // inside % loop.count * loop.tile, max(0, loop.extent - loop.tile))
+        starts[loop.origin] = range(at, at + loop.tile)
     dimensions = 1 + next(
-        n for n in range(len(operand.shape)) if _rows(operand, n + 1) == walk.row_count
+        n for n in range(len(operand.shape)) if _rows(operand, n + 1) == access.row_count
     )
     found = {0}
     for position in range(dimensions):
@@ -82,50 +83,50 @@ def value(text: str, **names: int) -> int:
 
 
 @pytest.mark.parametrize("target, layer", LAYERS)
-def test_a_walk_knows_what_each_task_reads(target: str, layer: str) -> None:
+def test_which_rows_each_task_reads(target: str, layer: str) -> None:
     seen = 0
     for program, nest, operand in packed(target, layer):
-        for walk in walks(program, operand, nest, rows_of(operand)):
+        for access in row_accesses(program, operand, nest, rows_of(operand)):
             seen += 1
             for task in range(0, nest.task_count, 1 + nest.task_count // 40):
-                first = walk.first_row(task)
-                assert value(walk.first_row_text("at"), at=task) == first
-                read = rows_read(program, nest, operand, walk, task)
-                assert (min(read), max(read)) == (first, first + walk.span - 1)
+                first = access.first_row(task)
+                assert value(access.first_row_text("at"), at=task) == first
+                read = rows_read(program, nest, operand, access, task)
+                assert (min(read), max(read)) == (first, first + access.span - 1)
     assert seen
 
 
 @pytest.mark.parametrize("target, layer", LAYERS)
-@pytest.mark.parametrize("parts", [1, 3])
-def test_stretches_are_all_tasks_in_order(target: str, layer: str, parts: int) -> None:
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_packing_blocks_are_all_tasks_in_order(target: str, layer: str, chunks: int) -> None:
     for program, nest, operand in packed(target, layer):
-        for walk in walks(program, operand, nest, rows_of(operand)):
-            for more in (0, 2, walk.count):
-                found = Stretches.of(walk, parts, walk.span + more * walk.move)
+        for access in row_accesses(program, operand, nest, rows_of(operand)):
+            for more in (0, 2, access.count):
+                found = PackingBlocks.of(access, chunks, access.span + more * access.step)
                 assert found is not None
-                longest = 1 if walk.span == walk.move else min(walk.count, 1 + more)
+                longest = 1 if access.span == access.step else min(access.count, 1 + more)
                 assert longest / 2 < found.points <= longest
                 check(found, nest.task_count)
-            assert Stretches.of(walk, parts, walk.span - 1) is None
-            check(Stretches.whole(walk, parts), nest.task_count)
+            assert PackingBlocks.of(access, chunks, access.span - 1) is None
+            check(PackingBlocks.whole(access, chunks), nest.task_count)
 
 
-def check(found: Stretches, total: int) -> None:
-    """Each part's stretches are its tasks, one after the other, and read no more than they say."""
-    walk, most = found.walk, 0
-    for part in range(found.parts):
-        mine = str(part * total // found.parts), str((part + 1) * total // found.parts)
-        numbers = [value(text, part=part) for text in found.numbers("part", mine)]
+def check(found: PackingBlocks, total: int) -> None:
+    """Each chunk's blocks are its tasks, one after the other, and read no more than they say."""
+    access, most = found.access, 0
+    for chunk in range(found.chunks):
+        mine = str(chunk * total // found.chunks), str((chunk + 1) * total // found.chunks)
+        numbers = [value(text, chunk=chunk) for text in found.numbers("chunk", mine)]
         expected = int(mine[0])
         for number in range(*numbers):
-            first, end = (value(text, stretch=number) for text in found.tasks("stretch", mine))
+            first, end = (value(text, block=number) for text in found.tasks("block", mine))
             assert first == expected < end
             expected = end
             low, high = (value(text) for text in found.packing_rows(str(first), str(end)))
-            assert low == walk.first_row(first) * walk.each
-            last = min(walk.row_count, walk.first_row(end - 1) + walk.span)
-            assert high == last * walk.each
-            most = max(most, last - walk.first_row(first))
+            assert low == access.first_row(first) * access.each
+            last = min(access.row_count, access.first_row(end - 1) + access.span)
+            assert high == last * access.each
+            most = max(most, last - access.first_row(first))
         assert expected == int(mine[1])
     assert most <= found.rows
 
@@ -142,13 +143,13 @@ def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
     program = windows.candidate.program
     space = schedule_space(program, spec)
     rows_outermost = next(k for _, k in space.ranked() if not k.columns_outermost and not k.panels)
-    nest = space.applied(rows_outermost)
-    packing = PrivatePacking.of(program, nest, 1, (48 << 10, 2 << 20))
+    nest = replace(space.applied(rows_outermost), threads=1)
+    packing = plan_packing(program, nest, (48 << 10, 2 << 20))
     assert packing is not None
-    assert packing.stretches is not None
+    assert packing.blocks is not None
     assert packing.bytes <= 24 << 10 < packing.operand.elements
     assert packing.share() == pytest.approx(1.0)
     # Where a cache is as large as you like, rows of a window are packed once.
-    whole = PrivatePacking.of(program, nest, 1, (1 << 30, 1 << 30))
+    whole = plan_packing(program, nest, (1 << 30, 1 << 30))
     assert whole is not None
     assert whole.share() == pytest.approx(1.0)

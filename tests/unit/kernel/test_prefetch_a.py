@@ -1,4 +1,4 @@
-"""Rows that are asked for a task ahead: all lines that the next task reads, where they are far."""
+"""Prefetch of A, a task ahead: all lines that the next task reads, where they are far."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from cpembed.api.solve import hardware_spec
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.contraction import contraction_source
-from cpembed.kernel.nest_text import ahead
+from cpembed.kernel.emit import emit
+from cpembed.kernel.instruction import InstructionText
+from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import Knobs
+from cpembed.kernel.prefetch import Prefetch, ahead, prefetch_a
 from cpembed.kernel.traffic import Reuse
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.fetched_rows import fetch_rows, fetches_rows
-from tests.unit.kernel.asked import asked, lines_of, nest_of, read_lines, verified
+from tests.unit.kernel.prefetched import asked, lines_of, nest_of, read_lines, verified
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -42,22 +42,25 @@ def test_a_task_asks_for_what_the_next_one_reads(
     places = [
         at
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
-        for at in asked(fetch_rows, nest, first, step, named)
+        for at in asked(Prefetch.A, nest, step, named)
     ]
-    assert lines_of(first, places) == read_lines(nest, first, last)
+    assert lines_of(nest, first, places) == read_lines(nest, first, last)
 
 
 def test_only_what_is_far_and_not_seldom() -> None:
     knobs = Knobs({"m.o": 5, "n.o": 2})
-    nest, machine = nest_of(VNNI, "gemm m=400 n=64 k=512", knobs), calibration()
-    small = replace(machine, cache_bytes=(1 << 10, 64 << 10, 64 << 20))
-    assert fetches_rows(nest, Reuse(nest), small)
-    large = replace(machine, cache_bytes=(1 << 10, 16 << 20, 64 << 20))
-    assert not fetches_rows(nest, Reuse(nest), large)
+
+    def is_annotated(nest: Nest, cache_bytes: int) -> bool:
+        return Prefetch.A in prefetch_a(nest, Reuse(nest), cache_bytes, 1 / 16).prefetched
+
+    nest = nest_of(VNNI, "gemm m=400 n=64 k=512", knobs)
+    assert is_annotated(nest, 64 << 10)
+    assert not is_annotated(nest, 16 << 20)
+    assert not is_annotated(nest, 0), "unknown"
     # The same rows for many columns, and these inside.
     wide = nest_of(VNNI, "gemm m=40 n=2048 k=512", knobs)
     columns = replace(wide, tasks=tuple(sorted(wide.tasks, key=lambda o: o.origin != "m.o")))
-    assert not fetches_rows(columns, Reuse(columns), small)
+    assert not is_annotated(columns, 64 << 10)
 
 
 KERNELS = [
@@ -95,7 +98,8 @@ def test_kernels_that_ask_compute_the_same(
 def test_the_next_task_is_named() -> None:
     spec, words, blocks = CASES[0]
     nest = nest_of(spec, words, Knobs(blocks))
-    source = contraction_source(nest, 1, each_step=[fetch_rows], ahead=[1])
+    nest = replace(nest, prefetched=frozenset({Prefetch.A}))
+    source = emit(nest, InstructionText("test"))
     for loop in nest.tasks:
         (bound,) = re.findall(rf"{ahead(loop.name, 1)} = (.*)", source)
         assert "(T.min(task + 1, " in bound

@@ -1,29 +1,29 @@
-"""What a task stores of its sums while the next task's products are on their way."""
+"""Software-pipelined epilogue: a task's results are computed while the next task's products run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from cpembed.kernel.instruction import InstructionText
 from cpembed.kernel.nest import KernelOperand, Nest
 from cpembed.kernel.nest_text import (
     STAGE,
     bind_task,
     loop_headers,
+    region_lines,
     store_statement,
     write_block,
-    write_regions,
 )
 from cpembed.kernel.script import Script
 from cpembed.transform.program import Loop
 
-Results = Callable[[Script, Nest, str], bool]
-"""Writes what a task stores of its sums, from the buffer in which they are; False where it does
-not."""
-
 
 def staged(nest: Nest) -> Nest:
-    """A nest with an epilogue as its accumulators are stored: to a local buffer."""
+    """A nest with an epilogue as its accumulators are stored: to a local buffer. Another nest is
+    itself."""
+    if nest.epilogue is None:
+        return nest
     first, second, output = nest.operands
     stage = replace(
         output, dtype=nest.sums, elements=nest.accumulators, access=nest.accumulator_access
@@ -32,39 +32,36 @@ def staged(nest: Nest) -> Nest:
 
 
 @dataclass(frozen=True)
-class Delayed:
-    """What becomes of a task's sums, which lie in a buffer."""
+class PipelinedEpilogue:
+    """The results of a task's sums, which lie in the local buffer."""
 
     nest: Nest
-    unrolled: tuple[str, ...]
-    vectorized: tuple[str, ...]
-    results: Results | None
+    text: InstructionText
 
     def write(self, script: Script, task: str, condition: str | None = None) -> None:
-        """The results of a task, where there is such a one."""
+        """The results of a task, under a condition where there may be none."""
         loops = {loop.name for loop in self.nest.tasks}
 
         def named(loop: str) -> str:
             return f"{loop}_stored" if loop in loops else loop
 
+        def renamed(operand: KernelOperand) -> KernelOperand:
+            return replace(operand, access=operand.access.rename(named))
+
         first, second, output = self.nest.operands
-        output = replace(output, access=output.access.rename(named))
-        channels = self.nest.channels
-        if channels is not None:
-            channels = replace(channels, access=channels.access.rename(named))
-        nest = replace(self.nest, operands=(first, second, output), channels=channels)
-        spatial = nest.spatial_inner
+        channels = None if self.nest.channels is None else renamed(self.nest.channels)
+        nest = replace(self.nest, operands=(first, second, renamed(output)), channels=channels)
         statement = store_statement(nest, f"{STAGE}[{nest.accumulator_access}]")
         with script.nested('with T.sblock("results"):'):
             bind_task(script, nest, task, named)
-            write_regions(script, nest, stages=True)
-            conditions = [] if condition is None else [f"if {condition}:"]
-            with script.nested(*conditions):
-                if self.results is not None and self.results(script, nest, STAGE):
+            script.lines(region_lines(nest, stages=True))
+            with script.nested(*([] if condition is None else [f"if {condition}:"])):
+                if self.text.store is not None and self.text.store(script, nest, STAGE):
                     return
-                inward = self._in_order(spatial, output)
-                with script.nested(*loop_headers(inward, self.unrolled, self.vectorized)):
-                    write_block(script, "result", inward, statement)
+                loops_inward = self._in_order(nest.spatial_inner, output)
+                headers = loop_headers(loops_inward, self.text.unrolled, self.text.vectorized)
+                with script.nested(*headers):
+                    write_block(script, "result", loops_inward, statement)
 
     def _in_order(self, loops: Sequence[Loop], output: KernelOperand) -> list[Loop]:
         """The loops in the order in which results lie in memory, as far as vectors let them: lines
@@ -72,6 +69,6 @@ class Delayed:
         the time in the order of tiles)."""
 
         def inward(loop: Loop) -> tuple[bool, int]:
-            return loop.name in self.vectorized, -abs(output.stride(loop.name))
+            return loop.name in self.text.vectorized, -abs(output.stride(loop.name))
 
         return sorted(loops, key=inward)

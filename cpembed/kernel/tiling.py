@@ -1,4 +1,4 @@
-"""Rewrites of a nest: register blocks over spatial loops, lanes split into their digits."""
+"""Tiling passes: register tiles, cache tiles, instruction axes split into their digits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.nest import Borders, KernelOperand, Nest, TaskLoop
+from cpembed.kernel.nest import KernelOperand, Nest, TileLoop
 from cpembed.transform.program import Loop
 
 
@@ -23,8 +23,8 @@ class _Digit:
     extent: int
 
 
-def can_block(nest: Nest, loop: TaskLoop, *, results: bool = False) -> bool:
-    """Whether a block of the loop advances both factors by a constant, and with ``results`` what is
+def can_tile(nest: Nest, loop: TileLoop, *, results: bool = False) -> bool:
+    """Whether a tile of the loop advances both factors by a constant, and with ``results`` what is
     stored too: that of overlapping tiles it need not."""
     return all(
         term.is_affine
@@ -34,94 +34,52 @@ def can_block(nest: Nest, loop: TaskLoop, *, results: bool = False) -> bool:
     )
 
 
-def block(nest: Nest, blocks: Mapping[str, int]) -> Nest:
-    """Give each task ``blocks[loop]`` steps of a task loop; they become inner loops, outside the
-    lanes and in the order of ``blocks``. Of the loops that these do not divide, one has blocks
-    that are a point shorter where the nest's tasks may have several bodies."""
+def register_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
+    """Give each task ``tiles[loop]`` steps of a task loop; they become inner loops, outside the
+    instruction axes and in the order of ``tiles``."""
     tasks = tuple(
-        replace(t, block=blocks[t.name] * t.unit) if t.name in blocks else t for t in nest.tasks
+        replace(t, tile=tiles[t.name] * t.unit) if t.name in tiles else t for t in nest.tasks
     )
-    blocked = [task for task in tasks if task.name in blocks and task.unit == 1]
-    uneven = [task for task in blocked if 0 < task.points - task.extent <= task.count]
-    if uneven and nest.borders is not Borders.WHOLE:
-        most = max(uneven, key=lambda task: task.points / task.extent)
-        even = replace(most, shorter=most.points - most.extent)
-        tasks = tuple(even if task is most else task for task in tasks)
     by_name = {task.name: task for task in tasks}
     steps: list[Loop] = []
     split: dict[str, IndexExpr] = {}
-    for name, size in blocks.items():
+    for name, size in tiles.items():
         task = by_name[name]
         if size == 1:
             continue
-        if size > task.steps or not can_block(nest, task):
-            raise LoweringError(f"a loop of {task.steps} steps cannot be blocked by {size}")
+        if size > task.steps or not can_tile(nest, task):
+            raise LoweringError(f"a loop of {task.steps} steps has no register tiles of {size}")
         steps.append(Loop(task.step, size, AxisKind.SPATIAL))
         split[name] = IndexExpr.of([IndexTerm(name), IndexTerm(task.step, task.unit)])
-    return _substituted(nest, split, tasks=tasks, inner=(*steps, *nest.inner))
+    return substituted(nest, split, tasks=tasks, inner=(*steps, *nest.inner))
 
 
-def cut_panels(nest: Nest, panels: Mapping[str, int]) -> Nest:
-    """Cut task loops into panels of ``panels[loop]`` steps: a loop over panels, outermost, and
-    one over the points of a panel, at the loop's place and with its name."""
-    outside: list[TaskLoop] = []
+def cache_tile(nest: Nest, tiles: Mapping[str, int]) -> Nest:
+    """Cut task loops into tiles of ``tiles[loop]`` steps: a loop over these, outermost, and one
+    over the points of a tile, at the loop's place and with its name."""
+    outside: list[TileLoop] = []
     tasks = list(nest.tasks)
     split: dict[str, IndexExpr] = {}
-    for name, size in panels.items():
+    for name, size in tiles.items():
         place = next(number for number, task in enumerate(tasks) if task.name == name)
         task = tasks[place]
         points = size * task.unit
         if points >= task.extent:
             continue
-        if size < 1 or not can_block(nest, task):
-            raise LoweringError(f"a loop of {task.steps} steps has no panels of {size}")
-        outside.append(TaskLoop(f"{name}_panel", task.extent, points, f"{task.origin} panel"))
+        if size < 1 or not can_tile(nest, task):
+            raise LoweringError(f"a loop of {task.steps} steps has no cache tiles of {size}")
+        outside.append(TileLoop(f"{name}_panel", task.extent, points, f"{task.origin} panel"))
         tasks[place] = replace(task, extent=points)
         split[name] = IndexExpr.of([IndexTerm(f"{name}_panel"), IndexTerm(name)])
-    return _substituted(nest, split, tasks=(*outside, *tasks))
+    return substituted(nest, split, tasks=(*outside, *tasks))
 
 
-def loop_in_parts(nest: Nest, parts: int) -> Loop | None:
-    """The outermost loop of the reductions that can be cut into so many parts."""
-    return next((loop for loop in nest.reductions if loop.extent % parts == 0), None)
-
-
-def cut_sums(nest: Nest, parts: int, sums: str) -> Nest:
-    """Make tasks of the ``parts`` of a reduction: the outermost task loop walks them, and each
-    stores its sums to its own part of the buffer ``sums``.
-
-    Raises :class:`LoweringError` where no loop can be cut so, or the epilogue has vectors, which
-    are not known by the place of an element.
-    """
-    if nest.epilogue is not None and nest.epilogue.vectors:
-        raise LoweringError("with a bias or a scale, sums are not shared by threads")
-    found = loop_in_parts(nest, parts)
-    if found is None:
-        raise LoweringError(f"no loop of the reductions has a multiple of {parts} steps")
-    whole = f"{found.name}_part"
-    steps = found.extent // parts
-    split = {found.name: IndexExpr.of([IndexTerm(whole, steps), IndexTerm(found.name)])}
-    shorter = (replace(o, extent=steps) if o is found else o for o in nest.reductions)
-    part = TaskLoop(whole, parts, origin="part of the sums")
-    nest = _substituted(nest, split, tasks=(part, *nest.tasks), reductions=tuple(shorter))
-    first, second, output = nest.operands
-    mine = IndexExpr.of([IndexTerm(whole, output.elements)])
-    apart = KernelOperand(sums, nest.sums, output.elements * parts, output.access + mine)
-    return replace(
-        nest,
-        operands=(first, second, apart),
-        epilogue=None,
-        channels=None,
-        sums_dtype=nest.sums,
-    )
-
-
-def split_lanes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> Nest:
-    """Replace each inner loop by the digits in which the accesses use it, outermost first.
+def split_axes(nest: Nest, keep: Mapping[str, Sequence[int]] | None = None) -> Nest:
+    """Replace each instruction axis by the digits in which the accesses use it, outermost first.
 
     Afterwards every access is affine in the inner loops. Digits that every operand walks as one
-    loop are merged again, except at the weights that ``keep`` names. A loop that needs no split
-    keeps its name; digits are named ``<loop>_<weight>``.
+    loop are merged again, except at the weights that ``keep`` names. An axis that needs no split
+    keeps its name; digits are named ``<axis>_<weight>``.
     """
     kept = keep or {}
     inner: list[Loop] = []
@@ -154,25 +112,8 @@ def drop_unit_loops(nest: Nest) -> Nest:
     )
 
 
-def order_tasks(nest: Nest, outermost_first: Sequence[str]) -> Nest:
-    """Change the order in which tasks run; loops not named stay outside, in their order."""
-    named = {task.name: task for task in nest.tasks}
-    rest = [task for task in nest.tasks if task.name not in outermost_first]
-    return replace(nest, tasks=(*rest, *(named[name] for name in outermost_first)))
-
-
-def order_reductions(nest: Nest) -> Nest:
-    """Sum in the order in which the second factor lies in memory: a core foresees a few places that
-    it walks along, not one for each point of a window."""
-    second = nest.operands[1]
-
-    def inward(loop: Loop) -> int:
-        return -abs(second.stride(loop.name))
-
-    return replace(nest, reductions=tuple(sorted(nest.reductions, key=inward)))
-
-
-def _substituted(nest: Nest, split: Mapping[str, IndexExpr], **others: Any) -> Nest:
+def substituted(nest: Nest, split: Mapping[str, IndexExpr], **others: Any) -> Nest:
+    """The nest with iterators replaced in every access, and other fields replaced."""
     return nest.changed(lambda o: replace(o, access=o.access.substitute(split)), **others)
 
 
@@ -190,7 +131,7 @@ def _weights(nest: Nest, loop: Loop, wanted: Sequence[int]) -> list[int]:
     for low, high in itertools.pairwise(weights):
         if high % low:
             raise LoweringError(
-                f"lane {loop.name} of extent {loop.extent} is read in digits of {low} and {high}, "
+                f"axis {loop.name} of extent {loop.extent} is read in digits of {low} and {high}, "
                 "which do not nest"
             )
     return weights if len(weights) > 1 else [1, 1]

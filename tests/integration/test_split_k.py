@@ -1,4 +1,4 @@
-"""Reductions in parts, summed by several threads: the same results; chosen where tasks are few."""
+"""Split-K: the same results; chosen where tasks are few."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.blocking import loop_in_parts
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.packing import packed_before
+from cpembed.kernel.split_k import loop_to_split
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
@@ -62,7 +62,7 @@ def test_parts_of_sums_are_added_up(
             for epilogue in (None, Epilogue("float32", relu=True)):
                 space = schedule_space(program, spec, epilogue=epilogue)
                 knobs = replace(space.best(), parts=parts)
-                if loop_in_parts(space.nest, parts) is None:
+                if loop_to_split(space.nest, parts) is None:
                     with pytest.raises(LoweringError, match=f"multiple of {parts} steps"):
                         space.scheduled(program, knobs)
                     continue

@@ -1,5 +1,5 @@
-"""Blocks of columns that are asked for while the ones before them are multiplied: all their lines,
-where they are far."""
+"""Prefetch of B: all lines of a tile of columns while the one before is multiplied, where they are
+far."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import pytest
 
 from cpembed.api.solve import hardware_spec
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.contraction import contraction_source
-from cpembed.kernel.nest import TaskLoop
-from cpembed.kernel.nest_text import ahead, turn
+from cpembed.kernel.emit import emit
+from cpembed.kernel.instruction import InstructionText
+from cpembed.kernel.nest import Nest, TileLoop
 from cpembed.kernel.plan import Knobs
+from cpembed.kernel.prefetch import Prefetch, ahead, prefetch_b, tasks_in_turn, turn
 from cpembed.kernel.traffic import Reuse
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.fetched_columns import fetch_columns, fetches_columns, in_turn
-from tests.unit.kernel.asked import asked, lines_of, nest_of, read_lines, verified
+from tests.unit.kernel.prefetched import asked, lines_of, nest_of, read_lines, verified
 
 VNNI, BF16 = hardware_spec("avx512_vnni"), hardware_spec("avx512_bf16")
 CASES = [
@@ -34,7 +33,7 @@ CASES = [
 @pytest.mark.parametrize("spec, words, knobs", CASES)
 def test_tasks_ask_for_all_of_the_next_block(spec: HardwareSpec, words: str, knobs: Knobs) -> None:
     nest = nest_of(spec, words, knobs)
-    second, tasks = nest.operands[1], in_turn(nest)
+    second, tasks = nest.operands[1], tasks_in_turn(nest)
     assert 1 < tasks < nest.task_count
     last = {loop.name: loop.start(loop.count - 1) for loop in nest.tasks}
     named = {ahead(name, tasks): at for name, at in last.items()}
@@ -42,9 +41,9 @@ def test_tasks_ask_for_all_of_the_next_block(spec: HardwareSpec, words: str, kno
         at
         for step in itertools.product(*(range(loop.extent) for loop in nest.reductions))
         for number in range(tasks)
-        for at in asked(fetch_columns, nest, second, step, {**named, turn(tasks): number})
+        for at in asked(Prefetch.B, nest, step, {**named, turn(tasks): number})
     ]
-    assert lines_of(second, places) == read_lines(nest, second, last)
+    assert lines_of(nest, second, places) == read_lines(nest, second, last)
 
 
 @pytest.mark.parametrize("spec, words, knobs", CASES)
@@ -58,29 +57,29 @@ def test_so_many_tasks_in_turn_multiply_the_same_columns(
         for place in _places(nest.tasks)
     ]
     lengths = {len(list(same)) for _, same in itertools.groupby(blocks)}
-    assert lengths == {in_turn(nest)}
+    assert lengths == {tasks_in_turn(nest)}
 
 
-def _places(tasks: tuple[TaskLoop, ...]) -> list[dict[str, int]]:
+def _places(tasks: tuple[TileLoop, ...]) -> list[dict[str, int]]:
     starts = [[(task.name, task.start(at)) for at in range(task.count)] for task in tasks]
     return [dict(place) for place in itertools.product(*starts)]
 
 
-def test_only_blocks_from_afar_that_several_tasks_multiply() -> None:
+def test_only_tiles_from_afar_that_several_tasks_multiply() -> None:
     knobs = Knobs({"m.o": 6, "n.o": 3})
-    nest, machine = nest_of(VNNI, "gemm m=48 n=512 k=512", knobs), calibration()
-    small = replace(machine, cache_bytes=(1 << 10, 128 << 10, 64 << 20))
-    assert fetches_columns(nest, Reuse(nest), small)
-    large = replace(machine, cache_bytes=(1 << 10, 16 << 20, 64 << 20))
-    assert not fetches_columns(nest, Reuse(nest), large)
-    alone = nest_of(VNNI, "gemm m=6 n=512 k=512", knobs)
-    assert not fetches_columns(alone, Reuse(alone), small)
-    only = nest_of(VNNI, "gemm m=48 n=48 k=4096", knobs)
-    assert not fetches_columns(only, Reuse(only), small)
-    inside = nest_of(VNNI, "gemm m=48 n=512 k=512", replace(knobs, columns_outermost=False))
-    assert not fetches_columns(inside, Reuse(inside), small)
-    seldom = nest_of(VNNI, "gemm m=4800 n=512 k=512", knobs)
-    assert not fetches_columns(seldom, Reuse(seldom), small)
+
+    def is_annotated(nest: Nest, cache_bytes: int = 128 << 10) -> bool:
+        return Prefetch.B in prefetch_b(nest, Reuse(nest), cache_bytes, 1 / 8).prefetched
+
+    nest = nest_of(VNNI, "gemm m=48 n=512 k=512", knobs)
+    assert is_annotated(nest)
+    assert not is_annotated(nest, 16 << 20)
+    assert not is_annotated(nest, 0), "unknown"
+    assert not is_annotated(nest_of(VNNI, "gemm m=6 n=512 k=512", knobs)), "one task"
+    assert not is_annotated(nest_of(VNNI, "gemm m=48 n=48 k=4096", knobs)), "one tile"
+    inside = replace(knobs, columns_outermost=False)
+    assert not is_annotated(nest_of(VNNI, "gemm m=48 n=512 k=512", inside))
+    assert not is_annotated(nest_of(VNNI, "gemm m=4800 n=512 k=512", knobs)), "seldom"
 
 
 KERNELS = [
@@ -105,14 +104,15 @@ def test_kernels_that_ask_compute_the_same(
 ) -> None:
     """Also the last block, which has none after it."""
     scheduled, built = verified(spec, words, knobs, threads, monkeypatch)
-    assert scheduled.fetches_columns
+    assert Prefetch.B in scheduled.prefetched
     assert "prefetcht1" in built.assembly()
 
 
 def test_the_tasks_of_the_next_block_are_named() -> None:
     nest = nest_of(*CASES[1])
-    tasks = in_turn(nest)
-    source = contraction_source(nest, 1, each_step=[fetch_columns], ahead=[tasks])
+    tasks = tasks_in_turn(nest)
+    nest = replace(nest, prefetched=frozenset({Prefetch.B}))
+    source = emit(nest, InstructionText("test"))
     for loop in nest.tasks:
         (bound,) = re.findall(rf"{ahead(loop.name, tasks)} = (.*)", source)
         assert f"(T.min(task + {tasks}, " in bound
