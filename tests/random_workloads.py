@@ -131,3 +131,23 @@ def irregular(rng: random.Random, form: str) -> Computation:
 
 def any_operator(rng: random.Random) -> Computation:
     return operator(rng, OPERATORS[rng.choice(sorted(OPERATORS))])
+
+
+PRIMES = (1, 2, 3, 5, 7, 11, 13, 17, 23, 37, 61)
+
+
+def layer(rng: random.Random, *, along_lanes: bool = False) -> str:
+    """Words of a convolution or a product of prime sizes: strides, dilation, padding, groups,
+    layouts, transposed operands; ``along_lanes`` of a depthwise convolution."""
+    if not along_lanes and rng.random() < 0.3:
+        m, n, k = (rng.choice(PRIMES) for _ in range(3))
+        return f"gemm m={m} n={n} k={k} trans_a={rng.randint(0, 1)} trans_b={rng.randint(0, 1)}"
+    r, s = rng.choice((1, 2, 3, 5)), rng.choice((1, 2, 3))
+    dilation, pad = rng.choice((1, 1, 2)), rng.randint(0, 2)
+    h, w = (rng.choice((5, 7, 11, 13)) + dilation * (size - 1) for size in (r, s))
+    window = f"h={h} w={w} r={r} s={s} pad={pad} stride={rng.choice((1, 1, 2, 3))}"
+    window += f" dilation={dilation} layout={rng.choice(('NCHW', 'NHWC'))}"
+    n, c, k = rng.choice((1, 1, 2)), rng.choice(PRIMES), rng.choice(PRIMES)
+    if along_lanes:
+        return f"depthwise n={n} c={c} {window}"
+    return f"conv2d n={n} c={c} k={k} groups={rng.choice((1, 1, 1, 2, 3))} {window}"

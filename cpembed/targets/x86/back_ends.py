@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
@@ -12,7 +13,7 @@ from cpembed.targets.cpu import dot_columns, dot_rows, vector
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.vector import LaneProduct
 from cpembed.targets.x86 import amx
-from cpembed.targets.x86.dot_products import DOT_PRODUCTS, VPDPBUSD, ZMM
+from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, VPDPBUSD, YMM, ZMM
 from cpembed.targets.x86.narrow_store import write_narrow_here
 
 _AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
@@ -25,16 +26,22 @@ beside 0.18 to 0.2). Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a produc
 instructions of it again where that shortens a chain: here there are many chains, and ports are what
 is short."""
 
-_BY_FEATURE: Mapping[str, BackEnd] = {
+_YMM_LANES = replace(_LANES, backend="x86.avx2", registers=YMM, attributes=AVX2_ONLY, results=None)
+
+_COLUMNS: Mapping[str, BackEnd] = {
     "amx_int8": _AMX,
     "amx_bf16": _AMX,
     **{dot.feature: dot_columns.back_end(dot) for dot in DOT_PRODUCTS.values()},
-    "avx512bw": vector.back_end(_LANES),
 }
-"""Of several features the first."""
+"""Of several features the first; so below."""
 
 _ALONG_ROWS: Mapping[str, BackEnd] = {
     dot.feature: dot_rows.back_end(dot) for dot in DOT_PRODUCTS.values()
+}
+
+_LANE_BY_LANE: Mapping[str, BackEnd] = {
+    "avx512bw": vector.back_end(_LANES),
+    "avx2": vector.back_end(_YMM_LANES),
 }
 
 
@@ -72,4 +79,7 @@ def shapes_taken(spec: HardwareSpec) -> str:
 
 
 def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
-    return _ALONG_ROWS if dot_rows.is_along_rows(spec) else _BY_FEATURE
+    """By the shape of the instruction: one sum, a sum for each step of its only axis, or more."""
+    if dot_rows.is_along_rows(spec):
+        return _ALONG_ROWS
+    return _LANE_BY_LANE if len(spec.instruction.axes) == 1 else _COLUMNS

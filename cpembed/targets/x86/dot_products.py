@@ -1,24 +1,32 @@
-"""The dot products of x86: AVX512-VNNI's of four bytes, AVX512-BF16's of two values."""
+"""The dot products of x86: VNNI's of four bytes, AVX512-BF16's of two values."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
 from cpembed.targets.x86.narrow_store import write_narrow_here
 
-ZMM = Registers(32, 64)
+ZMM, YMM = Registers(32, 64), Registers(16, 32)
+
+AVX2_ONLY = ("-avx512f",)
+"""For instructions of CPUs without AVX-512: no register beyond theirs, nor an EVEX encoding."""
 
 
-def _bytes(sums: str, first: str, second: str, signed_first: bool) -> str:
-    """LLVM 22 and later take the factors as 64 bytes; the intrinsic that TVM ships passes 16
-    words."""
+def _bytes(registers: Registers, sums: str, first: str, second: str, signed_first: bool) -> str:
+    """LLVM 22 and later take the factors as bytes; the intrinsic that TVM ships passes words."""
     unsigned, signed = (second, first) if signed_first else (first, second)
-    number = 'T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512")'
-    return f'T.call_llvm_pure_intrin({number}, {sums}, {unsigned}, {signed}, dtype="int32x16")'
+    name = f"llvm.x86.avx512.vpdpbusd.{8 * registers.bytes}"
+    return _call(name, f"{sums}, {unsigned}, {signed}", f"int32x{registers.bytes // 4}")
 
 
-def _bytes_total(vector: str) -> str:
-    number = 'T.llvm_lookup_intrinsic_id("llvm.vector.reduce.add.v16i32")'
-    return f'T.call_llvm_pure_intrin({number}, {vector}, dtype="int32")'
+def _bytes_total(registers: Registers, vector: str) -> str:
+    return _call(f"llvm.vector.reduce.add.v{registers.bytes // 4}i32", vector, "int32")
+
+
+def _call(name: str, arguments: str, dtype: str) -> str:
+    number = f'T.llvm_lookup_intrinsic_id("{name}")'
+    return f'T.call_llvm_pure_intrin({number}, {arguments}, dtype="{dtype}")'
 
 
 def _pairs(sums: str, first: str, second: str, _: bool) -> str:
@@ -60,9 +68,22 @@ VPDPBUSD = DotProduct(
     factors=("uint8", "int8"),
     sums="int32",
     timed="vpdpbusd",
-    call=_bytes,
-    total=_bytes_total,
+    call=partial(_bytes, ZMM),
+    total=partial(_bytes_total, ZMM),
     store=write_narrow_here,
+)
+VPDPBUSD_YMM = DotProduct(
+    name="vpdpbusd_ymm",
+    feature="avx_vnni",
+    backend="x86.avx_vnni",
+    registers=YMM,
+    depth=4,
+    factors=("uint8", "int8"),
+    sums="int32",
+    timed="vpdpbusd",
+    call=partial(_bytes, YMM),
+    total=partial(_bytes_total, YMM),
+    attributes=AVX2_ONLY,
 )
 VDPBF16PS = DotProduct(
     name="vdpbf16ps",
@@ -79,4 +100,4 @@ VDPBF16PS = DotProduct(
     store=write_narrow_here,
 )
 
-DOT_PRODUCTS = {dot.name: dot for dot in (VPDPBUSD, VDPBF16PS)}
+DOT_PRODUCTS = {dot.name: dot for dot in (VPDPBUSD, VDPBF16PS, VPDPBUSD_YMM)}

@@ -37,7 +37,7 @@ def vta_gemm(batch: int, block: int) -> Model:
 
 def vpdpbusd(broadcast: Array, register: Array, sums: Array) -> None:
     """SDM volume 2, VPDPBUSD: one group of four bytes per 32-bit lane."""
-    for lane in range(16):
+    for lane in range(len(sums)):
         for byte in range(4):
             sums[lane] += broadcast[byte] * register[4 * lane + byte]
 
@@ -116,12 +116,15 @@ MODELS: dict[str, Model] = {
     "arm_sdot": byte_dots_by_element,
     "arm_smmla": smmla,
     "arm_udot": byte_dots_by_element,
+    "avx2_lanes": lanes,
     "avx512_bf16": vdpbf16ps,
     "avx512_bf16_dot": dot,
     "avx512_bf16_fma": lanes,
     "avx512_int8": lanes,
     "avx512_vnni": vpdpbusd,
     "avx512_vnni_dot": dot,
+    "avx_vnni": vpdpbusd,
+    "avx_vnni_dot": dot,
     "axpy": axpy,
     "dot": dot,
     "gemm_16x16x16": wmma,

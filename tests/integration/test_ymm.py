@@ -1,0 +1,117 @@
+"""Kernels on 256-bit registers, what CPUs without AVX-512 have: exact, and with no wider one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.kernel.host_cpu import HIDE_VARIABLE
+from cpembed.kernel.plan import Knobs
+from cpembed.targets.cpu.build import build, schedule_space
+from cpembed.targets.x86.features import missing_features
+from tests.random_workloads import layer
+from tests.running import check_candidates, check_schedules
+
+BACK_ENDS = {
+    "avx_vnni": ("x86.avx_vnni", "vpdpbusd", "gemm m=32 n=32 k=128"),
+    "avx_vnni_dot": ("x86.avx_vnni_rows", "vpdpbusd", "gemm m=32 n=3 k=128"),
+    "avx2_lanes": ("x86.avx2", "vpmaddwd", "depthwise n=1 c=16 h=9 w=9 r=3 s=3 layout=NHWC"),
+}
+
+TARGETS = [
+    pytest.param(
+        (spec := hardware_spec(name)),
+        id=name,
+        marks=pytest.mark.skipif(
+            bool(missing_features(spec)), reason=f"missing: {', '.join(missing_features(spec))}"
+        ),
+    )
+    for name in BACK_ENDS
+]
+
+LAYERS = {
+    "avx_vnni": [
+        "conv2d n=1 c=5 h=9 w=7 k=13 r=3 s=3 pad=1",
+        "conv2d n=2 c=8 h=6 w=6 k=48 r=1 s=1 layout=NHWC",
+        "conv2d n=1 c=32 h=6 w=6 k=48 r=3 s=3 pad=1 layout=NCHW16c",
+        "gemm m=19 n=33 k=70",
+    ],
+    "avx_vnni_dot": ["gemm m=33 n=1 k=256", "gemm m=1 n=40 k=64", "gemm m=5 n=3 k=100"],
+    "avx2_lanes": [
+        "depthwise n=1 c=32 h=9 w=11 r=3 s=3 pad=1",
+        "depthwise n=2 c=37 h=12 w=7 r=5 s=3 stride=2 layout=NHWC",
+    ],
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("spec", TARGETS)
+def test_kernels_compute_the_workload(
+    spec: HardwareSpec, number: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", threads)
+    words = LAYERS[spec.name][number % len(LAYERS[spec.name])]
+    check_candidates(words, spec, BACK_ENDS[spec.name][0])
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("spec", TARGETS)
+def test_random_layers_are_exact(spec: HardwareSpec, seed: int) -> None:
+    """On some schedules, the last of them with a random epilogue as well."""
+    rng = random.Random(f"{spec.name} {seed}")
+    check_schedules(layer(rng, along_lanes=spec.name == "avx2_lanes"), spec, rng, 1)
+
+
+@pytest.mark.parametrize("spec", TARGETS)
+def test_the_instruction_is_used_and_no_register_is_wider(spec: HardwareSpec) -> None:
+    backend, instruction, words = BACK_ENDS[spec.name]
+    given = workload(words, target=spec)
+    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    kernel = build(program, spec, backend="native")
+    assert kernel.backend == backend
+    text = kernel.assembly()
+    assert re.search(rf"\b{instruction}\b.*%ymm", text)
+    # Without AVX-512 there are sixteen registers, and no mask.
+    assert not re.search(r"%zmm|%ymm(1[6-9]|2\d|3\d)|%k[0-7]", text)
+
+
+@pytest.mark.parametrize("spec", TARGETS)
+def test_blocks_fit_sixteen_registers(spec: HardwareSpec) -> None:
+    given = workload(BACK_ENDS[spec.name][2].replace("h=9 w=9", "h=40 w=40"), target=spec)
+    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    space = schedule_space(program, spec)
+    for _, knobs in space.ranked():
+        rows, columns = space.model.sides(space.nest, knobs)
+        assert rows * columns < 15
+    with pytest.raises(LoweringError, match="does not fit the registers"):
+        space.applied(Knobs({space.model.rows(space.nest)[-1].origin: 17}))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("spec", TARGETS)
+def test_a_cpu_without_avx512_runs_everything(spec: HardwareSpec) -> None:
+    """Packing and unpacking included."""
+    words = LAYERS[spec.name][0]
+    command = f"run {words} --target {spec.name} --backend native --json"
+    done = subprocess.run(
+        [sys.executable, "-m", "cpembed", *command.split()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, HIDE_VARIABLE: "avx512f"},
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["backend"] == BACK_ENDS[spec.name][0]
+    assert document["verified"]
