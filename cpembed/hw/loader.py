@@ -61,6 +61,11 @@ def _named_files() -> dict[str, Path]:
     return shipped | plugin_files("cpembed.hw_specs", shipped)
 
 
+def _named_file(name: str) -> Path | None:
+    """Distributions are looked through only for what does not ship."""
+    return hardware_spec_files().get(name) or plugin_file("cpembed.hw_specs", name)
+
+
 def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     """Load a target by its name or from a TOML file.
 
@@ -69,7 +74,7 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
     """
     if isinstance(name_or_path, Path) or name_or_path.endswith(".toml") or "/" in name_or_path:
         return _build(Path(name_or_path))
-    path = hardware_spec_files().get(name_or_path) or plugin_file("cpembed.hw_specs", name_or_path)
+    path = _named_file(name_or_path)
     if path is None:
         raise SpecError(
             f"unknown target {name_or_path!r}{close_match(name_or_path, _named_files())}; "
@@ -176,17 +181,19 @@ class _Builder:
     def _alternatives(self) -> tuple[str, ...]:
         """Targets that are known, and name no others; ``otherwise`` and ``beside`` are older keys
         of one target each."""
-        table, files = self.table, _named_files()
+        table = self.table
         older = {"otherwise": table.otherwise, "beside": table.beside}
         named: list[tuple[Key, str]] = [
             *((("alternatives", n), name) for n, name in enumerate(table.alternatives)),
             *(((key,), name) for key, name in older.items() if name is not None),
         ]
         for key, name in named:
-            if name not in files:
-                problem = f"unknown target {name!r}{close_match(name, files)}; allowed: a name that"
+            path = _named_file(name)
+            if path is None:
+                match = close_match(name, _named_files())
+                problem = f"unknown target {name!r}{match}; allowed: a name that"
                 raise self.error(key, f"{problem} `cpembed targets` lists")
-            other = read_table(files[name], HardwareTable)
+            other = read_table(path, HardwareTable)
             if other.alternatives or other.otherwise is not None or other.beside is not None:
                 problem = f"{name} names another target in turn; allowed: one that names none"
                 raise self.error(key, problem)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cpembed.api import bench_maker, run_vta
+from cpembed.api import bench_maker
 from cpembed.api.bench import Bench, open_bench, select_layers
 from cpembed.api.bench_baselines import Latency
 from cpembed.api.bench_maker import RowMaker
@@ -22,8 +22,10 @@ from cpembed.errors import BackendUnavailable, LoweringError, SpecError, Workloa
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.measure import environment
+from cpembed.provenance import Provenance
 from cpembed.report.bench import report
 from cpembed.resources import constraint_files, hardware_spec_files
+from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.x86.features import missing_features
 from cpembed.workloads.suites import Layer, suite
 
@@ -63,6 +65,7 @@ def ran(row: BenchRow, median: float, packing: float, *, noisy: bool = False) ->
     """The row as if the instruction had run."""
     run = RunRow(
         backend="x86.vnni",
+        provenance=Provenance.MEASURED,
         verified=True,
         max_error=0.0,
         latency_us=Latency(median, median / 4 if noisy else median, median),
@@ -189,13 +192,18 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
         run = row.run
         assert run is not None
         assert (run.verified, run.max_error, run.backend) == (True, 0.0, "vta.simulator")
-        assert (run.latency_us, run.gops, run.output) == (None, None, "requantized")
-        assert run.simulated_cycles is not None
+        assert (run.latency_us, run.gops, run.own["output"]) == (None, None, "requantized")
+        assert run.provenance is Provenance.SIMULATED
+        assert run.cycles is not None
         assert run.clock_mhz == 100
-        assert run.simulated_us == run.simulated_cycles / 100
-        assert run.simulated_gops == pytest.approx(2 * row.macs / run.simulated_us / 1e3)
-        assert run.lower_bound_ratio is not None
-        assert run.lower_bound_ratio >= 1
+        assert run.simulated_us == run.cycles / 100
+        # In documents what only this target says stands beside what every target does.
+        document = row.to_json()["run"]
+        assert document["provenance"] == "simulated"
+        assert document["simulated_cycles"] == document["cycles"] == run.cycles
+        assert document["simulated_us"] == run.simulated_us
+        assert document["simulated_gops"] == pytest.approx(2 * row.macs / run.simulated_us / 1e3)
+        assert document["lower_bound_ratio"] >= 1
     found = bench.summary()["run"]["simulated"]
     assert found["layers"] == sum(row.count for row in bench.finished())
     again = solving(tmp_path, layers="6,41", execute=True)
@@ -211,7 +219,8 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     fields = [name for name in document["rows"][0]["run"] if "simulated" in name or "ratio" in name]
     for name in (*fields, "output", "shift", "clock_mhz", "lower_bound_cycles", "gemm_utilisation"):
         assert f"`run.{name}`" in page
-    assert all(f"`{name}`" in page for name in document["summary"]["run"]["simulated"])
+    summary = document["summary"]["run"]["simulated"]
+    assert [name for name in summary if f"`{name}`" not in page] == []
 
 
 def test_a_layer_that_cannot_be_lowered_says_why(
@@ -220,14 +229,16 @@ def test_a_layer_that_cannot_be_lowered_says_why(
     def refuse(*arguments: Any) -> Any:
         raise LoweringError("no schedule: single tiles exceed the buffers")
 
-    monkeypatch.setattr(run_vta, "lower", refuse)
+    monkeypatch.setattr(VtaTarget, "build", refuse)
     named = {"constraints": "in_place_padded"}
     bench = complete(solving(tmp_path, layers="6", execute=True, **named))
     run = bench.finished()[0].run
     assert run is not None
-    assert (run.backend, run.simulated_cycles) == ("generic", None)
+    assert (run.backend, run.cycles) == ("generic", None)
     assert run.missing == ["no schedule: single tiles exceed the buffers"]
-    assert "yes (generic); no schedule: single tiles" in " ".join(printed(bench).split())
+    assert "yes (generic); no schedule: single tiles" in " ".join(
+        printed(bench).replace(", noisy", "").split()
+    )
 
 
 # ------------------------------------------------------------------------------------- failures

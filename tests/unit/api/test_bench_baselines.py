@@ -22,7 +22,6 @@ from cpembed.api.bench import Bench, open_bench
 from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
-from cpembed.baselines import registry
 from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
 from cpembed.baselines.contest import contest
 from cpembed.errors import BackendUnavailable, WorkloadError
@@ -37,6 +36,9 @@ from cpembed.targets.cpu.calibration import (
     default_calibration,
     store_calibration,
 )
+from cpembed.targets.registry import open_target
+from cpembed.targets.x86 import target as x86
+from cpembed.targets.x86.baselines import openers
 from tests.unit.baselines.fakes import FakeBaseline, FakeForm
 
 TARGET = "avx512_vnni"
@@ -46,13 +48,15 @@ TARGET = "avx512_vnni"
 def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
     """Registered as `fake`; the kernels of every layer count as native ones."""
     fake = FakeBaseline()
-    monkeypatch.setitem(registry.BASELINES, "fake", lambda spec, stored: fake)
+    both = {**openers(), "fake": lambda spec, stored: fake}
+    monkeypatch.setattr(x86, "openers", lambda: both)
     monkeypatch.setattr(bench_module, "missing_for", lambda spec: ())
 
     def portable(*arguments: Any, **options: Any) -> Any:
         result = run(*arguments, **{**options, "backend": "generic"})
         if isinstance(result, RunResult):
-            return replace(result, backend="x86.fake", missing=())
+            target = open_target(result.solved.target)
+            return replace(result, target=target, backend="x86.fake", missing=())
         return result
 
     monkeypatch.setattr(bench_maker, "run", portable)

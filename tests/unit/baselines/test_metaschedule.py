@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec
-from cpembed.baselines import metaschedule
 from cpembed.baselines.base import NotCovered, Subject
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.targets.x86.baselines import metaschedule
 from cpembed.targets.x86.baselines.metaschedule import MetaSchedule, open_metaschedule
 from cpembed.targets.x86.baselines.problems import Convolution, Product, problem_of
 from cpembed.targets.x86.features import lacking

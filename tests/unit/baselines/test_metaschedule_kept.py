@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.baselines import metaschedule
 from cpembed.errors import DamagedStore
+from cpembed.targets.x86.baselines import metaschedule
 
 RECORDS = "database_tuning_record.json"
 

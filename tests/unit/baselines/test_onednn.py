@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpembed.baselines.registry import open_baselines
 
-from cpembed.baselines import onednn
 from cpembed.baselines.base import NotCovered, Primitives, Subject
-from cpembed.errors import BackendUnavailable, WorkloadError
+from cpembed.errors import BackendUnavailable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.verification import Expected
+from cpembed.targets.registry import open_target
+from cpembed.targets.x86.baselines import onednn
 from cpembed.targets.x86.baselines.onednn_forms import Form
 from cpembed.targets.x86.baselines.onednn_log import Executed
 from cpembed.workloads.suites import Layer
@@ -249,13 +249,16 @@ def test_somebody_elses_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_without_torch_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable, match=r"pip install 'cpembed\[bench\]'") as caught:
-        open_baselines(["onednn"], INT8)
+        onednn.open_onednn(INT8)
     assert caught.value.exit_code == 5
     assert "\n" not in str(caught.value)
 
 
-def test_other_targets_and_unknown_baselines_are_refused() -> None:
+def test_other_targets_are_refused() -> None:
     with pytest.raises(BackendUnavailable, match="use one of amx_int8, amx_bf16, avx512_vnni"):
-        open_baselines(["onednn"], load_hardware_spec("avx2_maddubs"))
-    with pytest.raises(WorkloadError, match="'nosuch': use onednn tvm"):
-        open_baselines(["onednn", "nosuch"], INT8)
+        onednn.open_onednn(load_hardware_spec("avx2_maddubs"))
+
+
+def test_the_target_says_what_it_is_compared_with() -> None:
+    assert list(open_target(INT8).baselines) == ["onednn", "tvm"]
+    assert not open_target(load_hardware_spec("vta_1x16x16")).baselines

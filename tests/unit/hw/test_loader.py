@@ -114,24 +114,46 @@ def test_a_file_that_is_not_text_says_so(tmp_path: Path) -> None:
         load_hardware_spec(path)
 
 
-def test_another_target_may_run_what_this_one_cannot(tmp_path: Path) -> None:
-    named = GOOD.replace('name = "toy"', 'name = "toy"\notherwise = "avx512_int8"')
-    assert load_hardware_spec(write(tmp_path, named)).otherwise == "avx512_int8"
-    path = write(tmp_path, named.replace("avx512_int8", "avx512_int"))
+def named(tmp_path: Path, line: str) -> Path:
+    return write(tmp_path, GOOD.replace('name = "toy"', f'name = "toy"\n{line}'))
+
+
+def test_other_targets_may_run_what_this_one_cannot(tmp_path: Path) -> None:
+    path = named(tmp_path, 'alternatives = ["avx512_vnni_dot", "avx512_int8"]')
+    assert load_hardware_spec(path).alternatives == ("avx512_vnni_dot", "avx512_int8")
+    assert load_hardware_spec(write(tmp_path, GOOD)).alternatives == ()
+    path = named(tmp_path, 'alternatives = ["avx512_vnni_dot", "avx512_int"]')
     with pytest.raises(SpecError) as caught:
         load_hardware_spec(path)
     assert str(caught.value) == (
-        f"{path}: otherwise: unknown target 'avx512_int' (did you mean avx512_int8?); allowed: "
-        "a name that `cpembed targets` lists"
+        f"{path}: alternatives[1]: unknown target 'avx512_int' (did you mean avx512_int8?); "
+        "allowed: a name that `cpembed targets` lists"
     )
-    path = write(tmp_path, named.replace("avx512_int8", "amx_int8"))
-    with pytest.raises(SpecError, match="otherwise: amx_int8 names another target in turn"):
+    path = named(tmp_path, 'alternatives = ["amx_int8"]')
+    with pytest.raises(
+        SpecError, match=r"alternatives\[0\]: amx_int8 names another target in turn"
+    ):
         load_hardware_spec(path)
-    named = GOOD.replace('name = "toy"', 'name = "toy"\nbeside = "avx512_vnni_dot"')
-    assert load_hardware_spec(write(tmp_path, named)).beside == "avx512_vnni_dot"
-    path = write(tmp_path, named.replace("avx512_vnni_dot", "amx_int8"))
-    with pytest.raises(SpecError, match="beside: amx_int8 names another target in turn"):
+
+
+@pytest.mark.parametrize("key", ["otherwise", "beside"])
+def test_older_keys_name_an_alternative_each(tmp_path: Path, key: str) -> None:
+    path = named(tmp_path, f'{key} = "avx512_int8"')
+    assert load_hardware_spec(path).alternatives == ("avx512_int8",)
+    path = named(tmp_path, f'{key} = "avx512_int"')
+    with pytest.raises(SpecError, match=rf"{key}: unknown target 'avx512_int' \(did you mean"):
         load_hardware_spec(path)
+    path = named(tmp_path, f'{key} = "amx_int8"')
+    with pytest.raises(SpecError, match=f"{key}: amx_int8 names another target in turn"):
+        load_hardware_spec(path)
+
+
+def test_alternatives_are_named_once(tmp_path: Path) -> None:
+    text = 'alternatives = ["avx512_int8"]\notherwise = "avx512_int8"\nbeside = "avx512_vnni_dot"'
+    assert load_hardware_spec(named(tmp_path, text)).alternatives == (
+        "avx512_int8",
+        "avx512_vnni_dot",
+    )
 
 
 def test_an_unknown_target_lists_close_matches_and_the_command() -> None:

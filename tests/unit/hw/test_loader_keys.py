@@ -125,12 +125,6 @@ BROKEN: dict[str, Broken] = {
         ["'a/b' is not a name", "letters, digits"],
     ),
     "empty source": ('source = "made up"', 'source = " "', "source", ["is empty"]),
-    "unknown backend": (
-        'backend = "x86"',
-        'backend = "gpu"',
-        "backend",
-        ["unknown backend 'gpu'", "allowed: x86", "leave the key out"],
-    ),
     "CPU feature in the manual's spelling": (
         "avx512f",
         "AVX512-VNNI",
