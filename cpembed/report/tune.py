@@ -73,8 +73,8 @@ def _row(file: Stored[Any]) -> list[str]:
         return [*cells, words.NOTHING, words.NOTHING]
     old = "" if file.is_current else "old: "
     mapping = words.mapping(Embedding.from_json(best.embedding))
-    what = f" {key['objective']}" if "objective" in key else ""
-    return [*cells, f"{old}{best.standing().removeprefix('best ')}{what}", mapping]
+    standing = best.standing(key.get("objective")).removeprefix("best ")
+    return [*cells, f"{old}{standing}", mapping]
 
 
 def _tried(result: TuneResult) -> str:

@@ -15,6 +15,7 @@ from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import Target
 from cpembed.tuning.kept import TunedChoice
 from cpembed.tuning.space import Scored
+from cpembed.worker import step
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,11 @@ def built_first(
     for choice in options:
         candidate = choice.candidate.candidate
         target.require(candidate)
+        doing = f"building a kernel of {target.spec.name}"
         try:
-            lowered = target.lower(candidate.program, epilogue)
-            return target.build(lowered, choice.schedule), choice
+            with step(doing, candidate.program.workload.macs):
+                lowered = target.lower(candidate.program, epilogue)
+                return target.build(lowered, choice.schedule), choice
         except LoweringError as error:
             failed.append(error)
     raise failed[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cpembed.ir.computation import Computation
 from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import Storing
 from cpembed.measure.runner import Timing, measure
 from cpembed.targets.base import Array, Execution, Target
 from cpembed.targets.cpu.build import portable_kernel
@@ -49,6 +51,10 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
 
     def time(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Timing:
         return measure(artifact, inputs, rounds=_ROUNDS)
+
+    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+        name = f"{self.spec.name} with the {PORTABLE} back end"
+        return storing.epilogue(name, workload.output.dtype)
 
     def executed_by(self, artifact: CompiledKernel) -> str:
         return PORTABLE

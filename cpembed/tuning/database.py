@@ -88,8 +88,9 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What the model expected, in the unit of the target."""
         return None
 
-    def standing(self) -> str:
-        """The trial as the best so far, in a few words."""
+    def standing(self, objective: str | None = None) -> str:
+        """The trial as the best so far, in a few words; with what was minimised, where that is one
+        of several."""
         return f"best {self.cost}"
 
     @property

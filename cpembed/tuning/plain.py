@@ -37,7 +37,7 @@ class PlainTrial(Trial, frozen=True):
     def estimated(self) -> float | None:
         return self.estimate
 
-    def standing(self) -> str:
+    def standing(self, objective: str | None = None) -> str:
         return f"best {figure(self.time or 0, self.unit)}"
 
     @classmethod

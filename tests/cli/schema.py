@@ -87,6 +87,14 @@ RUN = {
     "rank": int,
     "seed": int,
     "backend": str,
+    "provenance": str,
+    "time": {
+        "provenance": str,
+        "us": (*NUMBER, type(None)),
+        "cycles": (int, type(None)),
+        "gops": (*NUMBER, type(None)),
+        "of_instruction": bool,
+    },
     "verified": bool,
     "max_error": NUMBER,
     "packing_us": NUMBER,
@@ -130,6 +138,8 @@ SIMULATED = {
 TUNED = {
     "workload": {"expression": str, "axes": Map(int)},
     "target": str,
+    "unit": str,
+    "provenance": str,
     "constraints": str,
     "seed": int,
     "candidates": int,

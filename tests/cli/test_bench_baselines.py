@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cpembed.api import bench as bench_module
-from cpembed.baselines import onednn, registry
 from cpembed.report import bench_plot
+from cpembed.targets.x86 import target
+from cpembed.targets.x86.baselines import onednn
 from tests.cli.calling import Caller
 from tests.unit.baselines.fakes import FakeBaseline
 
@@ -64,11 +65,12 @@ def test_baselines_are_named_one_by_one_or_together(
         opened.append(name)
         return FakeBaseline(name=name)
 
-    for name in ("one", "two", "three"):
-        monkeypatch.setitem(registry.BASELINES, name, lambda spec, stored, name=name: opening(name))
+    names = ("one", "two", "three")
+    loads = {name: lambda spec, stored, name=name: opening(name) for name in names}
+    monkeypatch.setattr(target, "openers", lambda: loads)
     monkeypatch.setattr(bench_module.Bench, "run", lambda self, progress: iter(()))
-    names = ("--baseline", "one, two", "--baseline", "three", "--baseline", "one")
-    called = cpembed(*BENCH, *names, "--results", str(tmp_path), "--json")
+    options = ("--baseline", "one, two", "--baseline", "three", "--baseline", "one")
+    called = cpembed(*BENCH, *options, "--results", str(tmp_path), "--json")
     assert called.code == 0, called.err
     assert opened == ["one", "two", "three"]
     assert list(called.json["baselines"]) == ["one", "two", "three"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cpembed.api import run_cpu
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.cpu.choice import ModelChoice
+from cpembed.targets import choice
+from cpembed.targets.choice import ModelChoice
 from cpembed.targets.x86.features import missing_features
 from tests.cli.calling import Caller
 
@@ -95,14 +95,14 @@ def test_what_was_tuned_is_chosen_and_its_id_is_known(
 def test_the_chosen_variant_is_shown_and_found_again(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = run_cpu.choose
+    compared = choice.compared
 
     def variants_first(*arguments: Any, **named: Any) -> ModelChoice:
-        found = choose(*arguments, **named)
+        found = compared(*arguments, **named)
         by_variant = sorted(found.estimates, key=lambda e: not e.ranked.candidate.variant)
         return replace(found, estimates=tuple(by_variant))
 
-    monkeypatch.setattr(run_cpu, "choose", variants_first)
+    monkeypatch.setattr(choice, "compared", variants_first)
     ran = cpembed("run", *LAYER, "--json").json
     assert ran["model"]["constraints"].startswith("in_place_padded, over")
     chosen = cpembed("explain", *LAYER, "--chosen", "--json").json

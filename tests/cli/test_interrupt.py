@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from cpembed.targets.vta.tuning_search import measure
 
-from cpembed.api import bench_maker, tune_vta
+from cpembed.api import bench_maker
 from cpembed.api.chosen import missing_for
 from cpembed.api.solve import hardware_spec
+from cpembed.targets.vta.target import VtaTarget
 from tests.cli.calling import Called, Caller, in_a_process
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
@@ -80,7 +80,7 @@ def test_a_trial_is_finished_and_kept(
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(tune_vta, "measure", interrupted(measure, 3, within=within))
+        patch.setattr(VtaTarget, "tried", interrupted(VtaTarget.tried, 3, within=within))
         called = tune("--trials", "6")
     assert called.code == 130
     assert called.err.startswith("cpembed: interrupted: 3 of 6 trials are kept in ")

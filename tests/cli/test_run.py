@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from cpembed.api import chosen, run_cpu
-from cpembed.api import run as api
+from cpembed.api import chosen
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.targets.cpu.choice import ModelChoice
+from cpembed.targets import base, choice
+from cpembed.targets.choice import ModelChoice
 from cpembed.targets.x86.features import missing_features
+from cpembed.targets.x86.target import X86Target
 from tests.cli.calling import Caller
 from tests.cli.schema import QUANTILES, RUN, assert_matches
 
@@ -95,8 +96,8 @@ def test_a_program_that_the_back_end_cannot_express_is_said(
     def refusing(*arguments: Any, **named: Any) -> Any:
         raise LoweringError("the instruction does not match the program")
 
-    monkeypatch.setattr(run_cpu, "build", refusing)
-    monkeypatch.setattr(chosen, "missing_features", lambda spec: ())
+    monkeypatch.setattr(X86Target, "build", refusing)
+    monkeypatch.setattr(X86Target, "missing", lambda self: ())
     called = cpembed("run", *GEMM, "--target", "amx_int8", "--json")
     assert called.code == 5
     assert called.json["missing"] == ["the instruction does not match the program"]
@@ -106,13 +107,13 @@ def test_a_program_that_the_back_end_cannot_express_is_said(
 
 
 def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    random_inputs = api.random_inputs
-    expected = api.Expected
+    random_inputs = base.random_inputs
+    expected = base.Expected
 
     def other_data(workload: Any, inputs: Any) -> Any:
         return expected(workload, random_inputs(workload, 99))
 
-    monkeypatch.setattr(api, "Expected", other_data)
+    monkeypatch.setattr(base, "Expected", other_data)
     called = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--json", "--seed", "3")
     called.is_one_line_error(1, "generic kernel", "seed 3", "report")
 
@@ -167,13 +168,13 @@ def test_data_are_fresh_unless_a_seed_is_given(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
-    random_inputs = api.random_inputs
+    random_inputs = base.random_inputs
 
     def recording(workload: Any, seed: int) -> Any:
         seeds.append(seed)
         return random_inputs(workload, seed)
 
-    monkeypatch.setattr(api, "random_inputs", recording)
+    monkeypatch.setattr(base, "random_inputs", recording)
     call = ("run", *GEMM, *VTA, "--backend", "generic", "--json")
     printed = [cpembed(*call, *seed).json["seed"] for seed in ((), (), ("--seed", "5"))]
     assert printed == seeds
@@ -212,16 +213,16 @@ def test_the_model_chooses_unless_a_rank_is_asked_for(
     layer = ("conv2d", "n=1", "c=4", "h=6", "w=6", "k=16", "r=3", "s=3")
     target = ("--target", "avx512_vnni", "--json")
     solved = cpembed("solve", *layer, *target).json["embeddings"]
-    choose = run_cpu.choose
+    compared = choice.compared
 
     def reversed_choice(*arguments: Any, **named: Any) -> ModelChoice:
-        found = choose(*arguments, **named)
+        found = compared(*arguments, **named)
         # What a search lists is what an identifier is compared with below: variants last.
         slowest_first = found.estimates[::-1]
         listed = sorted(slowest_first, key=lambda e: bool(e.ranked.candidate.variant))
         return replace(found, estimates=tuple(listed))
 
-    monkeypatch.setattr(run_cpu, "choose", reversed_choice)
+    monkeypatch.setattr(choice, "compared", reversed_choice)
     document = cpembed("run", *layer, *target).json
     # One over whole windows is considered beside them.
     assert document["model"]["considered"] == len(solved) + 1 == 4

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api import run_vta as api
 from cpembed.errors import LoweringError
 from cpembed.resources import hardware_spec_files
+from cpembed.targets.vta import space, target
+from cpembed.targets.vta.target import VtaTarget
 from tests.cli.calling import Caller
 from tests.cli.schema import SIMULATED, assert_matches
 
@@ -160,7 +161,10 @@ def test_a_saved_program_says_what_its_tensors_are(
         (("--output", "uint8"), "stores requantized, int32, int8, not uint8: name one"),
         (("--relu",), "is simulated and stores requantized, int32, int8, not relu"),
         (("--backend", "generic", "--output", "requantized"), "not requantized: choose one"),
-        (("--backend", "generic", "--shift", "3"), "with the generic back end: leave it out"),
+        (
+            ("--backend", "generic", "--shift", "3"),
+            "whose results are shifted, not for vta_1x16x16 with the generic",
+        ),
         (("--backend", "generic", "--trace", "t.json"), "--trace: vta_1x16x16 with the generic"),
         (("--rank", "99"), "no candidate of rank 99"),
     ],
@@ -169,10 +173,12 @@ def test_wrong_options_are_refused(cpembed: Caller, options: tuple[str, ...], wo
     cpembed("run", *GEMM, *VTA, *options).is_one_line_error(2, words)
 
 
-def test_files_and_forms_are_for_targets_that_are_simulated(cpembed: Caller) -> None:
+def test_files_and_shifts_are_for_targets_that_have_such(cpembed: Caller) -> None:
     other = ("run", *GEMM, "--target", "gemm_16x16x16")
-    cpembed(*other, "--save", "p").is_one_line_error(2, "--save: gemm_16x16x16", "VTA target")
-    cpembed(*other, "--shift", "3").is_one_line_error(2, "for targets that are simulated")
+    cpembed(*other, "--save", "p").is_one_line_error(
+        2, "--save: gemm_16x16x16", "name a target that has"
+    )
+    cpembed(*other, "--shift", "3").is_one_line_error(2, "for targets whose results are shifted")
 
 
 def test_portable_code_that_was_asked_for_lacks_nothing(cpembed: Caller) -> None:
@@ -185,7 +191,7 @@ def test_what_cannot_be_lowered_is_said(cpembed: Caller, monkeypatch: pytest.Mon
     def refuse(*arguments: Any) -> Any:
         raise LoweringError("single tiles exceed the buffers")
 
-    monkeypatch.setattr(api, "lower", refuse)
+    monkeypatch.setattr(VtaTarget, "build", refuse)
     called = cpembed("run", *GEMM, *VTA, "--json")
     assert called.code == 5
     assert called.json["missing"] == ["single tiles exceed the buffers"]
@@ -195,14 +201,14 @@ def test_what_cannot_be_lowered_is_said(cpembed: Caller, monkeypatch: pytest.Mon
 
 
 def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = api.simulate
+    honest = target.simulate
 
     def wrong(program: Any, **options: Any) -> Any:
         memory = honest(program, **options)
         memory[program.tensors["C"].offset] ^= 1
         return memory
 
-    monkeypatch.setattr(api, "simulate", wrong)
+    monkeypatch.setattr(target, "simulate", wrong)
     called = cpembed("run", *GEMM, *VTA, "--seed", "3")
     called.is_one_line_error(1, "is wrong by up to 1", "seed 3", "report")
 
@@ -210,13 +216,13 @@ def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.M
 def test_an_illegal_program_of_ours_is_a_bug(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = api.lower
+    honest = space.lower
 
     def broken(*arguments: Any) -> Any:
         lowered = honest(*arguments)
         object.__setattr__(lowered, "instructions", lowered.instructions[:-1])
         return lowered
 
-    monkeypatch.setattr(api, "lower", broken)
+    monkeypatch.setattr(space, "lower", broken)
     called = cpembed("run", *GEMM, *VTA)
     called.is_one_line_error(1, "is illegal: ", "FINISH", "report")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import Machine, Proposal
-from cpembed.targets.vta.tuning_trials import VtaTrial
 
-from cpembed.api import tune_vta as api
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.trials import VtaTrial
 from cpembed.tuning.database import DIRECTORY_VARIABLE
+from cpembed.tuning.space import Proposal
 from tests.cli.calling import Called, Caller
 from tests.cli.schema import NUMBER, TUNED, Map, assert_matches
 
@@ -126,18 +127,18 @@ def test_nothing_to_tune_is_said_as_by_solve(tune: Callable[..., Called]) -> Non
 def test_an_interruption_keeps_and_reports_what_was_measured(
     tune: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = 0
+    count, tried = 0, VtaTarget.tried
 
-    def breaks(proposal: Proposal, machine: Machine) -> VtaTrial:
+    def breaks(self: VtaTarget, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 3:
             raise KeyboardInterrupt
-        return measure(proposal, machine)
+        return tried(self, proposal, epilogue)
 
     call = (*GEMM, *VTA, "--trials", "6", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(api, "measure", breaks)
+        patch.setattr(VtaTarget, "tried", breaks)
         called = tune(*call)
     assert called.code == 130
     assert "3 of 6 trials are kept in" in called.err

@@ -9,9 +9,9 @@ import pytest
 
 from cpembed.api import tune as api
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.targets.cpu import target
 from cpembed.targets.cpu.contest import Failed, Timed
-from cpembed.targets.cpu.measure import Isolated
-from cpembed.targets.cpu.space import CpuProposal
+from cpembed.targets.cpu.measure import Isolated, Timeable
 from cpembed.targets.x86.features import missing_features
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
@@ -74,7 +74,7 @@ def test_a_document_and_what_is_kept(tune: Callable[..., Called], cpembed: Calle
     assert_matches(file["best"], TRIAL)
     table = tune("--show").out.splitlines()
     assert "s total" in table[2]
-    assert "x untuned" in table[2]
+    assert "times as fast as untuned" in table[2]
 
     ran = cpembed("run", *GEMM, *VNNI, "--json").json
     assert ran["tuned"]["trials"] == 3
@@ -98,7 +98,7 @@ def test_a_report_says_untuned_tuned_and_what_the_model_expected(
     assert (called.code, called.err) == (0, "")
     lines = called.out.splitlines()
     labels = [line.split()[0] for line in lines if line[:1].strip()]
-    expected = ["minimised", "tried", "untuned", "tuned", "model", "embedding", "schedule", "kept"]
+    expected = ["tried", "minimised", "untuned", "tuned", "model", "embedding", "schedule", "kept"]
     assert [label for label in labels[4:] if label != "noisy"] == expected
     assert "latency alone" in called.out
     assert "kernel" in tune("--show").out.splitlines()[2]
@@ -113,7 +113,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
     count = 0
 
     class Breaking(Isolated):
-        def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
+        def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
             nonlocal count
             count += 1
             if count > 2:
@@ -122,7 +122,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 
     call = (*GEMM, *VNNI, "--trials", "3", "--candidates", "2", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(api, "Isolated", Breaking)
+        patch.setattr(target, "Isolated", Breaking)
         called = tune(*call)
     assert called.code == 130
     assert "2 of 3 trials are kept in" in called.err

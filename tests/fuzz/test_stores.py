@@ -12,11 +12,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from cpembed.api.tune_cpu import CpuTuning, Field
-from cpembed.api.tuning import Task
-from cpembed.targets.vta.tuning_search import measure
-from cpembed.targets.vta.tuning_space import screened
-from cpembed.targets.vta.tuning_trials import VtaTrial, key_of
 from rich.console import Console
 
 from cpembed.api.bench import Bench, open_bench
@@ -28,8 +23,8 @@ from cpembed.measure.results import ResultStore
 from cpembed.report import bench as bench_report
 from cpembed.report import calibrate as calibrate_report
 from cpembed.report import tune as tune_report
+from cpembed.targets.choice import compared
 from cpembed.targets.cpu import calibration as calibrations
-from cpembed.targets.cpu import kept as cpu_kept
 from cpembed.targets.cpu.calibration import (
     calibration,
     calibration_path,
@@ -37,9 +32,14 @@ from cpembed.targets.cpu.calibration import (
     load_calibration,
     store_calibration,
 )
-from cpembed.targets.vta import tuning_kept as vta_kept
+from cpembed.targets.cpu.tuning import CpuTuning
+from cpembed.targets.registry import open_target
+from cpembed.targets.vta.trials import VtaTrial, key_of
 from cpembed.targets.x86.calibrated import CalibrateResult
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
+from cpembed.tuning.kept import Lookup, tuned
+from cpembed.tuning.search import screened
+from cpembed.tuning.session import Field, Task
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
 from tests.unit.targets.cpu import tuning as cpu_tuning
@@ -96,8 +96,8 @@ def keep_vta(folder: Path) -> ResultStore[VtaTrial]:
     spec, chosen = hardware_spec(vta_tuning.TARGET), load_constraint_set("relaxed")
     store = store_of(folder, key_of(vta_tuning.layer(), spec, machine.tail, chosen), VtaTrial)
     store.open()
-    for proposal in screened(vta_tuning.designs(), machine, 6):
-        store.append(measure(proposal, machine))
+    for proposal in screened(vta_tuning.designs(), 6)[:6]:
+        store.append(vta_tuning.measure(proposal))
     return store
 
 
@@ -106,30 +106,30 @@ def keep_cpu(folder: Path) -> ResultStore[Any]:
     spec, chosen = hardware_spec(cpu_tuning.TARGET), load_constraint_set("complete")
     task = Task(cpu_tuning.layer(), spec, chosen, 8, 0, 0.0, float("inf"))
     measurer = cpu_tuning.FakeMeasurer(lambda proposal: proposal.estimate)
-    field = Field(tuple(every), every[0].ranked[0][1], ())
+    field = Field(tuple(every), cpu_tuning.kernels(every[0])[0], ())
     tuning = CpuTuning(task, field, measurer, "total", folder)
     list(tuning.run())
     return tuning.store
 
 
 def tuned_vta(folder: Path) -> Any:
-    spec, tail = hardware_spec(vta_tuning.TARGET), vta_tuning.machine().tail
-    chosen = load_constraint_set("relaxed")
-    return vta_kept.tuned(vta_tuning.layer(), spec, tail, chosen, directory=folder)
+    tail, chosen = vta_tuning.machine().tail, load_constraint_set("relaxed")
+    asked = Lookup(vta_tuning.layer(), tail, chosen, directory=folder)
+    return tuned(vta_tuning.target(), asked)
 
 
 def tuned_cpu(folder: Path) -> Any:
-    spec = hardware_spec(cpu_tuning.TARGET)
-    return cpu_kept.tuned(cpu_tuning.layer(), spec, directory=folder)
+    target = open_target(hardware_spec(cpu_tuning.TARGET))
+    return tuned(target, Lookup(cpu_tuning.layer(), directory=folder))
 
 
 @pytest.mark.parametrize(
-    "keep, tuned", [(keep_vta, tuned_vta), (keep_cpu, tuned_cpu)], ids=["vta", "cpu"]
+    "keep, best", [(keep_vta, tuned_vta), (keep_cpu, tuned_cpu)], ids=["vta", "cpu"]
 )
 def test_trials(
     tmp_path: Path,
     keep: Callable[[Path], ResultStore[Any]],
-    tuned: Callable[[Path], Any],
+    best: Callable[[Path], Any],
 ) -> None:
     random = Random(SEED)
     store = keep(tmp_path)
@@ -151,7 +151,7 @@ def test_trials(
         _, said = reading(shown, store.path)
         assert len(said) <= 2, said
         if number % 5 == 0:
-            found, said = reading(lambda: tuned(tmp_path), store.path)
+            found, said = reading(lambda: best(tmp_path), store.path)
             # Of rows that are damaged, and of those that are whole but none of the workload.
             assert len(said) <= 3, said
             usable = [row for row in undamaged if row.is_measured]
@@ -197,7 +197,6 @@ def test_calibrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(SEED)
     path = store_measured()
     original = path.read_bytes()
-    spec = hardware_spec(cpu_tuning.TARGET)
     program = cpu_tuning.candidates(cpu_tuning.GEMM)[:2]
     for number in range(CALIBRATIONS):
         # As it is written, and on one line, where values can be exchanged.
@@ -208,7 +207,7 @@ def test_calibrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if found is not None:
             render(calibrate_report.report(CalibrateResult(found, path)))
             json.dumps(CalibrateResult(found, path).to_json(), allow_nan=False)
-            cpu_tuning.choose(program, spec, found)
+            compared(cpu_tuning.Modelled(found), program)
     calibration.cache_clear()
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpembed.api.beside import faster_beside
-from cpembed.api.tune_cpu import CpuTuning
 
+from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.api.tune import open_tuning
+from cpembed.api.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.build import build, schedule_space
@@ -125,32 +125,42 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert found.solved.target.name == "avx512_vnni_dot"
     assert found.asked.name == "avx512_vnni"
     assert found.backend == "x86.vnni_rows"
-    assert found.beside is not None
-    assert found.beside.us < found.beside.asked_us
-    tuning = open_tuning(given, VNNI, trials=1, database=tmp_path)
-    assert isinstance(tuning, CpuTuning)
-    assert tuning.task.target.name == "avx512_vnni_dot"
+    why = found.instead
+    assert why is not None
+    assert why.asked is not None
+    assert why.estimated is not None
+    assert (why.unit, why.estimated < why.asked) == ("us", True)
+    opened = open_tuning(given, VNNI, trials=1, database=tmp_path)
+    assert isinstance(opened, OpenTuning)
+    assert opened.tuning.task.target.name == "avx512_vnni_dot"
+
+
+def runs(given: Computation, target: HardwareSpec | str) -> Chosen:
+    found = choose(Request(given, target, untuned=True))
+    assert isinstance(found, Chosen)
+    return found
 
 
 @needs_vnni
 @pytest.mark.parametrize("target", [VNNI, AMX, BF16, AMX_BF16], ids=lambda spec: spec.name)
 def test_which_is_faster_the_model_says(target: HardwareSpec) -> None:
-    assert target.beside is not None
-    if target.beside == "avx512_bf16_dot" and missing_features(BF16):
-        pytest.skip(f"missing: {', '.join(missing_features(BF16))}")
-    few = workload("gemm m=2048 n=1 k=1000", target=target.beside)
-    many = workload("gemm m=64 n=64 k=256", target=target.beside)
-    beside = faster_beside(solve(few, target, top=4))
-    assert beside is not None
-    assert beside.target == target.beside
-    assert faster_beside(solve(many, target, top=4)) is None
-    assert faster_beside(solve(few, target.beside, top=1)) is None
+    (other,) = (name for name in target.alternatives if name.endswith("_dot"))
+    if missing := {*missing_features(hardware_spec(other)), *missing_features(target)}:
+        pytest.skip(f"missing: {', '.join(sorted(missing))}")
+    few = workload("gemm m=2048 n=1 k=1000", target=other)
+    many = workload("gemm m=64 n=64 k=256", target=other)
+    found = runs(few, target)
+    assert found.instead is not None
+    assert found.instead.solved.target.name == target.name
+    assert found.solved.target.name == other
+    assert runs(many, target).instead is None
+    assert runs(few, other).instead is None
 
 
 @needs_vnni
 def test_types_that_the_other_does_not_multiply() -> None:
     signed = workload("gemm m=2048 n=1 k=1000 dtype=int8,int8,int32", target=AMX)
-    assert faster_beside(solve(signed, AMX, top=4)) is None
+    assert runs(signed, AMX).instead is None
 
 
 @needs_vnni
@@ -159,4 +169,4 @@ def test_what_is_asked_for_runs_itself() -> None:
     for asked in ({"rank": 1}, {"constraints": "in_place_padded"}, {"backend": "native"}):
         found = run(given, VNNI, seed=1, untuned=True, **asked)  # type: ignore[arg-type]
         assert isinstance(found, RunResult)
-        assert found.instead_of is None
+        assert found.instead is None

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpembed.api.tune_cpu import CpuTuning
 
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
-from cpembed.api.tune import open_tuning
+from cpembed.api.tune import OpenTuning, open_tuning
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -144,18 +143,18 @@ def test_a_matrix_instruction_is_none_of_these() -> None:
 @pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "amx_bf16"])
 def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
     given = workload("depthwise n=1 c=24 h=7 w=8 r=3 s=3 layout=NHWC", target=target)
-    other = hardware_spec(target).otherwise
+    (other,) = (name for name in hardware_spec(target).alternatives if not name.endswith("_dot"))
     result = run(given, target, untuned=True)
     assert isinstance(result, RunResult)
     assert result.verification.verified
     document = result.to_json()
     assert (document["target"], document["executed"]) == (target, other)
-    assert result.instead_of is not None
+    assert result.instead is not None
     if target == "avx512_vnni":
         # Pixels could fill its lanes, the image as its second factor: slower, says the model.
-        assert result.instead_of.exchanged
+        assert result.instead.solved.exchanged
         return
-    assert not result.instead_of.count
+    assert not result.instead.solved.count
     # Where the target's own instruction is asked for, or a set that may be what excludes it.
     for asked in ({"constraints": "strict"}, {"backend": "generic"}, {"rank": 1}):
         refused = run(given, target, **asked)  # type: ignore[arg-type]
@@ -211,13 +210,12 @@ def test_what_is_tuned_so_runs_so(
         pytest.skip(f"missing: {', '.join(missing)}")
     given = workload("depthwise n=1 c=32 h=7 w=8 r=3 s=3 layout=NHWC", target=target)
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
-    tuning = open_tuning(given, target, trials=2)
-    assert isinstance(tuning, CpuTuning)
-    assert tuning.task.target.name == "avx512_int8"
-    list(tuning.run())
+    opened = open_tuning(given, target, trials=2)
+    assert isinstance(opened, OpenTuning)
+    assert opened.tuning.task.target.name == "avx512_int8"
+    list(opened.tuning.run())
     result = run(given, target)
     assert isinstance(result, RunResult)
-    assert result.choice is not None
     assert result.choice.tuned is not None
     assert result.to_json()["executed"] == "avx512_int8"
     assert isinstance(open_tuning(given, target, constraints="strict"), SolveResult)

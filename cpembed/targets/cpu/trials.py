@@ -107,9 +107,11 @@ class CpuTrial(Trial, frozen=True):
     def estimated(self) -> float:
         return self.estimate_us + self.estimated_moves_us
 
-    def standing(self) -> str:
+    def standing(self, objective: str | None = None) -> str:
         ratio = 1 / (self.ratio or 1)
-        return f"best {duration(self.total_us or 0)}, {ratio:.3f} times as fast as untuned"
+        time = duration(self.figure(objective) or 0)
+        what = "" if objective is None else f" {objective}"
+        return f"best {time}{what}, {ratio:.3f} times as fast as untuned"
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:

@@ -55,7 +55,7 @@ class VtaTrial(Trial, frozen=True):
     def estimated(self) -> float | None:
         return self.estimate
 
-    def standing(self) -> str:
+    def standing(self, objective: str | None = None) -> str:
         cycles = self.cycles or 0
         ratio = cycles / self.lower_bound
         return f"best {cycles:,} cycles, {ratio:.3f} times what GEMM or DMA alone takes"

@@ -68,6 +68,7 @@ def test_measurement_separates_packing_from_the_contraction(kernel: CompiledKern
     inputs = random_inputs(kernel.program.workload, 0)
     found = measure(kernel, inputs, rounds=5, round_ms=1.0)
     assert found.packed_ahead == ("W",)
+    assert found.latency_us is not None
     assert 0 < found.latency_us.p10 <= found.latency_us.median <= found.latency_us.p90
     assert found.packing_us > 0
     assert found.unpacking_us > 0

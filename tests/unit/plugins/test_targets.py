@@ -1,0 +1,209 @@
+"""A target of another distribution: every command works on it, and what it does to its process is
+one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpembed.tuning.database import DIRECTORY_VARIABLE
+from cpembed.worker import LIMIT_VARIABLE
+from tests.cli.calling import Called, in_a_process
+from tests.cli.schema import NUMBER, QUANTILES, RUN, TUNED, Map, assert_matches
+from tests.unit.plugins.conftest import Install
+
+MODULE = Path(__file__).with_name("unit_target.py")
+
+TARGET = """
+name = "{name}"
+description = "a unit of another distribution"
+source = "made up"
+backend = "{name}"
+
+[instruction]
+expression = "C[y] += A[z] * B[y,z]"
+
+[instruction.axes]
+y = 4
+z = 4
+
+[operands.A]
+dtype = "int8"
+scope = "memory"
+tile = ["z"]
+
+[operands.B]
+dtype = "int8"
+scope = "memory"
+tile = ["y", "z"]
+
+[operands.C]
+dtype = "int32"
+scope = "memory"
+tile = ["y"]
+
+[memories.memory]
+"""
+
+GEMM = ("gemm", "m=4", "n=8", "k=9")
+WORKS = ("--target", "works")
+KINDS = ("works", "aborts", "illegal", "forever", "astray", "hungry")
+TRIAL = {
+    "identifier": str,
+    "rank": int,
+    "constraints": str,
+    "schedule": Map(int),
+    "unit": str,
+    "provenance": str,
+    "estimate": NUMBER,
+    "time": NUMBER,
+}
+
+
+@pytest.fixture(autouse=True)
+def unit(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(
+        "cpembed-unit",
+        {
+            "cpembed.targets": {kind: f"unit_target:{kind.title()}" for kind in KINDS}
+            | {"works": "unit_target:Unit"},
+            "cpembed.hw_specs": {"unit": "unit_targets"},
+        },
+        {
+            "unit_target.py": MODULE.read_text(encoding="utf-8"),
+            "unit_targets/__init__.py": "",
+            **{f"unit_targets/{kind}.toml": TARGET.format(name=kind) for kind in KINDS},
+        },
+    )
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "tuned"))
+
+
+def done(*arguments: str) -> Called:
+    called = in_a_process(*arguments)
+    assert called.code == 0, called.err
+    return called
+
+
+def test_it_is_listed() -> None:
+    listed = {entry["name"]: entry for entry in done("targets", "--json").json["targets"]}
+    for kind in KINDS:
+        assert listed[kind]["available"]
+        assert (listed[kind]["backend"], listed[kind]["provenance"]) == (kind, "measured")
+    assert "yes (works)" in done("targets").out
+
+
+def test_its_kernels_are_verified_and_timed() -> None:
+    document = done("run", *GEMM, *WORKS, "--seed", "5", "--json").json
+    assert_matches(document, {**RUN, "latency_us": QUANTILES, "gops": NUMBER})
+    assert (document["backend"], document["verified"]) == ("works", True)
+    assert document["provenance"] == document["time"]["provenance"] == "measured"
+    assert document["schedule"] == {"count": 2}
+    model = document["model"]
+    assert model["estimated"] == 4 * 8 * 9 / 1e3 / 2
+    assert (model["unit"], model["provenance"]) == ("us", "estimated")
+
+
+def test_solve_and_explain_know_it() -> None:
+    found = done("solve", *GEMM, *WORKS, "--json").json
+    assert found["count"] > 0
+    chosen = done("explain", *GEMM, *WORKS, "--chosen", "--json").json
+    assert (chosen["executed"], chosen["missing"], chosen["tuned"]) == ("works", [], None)
+    assert chosen["schedule"] == {"count": 2}
+    assert chosen["candidate"] in {entry["id"] for entry in found["embeddings"]}
+    assert "on 2 of its threads" in done("explain", *GEMM, *WORKS, "--chosen").out
+
+
+def test_what_it_stores_is_asked_for_as_elsewhere() -> None:
+    document = done("run", *GEMM, *WORKS, "--output", "uint8", "--relu", "--bias", "--json").json
+    assert (document["verified"], document["stored"], document["relu"]) == (True, "uint8", True)
+
+
+def test_it_is_tuned_and_what_was_tuned_runs() -> None:
+    call = ("tune", *GEMM, *WORKS, "--trials", "4", "--candidates", "2")
+    document = done(*call, "--json").json
+    assert_matches(document, {**TUNED, "best": TRIAL, "untuned": TRIAL})
+    assert (document["unit"], document["provenance"]) == ("us", "measured")
+    best = document["best"]
+    assert best["schedule"]["count"] in (1, 2)
+    assert best["time"] <= document["untuned"]["time"]
+    assert done(*call, "--json").json["measured"] == 0
+    (file,) = done("tune", "--show", "--json").json["files"]
+    assert (file["current"], file["best"]["time"]) == (True, best["time"])
+    lines = [line.split() for line in done(*call).out.splitlines()]
+    labels = [words[0] for words in lines if words]
+    assert {"tried", "untuned", "tuned", "embedding", "schedule", "kept"} <= set(labels)
+    ran = done("run", *GEMM, *WORKS, "--json").json
+    assert ran["tuned"]["trials"] == document["kept"]
+    assert (ran["candidate"], ran["schedule"]) == (best["identifier"], best["schedule"])
+    shown = done("explain", *GEMM, *WORKS, "--chosen", "--json").json
+    assert shown["tuned"] == ran["tuned"]
+    assert done("run", *GEMM, *WORKS, "--untuned", "--json").json["tuned"] is None
+
+
+def test_a_suite_runs_on_it(tmp_path: Path) -> None:
+    call = ("bench", "amos", "--layers", "0,1", *WORKS, "--results", str(tmp_path / "rows"))
+    document = done(*call, "--json").json
+    runs = [row["run"] for row in document["rows"]]
+    assert [(run["backend"], run["verified"], run["provenance"]) for run in runs] == [
+        ("works", True, "measured")
+    ] * 2
+    assert document["summary"]["run"]["total_us"] > 0
+    assert done(*call, "--json").json["taken_from_store"] == 2
+    refused = in_a_process(*call, "--baseline", "onednn")
+    refused.is_one_line_error(2, "unknown baseline 'onednn'", "works is compared with none")
+
+
+def test_what_it_has_not_is_one_line(tmp_path: Path) -> None:
+    for option, words in (("--save", "nothing to be saved"), ("--trace", "no timeline")):
+        called = in_a_process("run", *GEMM, *WORKS, option, str(tmp_path / "file"))
+        assert called.code != 0
+        assert called.err.count("\n") == 1, called.err
+        del words
+    in_a_process("run", *GEMM, *WORKS, "--shift", "2").is_one_line_error(2, "works", "shift")
+    tuned = in_a_process("tune", *GEMM, *WORKS, "--objective", "kernel")
+    tuned.is_one_line_error(2, "works has no objective kernel", "leave it out")
+
+
+@pytest.mark.parametrize(
+    "kind, code, words",
+    [
+        pytest.param(
+            "aborts",
+            1,
+            "building a kernel of aborts ended in SIGABRT: LLVM ERROR: no such instruction",
+            marks=pytest.mark.slow,
+        ),
+        ("illegal", 5, "running the illegal kernel ended in SIGILL"),
+        pytest.param(
+            "forever", 1, "running the forever kernel took too long", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "astray", 1, "running the astray kernel ended in SIGSEGV", marks=pytest.mark.slow
+        ),
+        pytest.param("hungry", 1, "running the hungry kernel ended in SIG", marks=pytest.mark.slow),
+    ],
+)
+def test_what_ends_its_process_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, kind: str, code: int, words: str
+) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "3")
+    in_a_process("run", *GEMM, "--json", "--target", kind).is_one_line_error(code, words)
+
+
+@pytest.mark.slow
+def test_trials_that_end_their_process_are_trials_without_a_program() -> None:
+    tuned = in_a_process("tune", *GEMM, "--target", "illegal", "--trials", "2", "--json")
+    tuned.is_one_line_error(5, "no schedule has a program", "ended in SIGILL")
+
+
+@pytest.mark.slow
+def test_a_suite_goes_on_with_the_next_row(tmp_path: Path) -> None:
+    call = ("bench", "amos", "--layers", "0-5", "--target", "aborts", "--results", str(tmp_path))
+    called = in_a_process(*call, "--json")
+    assert called.code == 1
+    rows = called.json["rows"]
+    assert [row["index"] for row in rows] == list(range(6))
+    ended = [row for row in rows if row["error"] is not None]
+    assert 0 < len(ended) < 6
+    assert {row["error"]["type"] for row in ended} == {"CrashError"}
