@@ -42,7 +42,7 @@ class RowMaker:
     """How every layer of a suite is treated; ``backend`` None: solve, do not run.
 
     ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
-    ``untuned``: none of it. ``epilogue``: what kernels store, None for the sums, or what a VTA
+    ``untuned``: none of it. ``epilogue``: what kernels store, None for the sums, or what a target
     stores by default. ``baselines`` run beside each kernel that uses the instruction.
     """
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from cpembed.api.bench import Bench
-    from cpembed.targets.cpu.build import BackendChoice
+    from cpembed.api.chosen import BackendChoice
     from cpembed.workloads.suites import Layer
 
 _REDRAW = 0.1
@@ -101,8 +101,9 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 @click.option(
     "--output",
     type=click.Choice(["int32", "int8", "uint8", "float32", "bfloat16"]),
-    help="What is stored of the sums: this type, integers saturated (not on a VTA).  [default: the "
-    "sums; beside a library what its fastest form stores, and to be said with the steps below]",
+    help="What is stored of the sums: this type, integers saturated (not on a simulated target).  "
+    "[default: the sums; beside a library what its fastest form stores, and to be said with the "
+    "steps below]",
 )
 @steps_options
 @untuned_option

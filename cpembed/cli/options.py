@@ -207,15 +207,17 @@ steps_options = together(
     click.option(
         "--bias",
         is_flag=True,
-        help="Adds a random vector, an element a channel (not on a VTA).",
+        help="Adds a random vector, an element a channel (not on a simulated target).",
     ),
     click.option(
         "--scale",
         is_flag=True,
         help="Multiplies by a random float32 vector, an element a channel, as requantization "
-        "does (not on a VTA).",
+        "does (not on a simulated target).",
     ),
-    click.option("--relu", is_flag=True, help="Negative results are stored as 0 (not on a VTA)."),
+    click.option(
+        "--relu", is_flag=True, help="Negative results are stored as 0 (not on a simulated target)."
+    ),
 )
 """What happens to the sums before they are stored."""
 

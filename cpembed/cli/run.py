@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     metavar="K",
     help="The candidate of this place in the ranking.  [default: what was tuned; else the fastest "
-    "by estimate of the best 8, on a VTA the best]",
+    "by the target's estimate of the best 8, where it compares them, or the best]",
 )
 @id_option
 @click.option(
@@ -60,26 +60,29 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     type=click.Choice(["requantized", "int32", "int8", "uint8", "float32", "bfloat16"]),
-    help="What is stored of the sums: this type, integers saturated.  [default: the sums]  VTA: "
-    "requantized is shifted and clipped to int8, int32 all bits, int8 the low eight.  [default: "
-    "requantized; int8 where that is the output's type]",
+    help="What is stored of the sums: this type, integers saturated.  [default: the sums]  "
+    "Where the target itself converts: requantized is shifted and clipped to int8, int32 all bits, "
+    "int8 the low eight.  [default: requantized; int8 where that is the output's type]",
 )
 @steps_options
 @click.option(
     "--shift",
     type=click.IntRange(0, 31),
     metavar="N",
-    help="VTA: bits by which requantized sums are shifted right.  "
+    help="Bits by which requantized sums are shifted right.  "
     "[default: 7 and half the binary logarithm of the products in a sum]",
 )
 @untuned_option
-@file_option("--trace", "VTA: write a timeline for ui.perfetto.dev or chrome://tracing.")
+@file_option(
+    "--trace",
+    "Write a timeline, of targets that have one, for ui.perfetto.dev or chrome://tracing.",
+)
 @click.option(
     "--save",
     type=click.Path(path_type=Path),
     metavar="PROGRAM",
-    help="Save what ran: a folder with a kernel's assembly and layouts; of a VTA the program with "
-    "its inputs, a directory, or a zip if the name ends in .zip.",
+    help="Save what ran: a folder with a kernel's assembly and layouts, or a simulated program "
+    "with its inputs, a directory, or a zip if the name ends in .zip.",
 )
 @json_option
 def command(
@@ -102,7 +105,7 @@ def command(
 ) -> int:
     """Generate the kernel of a candidate, verify its numbers against a reference, time it.
 
-    A VTA is simulated: its cycles are counted, the packing on this machine is measured. What
+    Of a simulated target cycles are counted, the packing on this machine is measured. What
     `cpembed tune` has found for the workload is used unless --untuned says not to.
 
     \b

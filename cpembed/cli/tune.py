@@ -70,7 +70,8 @@ if TYPE_CHECKING:
 @click.option(
     "--output",
     type=click.Choice(["requantized", "int32", "int8"]),
-    help="VTA: what is stored of the sums, as for `run`; each is tuned by itself.  "
+    help="Where times depend on it: what is stored of the sums, as for `run`; each is tuned by "
+    "itself.  "
     "[default: requantized; int8 where that is the output's type]",
 )
 @click.option(
@@ -113,8 +114,8 @@ def command(
     show: bool,
     as_json: bool,
 ) -> int:
-    """Find the fastest embedding and schedule, and keep them: on a VTA by simulated cycles, on a
-    CPU by times that are measured here.
+    """Find the fastest embedding and schedule, and keep them: by simulated cycles, or by times
+    that are measured here.
 
     `run` and `bench` use what is kept for the same workload and machine, of any constraint set
     unless they are told one. Ctrl-C keeps what was measured; the same command resumes.

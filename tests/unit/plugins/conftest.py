@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.calling import Caller
+
 Install = Callable[[str, Mapping[str, Mapping[str, str]], Mapping[str, str]], Path]
 """Distribution name, group -> entry point -> value, path -> text; the folder it is in."""
 
@@ -39,3 +41,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
         if any(place.startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
+
+
+@pytest.fixture
+def cpembed(capsys: pytest.CaptureFixture[str]) -> Caller:
+    """Calls the command line in this process."""
+    return Caller(capsys)

@@ -3,13 +3,14 @@ one line."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.worker import LIMIT_VARIABLE
-from tests.cli.calling import Called, in_a_process
+from tests.cli.calling import Called, Caller, in_a_process
 from tests.cli.schema import NUMBER, QUANTILES, RUN, TUNED, Map, assert_matches
 from tests.unit.plugins.conftest import Install
 
@@ -79,13 +80,25 @@ def unit(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "tuned"))
 
 
-def done(*arguments: str) -> Called:
-    called = in_a_process(*arguments)
+@pytest.fixture
+def done(cpembed: Caller) -> Callable[..., Called]:
+    """Calls that end well."""
+
+    def call(*arguments: str) -> Called:
+        called = cpembed(*arguments)
+        assert called.code == 0, called.err
+        return called
+
+    return call
+
+
+def test_it_works_in_a_process_and_a_worker_of_its_own() -> None:
+    called = in_a_process("run", *GEMM, *WORKS, "--json")
     assert called.code == 0, called.err
-    return called
+    assert (called.json["backend"], called.json["verified"]) == ("works", True)
 
 
-def test_it_is_listed() -> None:
+def test_it_is_listed(done: Callable[..., Called]) -> None:
     listed = {entry["name"]: entry for entry in done("targets", "--json").json["targets"]}
     for kind in KINDS:
         assert listed[kind]["available"]
@@ -93,7 +106,7 @@ def test_it_is_listed() -> None:
     assert "yes (works)" in done("targets").out
 
 
-def test_its_kernels_are_verified_and_timed() -> None:
+def test_its_kernels_are_verified_and_timed(done: Callable[..., Called]) -> None:
     document = done("run", *GEMM, *WORKS, "--seed", "5", "--json").json
     assert_matches(document, {**RUN, "latency_us": QUANTILES, "gops": NUMBER})
     assert (document["backend"], document["verified"]) == ("works", True)
@@ -104,7 +117,7 @@ def test_its_kernels_are_verified_and_timed() -> None:
     assert (model["unit"], model["provenance"]) == ("us", "estimated")
 
 
-def test_solve_and_explain_know_it() -> None:
+def test_solve_and_explain_know_it(done: Callable[..., Called]) -> None:
     found = done("solve", *GEMM, *WORKS, "--json").json
     assert found["count"] > 0
     chosen = done("explain", *GEMM, *WORKS, "--chosen", "--json").json
@@ -114,12 +127,12 @@ def test_solve_and_explain_know_it() -> None:
     assert "on 2 of its threads" in done("explain", *GEMM, *WORKS, "--chosen").out
 
 
-def test_what_it_stores_is_asked_for_as_elsewhere() -> None:
+def test_what_it_stores_is_asked_for_as_elsewhere(done: Callable[..., Called]) -> None:
     document = done("run", *GEMM, *WORKS, "--output", "uint8", "--relu", "--bias", "--json").json
     assert (document["verified"], document["stored"], document["relu"]) == (True, "uint8", True)
 
 
-def test_it_is_tuned_and_what_was_tuned_runs() -> None:
+def test_it_is_tuned_and_what_was_tuned_runs(done: Callable[..., Called]) -> None:
     call = ("tune", *GEMM, *WORKS, "--trials", "4", "--candidates", "2")
     document = done(*call, "--json").json
     assert_matches(document, {**TUNED, "best": TRIAL, "untuned": TRIAL})
@@ -141,7 +154,7 @@ def test_it_is_tuned_and_what_was_tuned_runs() -> None:
     assert done("run", *GEMM, *WORKS, "--untuned", "--json").json["tuned"] is None
 
 
-def test_a_suite_runs_on_it(tmp_path: Path) -> None:
+def test_a_suite_runs_on_it(cpembed: Caller, done: Callable[..., Called], tmp_path: Path) -> None:
     call = ("bench", "amos", "--layers", "0,1", *WORKS, "--results", str(tmp_path / "rows"))
     document = done(*call, "--json").json
     runs = [row["run"] for row in document["rows"]]
@@ -150,19 +163,18 @@ def test_a_suite_runs_on_it(tmp_path: Path) -> None:
     ] * 2
     assert document["summary"]["run"]["total_us"] > 0
     assert done(*call, "--json").json["taken_from_store"] == 2
-    refused = in_a_process(*call, "--baseline", "onednn")
+    refused = cpembed(*call, "--baseline", "onednn")
     refused.is_one_line_error(2, "unknown baseline 'onednn'", "works is compared with none")
 
 
-def test_what_it_has_not_is_one_line(tmp_path: Path) -> None:
-    for option, words in (("--save", "nothing to be saved"), ("--trace", "no timeline")):
-        called = in_a_process("run", *GEMM, *WORKS, option, str(tmp_path / "file"))
-        assert called.code != 0
-        assert called.err.count("\n") == 1, called.err
-        del words
-    in_a_process("run", *GEMM, *WORKS, "--shift", "2").is_one_line_error(2, "works", "shift")
-    tuned = in_a_process("tune", *GEMM, *WORKS, "--objective", "kernel")
+def test_what_it_has_not_is_one_line(cpembed: Caller, tmp_path: Path) -> None:
+    for option in ("--save", "--trace"):
+        called = cpembed("run", *GEMM, *WORKS, option, str(tmp_path / "file"))
+        called.is_one_line_error(2, f"{option}: works", "leave it out")
+    cpembed("run", *GEMM, *WORKS, "--shift", "2").is_one_line_error(2, "not for works")
+    tuned = cpembed("tune", *GEMM, *WORKS, "--objective", "kernel")
     tuned.is_one_line_error(2, "works has no objective kernel", "leave it out")
+    cpembed("run", *GEMM, "--target", "nowhere").is_one_line_error(2, "unknown target 'nowhere'")
 
 
 @pytest.mark.parametrize(
