@@ -7,10 +7,10 @@ all of them are compared where they are few, else a grid. The best few go on to 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from cpembed.hw.levels import Hierarchy
 from cpembed.machine.nest import Floats, TileNest
 from cpembed.machine.times import cycles
 from cpembed.machine.traffic import (
+    LevelTiles,
     Tilings,
     boundaries,
     cut,
@@ -33,6 +34,10 @@ ROWS = 1024
 
 _KEPT = 8
 """Tilings that go on to the next level, where more would be too many for it."""
+
+
+_EQUALS = 4
+"""Of so many times as many tilings, those that differ in what is to come are kept."""
 
 
 @dataclass(frozen=True)
@@ -52,30 +57,44 @@ def best_tiling(nest: TileNest, machine: Hierarchy, rows: int = ROWS) -> Found:
     most = math.prod(len(_cuts(loop.extent)) for loop in nest.loops)
     for level in reversed(range(len(machine.levels) - 1)):
         sizes = _Sizes(nest, machine, level)
-        outer, inner, every = sizes.within(tilings, max(1, rows // tilings.rows))
+        outer, chosen, every = sizes.within(tilings, max(1, rows // tilings.rows))
+        inner = LevelTiles.of(level, chosen, nest, machine)
+        tried = [
+            cut(outer, inner, boundary, nest, machine)
+            for boundary in enumerate(boundaries(nest, machine.sharing(level)))
+        ]
         kept = max(_KEPT, rows // most) if level else 1
-        tried: list[Tilings] = []
-        for boundary in enumerate(boundaries(nest, machine.sharing(level))):
-            one = cut(outer, inner, boundary, level, nest, machine)
-            best = _ordered(one, nest, machine)[:kept]
-            every = every and (not level or len(best) == one.rows)
-            tried.append(one.taken(best))
-        found = joined(tried)
-        best = _ordered(found, nest, machine)
-        best = best[_first_of_equals(found, best)]
-        exact = exact and every and (not level or len(best) <= kept)
-        tilings = found.taken(best[:kept])
+        tilings, whole_level = _best(tried, kept, nest, machine)
+        exact = exact and every and (not level or whole_level)
     return Found(tilings, exact)
 
 
-def _ordered(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> np.ndarray:
-    """Rows, the best first."""
+def _best(
+    tried: list[Tilings], kept: int, nest: TileNest, machine: Hierarchy
+) -> tuple[Tilings, bool]:
+    """The best rows of all, and whether none is missing that may turn out better."""
+    ranked = [_ranking(tilings, nest, machine) for tilings in tried]
+    time, moved = (np.concatenate([found[part] for found in ranked]) for part in (0, 1))
+    number = np.repeat(np.arange(len(tried)), [len(found[0]) for found in ranked])
+    row = np.concatenate([np.arange(len(found[0])) for found in ranked])
+    # Rows that are equal in what is to come are neighbours: more are taken, then one of each.
+    best = np.lexsort((moved, time))
+    some = best[: kept * _EQUALS]
+    found = joined(
+        [tried[n].taken(row[some[number[some] == n]]) for n in sorted(set(number[some]))]
+    )
+    order = np.lexsort(_ranking(found, nest, machine)[::-1])
+    distinct = _first_of_equals(found, order)
+    every = len(some) == len(best) and len(distinct) <= kept
+    return found.taken(order[distinct[:kept]]), every
+
+
+def _ranking(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> tuple[Floats, Floats]:
+    """Cycles, and bytes moved; times that differ by rounding are equal."""
     moved = np.zeros(tilings.rows)
     for traffic in tilings.traffic.values():
         moved = moved + traffic.read_bytes + traffic.write_bytes
-    # Times that differ by rounding are equal.
-    time = np.round(cycles(tilings, nest, machine), 6)
-    return np.lexsort((moved, time))
+    return np.round(cycles(tilings, nest, machine), 6), moved
 
 
 def _first_of_equals(tilings: Tilings, rows: np.ndarray) -> list[int]:
@@ -95,40 +114,43 @@ class _Sizes:
         self.memories = [
             (memory, operands_in(memory, nest, machine)) for memory in machine.levels[level]
         ]
-        self._fitting: dict[tuple[str, int], list[int]] = {}
         self._check()
+        self._largest = self._largest_sizes()
 
     def within(self, outer: Tilings, limit: int) -> tuple[Tilings, dict[str, Floats], bool]:
         """Rows of ``outer``, repeated, with the tile sizes in each; about ``limit`` of one at most,
         and whether these are all that fit."""
-        every, repeated = True, list[int]()
-        rows: list[tuple[int, ...]] = []
+        every, grids = True, list[np.ndarray]()
         names = [loop.name for loop in self.nest.loops]
         for row in range(outer.rows):
-            options = [self._options(name, int(outer.sizes[name][row])) for name in names]
+            options = [
+                [size for size in _cuts(int(outer.sizes[name][row])) if size <= self._largest[name]]
+                for name in names
+            ]
             thinned = _thinned(options, limit)
             every = every and thinned == options
-            grid = list(itertools.product(*thinned))
-            rows += grid
-            repeated += [row] * len(grid)
-        table = np.array(rows, np.float64).reshape(len(rows), len(names))
-        sizes = {name: table[:, n] for n, name in enumerate(names)}
-        fits = np.broadcast_to(self._fits(sizes), (len(rows),))
-        taken = np.flatnonzero(fits)
+            # The first column is the row of the enclosing tile.
+            grid = np.meshgrid([row], *thinned, indexing="ij")
+            grids.append(np.stack([axis.ravel() for axis in grid]))
+        table = np.concatenate(grids, axis=1)
+        sizes = {name: table[n].astype(np.float64) for n, name in enumerate(names, 1)}
+        taken = np.flatnonzero(np.broadcast_to(self._fits(sizes), (table.shape[1],)))
         inside = {name: values[taken] for name, values in sizes.items()}
-        return outer.taken(np.array(repeated)[taken]), inside, every
+        return outer.taken(table[0][taken]), inside, every
 
-    def _options(self, name: str, extent: int) -> list[int]:
-        """Sizes of one loop's tile that fit where those of the others are 1."""
-        known = self._fitting.get((name, extent))
-        if known is None:
-            options = _cuts(extent)
-            ones = {loop.name: np.ones(1) for loop in self.nest.loops}
-            fits = self._fits({**ones, name: np.array(options, np.float64)})
-            fits = np.broadcast_to(fits, (len(options),))
-            known = [option for option, fit in zip(options, fits, strict=True) if fit]
-            self._fitting[name, extent] = known
-        return known
+    def _largest_sizes(self) -> dict[str, float]:
+        """By loop, the largest tile that fits where those of the others are 1."""
+        loops = self.nest.loops
+        sizes = [np.arange(1.0, loop.extent + 1) for loop in loops]
+        parts = np.cumsum([0, *map(len, sizes)])
+        every = {loop.name: np.ones(parts[-1]) for loop in loops}
+        for n, loop in enumerate(loops):
+            every[loop.name][parts[n] : parts[n + 1]] = sizes[n]
+        fits = np.broadcast_to(self._fits(every), (parts[-1],))
+        return {
+            loop.name: float(sizes[n][fits[parts[n] : parts[n + 1]]].max())
+            for n, loop in enumerate(loops)
+        }
 
     def _fits(self, sizes: Mapping[str, Floats]) -> np.ndarray:
         found = np.ones(1, bool)
@@ -147,6 +169,7 @@ class _Sizes:
                 )
 
 
+@cache
 def _cuts(extent: int) -> list[int]:
     """Sizes of the parts that an extent is cut into, so many of them or one more: ascending.
 

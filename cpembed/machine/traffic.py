@@ -27,6 +27,10 @@ _PERMUTED = 3
 each is tried as the innermost."""
 
 
+_SHARED = 2
+"""The longest parallel loops, each of which is tried as the one that units share first."""
+
+
 @dataclass(frozen=True)
 class Boundary:
     """Between a level and the next one outside: loops over tiles, innermost first, and the loop
@@ -83,7 +87,12 @@ class Tilings:
     def taken(self, rows: Sequence[int] | Integers) -> Tilings:
         """Some of the rows, which may be repeated."""
         count = self.rows
-        return _combined([self], lambda values: np.broadcast_to(values[0], (count,))[rows])
+
+        def pick(values: list[Floats]) -> Floats:
+            (found,) = values
+            return (found if len(found) == count else np.broadcast_to(found, (count,)))[rows]
+
+        return _combined([self], pick)
 
 
 def joined(tilings: Sequence[Tilings]) -> Tilings:
@@ -127,6 +136,33 @@ def _combined(tilings: Sequence[Tilings], function: Callable[[list[Floats]], Flo
     )
 
 
+@dataclass(frozen=True)
+class LevelTiles:
+    """Tile sizes of a level; by memory and operand, the bytes of a tile and how many transfers it
+    takes."""
+
+    level: int
+    sizes: Mapping[str, Floats]
+    regions: Mapping[str, Mapping[str, tuple[Floats, Floats]]]
+
+    @staticmethod
+    def of(
+        level: int, sizes: Mapping[str, Floats], nest: TileNest, machine: Hierarchy
+    ) -> LevelTiles:
+        known = {**nest.fixed, **sizes}
+        return LevelTiles(
+            level,
+            sizes,
+            {
+                memory.name: {
+                    operand.name: _region(operand, memory, nest, known)
+                    for operand in operands_in(memory, nest, machine)
+                }
+                for memory in machine.levels[level]
+            },
+        )
+
+
 def whole(nest: TileNest) -> Tilings:
     """The tiling of main memory, which holds everything."""
     one = np.ones(1)
@@ -152,33 +188,38 @@ def boundaries(nest: TileNest, units: int) -> Iterator[Boundary]:
         priorities = list(itertools.permutations(sets))
     else:
         priorities = [(first, *(s for s in sets if s != first)) for first in sets]
-    parallel = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
+    parallel = sorted(
+        (loop for loop in nest.loops if loop.kind is AxisKind.SPATIAL),
+        key=lambda loop: -loop.extent,
+    )
+    longest = [loop.name for loop in parallel[:_SHARED]] if units > 1 else []
     orders = dict.fromkeys(
         tuple(sorted(names, key=lambda name: tuple(name not in loops for loops in priority)))
         for priority in priorities
     )
     for order in orders or {(): None}:
-        for first in parallel if units > 1 and parallel else (None,):
+        for first in longest or (None,):
             yield Boundary(order, first)
 
 
 def cut(
     outer: Tilings,
-    sizes: Mapping[str, Floats],
+    inner: LevelTiles,
     boundary: tuple[int, Boundary],
-    level: int,
     nest: TileNest,
     machine: Hierarchy,
 ) -> Tilings:
-    """The tilings with one more level: tiles of ``sizes`` in those of ``outer``, row by row.
+    """The tilings with one more level: ``inner`` tiles in those of ``outer``, row by row; a
+    boundary with its number.
 
     A tile that does not divide the one around it counts as a part of a tile where it moves an
     operand, and as a whole one where the operand has to be moved again.
     """
+    sizes = inner.sizes
     number, loops = boundary
     full = {name: outer.sizes[name] / size for name, size in sizes.items()}
     trips = {name: np.ceil(count) for name, count in full.items()}
-    shares = _shares(trips, loops, nest, machine.sharing(level))
+    shares = _shares(trips, loops, nest, machine.sharing(inner.level))
     share, busy = outer.share, outer.busy[0]
     for name, parts in shares.items():
         own = np.ceil(trips[name] / parts)
@@ -192,9 +233,7 @@ def cut(
     passes = {o.name: _passes(o, outer, loops.order, trips, full) for o in nest.operands}
     chosen = (*outer.chosen, (np.full(outer.rows, float(number)), sizes))
     found = Tilings(sizes, passes, visits, share, (busy, *outer.busy), outer.traffic, chosen)
-    traffic = {
-        memory.name: _traffic(found, memory, nest, machine) for memory in machine.levels[level]
-    }
+    traffic = {name: _traffic(found, regions, nest) for name, regions in inner.regions.items()}
     return replace(found, traffic={**outer.traffic, **traffic})
 
 
@@ -268,25 +307,31 @@ def _single(nest: TileNest) -> dict[str, Floats]:
     return {**nest.fixed, **{loop.name: np.ones(1) for loop in nest.loops}}
 
 
-def _traffic(found: Tilings, memory: Memory, nest: TileNest, machine: Hierarchy) -> Traffic:
-    known = {**nest.fixed, **found.sizes}
-    read, write, transfers = np.zeros(1), np.zeros(1), np.zeros(1)
-    for operand in operands_in(memory, nest, machine):
-        count = np.ones(1)
-        if memory.moves is Moved.TILE:
-            count = _tiles(operand, nest, known)
-            region = count * _tile_bytes(operand, memory, nest)
-        else:
-            region = operand.moved_bytes(known, memory.granule_bytes)
+def _region(
+    operand: TileOperand, memory: Memory, nest: TileNest, sizes: Mapping[str, Floats]
+) -> tuple[Floats, Floats]:
+    if memory.moves is Moved.TILE:
+        count = _tiles(operand, nest, sizes)
+        return count * _tile_bytes(operand, memory, nest), count
+    return operand.moved_bytes(sizes, memory.granule_bytes), np.ones(1)
+
+
+def _traffic(
+    found: Tilings, regions: Mapping[str, tuple[Floats, Floats]], nest: TileNest
+) -> Traffic:
+    read, write, transfers = np.zeros(found.rows), np.zeros(found.rows), np.zeros(found.rows)
+    for operand in nest.operands:
+        if operand.name not in regions:
+            continue
+        region, count = regions[operand.name]
         passes = found.passes[operand.name].staying
-        again = np.maximum(0.0, passes - found.passes[operand.name].distinct)
         if operand.is_output:
-            write = write + region * passes
             # Sums that are not complete come back.
+            again = np.maximum(0.0, passes - found.passes[operand.name].distinct)
+            write = write + region * passes
             read = read + region * again
-            transfers = transfers + count * np.ceil(passes + again)
+            passes = passes + again
         else:
             read = read + region * passes
-            transfers = transfers + count * np.ceil(passes)
-    ones = np.ones(found.rows)
-    return Traffic(read * ones, write * ones, transfers * ones, found.visits * ones)
+        transfers = transfers + count * np.ceil(passes)
+    return Traffic(read, write, transfers, found.visits)

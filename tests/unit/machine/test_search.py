@@ -12,7 +12,7 @@ from cpembed.errors import TransformError
 from cpembed.machine.nest import TileNest
 from cpembed.machine.search import best_tiling
 from cpembed.machine.times import cycles as modelled
-from cpembed.machine.traffic import Tilings, boundaries, cut, whole
+from cpembed.machine.traffic import LevelTiles, Tilings, boundaries, cut, whole
 from tests.unit.machine.simulated import (
     conv,
     cycles,
@@ -35,7 +35,8 @@ def cut_once(given: TileNest, tiles: list[dict[str, int]], numbers: list[int], m
     orders = list(boundaries(given, 1))
     for level in reversed(range(len(tiles))):
         sizes = {name: np.array([float(size)]) for name, size in tiles[level].items()}
-        found = cut(found, sizes, (numbers[level], orders[numbers[level]]), level, given, m)
+        inner = LevelTiles.of(level, sizes, given, m)
+        found = cut(found, inner, (numbers[level], orders[numbers[level]]), given, m)
     return found
 
 
