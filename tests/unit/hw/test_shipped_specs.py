@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
+from cpembed.hw.level_tables import Known
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import size_bytes
@@ -79,6 +80,14 @@ def wmma(a: Array, b: Array, c: Array) -> None:
     c += (a.reshape(16, 16) @ b.reshape(16, 16)).ravel()
 
 
+def gemmini(a: Array, b: Array, c: Array) -> None:
+    """Gemmini's README, weights stationary: B stays in the array, a row of A enters each cycle, and
+    what comes out is added to a row of the accumulator."""
+    for row in range(16):
+        for column in range(16):
+            c[row * 16 + column] += a[row * 16 : row * 16 + 16] @ b[column::16]
+
+
 def lanes(left: Array, right: Array, sums: Array) -> None:
     """SDM volume 2, VPMULLD and VPADDD on widened bytes, or VFMADD231PS; Arm ARM, MLA (vector) on
     widened bytes: lane by lane."""
@@ -128,6 +137,7 @@ MODELS: dict[str, Model] = {
     "axpy": axpy,
     "dot": dot,
     "gemm_16x16x16": wmma,
+    "gemmini_16x16": gemmini,
     "gemv": gemv,
     "pointwise_conv": pointwise_conv,
     "vta_1x16x16": vta_gemm(1, 16),
@@ -446,3 +456,30 @@ def test_amx_weights_interleave_groups_of_rows(name: str, order: int) -> None:
     assert positions[(0, 1)] - positions[(0, 0)] == order
     assert positions[(1, 0)] - positions[(0, 0)] == 1
     assert positions[(order, 0)] - positions[(0, 0)] == 16 * order
+
+
+def test_machines_are_described(spec: HardwareSpec) -> None:
+    """What a machine multiplies at most is what its source says: a check of units and cycles."""
+    peaks = {
+        ("amx_int8", "xeon_8480"): 56 * 2.0 * 16 * 16 * 64 / 16,
+        ("amx_bf16", "xeon_8480"): 56 * 2.0 * 16 * 16 * 32 / 16,
+        ("avx512_vnni", "epyc_9755"): 128 * 2.7 * 128,
+        ("avx512_vnni", "xeon_8480"): 56 * 2.0 * 128,
+        ("arm_sdot", "graviton2"): 64 * 2.5 * 32,
+        ("arm_udot", "graviton2"): 64 * 2.5 * 32,
+        # 312 TFLOPS; 989 TFLOPS of which mma reaches 62.9 %.
+        ("wmma_f16", "a100"): 312e3 / 2,
+        ("wmma_f16", "h100"): 0.629 * 989.4e3 / 2,
+        ("gemmini_16x16", "rocket_soc"): 256.0,
+        ("vta_1x16x16", "pynq_z1"): 25.6,
+        ("vta_8x8x8", "pynq_z1"): 51.2,
+    }
+    for name, machine in spec.machines.items():
+        assert len(machine.source) > 40
+        units = machine.levels[0][0].units
+        per_ns = units * machine.clock_mhz / 1e3 * spec.instruction.macs / machine.compute.cycles
+        if (spec.name, name) in peaks:
+            assert per_ns == pytest.approx(peaks[spec.name, name], rel=0.01)
+        else:
+            assert machine.known is Known.ASSUMED
+    assert spec.machines.keys() >= {name for target, name in peaks if target == spec.name}
