@@ -19,6 +19,7 @@ from cpembed.hw.levels import Hierarchy
 from cpembed.machine.nest import Floats, TileNest
 from cpembed.machine.times import cycles
 from cpembed.machine.traffic import (
+    Integers,
     LevelTiles,
     Tilings,
     boundaries,
@@ -80,9 +81,8 @@ def _best(
     # Rows that are equal in what is to come are neighbours: more are taken, then one of each.
     best = np.lexsort((moved, time))
     some = best[: kept * _EQUALS]
-    found = joined(
-        [tried[n].taken(row[some[number[some] == n]]) for n in sorted(set(number[some]))]
-    )
+    rows: list[Integers] = [row[some[number[some] == n]] for n in range(len(tried))]
+    found = joined([part.taken(own) for part, own in zip(tried, rows, strict=True) if len(own)])
     order = np.lexsort(_ranking(found, nest, machine)[::-1])
     distinct = _first_of_equals(found, order)
     every = len(some) == len(best) and len(distinct) <= kept
