@@ -65,6 +65,33 @@ _start:
 TVMFFIErrorSetRaisedFromCStrParts:
   ret
 
+  .globl TVMBackendAllocWorkspace
+TVMBackendAllocWorkspace:
+  mov x0, xzr
+  add x1, x2, #64
+  mov x2, #3
+  mov x3, #34
+  mov x4, #-1
+  mov x5, xzr
+  mov x8, #222
+  svc #0
+  cmn x0, #4095
+  b.hs .Lnone
+  str x1, [x0], #64
+  ret
+.Lnone:
+  mov x0, xzr
+  ret
+
+  .globl TVMBackendFreeWorkspace
+TVMBackendFreeWorkspace:
+  sub x0, x2, #64
+  ldr x1, [x0]
+  mov x8, #215
+  svc #0
+  mov x0, xzr
+  ret
+
   .globl memmove
 memmove:
   cmp x0, x1
@@ -105,8 +132,9 @@ memset:
   ret
 """
 """Behind ``cpembed_call`` lie the arguments' address and number, the buffers' address and bytes.
-System calls 64 and 93 are write and exit. The compiler calls the functions of memory, a kernel the
-one of errors before it refuses its arguments by another result than 0."""
+System calls: 64 write, 93 exit, 222 mmap, 215 munmap. The compiler calls the functions of memory; a
+kernel the one of errors before it refuses its arguments by another result than 0, and those of
+workspaces, whose bytes are kept in front of them."""
 
 START = "\n".join(f'module asm "{line}"' for line in _START.splitlines() if line.strip())
 """The start of an image and what kernels call, in LLVM's language; a kernel that becomes an image

@@ -36,15 +36,17 @@ _RELOCATION = np.dtype([("offset", "<u8"), ("kind", "<u4"), ("symbol", "<u4"), (
 
 _SYMBOLS, _RELOCATIONS, _ZEROS = 2, 4, 8
 """Kinds of section."""
+_WORD = 8
+"""Bytes of an address."""
 _KEPT = 2
 """The flag of a section that takes memory."""
 
 _ABSOLUTE, _DISTANCE, _CALLS, _PAGE, _LOW = 257, 261, (282, 283), 275, 277
-_INDIRECT = (311, 312)
-_ACCESSES = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
+_ADDRESS_PAGE, _ADDRESS_LOW = 311, 312
+_ACCESSES = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4, _ADDRESS_LOW: 3}
 """Kinds of relocation: an address; how far it is, in 32 bits; a branch; the page of an address and
-its low 12 bits, in an addition, by way of a table of addresses, or in a load or store of so many
-bytes, by their logarithm."""
+its low 12 bits, in an addition, or in a load or store of so many bytes, by their logarithm; the
+same of a word that holds an address."""
 
 
 class _Object:
@@ -99,31 +101,45 @@ def relocated(
     """An object's sections, from an address on, and the addresses of its symbols; ``others`` are
     symbols that lie elsewhere.
 
-    Raises :class:`LoweringError` for a symbol that nothing here defines.
+    A variable ``__NAME`` holds the address of the function ``NAME``, where both are defined: so TVM
+    finds its runtime. Raises :class:`LoweringError` for a symbol that nothing here defines.
     """
     file = _Object(contents)
-    end = base
-    for number in file.kept:
-        end += -end % max(1, int(file.sections[number]["alignment"]))
-        file.places[number] = end
-        end += int(file.sections[number]["size"])
-    code = bytearray(end - base)
-    for number, place in file.places.items():
-        text = file.contents(number)
-        code[place - base : place - base + len(text)] = text
+    code = _placed(file, base)
+    symbols = file.defined()
+    for name, place in symbols.items():
+        if f"__{name}" in symbols:
+            struct.pack_into("<Q", code, symbols[f"__{name}"] - base, place)
+    words: dict[int, int] = {}
     for number, entries in file.relocations():
         for entry in entries:
             symbol, kind = file.symbols[entry["symbol"]], int(entry["kind"])
             value = file.address(symbol)
             if value is None:
                 value = others.get(file.name(symbol))
-            if value is None or kind in _INDIRECT:
+            if value is None:
                 raise LoweringError(
                     f"the kernel needs {file.name(symbol)}, which an image does not provide"
                 )
+            value += int(entry["addend"])
+            if kind in (_ADDRESS_PAGE, _ADDRESS_LOW):
+                if value not in words:
+                    words[value] = base + len(code)
+                    code += struct.pack("<Q", value)
+                value = words[value]
             place = file.places[number] + int(entry["offset"])
-            _patch(code, place - base, kind, value + int(entry["addend"]), place)
-    return bytes(code), file.defined()
+            _patch(code, place - base, kind, value, place)
+    return bytes(code), symbols
+
+
+def _placed(file: _Object, base: int) -> bytearray:
+    """The sections that take memory, one after the other, and nothing filled in."""
+    code = bytearray()
+    for number in file.kept:
+        code += bytes(-len(code) % max(_WORD, int(file.sections[number]["alignment"])))
+        file.places[number] = base + len(code)
+        code += file.contents(number)
+    return code + bytes(-len(code) % _WORD)
 
 
 def _patch(code: bytearray, at: int, kind: int, value: int, place: int) -> None:
@@ -136,7 +152,7 @@ def _patch(code: bytearray, at: int, kind: int, value: int, place: int) -> None:
         word = value - place & 0xFFFFFFFF
     elif kind in _CALLS:
         word |= (value - place) >> 2 & 0x3FFFFFF
-    elif kind == _PAGE:
+    elif kind in (_PAGE, _ADDRESS_PAGE):
         pages = (value >> 12) - (place >> 12)
         word |= (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
     elif kind == _LOW:

@@ -94,6 +94,39 @@ def test_memory_is_set_and_copied(size: int) -> None:
     np.testing.assert_array_equal(left, expected)
 
 
+WORKSPACES = """
+@T.prim_func(s_tir=True)
+def main(A: T.Buffer((5000,), "uint8"), C: T.Buffer((5000,), "uint8")):
+    T.func_attr({"tirx.noalias": True, "global_symbol": "main"})
+    with T.sblock("root"):
+        first = T.sblock_alloc_buffer((5000,), "uint8")
+        second = T.sblock_alloc_buffer((5000,), "uint8")
+        for turn in T.serial(3):
+            for i in T.serial(5000):
+                with T.sblock("first"):
+                    at = T.axis.spatial(5000, i)
+                    first[at] = A[4999 - at] + T.uint8(1)
+            for i in T.serial(5000):
+                with T.sblock("second"):
+                    at = T.axis.spatial(5000, i)
+                    second[at] = first[4999 - at] * T.uint8(3)
+            for i in T.serial(5000):
+                with T.sblock("out"):
+                    at = T.axis.spatial(5000, i)
+                    C[at] = second[at] + first[at]
+"""
+
+
+@needs_emulator
+def test_a_kernel_has_workspaces() -> None:
+    kernel = EmulatedProcessor().compile_plan(KernelPlan("test", WORKSPACES))
+    assert "TVMBackendFreeWorkspace" in kernel.assembly().split("__tvm_ffi_main:")[1]
+    given = (np.arange(5000) % 251).astype(np.uint8)
+    left = np.zeros_like(given)
+    kernel(given, left)
+    np.testing.assert_array_equal(left, (given + 1) * 3 + given[::-1] + 1)
+
+
 def test_a_function_that_nothing_provides_is_named() -> None:
     call = 'T.evaluate(T.call_extern("int32", "nobody"))'
     kernel = EmulatedProcessor().compile_plan(plan(call))
