@@ -16,8 +16,8 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
 from cpembed.ir.interpreter import Array, interpret_all
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.transform.data import execute_all
 from tests.cases import Case, make_case
+from tests.executed import execute_all
 from tests.running import exact_inputs
 
 TOP = 3

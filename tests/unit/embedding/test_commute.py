@@ -14,10 +14,10 @@ from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs
 from cpembed.operators.convolutions import conv2d
 from cpembed.operators.einsum import dot
-from cpembed.transform.data import execute
 from cpembed.transform.derive import derive
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
+from tests.executed import execute
 
 
 def test_orders_of_operands_compute_the_same() -> None:

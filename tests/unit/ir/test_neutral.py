@@ -12,9 +12,9 @@ from cpembed.ir.interpreter import interpret
 from cpembed.ir.neutral import is_neutral
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
-from cpembed.transform.data import execute
 from cpembed.transform.derive import derive
 from cpembed.transform.proof import prove
+from tests.executed import execute
 
 CASES = {
     # expression of the workload, of the instruction, axes whose padding is harmless

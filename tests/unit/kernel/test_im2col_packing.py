@@ -19,8 +19,9 @@ from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.segments import Bound
 from cpembed.targets.cpu.variants import in_windows, require_variant
-from cpembed.transform.data import execute, pack
+from cpembed.transform.data import pack
 from cpembed.transform.program import DerivedProgram, PackedOperand
+from tests.executed import execute
 from tests.unit.transform.small_tiles import small_amx
 
 

@@ -18,10 +18,10 @@ from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.targets.cpu.variants import in_place, in_windows
-from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram, Overlap
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import Overlapped
+from tests.executed import execute
 from tests.unit.transform.moved_data import forward, inverse
 from tests.unit.transform.small_tiles import small_amx
 

@@ -12,9 +12,9 @@ from cpembed.errors import CpembedError
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs
-from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram, PackedDimension
 from cpembed.transform.proof import prove
+from tests.executed import execute
 from tests.programs import random_programs
 
 

@@ -20,10 +20,10 @@ from cpembed.errors import CpembedError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.interpreter import Array, interpret_all
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.transform.data import execute_all
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove
 from tests.cases import make_case
+from tests.executed import execute_all
 from tests.integration.test_random_cases import exact_inputs
 from tests.unit.transform.test_proof import mutate
 from tests.unit.transform.test_proof_factored import rewire

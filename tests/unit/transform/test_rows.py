@@ -16,10 +16,10 @@ from cpembed.errors import InvariantError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.variants import in_rows, require_variant
-from cpembed.transform.data import execute
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack
+from tests.executed import execute
 from tests.unit.transform.small_tiles import small_amx
 
 
