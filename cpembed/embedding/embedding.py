@@ -64,15 +64,6 @@ class Embedding:
             digit.count for digits in self.digits.values() for digit in digits if digit.axis == axis
         )
 
-    def reach(self, axis: str) -> int:
-        """Distance between the first and the last covered coordinate on a workload axis, plus 1."""
-        return 1 + sum(
-            (digit.count - 1) * digit.stride
-            for digits in self.digits.values()
-            for digit in digits
-            if digit.axis == axis
-        )
-
     def offset(self, axis: str) -> IndexExpr:
         """Coordinate on a workload axis as a function of the instruction axes, from the origin."""
         terms: list[IndexTerm] = []

@@ -58,7 +58,6 @@ class OperationKind:
     """What the dataflow graph needs to know of an operation."""
 
     name: str
-    arity: int
     commutative: bool = False
     symbol: str | None = None
     neutral: int | float | None = None
@@ -68,14 +67,14 @@ class OperationKind:
 OPERATIONS: dict[str, OperationKind] = {
     kind.name: kind
     for kind in (
-        OperationKind("add", 2, commutative=True, symbol="+", neutral=0),
-        OperationKind("sub", 2, symbol="-"),
-        OperationKind("mul", 2, commutative=True, symbol="*", neutral=1),
-        OperationKind("max", 2, commutative=True),
-        OperationKind("min", 2, commutative=True),
-        OperationKind("abs", 1),
-        OperationKind("neg", 1),
-        OperationKind("shr", 2, symbol=">>"),
+        OperationKind("add", commutative=True, symbol="+", neutral=0),
+        OperationKind("sub", symbol="-"),
+        OperationKind("mul", commutative=True, symbol="*", neutral=1),
+        OperationKind("max", commutative=True),
+        OperationKind("min", commutative=True),
+        OperationKind("abs"),
+        OperationKind("neg"),
+        OperationKind("shr", symbol=">>"),
     )
 }
 
