@@ -17,15 +17,15 @@ from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate
 from cpembed.targets.vta.estimate import bounds
 from cpembed.targets.vta.lower import LoweredVta, lower
-from cpembed.targets.vta.reference import (
-    ranked_knobs,
-    reference_program,
-    reference_schedule,
-)
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.targets.vta.timing import time_program
 from cpembed.transform.program import DerivedProgram
+from experiments.vta_evaluation.reference import (
+    ranked_knobs,
+    reference_program,
+    reference_schedule,
+)
 
 SEED = 0
 HOPELESS = 2.0

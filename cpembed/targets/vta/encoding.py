@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES, UOP_BYTES, Field, Opcode, formats_of
+from cpembed.targets.vta.formats import INSTRUCTION_BYTES, Field, Opcode, formats_of
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,
@@ -27,7 +27,6 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
     Tokens,
-    Uop,
 )
 
 Words = NDArray[np.uint64]
@@ -104,22 +103,6 @@ def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
         for row, instruction in zip(rows.tolist(), _BUILD[opcode](columns, tokens), strict=True):
             result[row] = instruction
     return tuple(result)
-
-
-def encode_uops(uops: Sequence[Uop], config: VtaConfig) -> bytes:
-    """Micro-ops as 4 bytes each; raises as :func:`encode` does."""
-    return _packed(_gathered(uops, ["dst", "src", "wgt"]), config).tobytes() if uops else b""
-
-
-def decode_uops(data: bytes, config: VtaConfig) -> tuple[Uop, ...]:
-    """Micro-ops from their bytes; raises as :func:`decode` does."""
-    if len(data) % UOP_BYTES:
-        raise ProgramError(
-            f"{len(data)} bytes are not a whole number of micro-ops; "
-            f"allowed: a multiple of {UOP_BYTES}"
-        )
-    dst, src, wgt = unpack_uops(np.frombuffer(data, dtype="<u4"), config)
-    return tuple(map(Uop, dst.tolist(), src.tolist(), wgt.tolist()))
 
 
 def pack_uops(

@@ -132,15 +132,6 @@ class Finish:
 Instruction = Load | Store | Gemm | Alu | Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Uop:
-    """A micro-op: element indices in ACC, INP (ACC for the ALU) and WGT."""
-
-    dst: int
-    src: int = 0
-    wgt: int = 0
-
-
 def module_of(instruction: Instruction) -> Module:
     """The module that executes an instruction."""
     if isinstance(instruction, Store):

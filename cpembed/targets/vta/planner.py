@@ -9,7 +9,7 @@ import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
-from cpembed.targets.vta.estimate import Counts, Form, estimate, fits
+from cpembed.targets.vta.estimate import Counts, Form, estimate
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest
@@ -37,7 +37,7 @@ def ranked_schedules(
     Raises :class:`LoweringError` where not even single tiles fit the buffers.
     """
     choices = tile_sizes(nest)
-    sizes = _combinations(choices)
+    sizes = combinations(choices)
     found: list[tuple[float, int, Form]] = []
     for form in forms(nest):
         cycles = estimate(nest, form, sizes, tail, memory)
@@ -89,14 +89,7 @@ def tile_sizes(nest: TileNest) -> dict[str, list[int]]:
     return choices
 
 
-def _combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
+def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
+    """Every choice of a size for each loop, as arrays."""
     grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
     return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
-
-
-def schedules(nest: TileNest) -> Iterator[Schedule]:
-    """Every legal schedule of the tuner's space, in no particular order."""
-    sizes = _combinations(tile_sizes(nest))
-    for form in forms(nest):
-        for at in np.flatnonzero(fits(nest, form, sizes)):
-            yield form.schedule({name: int(size[at]) for name, size in sizes.items()})

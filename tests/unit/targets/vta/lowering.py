@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,10 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.vta.checker import violations
+from cpembed.targets.vta.estimate import fits
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.order import POLICIES
+from cpembed.targets.vta.planner import combinations, forms, tile_sizes
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate
 from cpembed.targets.vta.tail import Exact, Requantized, Truncated
@@ -125,6 +128,14 @@ def random_schedule(nest: TileNest, rng: random.Random) -> Schedule:
             return schedule
         name = max(tiles, key=lambda name: tiles[name])
         tiles = tiles | {name: -(-tiles[name] // 2)}
+
+
+def schedules(nest: TileNest) -> Iterator[Schedule]:
+    """Every legal schedule of the tuner's space, in no particular order."""
+    sizes = combinations(tile_sizes(nest))
+    for form in forms(nest):
+        for at in np.flatnonzero(fits(nest, form, sizes)):
+            yield form.schedule({name: int(size[at]) for name, size in sizes.items()})
 
 
 def in_digits(program: DerivedProgram, rng: random.Random) -> DerivedProgram:

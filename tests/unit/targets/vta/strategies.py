@@ -6,11 +6,14 @@ The widths are written here once more, so that they do not come from the code un
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
 
 from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.encoding import pack_uops, unpack_uops
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,
@@ -22,7 +25,6 @@ from cpembed.targets.vta.isa import (
     Memory,
     Store,
     Tokens,
-    Uop,
 )
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
@@ -36,6 +38,26 @@ CONFIGS = {
     "few inputs": VtaConfig(log_inp_buff=14),
     "small buffers": VtaConfig(log_uop_buff=10, log_inp_buff=12, log_wgt_buff=14, log_acc_buff=13),
 }
+
+
+class Uop(NamedTuple):
+    """A micro-op: element indices in ACC, INP (ACC for the ALU) and WGT."""
+
+    dst: int
+    src: int = 0
+    wgt: int = 0
+
+
+def encode_uops(uops: Sequence[Uop], config: VtaConfig) -> bytes:
+    if not uops:
+        return b""
+    columns = (np.array(column, object) for column in zip(*uops, strict=True))
+    return pack_uops(*columns, config=config).tobytes()
+
+
+def decode_uops(data: bytes, config: VtaConfig) -> tuple[Uop, ...]:
+    columns = unpack_uops(np.frombuffer(data, dtype="<u4"), config)
+    return tuple(map(Uop, *(column.tolist() for column in columns)))
 
 
 def bits(width: int) -> st.SearchStrategy[int]:

@@ -10,17 +10,17 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.vta.isa import Load, Memory
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.reference import (
+from cpembed.targets.vta.schedule import occupancy
+from cpembed.targets.vta.tail import requantized_for
+from cpembed.targets.vta.tiles import TileNest, tile_nest
+from cpembed.targets.vta.timing import MemorySystem, time_program
+from experiments.vta_evaluation.reference import (
     Knobs,
     ranked_knobs,
     reference_knobs,
     reference_program,
     reference_schedule,
 )
-from cpembed.targets.vta.schedule import occupancy
-from cpembed.targets.vta.tail import requantized_for
-from cpembed.targets.vta.tiles import TileNest, tile_nest
-from cpembed.targets.vta.timing import MemorySystem, time_program
 from tests.unit.targets.vta.test_lower import check
 
 LAYERS = [

@@ -20,18 +20,17 @@ from cpembed.targets.vta.planner import (
     default_schedule,
     forms,
     ranked_schedules,
-    schedules,
     tile_sizes,
 )
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.regions import region_of
 from cpembed.targets.vta.schedule import Schedule, check_schedule, occupancy, steps
 from cpembed.targets.vta.tail import Requantized, Truncated
-from cpembed.targets.vta.tensorir import emit_through_tensorir, tensorir_source
 from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.trimming import trimmed_tiles
-from tests.unit.targets.vta.lowering import best_program, check, random_schedule
+from tests.unit.targets.vta.lowering import best_program, check, random_schedule, schedules
+from tests.unit.targets.vta.tensorir import emit_through_tensorir, tensorir_source
 
 CONV = ("conv2d n=1 c=32 h=8 w=8 k=32 r=3 s=3 pad=1", "vta_1x16x16", "strict")
 TAIL = Requantized(9)
