@@ -11,11 +11,13 @@ delay), ``TensorLoad*VME.scala`` (loads), ``Fetch*.scala``, ``Compute.scala`` (t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
 
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.runtime import Function, compile_plan
-from cpembed.kernel.script import HEADER, Script
+from cpembed.kernel.script import HEADER
 
 INSTRUCTION = (
     "module",
@@ -45,16 +47,7 @@ EVENT = ("available", "issued", "done", "ready", "first_beat", "last_beat")
 """What it finds out: fetched, issued, complete (the next one's issue), the module free; beats of
 its first and last burst. Absent beats are -1."""
 
-SETTING = (
-    "count",
-    "delay",
-    "beat_bytes",
-    "burst",
-    "outstanding",
-    "queued",
-    "batch",
-    "drain",
-)
+SETTING = ("count", "delay", "beat_bytes", "burst", "outstanding", "queued", "batch", "drain")
 """``batch``: instructions fetched at once; ``drain``: cycles from the last beat of a batch to its
 first instruction's dispatch."""
 
@@ -63,11 +56,11 @@ CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
 
 _PADDING = ("pads_before", "skipped", "pads_after")
 """What ``ZeroPadding`` goes through, in order; of a module, what is left of each."""
-_MODULE_STATE = (
+MODULE_STATE = (
     "head", "fetched", "free", "loading", "request", "row", "at", "end", "beats", "padded_until",
     *_PADDING,
 )  # fmt: skip
-_STATE = (
+STATE = (
     "go", "last_command", "bursts", "live", "served", "served_beats", "time", "beats", "who",
     "fetch_state", "fetch_next", "fetch_left", "fetch_time", "batches", "ok", "value", "busy",
 )  # fmt: skip
@@ -75,13 +68,226 @@ _STATE = (
 COMPLETED = ("bursts", "busy", "batches")
 """Of the state, what counts at the end: bursts, beats of all, batches of instructions."""
 
+_BUFFERS = {
+    "settings": (len(SETTING),),
+    "I": ("n", len(INSTRUCTION)),
+    "numbers": ("n",),
+    "starts": (4,),
+    "E": ("n", len(EVENT)),
+    "F": ("n", 2),
+    "T_": (4, "n"),
+    "Q": (4, 2),
+    "ring": ("r",),
+    "M": (3, len(MODULE_STATE)),
+    "S": (len(STATE),),
+}
 
-def state_size() -> int:
-    return len(_STATE)
+_NEXT = f"S[{STATE.index('fetch_next')}]"
+_QUEUE = f"I[{_NEXT}, {INSTRUCTION.index('module')}]"
+_FRONT = f"numbers[starts[m] + M[m, {MODULE_STATE.index('head')}]]"
+_LAST = f"numbers[starts[{_QUEUE}] + M[{_QUEUE}, {MODULE_STATE.index('fetched')}]"
+_WORDS = {
+    "S": ("S[{}]", STATE),
+    "C": ("settings[{}]", SETTING),
+    "M": ("M[m, {}]", MODULE_STATE),
+    "I": (f"I[{_FRONT}, {{}}]", INSTRUCTION),
+    "E": (f"E[{_FRONT}, {{}}]", EVENT),
+    "next": (f"M[{_QUEUE}, {{}}]", MODULE_STATE),
+    "next_event": (f"E[{_NEXT}, {{}}]", EVENT),
+    "waited": (f"E[{_LAST} - settings[{SETTING.index('queued')}]], {{}}]", EVENT),
+}
+"""How the parts write an element by its name: of the state, of the settings, of module m and the
+instruction in front of it, of the instruction that is dispatched ``next`` and its module, of the one that was
+``queued`` before that."""
 
-
-def state_index(name: str) -> int:
-    return _STATE.index(name)
+_PARTS = {
+    "loop": """
+while S.go != 0:
+    S.go = 0
+    for m in T.serial(T.int64(0), T.int64(3)):
+        @issue
+    @dispatch
+    if S.go == 0:
+        @command
+""",
+    # Module m's next instruction, if it is there and its tokens are.
+    "issue": """
+if M.loading == 0 and M.head < M.fetched:
+    S.ok = 1
+    S.time = T.max(M.free, E.available)
+    @await pop_a
+    @await pop_b
+    if S.ok == 1:
+        S.go = 1
+        @pop pop_a
+        @pop pop_b
+        E.ready = M.free
+        E.issued = S.time
+        if I.reads == 0:
+            S.value = S.time + I.duration
+            @complete
+        else:
+            M.loading = 1
+            M.request = S.time + 2 + I.lead
+            M.row = 0
+            M.beats = 0
+            M.padded_until = S.time + I.latency
+            M.pads_before = I.pads_before
+            M.skipped = I.skipped
+            M.pads_after = I.pads_after
+            @begin_row
+""",
+    "await": """
+if I.$ >= 0:
+    if Q[I.$, 1] < Q[I.$, 0]:
+        S.time = T.max(S.time, T_[I.$, Q[I.$, 1]])
+    else:
+        S.ok = 0
+""",
+    "pop": """
+if I.$ >= 0:
+    Q[I.$, 1] = Q[I.$, 1] + 1
+""",
+    # Module m's instruction is complete: the next one can issue at S.value, its tokens are visible.
+    "complete": """
+E.done = S.value
+M.free = S.value
+@push push_a
+@push push_b
+M.loading = 0
+M.head = M.head + 1
+""",
+    "push": """
+if I.$ >= 0:
+    T_[I.$, Q[I.$, 0]] = S.value
+    Q[I.$, 0] = Q[I.$, 0] + 1
+""",
+    # First and last beat of a row of module m's LOAD, in beats of DRAM.
+    "begin_row": """
+M.at = (I.address + M.row * I.stride) // C.beat_bytes
+M.end = (I.address + M.row * I.stride + I.row_bytes + C.beat_bytes - 1) // C.beat_bytes
+""",
+    # The next fetched instruction goes to its module's queue, when that has room.
+    "dispatch": """
+if S.fetch_state == 2:
+    S.ok = 1
+    if next.fetched - C.queued >= 0:
+        if next.head > next.fetched - C.queued:
+            S.fetch_time = T.max(S.fetch_time, waited.done)
+        else:
+            S.ok = 0
+    if S.ok == 1:
+        S.go = 1
+        next_event.available = S.fetch_time + 1
+        next.fetched = next.fetched + 1
+        S.fetch_time = S.fetch_time + 1
+        S.fetch_left = S.fetch_left - 1
+        S.fetch_next = S.fetch_next + 1
+        if S.fetch_left == 0:
+            if S.fetch_next < C.count:
+                S.fetch_state = 1
+                S.fetch_time = S.fetch_time + 2
+            else:
+                S.fetch_state = 0
+""",
+    # The next command of all clients, and the burst that it causes; who -1: the fetch.
+    "command": """
+S.time = NEVER
+if S.fetch_state == 1:
+    S.time = S.fetch_time
+for m in T.serial(T.int64(0), T.int64(2)):
+    if M.loading == 1:
+        S.time = T.min(S.time, M.request)
+if S.time < NEVER:
+    S.go = 1
+    @when
+    @who
+    if S.who == -1:
+        @fetch_burst
+    else:
+        for m in T.serial(T.int64(0), T.int64(2)):
+            if S.who == m:
+                @load_burst
+""",
+    # One command a cycle, none while all tags are out or a burst's last beat passes.
+    "when": """
+S.time = T.max(S.time, S.last_command + 1)
+if S.bursts >= C.outstanding:
+    S.time = T.max(S.time, ring[S.bursts % C.outstanding] + 1)
+while S.live < S.bursts and ring[S.live % C.outstanding] <= S.time:
+    if ring[S.live % C.outstanding] == S.time:
+        S.time = S.time + 1
+    S.live = S.live + 1
+""",
+    # Of those that ask by then, the client of highest priority.
+    "who": """
+if S.fetch_state == 1 and S.fetch_time <= S.time:
+    S.who = -1
+else:
+    S.value = CLIENTS
+    for m in T.serial(T.int64(0), T.int64(2)):
+        if M.loading == 1 and M.request <= S.time:
+            if I.client < S.value:
+                S.value = I.client
+                S.who = m
+""",
+    # S.beats commanded at S.time: the memory waits its delay where its queue was empty.
+    "burst": """
+if S.bursts > 0 and S.time <= S.served:
+    S.value = T.max(S.time + 1, S.served + S.served_beats)
+else:
+    S.value = T.max(S.time + 1 + C.delay, S.served + S.served_beats)
+S.served = S.value
+S.served_beats = S.beats
+ring[S.bursts % C.outstanding] = S.served + S.beats
+S.bursts = S.bursts + 1
+S.last_command = S.time
+S.busy = S.busy + S.beats
+""",
+    "fetch_burst": """
+S.fetch_left = T.min(C.batch, C.count - S.fetch_next)
+S.beats = (S.fetch_left * 16 + C.beat_bytes - 1) // C.beat_bytes
+@burst
+F[S.batches, 0] = S.served + 1
+F[S.batches, 1] = S.served + S.beats
+S.batches = S.batches + 1
+S.fetch_time = S.served + S.beats + C.drain
+S.fetch_state = 2
+""",
+    # A burst ends with its row and at multiples of its size.
+    "load_burst": """
+S.beats = T.min(C.burst - M.at % C.burst, M.end - M.at)
+@burst
+if M.beats == 0:
+    E.first_beat = S.served + 1
+S.value = S.served + 1 + I.latency - M.padded_until
+M.padded_until = M.padded_until + S.value + S.beats
+@pad pads_before
+@pad skipped
+@pad pads_after
+if M.pads_before == 0:
+    M.skipped = T.max(M.skipped - S.beats, 0)
+M.beats = M.beats + S.beats
+M.at = M.at + S.beats
+M.request = S.time + 2
+if M.at == M.end:
+    M.row = M.row + 1
+    if M.row < I.rows:
+        @begin_row
+    else:
+        E.last_beat = S.served + S.beats
+        S.value = M.padded_until + M.pads_before + M.skipped + M.pads_after + 1
+        @complete
+""",
+    # Pads and skipped rows up to the end of the burst that is being served.
+    "pad": """
+S.ok = T.min(S.value, M.$)
+M.$ = M.$ - S.ok
+S.value = S.value - S.ok
+""",
+}
+"""The loop; each part is one thing that can happen. ``@part word`` is that part, with the word in
+the place of ``$``."""
 
 
 @cache
@@ -91,280 +297,36 @@ def event_loop() -> Function:
 
     ``numbers`` are the instructions of module 0, 1, 2 one after the other, from ``starts`` on.
     """
-    return compile_plan(KernelPlan("vta.timing", _Source().text()))
+    return compile_plan(KernelPlan("vta.timing", source()))
 
 
-def module_state_size() -> int:
-    return len(_MODULE_STATE)
+def source() -> str:
+    """TVMScript of the loop."""
+    body = ["n = T.int64()", "r = T.int64()"]
+    for name, shape in _BUFFERS.items():
+        extents = ", ".join(map(str, shape))
+        body.append(f'{name} = T.match_buffer(h_{name}, ({extents},), "int64")')
+    body += [_indexed("S.go = 1"), *_lines("loop")]
+    handles = ", ".join(f"h_{name}: T.handle" for name in _BUFFERS)
+    return "\n".join((HEADER, f"def main({handles}):", *(f"    {line}" for line in body), ""))
 
 
-def _s(name: str) -> str:
-    return f"S[{_STATE.index(name)}]"
+def _lines(part: str, word: str = "") -> Iterator[str]:
+    for line in _PARTS[part].strip().splitlines():
+        code = line.lstrip()
+        if code.startswith("@"):
+            name, _, other = code[1:].partition(" ")
+            margin = " " * (len(line) - len(code))
+            yield from (f"{margin}{inner}" for inner in _lines(name, other))
+        else:
+            yield _indexed(line.replace("$", word))
 
 
-def _set(name: str) -> str:
-    return f"settings[{SETTING.index(name)}]"
+def _indexed(line: str) -> str:
+    def element(found: re.Match[str]) -> str:
+        form, names = _WORDS[found[1]]
+        return form.format(names.index(found[2]))
 
-
-def _m(name: str, module: str = "m") -> str:
-    return f"M[{module}, {_MODULE_STATE.index(name)}]"
-
-
-def _i(name: str, number: str) -> str:
-    return f"I[{number}, {INSTRUCTION.index(name)}]"
-
-
-def _e(name: str, number: str) -> str:
-    return f"E[{number}, {EVENT.index(name)}]"
-
-
-_HEAD = f"numbers[starts[m] + {_m('head')}]"
-"""The instruction in front of module m."""
-
-_BUFFERS = (
-    ("settings", (len(SETTING),)),
-    ("I", ("n", len(INSTRUCTION))),
-    ("numbers", ("n",)),
-    ("starts", (4,)),
-    ("E", ("n", len(EVENT))),
-    ("F", ("n", 2)),
-    ("T_", (4, "n")),
-    ("Q", (4, 2)),
-    ("ring", ("r",)),
-    ("M", (3, len(_MODULE_STATE))),
-    ("S", (len(_STATE),)),
-)
-
-
-class _Source:
-    """Writes the loop; each part is one thing that can happen."""
-
-    def __init__(self) -> None:
-        self._script = Script()
-
-    def text(self) -> str:
-        line, nested = self._script.line, self._script.nested
-        line(HEADER)
-        handles = ", ".join(f"h_{name}: T.handle" for name, _ in _BUFFERS)
-        with nested(f"def main({handles}):"):
-            line("n = T.int64()")
-            line("r = T.int64()")
-            for name, shape in _BUFFERS:
-                extents = ", ".join(map(str, shape))
-                line(f'{name} = T.match_buffer(h_{name}, ({extents},), "int64")')
-            line(f"{_s('go')} = 1")
-            with nested(f"while {_s('go')} != 0:"):
-                line(f"{_s('go')} = 0")
-                with nested("for m in T.serial(T.int64(0), T.int64(3)):"):
-                    self._issue()
-                self._dispatch()
-                with nested(f"if {_s('go')} == 0:"):
-                    self._command()
-        return self._script.text()
-
-    def _issue(self) -> None:
-        """Module m's next instruction, if it is there and its tokens are."""
-        line, nested = self._script.line, self._script.nested
-        with nested(f"if {_m('loading')} == 0 and {_m('head')} < {_m('fetched')}:"):
-            line(f"{_s('ok')} = 1")
-            line(f"{_s('time')} = T.max({_m('free')}, {_e('available', _HEAD)})")
-            for pop in ("pop_a", "pop_b"):
-                queue = _i(pop, _HEAD)
-                with nested(f"if {queue} >= 0:"):
-                    with nested(f"if Q[{queue}, 1] < Q[{queue}, 0]:"):
-                        line(f"{_s('time')} = T.max({_s('time')}, T_[{queue}, Q[{queue}, 1]])")
-                    with nested("else:"):
-                        line(f"{_s('ok')} = 0")
-            with nested(f"if {_s('ok')} == 1:"):
-                line(f"{_s('go')} = 1")
-                for pop in ("pop_a", "pop_b"):
-                    queue = _i(pop, _HEAD)
-                    with nested(f"if {queue} >= 0:"):
-                        line(f"Q[{queue}, 1] = Q[{queue}, 1] + 1")
-                line(f"{_e('ready', _HEAD)} = {_m('free')}")
-                line(f"{_e('issued', _HEAD)} = {_s('time')}")
-                with nested(f"if {_i('reads', _HEAD)} == 0:"):
-                    line(f"{_s('value')} = {_s('time')} + {_i('duration', _HEAD)}")
-                    self._complete()
-                with nested("else:"):
-                    line(f"{_m('loading')} = 1")
-                    line(f"{_m('request')} = {_s('time')} + 2 + {_i('lead', _HEAD)}")
-                    line(f"{_m('row')} = 0")
-                    line(f"{_m('beats')} = 0")
-                    line(f"{_m('padded_until')} = {_s('time')} + {_i('latency', _HEAD)}")
-                    for name in _PADDING:
-                        line(f"{_m(name)} = {_i(name, _HEAD)}")
-                    self._begin_row()
-
-    def _complete(self) -> None:
-        """Module m's instruction is complete: the next one can issue at ``value``, when its tokens
-        are visible."""
-        line, nested = self._script.line, self._script.nested
-        line(f"{_e('done', _HEAD)} = {_s('value')}")
-        line(f"{_m('free')} = {_s('value')}")
-        for push in ("push_a", "push_b"):
-            queue = _i(push, _HEAD)
-            with nested(f"if {queue} >= 0:"):
-                line(f"T_[{queue}, Q[{queue}, 0]] = {_s('value')}")
-                line(f"Q[{queue}, 0] = Q[{queue}, 0] + 1")
-        line(f"{_m('loading')} = 0")
-        line(f"{_m('head')} = {_m('head')} + 1")
-
-    def _begin_row(self) -> None:
-        """First and last beat of a row of module m's LOAD, in beats of DRAM."""
-        start = f"({_i('address', _HEAD)} + {_m('row')} * {_i('stride', _HEAD)})"
-        beat = _set("beat_bytes")
-        self._script.line(f"{_m('at')} = {start} // {beat}")
-        self._script.line(
-            f"{_m('end')} = ({start} + {_i('row_bytes', _HEAD)} + {beat} - 1) // {beat}"
-        )
-
-    def _dispatch(self) -> None:
-        """The next fetched instruction goes to its module's queue, when that has room."""
-        line, nested = self._script.line, self._script.nested
-        number = _s("fetch_next")
-        module = _i("module", number)
-        full = f"{_m('fetched', module)} - {_set('queued')}"
-        with nested(f"if {_s('fetch_state')} == 2:"):
-            line(f"{_s('ok')} = 1")
-            with nested(f"if {full} >= 0:"):
-                with nested(f"if {_m('head', module)} > {full}:"):
-                    freed = _e("done", f"numbers[starts[{module}] + {full}]")
-                    line(f"{_s('fetch_time')} = T.max({_s('fetch_time')}, {freed})")
-                with nested("else:"):
-                    line(f"{_s('ok')} = 0")
-            with nested(f"if {_s('ok')} == 1:"):
-                line(f"{_s('go')} = 1")
-                line(f"{_e('available', number)} = {_s('fetch_time')} + 1")
-                line(f"{_m('fetched', module)} = {_m('fetched', module)} + 1")
-                line(f"{_s('fetch_time')} = {_s('fetch_time')} + 1")
-                line(f"{_s('fetch_left')} = {_s('fetch_left')} - 1")
-                line(f"{number} = {number} + 1")
-                with nested(f"if {_s('fetch_left')} == 0:"):
-                    with nested(f"if {number} < {_set('count')}:"):
-                        line(f"{_s('fetch_state')} = 1")
-                        line(f"{_s('fetch_time')} = {_s('fetch_time')} + 2")
-                    with nested("else:"):
-                        line(f"{_s('fetch_state')} = 0")
-
-    def _command(self) -> None:
-        """The next command of all clients, and the burst that it causes."""
-        line, nested = self._script.line, self._script.nested
-        never = "T.int64(4611686018427387904)"
-        line(f"{_s('time')} = {never}")
-        with nested(f"if {_s('fetch_state')} == 1:"):
-            line(f"{_s('time')} = {_s('fetch_time')}")
-        with (
-            nested("for m in T.serial(T.int64(0), T.int64(2)):"),
-            nested(f"if {_m('loading')} == 1:"),
-        ):
-            line(f"{_s('time')} = T.min({_s('time')}, {_m('request')})")
-        with nested(f"if {_s('time')} < {never}:"):
-            line(f"{_s('go')} = 1")
-            self._when()
-            self._who()
-            with nested(f"if {_s('who')} == -1:"):
-                self._fetch_burst()
-            readers = "for m in T.serial(T.int64(0), T.int64(2)):"
-            with nested("else:", readers, f"if {_s('who')} == m:"):
-                self._load_burst()
-
-    def _when(self) -> None:
-        """One command a cycle, none while all tags are out or a burst's last beat passes."""
-        line, nested = self._script.line, self._script.nested
-        time, bursts, live = _s("time"), _s("bursts"), _s("live")
-        out = _set("outstanding")
-        line(f"{time} = T.max({time}, {_s('last_command')} + 1)")
-        with nested(f"if {bursts} >= {out}:"):
-            line(f"{time} = T.max({time}, ring[{bursts} % {out}] + 1)")
-        with nested(f"while {live} < {bursts} and ring[{live} % {out}] <= {time}:"):
-            with nested(f"if ring[{live} % {out}] == {time}:"):
-                line(f"{time} = {time} + 1")
-            line(f"{live} = {live} + 1")
-
-    def _who(self) -> None:
-        """Of those that ask by then, the client of highest priority: -1 the fetch, or a module."""
-        line, nested = self._script.line, self._script.nested
-        with nested(f"if {_s('fetch_state')} == 1 and {_s('fetch_time')} <= {_s('time')}:"):
-            line(f"{_s('who')} = -1")
-        with nested("else:"):
-            line(f"{_s('value')} = {len(CLIENTS)}")
-            with nested(
-                "for m in T.serial(T.int64(0), T.int64(2)):",
-                f"if {_m('loading')} == 1 and {_m('request')} <= {_s('time')}:",
-                f"if {_i('client', _HEAD)} < {_s('value')}:",
-            ):
-                line(f"{_s('value')} = {_i('client', _HEAD)}")
-                line(f"{_s('who')} = m")
-
-    def _burst(self) -> None:
-        """``beats`` commanded at ``time``: the memory waits D where its queue was empty."""
-        line, nested = self._script.line, self._script.nested
-        served, bursts, time = _s("served"), _s("bursts"), _s("time")
-        with nested(f"if {bursts} > 0 and {time} <= {served}:"):
-            line(f"{_s('value')} = T.max({time} + 1, {served} + {_s('served_beats')})")
-        with nested("else:"):
-            line(
-                f"{_s('value')} = T.max({time} + 1 + {_set('delay')}, "
-                f"{served} + {_s('served_beats')})"
-            )
-        line(f"{served} = {_s('value')}")
-        line(f"{_s('served_beats')} = {_s('beats')}")
-        line(f"ring[{bursts} % {_set('outstanding')}] = {served} + {_s('beats')}")
-        line(f"{bursts} = {bursts} + 1")
-        line(f"{_s('last_command')} = {time}")
-        line(f"{_s('busy')} = {_s('busy')} + {_s('beats')}")
-
-    def _fetch_burst(self) -> None:
-        line = self._script.line
-        left = f"T.min({_set('batch')}, {_set('count')} - {_s('fetch_next')})"
-        line(f"{_s('fetch_left')} = {left}")
-        beat = _set("beat_bytes")
-        line(f"{_s('beats')} = ({_s('fetch_left')} * 16 + {beat} - 1) // {beat}")
-        self._burst()
-        line(f"F[{_s('batches')}, 0] = {_s('served')} + 1")
-        line(f"F[{_s('batches')}, 1] = {_s('served')} + {_s('beats')}")
-        line(f"{_s('batches')} = {_s('batches')} + 1")
-        line(f"{_s('fetch_time')} = {_s('served')} + {_s('beats')} + {_set('drain')}")
-        line(f"{_s('fetch_state')} = 2")
-
-    def _load_burst(self) -> None:
-        """A burst ends with its row and at multiples of its size."""
-        line, nested = self._script.line, self._script.nested
-        burst = _set("burst")
-        aligned = f"{burst} - {_m('at')} % {burst}"
-        line(f"{_s('beats')} = T.min({aligned}, {_m('end')} - {_m('at')})")
-        self._burst()
-        with nested(f"if {_m('beats')} == 0:"):
-            line(f"{_e('first_beat', _HEAD)} = {_s('served')} + 1")
-        self._pad()
-        line(f"{_m('beats')} = {_m('beats')} + {_s('beats')}")
-        line(f"{_m('at')} = {_m('at')} + {_s('beats')}")
-        line(f"{_m('request')} = {_s('time')} + 2")
-        with nested(f"if {_m('at')} == {_m('end')}:"):
-            line(f"{_m('row')} = {_m('row')} + 1")
-            with nested(f"if {_m('row')} < {_i('rows', _HEAD)}:"):
-                self._begin_row()
-            with nested("else:"):
-                self._loaded()
-
-    def _pad(self) -> None:
-        """Pads and skipped rows up to the end of the burst that is being served."""
-        line, nested = self._script.line, self._script.nested
-        free, until = _s("value"), _m("padded_until")
-        line(f"{free} = {_s('served')} + 1 + {_i('latency', _HEAD)} - {until}")
-        line(f"{until} = {until} + {free} + {_s('beats')}")
-        for name in _PADDING:
-            line(f"{_s('ok')} = T.min({free}, {_m(name)})")
-            line(f"{_m(name)} = {_m(name)} - {_s('ok')}")
-            line(f"{free} = {free} - {_s('ok')}")
-        with nested(f"if {_m('pads_before')} == 0:"):
-            line(f"{_m('skipped')} = T.max({_m('skipped')} - {_s('beats')}, 0)")
-
-    def _loaded(self) -> None:
-        """The last beat is known: what is left of the padding follows it."""
-        line = self._script.line
-        line(f"{_e('last_beat', _HEAD)} = {_s('served')} + {_s('beats')}")
-        left = " + ".join(_m(name) for name in _PADDING)
-        line(f"{_s('value')} = {_m('padded_until')} + {left} + 1")
-        self._complete()
+    line = line.replace("NEVER", "T.int64(4611686018427387904)")
+    line = line.replace("CLIENTS", str(len(CLIENTS)))
+    return re.sub(rf"\b({'|'.join(_WORDS)})\.(\w+)", element, line)

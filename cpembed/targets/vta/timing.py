@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.instruction import Machine
 from cpembed.kernel.runtime import aligned, shared
-from cpembed.targets.vta import event_loop
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.columns import MODULES, QUEUES, Columns, Numbers, columns_of
 from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.event_loop import CLIENTS, EVENT, INSTRUCTION, SETTING
+from cpembed.targets.vta.event_loop import (
+    CLIENTS,
+    COMPLETED,
+    EVENT,
+    INSTRUCTION,
+    MODULE_STATE,
+    SETTING,
+    STATE,
+    event_loop,
+)
 from cpembed.targets.vta.formats import INSTRUCTION_BYTES, Opcode
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.order import QUEUED_INSTRUCTIONS
@@ -172,9 +180,9 @@ def _run(
     }
     events = _filled(np.full((count, len(EVENT)), -1))
     batches = _filled(np.zeros((count, 2)))
-    state = _filled(np.zeros(event_loop.state_size()))
-    state[event_loop.state_index("fetch_state")] = 1 if count else 0
-    state[event_loop.state_index("fetch_time")] = 2
+    state = _filled(np.zeros(len(STATE)))
+    state[STATE.index("fetch_state")] = 1 if count else 0
+    state[STATE.index("fetch_time")] = 2
     arrays = (
         _filled(np.array([settings[name] for name in SETTING])),
         table,
@@ -185,12 +193,12 @@ def _run(
         _filled(np.zeros((len(QUEUES), count))),
         _filled(np.zeros((len(QUEUES), 2))),
         _filled(np.zeros(memory.outstanding)),
-        _filled(np.zeros((len(MODULES), event_loop.module_state_size()))),
+        _filled(np.zeros((len(MODULES), len(MODULE_STATE)))),
         state,
     )
     if count:
-        event_loop.event_loop()(*map(shared, arrays))
-    found = {name: int(state[event_loop.state_index(name)]) for name in event_loop.COMPLETED}
+        event_loop()(*map(shared, arrays))
+    found = {name: int(state[STATE.index(name)]) for name in COMPLETED}
     return found, events, batches[: found["batches"]]
 
 
