@@ -97,8 +97,8 @@ _WORDS = {
     "waited": (f"E[{_LAST} - settings[{SETTING.index('queued')}]], {{}}]", EVENT),
 }
 """How the parts write an element by its name: of the state, of the settings, of module m and the
-instruction in front of it, of the instruction that is dispatched ``next`` and its module, of the one that was
-``queued`` before that."""
+instruction in front of it, of the instruction that is dispatched ``next`` and its module, of the
+one that was ``queued`` before that."""
 
 _PARTS = {
     "loop": """
