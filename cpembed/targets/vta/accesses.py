@@ -15,28 +15,13 @@ from cpembed.errors import ProgramError
 from cpembed.targets.vta.columns import Columns, Numbers
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.formats import Opcode
+from cpembed.targets.vta.formats import FACTORS, LOOPS, Opcode
 from cpembed.targets.vta.isa import Memory
 
 Elements = slice | NDArray[np.int64]
 """Elements of a buffer, each once."""
 
-PARAMETERS = (
-    "uop_begin",
-    "uop_end",
-    "outer",
-    "inner",
-    "dst.outer",
-    "dst.inner",
-    "src.outer",
-    "src.inner",
-    "wgt.outer",
-    "wgt.inner",
-    "reset",
-    "op",
-    "use_immediate",
-    "immediate",
-)
+PARAMETERS = (*LOOPS, *FACTORS, "reset", "op", "use_immediate", "immediate")
 """What GEMM and ALU instructions are made of, their tokens left out."""
 
 _DISTANCE = {Opcode.GEMM: 3, Opcode.ALU: 2}

@@ -13,7 +13,7 @@ from cpembed.errors import ProgramError
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import OPCODES, encode
 from cpembed.targets.vta.formats import Opcode, formats_of
-from cpembed.targets.vta.isa import Instruction, Memory, Module
+from cpembed.targets.vta.isa import TOKEN_FLAGS, Instruction, Memory, Module
 
 Numbers = NDArray[np.int64]
 
@@ -22,8 +22,6 @@ MODULES = (Module.LOAD, Module.COMPUTE, Module.STORE)
 
 QUEUES = ((0, 1), (1, 0), (1, 2), (2, 1))
 """The token queues: positions in :data:`MODULES` of who pushes and who pops."""
-
-TOKEN_FLAGS = ("pop_prev", "pop_next", "push_prev", "push_next")
 
 
 def queue_of(module: int, flag: str) -> int | None:

@@ -18,7 +18,7 @@ from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import decode, encode
 from cpembed.targets.vta.formats import INSTRUCTION_BYTES, formats_of
 from cpembed.targets.vta.members import members
-from cpembed.targets.vta.program import Role, Tensor, VtaProgram
+from cpembed.targets.vta.program import Tensor, VtaProgram
 
 FORMAT = "vta-program"
 VERSION = 1
@@ -42,13 +42,6 @@ _LARGEST_META = 1 << 24
 """Bytes of ``meta.json``, 16 MiB: a hundred thousand tensors."""
 
 
-class _TensorMeta(msgspec.Struct, forbid_unknown_fields=True):
-    offset: int
-    shape: list[int]
-    dtype: str
-    role: Role | None = None
-
-
 class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     """``meta.json``."""
 
@@ -58,7 +51,7 @@ class _Meta(msgspec.Struct, forbid_unknown_fields=True):
     base: int
     instructions: int
     dram_bytes: int
-    tensors: dict[str, _TensorMeta]
+    tensors: dict[str, Tensor]
 
 
 class _Header(msgspec.Struct):
@@ -117,18 +110,14 @@ def load_program(path: Path) -> VtaProgram:
         meta = _read_meta(found.read(META).tobytes(), f"{path}: {META}")
         config = _config(meta.config, f"{path}: {META}")
         _check_sizes(path, meta, found.sizes)
-        tensors = {
-            name: Tensor(t.offset, tuple(t.shape), t.dtype, t.role)
-            for name, t in meta.tensors.items()
-        }
-        check_tensors(tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
+        check_tensors(meta.tensors, meta.dram_bytes, lambda _: f"{path}: {META}")
         _check_base(meta.base, f"{path}: {META}")
         code, dram = found.read(INSTRUCTIONS).tobytes(), found.read(DRAM)
     try:
         instructions = decode(code, config)
     except ProgramError as error:
         raise ProgramError(f"{path}: {INSTRUCTIONS}: {error}") from None
-    return VtaProgram(config, instructions, dram, tensors, meta.base)
+    return VtaProgram(config, instructions, dram, meta.tensors, meta.base)
 
 
 def _check_sizes(path: Path, meta: _Meta, sizes: Mapping[str, int]) -> None:
@@ -197,10 +186,7 @@ def _meta(program: VtaProgram) -> _Meta:
         program.base,
         len(program.instructions),
         len(program.dram),
-        {
-            name: _TensorMeta(t.offset, [*t.shape], t.dtype, t.role)
-            for name, t in program.tensors.items()
-        },
+        dict(program.tensors),
     )
 
 

@@ -43,6 +43,7 @@ class _Visit:
         self._program = program
         self._table = AccessTable(columns, config)
         self._opcode: list[int] = columns.opcode.tolist()
+        self._module: list[int] = columns.module.tolist()
         self._memory: list[int] = columns["memory"].tolist()
         sizes = sram_rows(columns) * sram_width(columns) * (columns["x"] > 0)
         self._sram: list[tuple[int, int]] = list(
@@ -168,20 +169,8 @@ class _Visit:
 
     def _place_number(self, module: int, place: int) -> int:
         """The number of a module's ``place``-th instruction."""
-        return next(
-            number
-            for number, at in enumerate(self._place)
-            if at == place
-            and self._before[number][module] == place
-            and self._module(number, module)
-        )
-
-    def _module(self, number: int, module: int) -> bool:
-        opcode, memory = self._opcode[number], self._memory[number]
-        if opcode == Opcode.STORE:
-            return module == _STORE
-        loads = opcode == Opcode.LOAD and memory in (Memory.INP, Memory.WGT)
-        return module == (_LOAD if loads else _COMPUTE)
+        pairs = enumerate(zip(self._place, self._module, strict=True))
+        return next(number for number, found in pairs if found == (place, module))
 
 
 def transferred(program: VtaProgram, row: Numbers) -> NDArray[np.uint32]:

@@ -6,7 +6,8 @@ masked as columns of numpy arrays. Where the fields lie is in :mod:`cpembed.targ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields as attributes
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -33,13 +34,8 @@ Words = NDArray[np.uint64]
 Numbers = NDArray[np.int64]
 Columns = dict[str, list[Any]]
 
-OPCODES: dict[type[Instruction], Opcode] = {
-    Load: Opcode.LOAD,
-    Store: Opcode.STORE,
-    Gemm: Opcode.GEMM,
-    Finish: Opcode.FINISH,
-    Alu: Opcode.ALU,
-}
+KINDS: tuple[type[Instruction], ...] = (Load, Store, Gemm, Finish, Alu)
+OPCODES = {kind: Opcode[kind.__name__.upper()] for kind in KINDS}
 
 _TOKENS = [Tokens(bool(n & 1), bool(n & 2), bool(n & 4), bool(n & 8)) for n in range(16)]
 _INTEGERS = "biu"
@@ -100,7 +96,7 @@ def decode(data: bytes, config: VtaConfig) -> tuple[Instruction, ...]:
         columns = {field.name: _extract(part, field).tolist() for field in fields}
         flags = (part[:, 0] >> np.uint64(_TOKENS_LOW)) & np.uint64(15)
         tokens = [_TOKENS[int(flag)] for flag in flags]
-        for row, instruction in zip(rows.tolist(), _BUILD[opcode](columns, tokens), strict=True):
+        for row, instruction in zip(rows.tolist(), _built(opcode, columns, tokens), strict=True):
             result[row] = instruction
     return tuple(result)
 
@@ -227,45 +223,19 @@ def _reserved(spare: int) -> str:
     return f"reserved bit{plural} {', '.join(bits)} set; allowed: 0 (is the configuration right?)"
 
 
-def _transfers(kind: type[Load] | type[Store]) -> Callable[[Columns, list[Tokens]], list[Any]]:
-    memories = {int(memory): memory for memory in Memory}
-
-    def build(columns: Columns, tokens: list[Tokens]) -> list[Any]:
-        names = ("sram", "dram", "y", "x", "x_stride")
-        pads = ("y_before", "y_after", "x_before", "x_after")
-        memory = [memories[code] for code in columns["memory"]]
-        return list(map(kind, memory, *(columns[name] for name in names + pads), tokens))
-
-    return build
-
-
-def _gemms(columns: Columns, tokens: list[Tokens]) -> list[Gemm]:
-    loops = (columns[name] for name in ("uop_begin", "uop_end", "outer", "inner"))
-    factors = (_factors(columns, name) for name in ("dst", "src", "wgt"))
-    return list(map(Gemm, *loops, *factors, map(bool, columns["reset"]), tokens))
+def _built(opcode: Opcode, columns: Columns, tokens: list[Tokens]) -> Iterable[Instruction]:
+    """Instructions of one opcode from their fields."""
+    arguments: list[Iterable[Any]] = []
+    kind = KINDS[opcode]
+    for name, of in _FIELDS[kind].items():
+        if of == "Factors":
+            pairs = (columns[f"{name}.outer"], columns[f"{name}.inner"])
+            arguments.append(map(Factors, *pairs))
+        else:
+            arguments.append(tokens if of == "Tokens" else map(_READ[of], columns[name]))
+    return map(kind, *arguments)
 
 
-def _alus(columns: Columns, tokens: list[Tokens]) -> list[Alu]:
-    operations = {int(op): op for op in AluOp}
-    op = [operations[code] for code in columns["op"]]
-    loops = (columns[name] for name in ("uop_begin", "uop_end", "outer", "inner"))
-    factors = (_factors(columns, name) for name in ("dst", "src"))
-    immediate = (map(bool, columns["use_immediate"]), columns["immediate"])
-    return list(map(Alu, op, *loops, *factors, *immediate, tokens))
-
-
-def _factors(columns: Columns, name: str) -> list[Factors]:
-    return list(map(Factors, columns[f"{name}.outer"], columns[f"{name}.inner"]))
-
-
-def _finishes(columns: Columns, tokens: list[Tokens]) -> list[Finish]:
-    return [Finish(flags) for flags in tokens]
-
-
-_BUILD: dict[Opcode, Callable[[Columns, list[Tokens]], Sequence[Instruction]]] = {
-    Opcode.LOAD: _transfers(Load),
-    Opcode.STORE: _transfers(Store),
-    Opcode.GEMM: _gemms,
-    Opcode.ALU: _alus,
-    Opcode.FINISH: _finishes,
-}
+_READ = {kind.__name__: kind for kind in (int, bool, Memory, AluOp)}
+_FIELDS = {kind: {field.name: str(field.type) for field in attributes(kind)} for kind in KINDS}
+"""Attributes of the instructions, in order, with the names of their types."""

@@ -31,23 +31,11 @@ BIAS_PASSES = 2
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Form:
-    """Everything of a schedule but its tile sizes."""
-
-    order: tuple[str, ...]
-    threads: int
-    thread_loop: str | None
-    slots: tuple[int, int]
-
-    def schedule(self, tiles: dict[str, int]) -> Schedule:
-        return Schedule(tiles, self.order, self.threads, self.thread_loop, self.slots)
-
-
 def estimate(
-    nest: TileNest, form: Form, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+    nest: TileNest, form: Schedule, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
-    """Cycles of schedules, infinite where one does not fit.
+    """Cycles of schedules of one ``form``, which differ in their tiles: ``sizes``; infinite where
+    one does not fit.
 
     Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
     its products and the next one's loads; with more slots only the sums count.
@@ -90,9 +78,8 @@ def estimate_schedule(
     nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem
 ) -> float:
     """Cycles of one schedule; infinite where it does not fit."""
-    form = Form(schedule.order, schedule.threads, schedule.thread_loop, schedule.slots)
     sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
-    return float(estimate(nest, form, sizes, tail, memory)[0])
+    return float(estimate(nest, schedule, sizes, tail, memory)[0])
 
 
 def _trimmed(
@@ -114,7 +101,7 @@ def _trimmed(
     return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
 
 
-def fits(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+def fits(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
     """Which schedules' regions fit their buffers; a little strict where an access has digits."""
     acc = form.threads * region_tiles(nest.acc, sizes)
     if nest.bias is not None:
@@ -160,7 +147,7 @@ def _product(counts: Sequence[Counts]) -> Counts:
     return total
 
 
-def _trips(nest: TileNest, form: Form, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
+def _trips(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> list[tuple[str, Counts]]:
     """The loops over tiles, outermost first, each with its number of iterations."""
     trips = [(name, -(-nest.extents[name] // sizes[name])) for name in form.order]
     if form.thread_loop is None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from cpembed.errors import SpecError
 from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.isa import AluOp, Memory
+from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory
 
 INSTRUCTION_BYTES = 16
 UOP_BYTES = 4
@@ -73,20 +73,14 @@ class Formats:
 
 _Width = tuple[str, int] | tuple[str, int, type[IntEnum]]
 
-_TOKENS: tuple[_Width, ...] = tuple(
-    (f"tokens.{name}", 1) for name in ("pop_prev", "pop_next", "push_prev", "push_next")
-)
+_TOKENS: tuple[_Width, ...] = tuple((f"tokens.{name}", 1) for name in TOKEN_FLAGS)
+MOVED, PADS = ("sram", "dram", "y", "x", "x_stride"), ("y_before", "y_after", "x_before", "x_after")
+LOOPS = ("uop_begin", "uop_end", "outer", "inner")
+FACTORS = tuple(f"{name}.{loop}" for name in ("dst", "src", "wgt") for loop in ("outer", "inner"))
 _TRANSFER: tuple[_Width, ...] = (
     ("memory", 3, Memory),
-    ("sram", 16),
-    ("dram", 32),
-    ("y", 16),
-    ("x", 16),
-    ("x_stride", 16),
-    ("y_before", 4),
-    ("y_after", 4),
-    ("x_before", 4),
-    ("x_after", 4),
+    *((name, 32 if name == "dram" else 16) for name in MOVED),
+    *((name, 4) for name in PADS),
 )
 _LARGEST_ELEMENT = 1 << 20
 """Bytes: the weights of a block of 1024; addresses in bytes then fit 64 bits everywhere."""
@@ -116,7 +110,7 @@ def formats_of(config: VtaConfig) -> Formats:
                 f"{config.element_bytes(memory)} bytes; allowed: 2^1..2^16, change the buffer"
             )
     uop, inp, wgt, acc = (log[m] for m in (Memory.UOP, Memory.INP, Memory.WGT, Memory.ACC))
-    loops = (("uop_begin", uop), ("uop_end", uop + 1), ("outer", 14), ("inner", 14))
+    loops = tuple(zip(LOOPS, (uop, uop + 1, 14, 14), strict=True))
     gemm = (("reset", 1), *loops, *_factors("dst", acc), *_factors("src", inp))
     alu = ((_RESERVED, 1), *loops, *_factors("dst", acc), *_factors("src", acc))
     operation = (("op", 3, AluOp), ("use_immediate", 1), ("immediate", 16))

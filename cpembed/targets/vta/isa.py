@@ -6,7 +6,7 @@ Addresses and sizes count *elements* of a memory, an element being one tile of i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 
 
@@ -49,6 +49,7 @@ class Tokens:
 
 
 NO_TOKENS = Tokens()
+TOKEN_FLAGS = tuple(flag.name for flag in fields(Tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.targets.vta.columns import MODULES, TOKEN_FLAGS, Columns, Numbers, queue_of
+from cpembed.targets.vta.columns import MODULES, Columns, Numbers, queue_of
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import misfit
-from cpembed.targets.vta.formats import Opcode, formats_of
-from cpembed.targets.vta.isa import AluOp, Memory
+from cpembed.targets.vta.formats import PADS, Opcode, formats_of
+from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.violations import Violation
 
@@ -23,8 +23,6 @@ RTL_UOPS = 2048
 """Micro-ops that the RTL keeps, whatever the configuration says (``Configs.scala``)."""
 
 LARGEST_SHIFT = 31
-
-_PADS = ("y_before", "y_after", "x_before", "x_after")
 
 Found = Iterator[tuple[NDArray[np.bool_], Callable[[int], tuple[str, str]]]]
 """Rows that break a rule, and for a row what is wrong and the remedy."""
@@ -163,7 +161,7 @@ def _loops(columns: Columns, program: VtaProgram) -> Found:
 
 
 def _pads(columns: Columns, program: VtaProgram) -> Found:
-    padded = np.any([columns[name] != 0 for name in _PADS], axis=0)
+    padded = np.any([columns[name] != 0 for name in PADS], axis=0)
     yield (
         columns.is_a(Opcode.LOAD) & padded & columns.transfers(Memory.UOP, Memory.WGT),
         lambda row: (

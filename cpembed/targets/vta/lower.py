@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from cpembed.kernel.packing import packed_before
@@ -123,7 +124,7 @@ def lower(
     emitted = emit(nest, chosen, ending, _addresses(nest, ending, tensors))
     uops = pack_uops(*emitted.uops.T, config=config)
     name = _uops_name(nest)
-    tensors[name] = replace(tensors[name], shape=(len(uops),))
+    tensors[name] = structs.replace(tensors[name], shape=(len(uops),))
     return LoweredVta(program, nest, chosen, ending, emitted.instructions, uops, tensors)
 
 

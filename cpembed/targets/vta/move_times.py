@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.kernel.packing import packed_before
-from cpembed.measure.runner import time_work
+from cpembed.measure.runner import Timing, time_work
+from cpembed.provenance import Provenance
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.moves import Moves
 from cpembed.targets.vta.program import VtaProgram
-
-
-@dataclass(frozen=True)
-class MoveTimes:
-    """Microseconds of wall clock on this machine, as in
-    :class:`~cpembed.measure.runner.Measurement`; ``unpacking_us`` includes putting bytes together
-    that were stored apart."""
-
-    packing_us: float
-    unpacking_us: float
-    packed_ahead: tuple[str, ...]
-    noisy: bool
 
 
 def measure_moves(
@@ -38,11 +26,13 @@ def measure_moves(
     packed_ahead: Collection[str] | None = None,
     rounds: int = 15,
     round_ms: float = 10.0,
-) -> MoveTimes:
-    """Time the packing of ``inputs`` and the unpacking of what a run left in ``memory``.
+) -> Timing:
+    """Time the packing of ``inputs`` and the unpacking of what a run left in ``memory``, on this
+    machine: the rest of the timing is left out.
 
     ``packed_ahead`` is as for :func:`~cpembed.measure.runner.measure`. A layout that is the same
-    memory as the original one costs nothing.
+    memory as the original one costs nothing; unpacking includes putting bytes together that were
+    stored apart.
     """
     if packed_ahead is None:
         packed_ahead = packed_before(lowered.program.workload)
@@ -62,4 +52,6 @@ def measure_moves(
         packed = lowered.combine(program, memory)
         timed.append(time_work(moves.unpacking(packed).run, rounds, round_ms))
         unpacking += timed[-1].median
-    return MoveTimes(packing, unpacking, ahead, any(times.is_noisy for times in timed))
+    noisy = any(times.is_noisy for times in timed)
+    macs = lowered.program.unfused.macs
+    return Timing(Provenance.SIMULATED, macs, None, packing, unpacking, ahead, noisy)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
-from cpembed.targets.vta.estimate import Counts, Form, estimate
+from cpembed.targets.vta.estimate import Counts, estimate
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest
@@ -38,7 +39,7 @@ def ranked_schedules(
     """
     choices = tile_sizes(nest)
     sizes = combinations(choices)
-    found: list[tuple[float, int, Form]] = []
+    found: list[tuple[float, int, Schedule]] = []
     for form in forms(nest):
         cycles = estimate(nest, form, sizes, tail, memory)
         best = np.argsort(cycles, kind="stable")[:limit]
@@ -48,7 +49,7 @@ def ranked_schedules(
     found.sort(key=lambda item: item[0])
     distinct: dict[object, tuple[float, Schedule]] = {}
     for cycles, at, form in found:
-        schedule = form.schedule({name: int(size[at]) for name, size in sizes.items()})
+        schedule = with_tiles(form, sizes, at)
         distinct.setdefault(_program(nest, schedule), (cycles, schedule))
     return list(distinct.values())[:limit]
 
@@ -60,8 +61,9 @@ def _program(nest: TileNest, schedule: Schedule) -> object:
     return walked, tiles, schedule.threads, schedule.thread_loop, schedule.slots
 
 
-def forms(nest: TileNest) -> Iterator[Form]:
-    """Orders that keep one operand's regions while the other's change, with one thread or two."""
+def forms(nest: TileNest) -> Iterator[Schedule]:
+    """Schedules without their tiles: orders that keep one operand's regions while the other's
+    change, with one thread or two."""
     spatial = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
     reduction = [loop.name for loop in nest.loops if loop.kind is AxisKind.REDUCTION]
     orders = {
@@ -69,10 +71,10 @@ def forms(nest: TileNest) -> Iterator[Form]:
         for inside in (False, True)
     }
     for order in sorted(orders):
-        yield Form(order, 1, None, (1, 1))
+        yield Schedule({}, order, 1, None, (1, 1))
         for loop in (None, *(n for n in spatial if nest.extents[n] > 1)):
             for slots in SLOTS:
-                yield Form(order, 2, loop, (slots, slots))
+                yield Schedule({}, order, 2, loop, (slots, slots))
 
 
 def tile_sizes(nest: TileNest) -> dict[str, list[int]]:
@@ -93,3 +95,8 @@ def combinations(choices: dict[str, list[int]]) -> dict[str, Counts]:
     """Every choice of a size for each loop, as arrays."""
     grids = np.meshgrid(*(np.array(c, np.int64) for c in choices.values()), indexing="ij")
     return {name: grid.reshape(-1) for name, grid in zip(choices, grids, strict=True)}
+
+
+def with_tiles(form: Schedule, sizes: dict[str, Counts], at: int) -> Schedule:
+    """The schedule of a form with one of the choices of sizes."""
+    return replace(form, tiles={name: int(size[at]) for name, size in sizes.items()})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +25,7 @@ class Role(StrEnum):
     UOPS = "uops"
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named region of the DRAM image: ``offset`` in bytes from its start, row-major ``shape``.
 
     ``role`` is None where nobody said.

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,17 +153,8 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             times = measure_moves(lowered, artifact.moves, program, artifact.memory, factors)
         cycles = artifact.timing.cycles
         us = cycles / self.clock_mhz
-        return Timing(
-            self.provenance,
-            lowered.program.unfused.macs,
-            Quantiles(us, us, us),
-            times.packing_us,
-            times.unpacking_us,
-            times.packed_ahead,
-            times.noisy,
-            cycles=cycles,
-            clock_mhz=self.clock_mhz,
-        )
+        latency = Quantiles(us, us, us)
+        return replace(times, latency_us=latency, cycles=cycles, clock_mhz=self.clock_mhz)
 
     def save(self, artifact: VtaArtifact, path: Path) -> None:
         """The program with its inputs: a directory, or a zip if the name ends in .zip."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 from cpembed.ir.index import IndexExpr
 from cpembed.targets.vta.regions import Interval, Tile
@@ -19,18 +18,11 @@ MAX_PARTS = 64
 """Of a tile; one that would need more is computed whole."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Intervals of the loops that one dimension is indexed by."""
-
-    intervals: dict[str, Interval]
-
-
 def trimmed_tiles(tensor: TileTensor, tile: Tile) -> list[Tile]:
     """Parts of a tile that together have every product with what the tensor holds, in which other
     products are left out as far as boxes can; the tile itself where nothing is to be left out."""
     taken: set[str] = set()
-    choices: list[list[_Part]] = []
+    choices: list[list[dict[str, Interval]]] = []
     for index, size in zip(tensor.access, tensor.shape, strict=True):
         names = set(index.iterators)
         if not index.is_affine or taken & names:
@@ -45,13 +37,14 @@ def trimmed_tiles(tensor: TileTensor, tile: Tile) -> list[Tile]:
     for place in itertools.product(*choices):
         part = dict(tile)
         for chosen in place:
-            part |= chosen.intervals
+            part |= chosen
         found.append(part)
     return found
 
 
-def _parts(index: IndexExpr, size: int, tile: Tile) -> list[_Part] | None:
-    """The parts of one dimension, None where all of it exists or it is computed whole.
+def _parts(index: IndexExpr, size: int, tile: Tile) -> list[dict[str, Interval]] | None:
+    """The parts of one dimension, as intervals of its loops; None where all of it exists or it is
+    computed whole.
 
     The longest loop is cut; of the others each value is looked at, and consecutive values of the
     innermost one that leave the same interval are one part.
@@ -63,7 +56,7 @@ def _parts(index: IndexExpr, size: int, tile: Tile) -> list[_Part] | None:
     cut, others = names[-1], names[:-1]
     step = index.coefficient(cut)
     values = [range(first, first + count) for first, count in (tile[name] for name in others)]
-    parts: list[_Part] = []
+    parts: list[dict[str, Interval]] = []
     for place in itertools.product(*values):
         rest = index.constant + sum(
             index.coefficient(name) * value for name, value in zip(others, place, strict=True)
@@ -72,12 +65,12 @@ def _parts(index: IndexExpr, size: int, tile: Tile) -> list[_Part] | None:
         if inside is None:
             continue
         intervals = {name: (value, 1) for name, value in zip(others, place, strict=True)}
-        last = parts[-1].intervals if parts else None
+        last = parts[-1] if parts else None
         if last is not None and last[cut] == inside and _follows(last, intervals, others):
             first, count = last[others[-1]]
             last[others[-1]] = (first, count + 1)
             continue
-        parts.append(_Part({**intervals, cut: inside}))
+        parts.append({**intervals, cut: inside})
         if len(parts) > MAX_PARTS:
             return None
     return parts

@@ -14,18 +14,10 @@ from cpembed.errors import ProgramError
 from cpembed.targets.vta.assembly.syntax import MNEMONICS, TOKENS, VERSION
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.isa import Alu, Finish, Gemm, Instruction, Load, Store, Tokens
+from cpembed.targets.vta.isa import Alu, Gemm, Instruction, Load, Store, Tokens
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
 BYTES_A_LINE = 16
-
-_NAMES: dict[type[Instruction], str] = {
-    Load: "load",
-    Store: "store",
-    Gemm: "gemm",
-    Alu: "alu",
-    Finish: "finish",
-}
 
 
 def disassemble(program: VtaProgram, *, data: bool = True) -> str:
@@ -140,7 +132,7 @@ class _AddressNames:
 
 
 def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
-    mnemonic = _NAMES[type(instruction)]
+    mnemonic = type(instruction).__name__.lower()
     syntax = MNEMONICS[mnemonic]
     yield mnemonic
     if isinstance(instruction, Load | Store):

@@ -10,23 +10,13 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-from cpembed.targets.vta.formats import Opcode
-from cpembed.targets.vta.isa import AluOp, Memory
+from cpembed.targets.vta.formats import FACTORS, LOOPS, MOVED, PADS, Opcode
+from cpembed.targets.vta.isa import TOKEN_FLAGS, AluOp, Memory
 
 VERSION = 1
 
-TOKENS = {
-    "pop.prev": "pop_prev",
-    "pop.next": "pop_next",
-    "push.prev": "push_prev",
-    "push.next": "push_next",
-}
+TOKENS = {flag.replace("_", "."): flag for flag in TOKEN_FLAGS}
 """Words of the dependence flags, and their attributes."""
-
-_FACTORS = ("dst.outer", "dst.inner", "src.outer", "src.inner")
-_LOOPS = ("uop_begin", "uop_end", "outer", "inner")
-_MOVED = ("sram", "dram", "y", "x", "x_stride")
-_PADS = ("y_before", "y_after", "x_before", "x_after")
 
 
 class Mnemonic(NamedTuple):
@@ -40,10 +30,10 @@ class Mnemonic(NamedTuple):
 
 
 MNEMONICS = {
-    "load": Mnemonic(Opcode.LOAD, Memory, _MOVED, _PADS),
-    "store": Mnemonic(Opcode.STORE, Memory, _MOVED, _PADS),
-    "gemm": Mnemonic(Opcode.GEMM, None, _LOOPS, (*_FACTORS, "wgt.outer", "wgt.inner"), ("reset",)),
-    "alu": Mnemonic(Opcode.ALU, AluOp, _LOOPS, (*_FACTORS, "immediate", "unused_immediate")),
+    "load": Mnemonic(Opcode.LOAD, Memory, MOVED, PADS),
+    "store": Mnemonic(Opcode.STORE, Memory, MOVED, PADS),
+    "gemm": Mnemonic(Opcode.GEMM, None, LOOPS, FACTORS, ("reset",)),
+    "alu": Mnemonic(Opcode.ALU, AluOp, LOOPS, (*FACTORS[:4], "immediate", "unused_immediate")),
     "finish": Mnemonic(Opcode.FINISH, None, (), ()),
 }
 """``immediate`` sets ``use_immediate``; ``unused_immediate`` is one that the ALU does not read."""

@@ -24,7 +24,7 @@ from cpembed.targets.vta.checker import violations
 from cpembed.targets.vta.estimate import fits
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.order import POLICIES
-from cpembed.targets.vta.planner import combinations, forms, tile_sizes
+from cpembed.targets.vta.planner import combinations, forms, tile_sizes, with_tiles
 from cpembed.targets.vta.schedule import Schedule, occupancy
 from cpembed.targets.vta.simulator import simulate
 from cpembed.targets.vta.tail import Exact, Requantized, Truncated
@@ -135,7 +135,7 @@ def schedules(nest: TileNest) -> Iterator[Schedule]:
     sizes = combinations(tile_sizes(nest))
     for form in forms(nest):
         for at in np.flatnonzero(fits(nest, form, sizes)):
-            yield form.schedule({name: int(size[at]) for name, size in sizes.items()})
+            yield with_tiles(form, sizes, int(at))
 
 
 def in_digits(program: DerivedProgram, rng: random.Random) -> DerivedProgram:

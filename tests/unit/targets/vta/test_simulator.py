@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from cpembed.errors import ProgramError, SpecError
 from cpembed.targets.vta.config import VtaConfig
@@ -194,7 +195,7 @@ def test_padded_strided_loads_and_stores():
 def test_outputs_are_those_declared_or_else_those_stored_to():
     program = Convolution(6, 32, 32, rows=3).program()
     assert written(program) == ("outputs",)
-    bare = {name: replace(tensor, role=None) for name, tensor in program.tensors.items()}
+    bare = {name: structs.replace(tensor, role=None) for name, tensor in program.tensors.items()}
     assert written(replace(program, tensors=bare)) == ("outputs",)
 
 
