@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from cpembed.cli.completion import constraint_sets, suites, targets
+from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
-    LARGEST_SEED,
     Subcommand,
+    backend_option,
+    constraints_option,
     file_option,
+    folder_option,
     json_option,
+    output_option,
+    seed_option,
     steps_options,
+    target_option,
+    threads_option,
+    timeout_option,
     untuned_option,
+    use_threads,
 )
-from cpembed.cli.output import message, print_json, print_text
+from cpembed.cli.output import Bar, message, print_json, print_text
 from cpembed.cli.terminal import write
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from cpembed.api.bench import Bench
     from cpembed.api.chosen import BackendChoice
     from cpembed.workloads.suites import Layer
-
-_REDRAW = 0.1
-"""Seconds between two drawings of the progress bar."""
 
 
 def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> str:
@@ -45,29 +44,13 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 
 @click.command(cls=Subcommand)
 @click.argument("suite", shell_complete=suites)
-@click.option(
-    "--target",
-    required=True,
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
-)
-@click.option(
-    "--constraints",
-    shell_complete=constraint_sets,
-    metavar="NAME|FILE",
-    help="Constraint set of the best candidate, beside `strict`, which is always tried. "
-    "Default: in_place_padded.",
+@target_option()
+@constraints_option(
+    "Constraint set of the best candidate, beside `strict`, which is always tried. "
+    "Default: in_place_padded."
 )
 @click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "native", "generic"]),
-    default="auto",
-    show_default=True,
-    help="native: the target's instruction, executed or simulated; generic: portable code; auto: "
-    "native, and solve only where this machine can do neither.",
-)
+@backend_option("native, and solve only where this machine can do neither.")
 @click.option("--no-run", is_flag=True, help="Solve only.")
 @click.option(
     "--layout",
@@ -78,30 +61,12 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     help="Channels before or after the image (NDHWC of planes, NWC of rows), or in blocks of any "
     "number; not every operator has layouts.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="Stop each search after S seconds.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, LARGEST_SEED),
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="Seed of the data and of the search.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of the kernels.  [default: the cores of the process]",
-)
-@click.option(
-    "--output",
-    type=click.Choice(["int32", "int8", "uint8", "float32", "bfloat16"]),
-    help="What is stored of the sums: this type, integers saturated (not on a simulated target).  "
+@timeout_option("Stop each search after S seconds.")
+@seed_option("Seed of the data and of the search.")
+@threads_option("the kernels")
+@output_option(
+    ["int32", "int8", "uint8", "float32", "bfloat16"],
+    "What is stored of the sums: this type, integers saturated (not on a simulated target).  "
     "[default: the sums; beside a library what its fastest form stores, and to be said with the "
     "steps below]",
 )
@@ -116,12 +81,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 )
 @file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Folder that keeps completed rows.  [default: the user's cache folder]",
-)
+@folder_option("--results", "Folder that keeps completed rows.  [default: the user's cache folder]")
 @json_option
 def command(
     *,
@@ -159,9 +119,7 @@ def command(
     cpembed bench unit16 --target amx_int8 --baseline onednn
     cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
     """
-    if threads is not None:
-        # Read when the compiler's run-time library is loaded.
-        os.environ["TVM_NUM_THREADS"] = str(threads)
+    use_threads(threads)
     from cpembed.api.bench import open_bench
 
     if plot is not None:
@@ -236,53 +194,18 @@ def _announce(bench: Bench) -> None:
 
 def _run(bench: Bench, stop: Stop) -> None:
     """Make the missing rows, until a stop is asked for; errors are said as they come."""
-    display = _Display(bench)
-    with display.bar or nullcontext():
-        for row in bench.run(display):
+    with Bar("", len(bench.layers), len(bench.rows)) as bar:
+
+        def progress(layer: Layer, phase: str, count: int) -> None:
+            bar.show(f"{layer.index}: {layer.label}, {phase}", often=count > 1)
+
+        for row in bench.run(progress):
             if row.error is not None:
                 what = "VERIFICATION FAILED" if row.failed_verification else row.error.type
                 message(f"layer {row.index} ({row.label}): {what}: {row.error.message}")
                 if row.error.traceback is not None:
                     # A bug: whoever reports it needs the place.
                     write(row.error.traceback, err=True)
-            display.advance()
+            bar.show(advance=1)
             if stop.asked:
                 break
-
-
-class _Display:
-    """A progress bar with the current layer and what is done with it, on a terminal."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bar: Progress | None = None
-        self._drawn = 0.0
-        self._task: Any = None
-        if sys.stderr.isatty() and bench.pending:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-            # Drawn between the steps of a layer only: a thread that draws would disturb the times.
-            self.bar = Progress(
-                MofNCompleteColumn(),
-                BarColumn(bar_width=20),
-                TimeRemainingColumn(),
-                "{task.description}",
-                console=Console(stderr=True),
-                auto_refresh=False,
-                transient=True,
-            )
-            done, total = len(bench.rows), len(bench.layers)
-            self._task = self.bar.add_task("", total=total, completed=done)
-
-    def __call__(self, layer: Layer, phase: str, count: int) -> None:
-        now = time.perf_counter()
-        if self.bar is None or (count > 1 and now - self._drawn < _REDRAW):
-            return
-        self._drawn = now
-        words = f"{layer.index}: {layer.label}, {phase}"
-        self.bar.update(self._task, description=words, refresh=True)
-
-    def advance(self) -> None:
-        if self.bar is not None:
-            self.bar.advance(self._task)
-            self.bar.refresh()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="The candidate that `cpembed run` runs on this machine, and why.",
 )
 @untuned_option
-@threads_option
+@threads_option()
 @file_option("--svg", "Draw the candidate to an SVG file.")
 @file_option("--html", "Write the candidate to an HTML page with the drawing in it.")
 @json_option
@@ -68,34 +68,14 @@ def command(
     use_threads(threads)
     from cpembed.api import explain as api
 
-    workload, spec, constraints, weights = problem(asked)
-    timeout = asked["timeout"]
+    given = problem(asked)
     with ProgressLine() as progress:
         if chosen:
             from cpembed.api.chosen import Request
 
-            result = api.explain_chosen(
-                Request(
-                    workload,
-                    spec,
-                    constraints,
-                    weights=weights,
-                    timeout=timeout,
-                    progress=progress,
-                    untuned=untuned,
-                )
-            )
+            result = api.explain_chosen(Request(**given, progress=progress, untuned=untuned))
         else:
-            result = api.explain(
-                workload,
-                spec,
-                constraints=constraints,
-                rank=rank or 1,
-                identifier=identifier,
-                weights=weights,
-                timeout=timeout,
-                progress=progress,
-            )
+            result = api.explain(**given, rank=rank or 1, identifier=identifier, progress=progress)
     if not isinstance(result, api.Explanation):
         for path in (svg, html):
             if path is not None:

@@ -152,6 +152,16 @@ class Asked(TypedDict):
     verbose: bool
 
 
+class Problem(TypedDict):
+    """What is to be searched, as functions of the library take it."""
+
+    workload: Computation
+    target: HardwareSpec
+    constraints: ConstraintSet | None
+    weights: Weights | None
+    timeout: float | None
+
+
 embedding_options = together(
     workload_argument(),
     target_option(),
@@ -172,12 +182,14 @@ embedding_options = together(
 
 # -- how to run -----------------------------------------------------------------------------------
 
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Threads of the kernel.  [default: the cores of the process]",
-)
+
+def threads_option(of: str = "the kernel") -> Callable[[F], F]:
+    return click.option(
+        "--threads",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help=f"Threads of {of}.  [default: the cores of the process]",
+    )
 
 
 def use_threads(threads: int | None) -> None:
@@ -253,7 +265,7 @@ def require_one(**given: bool) -> None:
         raise click.UsageError(excluded, click.get_current_context())
 
 
-def problem(asked: Asked) -> tuple[Computation, HardwareSpec, ConstraintSet | None, Weights | None]:
+def problem(asked: Asked) -> Problem:
     """The workload on the target's element types, the target, the set if one is asked for, the
     weights."""
     from cpembed.api.choice import types_by_role
@@ -262,9 +274,10 @@ def problem(asked: Asked) -> tuple[Computation, HardwareSpec, ConstraintSet | No
 
     spec = hardware_spec(asked["target"])
     weights = None if asked["weights"] is None else Weights(*asked["weights"])
-    named = workload(asked["words"], spec)
-    if asked["constraints"] is None:
-        return named, spec, None, weights
-    chosen = load_constraint_set(asked["constraints"])
-    typed = is_typed(asked["words"])
-    return named if typed else types_by_role(named, chosen), spec, chosen, weights
+    chosen, named = None, workload(asked["words"], spec)
+    if asked["constraints"] is not None:
+        chosen = load_constraint_set(asked["constraints"])
+        named = named if is_typed(asked["words"]) else types_by_role(named, chosen)
+    return Problem(
+        workload=named, target=spec, constraints=chosen, weights=weights, timeout=asked["timeout"]
+    )

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import threading
-from types import TracebackType
+import time
 from typing import TYPE_CHECKING, Any
 
 from cpembed.cli.terminal import can_print, write
@@ -14,10 +14,14 @@ from cpembed.errors import readable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.progress import Progress
     from rich.status import Status
 
 PATIENCE = 1.0
 """Seconds before progress is shown: most commands are done by then."""
+
+_REDRAW = 0.1
+"""Seconds between two drawings of a bar, of what follows each other quickly."""
 
 UNFOLDED = 1000
 """Columns of a page that is not a terminal: more than any line has."""
@@ -98,12 +102,7 @@ class ProgressLine:
             self._timer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop()
 
     def _stop(self) -> None:
@@ -122,3 +121,42 @@ class ProgressLine:
                 return
             self._status = Console(stderr=True).status(self._text)
             self._status.start()
+
+
+class Bar:
+    """A progress bar on a terminal, as a context manager; nothing elsewhere, or where all is done.
+
+    It is drawn when told only: a thread that draws would disturb what is measured.
+    """
+
+    def __init__(self, text: str, total: int | None, done: int = 0) -> None:
+        self._bar: Progress | None = None
+        self._drawn = 0.0
+        if sys.stderr.isatty() and done != total:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            counts = [] if total is None else [MofNCompleteColumn()]
+            left = [] if total is None else [TimeRemainingColumn()]
+            columns = (*counts, BarColumn(bar_width=20), *left, "{task.description}")
+            error = Console(stderr=True)
+            self._bar = Progress(*columns, console=error, auto_refresh=False, transient=True)
+            self._bar.add_task(text, total=total, completed=done)
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, text: str | None = None, *, often: bool = False, **changed: Any) -> None:
+        """Draw it with a text and what has changed: ``advance``, ``total``, ``completed``; what is
+        told ``often`` not each time."""
+        now = time.perf_counter()
+        if self._bar is None or (often and now - self._drawn < _REDRAW):
+            return
+        self._drawn = now
+        self._bar.update(self._bar.task_ids[0], description=text, refresh=True, **changed)

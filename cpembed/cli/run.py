@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from cpembed.cli.options import (
-    LARGEST_SEED,
     Asked,
     Subcommand,
+    backend_option,
     embedding_options,
     file_option,
     id_option,
     json_option,
+    output_option,
     problem,
+    rank_option,
     require_one,
+    seed_option,
     steps_options,
     threads_option,
     untuned_option,
@@ -34,33 +37,17 @@ if TYPE_CHECKING:
 
 @click.command(cls=Subcommand)
 @embedding_options
-@click.option(
-    "--rank",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="The candidate of this place in the ranking.  [default: what was tuned; else the fastest "
-    "by the target's estimate of the best 8, where it compares them, or the best]",
+@rank_option(
+    "The candidate of this place in the ranking.  [default: what was tuned; else the fastest "
+    "by the target's estimate of the best 8, where it compares them, or the best]"
 )
 @id_option
-@click.option(
-    "--backend",
-    type=click.Choice(["auto", "native", "generic"]),
-    default="auto",
-    show_default=True,
-    help="native: the target's instruction, executed or simulated; generic: portable code; "
-    "auto: what works here.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, LARGEST_SEED),
-    metavar="N",
-    help="Seed of the data and of the search.  [default: fresh data]",
-)
-@threads_option
-@click.option(
-    "--output",
-    type=click.Choice(["requantized", "int32", "int8", "uint8", "float32", "bfloat16"]),
-    help="What is stored of the sums: this type, integers saturated.  [default: the sums]  "
+@backend_option("what works here.")
+@seed_option("Seed of the data and of the search.  [default: fresh data]", default=None)
+@threads_option()
+@output_option(
+    ["requantized", "int32", "int8", "uint8", "float32", "bfloat16"],
+    "What is stored of the sums: this type, integers saturated.  [default: the sums]  "
     "Where the target itself converts: requantized is shifted and clipped to int8, int32 all bits, "
     "int8 the low eight.  [default: requantized; int8 where that is the output's type]",
 )
@@ -118,19 +105,15 @@ def command(
     from cpembed.api.run import run
     from cpembed.api.solve import SolveResult
 
-    workload, spec, constraints, weights = problem(asked)
-    _check_files(spec, backend, trace, save)
+    given = problem(asked)
+    _check_files(given["target"], backend, trace, save)
     with ProgressLine() as progress:
         result = run(
-            workload,
-            spec,
-            constraints=constraints,
+            **given,
             rank=rank,
             identifier=identifier,
             backend=backend,
             seed=seed,
-            weights=weights,
-            timeout=asked["timeout"],
             progress=progress,
             output=output,
             shift=shift,

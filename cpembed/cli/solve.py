@@ -103,16 +103,11 @@ def command(
     from cpembed.api.solve import solve
     from cpembed.selection.pareto import front
 
-    workload, spec, constraints, weights = problem(asked)
     with ProgressLine() as progress:
         result = solve(
-            workload,
-            spec,
-            constraints,
+            **problem(asked),
             top=None if every or pareto else top or TOP,
             keep=front if pareto else None,
-            weights=weights,
-            timeout=asked["timeout"],
             seed=seed,
             search=search,
             progress=progress,
@@ -141,17 +136,12 @@ def _estimated(
     """The candidates with their times."""
     from cpembed.api.estimate import estimate
 
-    workload, spec, constraints, weights = problem(asked)
     with ProgressLine() as progress:
         result = estimate(
-            workload,
-            spec,
-            machine,
-            constraints,
+            **problem(asked),
+            machine=machine,
             rank_by=rank_by,
             top=top,
-            weights=weights,
-            timeout=asked["timeout"],
             seed=how[0],
             search=how[1],
             progress=progress,

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.completion import constraint_sets, targets, workloads
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
-    LARGEST_SEED,
     Asked,
+    Problem,
     Subcommand,
+    constraints_option,
+    folder_option,
     json_option,
+    output_option,
     problem,
+    seed_option,
+    target_option,
     threads_option,
+    timeout_option,
     use_threads,
+    workload_argument,
 )
 from cpembed.cli.outcome import print_solved
-from cpembed.cli.output import ProgressLine, message, print_json, print_text
+from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from cpembed.tuning.database import Trial
     from cpembed.tuning.session import Tuning
 
 
 @click.command(cls=Subcommand)
-@click.argument("words", nargs=-1, metavar="[WORKLOAD...]", shell_complete=workloads)
-@click.option(
-    "--target",
-    shell_complete=targets,
-    metavar="NAME|FILE",
-    help="Target: a shipped name (see `cpembed targets`) or a TOML file.",
-)
-@click.option(
-    "--constraints",
-    shell_complete=constraint_sets,
-    metavar="NAME|FILE",
-    help="Constraint set of the embeddings.  [default: complete, and the best of in_place_padded]",
+@workload_argument(required=False)
+@target_option(required=False)
+@constraints_option(
+    "Constraint set of the embeddings.  [default: complete, and the best of in_place_padded]"
 )
 @click.option(
     "--trials",
@@ -61,16 +54,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="How many of the best embeddings take part.",
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="Stop after S seconds, the search for embeddings included, and use what was found.",
-)
-@click.option(
-    "--output",
-    type=click.Choice(["requantized", "int32", "int8"]),
-    help="Where times depend on it: what is stored of the sums, as for `run`; each is tuned by "
+@timeout_option("Stop after S seconds, the search for embeddings included, and use what was found.")
+@output_option(
+    ["requantized", "int32", "int8"],
+    "Where times depend on it: what is stored of the sums, as for `run`; each is tuned by "
     "itself.  "
     "[default: requantized; int8 where that is the output's type]",
 )
@@ -80,20 +67,11 @@ if TYPE_CHECKING:
     help="CPU: what is to be short: latency, packing and unpacking together, or latency alone.  "
     "[default: total]",
 )
-@threads_option
-@click.option(
-    "--seed",
-    type=click.IntRange(0, LARGEST_SEED),
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="Seed of the search.",
-)
-@click.option(
+@threads_option()
+@seed_option("Seed of the search.")
+@folder_option(
     "--database",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Folder that keeps what is measured; `run` and `bench` look in the default one.  "
+    "Folder that keeps what is measured; `run` and `bench` look in the default one.  "
     "[default: $CPEMBED_TUNE_DIR, else a folder of the user's data]",
 )
 @click.option("--show", is_flag=True, help="Tune nothing: list what is kept, of WORKLOAD or all.")
@@ -137,13 +115,13 @@ def command(
     from cpembed.api.tune import open_tuning, require_tunable
     from cpembed.tuning.kept import WIDEST
 
-    workload, spec, chosen = _problem(words, target, constraints or WIDEST)
-    require_tunable(spec)
+    given = _problem(words, target, constraints or WIDEST)
+    require_tunable(given["target"])
     with ProgressLine() as progress:
         opened = open_tuning(
-            workload,
-            spec,
-            constraints=None if constraints is None else chosen,
+            given["workload"],
+            given["target"],
+            constraints=None if constraints is None else given["constraints"],
             trials=trials,
             timeout=timeout,
             candidates=candidates,
@@ -177,7 +155,7 @@ def command(
     return INTERRUPTED if stop.asked else 0
 
 
-def _problem(words: tuple[str, ...], target: str, constraints: str) -> Any:
+def _problem(words: tuple[str, ...], target: str, constraints: str) -> Problem:
     asked = Asked(
         words=words,
         target=target,
@@ -186,7 +164,7 @@ def _problem(words: tuple[str, ...], target: str, constraints: str) -> Any:
         timeout=None,
         verbose=False,
     )
-    return problem(asked)[:3]
+    return problem(asked)
 
 
 def _show(
@@ -209,7 +187,7 @@ def _show(
         if target is None:
             context = click.get_current_context()
             raise click.UsageError("Missing '--target': it types the WORKLOAD", context)
-        wanted = workload_key(_problem(words, target, WIDEST)[0])
+        wanted = workload_key(_problem(words, target, WIDEST)["workload"])
         found = [file for file in found if file.key["workload"] == wanted]
     if as_json:
         print_json(report.stored_json(found))
@@ -222,31 +200,8 @@ def _show(
 
 def _run(tuning: Tuning[Any, Any], stop: Stop) -> None:
     """Measure, until a stop is asked for; on a terminal with a bar that shows the best so far."""
-    trials = takewhile(lambda _: not stop.asked, tuning.run())
-    if not sys.stderr.isatty():
-        for _ in trials:
-            pass
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    bar = Progress(
-        MofNCompleteColumn(),
-        BarColumn(bar_width=20),
-        TimeRemainingColumn(),
-        "{task.description}",
-        console=Console(stderr=True),
-        transient=True,
-        # A thread that draws would disturb the times.
-        auto_refresh=False,
-    )
-    with bar:
-        _draw(bar, tuning, trials)
-
-
-def _draw(bar: Progress, tuning: Tuning[Any, Any], trials: Iterable[Trial]) -> None:
     from cpembed.report.tune import standing
 
-    task = bar.add_task("tuning", total=tuning.task.trials)
-    for _ in trials:
-        bar.update(task, advance=1, description=standing(tuning.best), refresh=True)
+    with Bar("tuning", tuning.task.trials) as bar:
+        for _ in takewhile(lambda _: not stop.asked, tuning.run()):
+            bar.show(standing(tuning.best), advance=1)
