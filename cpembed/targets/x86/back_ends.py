@@ -26,7 +26,7 @@ beside 0.18 to 0.2). Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a produc
 instructions of it again where that shortens a chain: here there are many chains, and ports are what
 is short."""
 
-_YMM_LANES = replace(_LANES, backend="x86.avx2", registers=YMM, attributes=AVX2_ONLY, results=None)
+_YMM_LANES = replace(_LANES, backend="x86.avx2", registers=YMM, attributes=AVX2_ONLY, store=None)
 
 _COLUMNS: Mapping[str, BackEnd] = {
     "amx_int8": _AMX,
