@@ -1,11 +1,8 @@
-"""A layer's comparison with a baseline as part of its row, and what the rows come to."""
+"""A layer's comparison with a baseline as part of its row."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -16,19 +13,7 @@ from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.runner import Quantiles
-from cpembed.stores import Natural, Positive, Time
-
-
-class Latency(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Microseconds, or a ratio of such, over the rounds of a measurement."""
-
-    median: Positive
-    p10: Positive
-    p90: Positive
-
-    @classmethod
-    def of(cls, times: Quantiles) -> Latency:
-        return cls(times.median, times.p10, times.p90)
+from cpembed.stores import Natural, Time
 
 
 class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -52,18 +37,18 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     stored: str | None = None
     implementations: list[str] = []
     max_error: Time | None = None
-    call_us: Latency | None = None
-    primitive_us: Latency | None = None
+    call_us: Quantiles | None = None
+    primitive_us: Quantiles | None = None
     reorder_us: Time | None = None
     weights_reorder_us: Time | None = None
-    ours_us: Latency | None = None
-    ours_with_packing_us: Latency | None = None
-    call_ratio: Latency | None = None
-    call_ratio_with_packing: Latency | None = None
-    primitive_ratio: Latency | None = None
-    primitive_ratio_with_packing: Latency | None = None
-    peak_us: Latency | None = None
-    primitive_over_peak: Latency | None = None
+    ours_us: Quantiles | None = None
+    ours_with_packing_us: Quantiles | None = None
+    call_ratio: Quantiles | None = None
+    call_ratio_with_packing: Quantiles | None = None
+    primitive_ratio: Quantiles | None = None
+    primitive_ratio_with_packing: Quantiles | None = None
+    peak_us: Quantiles | None = None
+    primitive_over_peak: Quantiles | None = None
     elsewhere_cores: Time | None = None
     slow_rounds: Natural = 0
     noisy: bool = False
@@ -96,77 +81,19 @@ def _compared(found: Comparison) -> BaselineRow:
         stored=found.stored,
         implementations=list(found.names),
         max_error=error if math.isfinite(error) else None,
-        call_us=Latency.of(found.call),
-        primitive_us=_latency(found.primitive),
+        call_us=found.call,
+        primitive_us=found.primitive,
         reorder_us=found.reorder_us,
         weights_reorder_us=found.weights_us,
-        ours_us=Latency.of(found.ours),
-        ours_with_packing_us=Latency.of(found.ours_with_packing),
-        call_ratio=Latency.of(found.call_ratio(packing=False)),
-        call_ratio_with_packing=Latency.of(found.call_ratio(packing=True)),
-        primitive_ratio=_latency(found.primitive_ratio(packing=False)),
-        primitive_ratio_with_packing=_latency(found.primitive_ratio(packing=True)),
-        peak_us=_latency(found.peak),
-        primitive_over_peak=_latency(found.primitive_over_peak),
+        ours_us=found.ours,
+        ours_with_packing_us=found.ours_with_packing,
+        call_ratio=found.call_ratio(packing=False),
+        call_ratio_with_packing=found.call_ratio(packing=True),
+        primitive_ratio=found.primitive_ratio(packing=False),
+        primitive_ratio_with_packing=found.primitive_ratio(packing=True),
+        peak_us=found.peak,
+        primitive_over_peak=found.primitive_over_peak,
         elsewhere_cores=found.turns.elsewhere,
         slow_rounds=found.turns.slow,
         noisy=found.turns.is_noisy,
     )
-
-
-def _latency(times: Quantiles | None) -> Latency | None:
-    return None if times is None else Latency.of(times)
-
-
-RATIOS = (
-    "primitive_ratio",
-    "primitive_ratio_with_packing",
-    "call_ratio",
-    "call_ratio_with_packing",
-)
-"""What is summarised of the rows."""
-
-
-def summarise_baselines(
-    rows: Iterable[tuple[int, Mapping[str, BaselineRow]]],
-) -> dict[str, dict[str, Any]]:
-    """Per baseline, what its rows come to; ``rows`` are those of the layers that ran, by index.
-
-    Ratios of rows that are noisy count nowhere: they are listed instead.
-    """
-    found: dict[str, list[tuple[int, BaselineRow]]] = {}
-    for index, row in rows:
-        for name, compared in row.items():
-            found.setdefault(name, []).append((index, compared))
-    return {name: _summary(compared) for name, compared in found.items()}
-
-
-def _summary(rows: Sequence[tuple[int, BaselineRow]]) -> dict[str, Any]:
-    steady = [(index, row) for index, row in rows if row.missing is None and not row.noisy]
-    reasons: dict[str, list[int]] = {}
-    for index, row in rows:
-        if row.missing is not None:
-            reasons.setdefault(row.missing, []).append(index)
-    return {
-        "compared": len(steady),
-        "noisy": [index for index, row in rows if row.noisy],
-        "not_compared": [{"reason": why, "layers": which} for why, which in reasons.items()],
-        **{name: _ratios(steady, name) for name in RATIOS},
-    }
-
-
-def _ratios(rows: Iterable[tuple[int, BaselineRow]], name: str) -> dict[str, Any] | None:
-    """Of the rounds' medians; None where no row has the ratio."""
-    known = {index: getattr(row, name).median for index, row in rows if getattr(row, name)}
-    if not known:
-        return None
-    worst, best = (choose(known, key=lambda index: known[index]) for choose in (min, max))
-    return {
-        "geometric_mean": math.exp(statistics.fmean(map(math.log, known.values()))),
-        "worst": known[worst],
-        "worst_layer": worst,
-        "best": known[best],
-        "best_layer": best,
-        "ours_not_slower": sum(ratio >= 1 for ratio in known.values()),
-        "layers": len(known),
-    }

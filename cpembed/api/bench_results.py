@@ -6,7 +6,6 @@ import math
 import traceback
 from typing import Any
 
-from cpembed.api.bench_baselines import Latency
 from cpembed.api.bench_rows import (
     ChosenRow,
     DigitRow,
@@ -85,9 +84,8 @@ def _digit(digit: Digit) -> str:
 
 def run_row(result: RunResult) -> RunRow:
     times, check, native = result.timing, result.verification, result.is_native
-    latency = None if times.latency_us is None else Latency.of(times.latency_us)
     measured = native and times.provenance is Provenance.MEASURED
-    whole = None if times.whole_us is None else Latency.of(times.whole_us)
+    latency, whole = times.latency_us, times.whole_us
     gops = times.gops if measured else None
     peak = result.target.peak_gops() if measured else None
     with_packing = None

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from cpembed.api.bench_baselines import BaselineRow, Latency
+from cpembed.api.bench_baselines import BaselineRow
 from cpembed.errors import InvariantError
+from cpembed.measure.runner import Quantiles
 from cpembed.provenance import Provenance
 from cpembed.stores import Count, Natural, Positive, Time
 
@@ -108,8 +109,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     provenance: Provenance
     verified: bool
     max_error: Time | None
-    latency_us: Latency | None
-    generic_latency_us: Latency | None
+    latency_us: Quantiles | None
+    generic_latency_us: Quantiles | None
     packing_us: Time
     unpacking_us: Time
     packed_ahead: list[str]
@@ -118,7 +119,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     missing: list[str]
     noisy: bool
     peak_share: Positive | None = None
-    whole_us: Latency | None = None
+    whole_us: Quantiles | None = None
     instead: str | None = None
     baselines: dict[str, BaselineRow] = {}
     chosen: ChosenRow | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cpembed.api.bench_baselines import summarise_baselines
+from cpembed.api.bench_baselines import BaselineRow
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
 
 
@@ -159,3 +159,57 @@ def _geometric_mean(values: Iterable[float | None]) -> float | None:
     if not known:
         return None
     return math.exp(statistics.fmean(math.log(value) for value in known))
+
+
+RATIOS = (
+    "primitive_ratio",
+    "primitive_ratio_with_packing",
+    "call_ratio",
+    "call_ratio_with_packing",
+)
+"""What is summarised of comparisons."""
+
+
+def summarise_baselines(
+    rows: Iterable[tuple[int, Mapping[str, BaselineRow]]],
+) -> dict[str, dict[str, Any]]:
+    """Per baseline, what its rows come to; ``rows`` are those of the layers that ran, by index.
+
+    Ratios of rows that are noisy count nowhere: they are listed instead.
+    """
+    found: dict[str, list[tuple[int, BaselineRow]]] = {}
+    for index, row in rows:
+        for name, compared in row.items():
+            found.setdefault(name, []).append((index, compared))
+    return {name: _comparisons(compared) for name, compared in found.items()}
+
+
+def _comparisons(rows: Sequence[tuple[int, BaselineRow]]) -> dict[str, Any]:
+    steady = [(index, row) for index, row in rows if row.missing is None and not row.noisy]
+    reasons: dict[str, list[int]] = {}
+    for index, row in rows:
+        if row.missing is not None:
+            reasons.setdefault(row.missing, []).append(index)
+    return {
+        "compared": len(steady),
+        "noisy": [index for index, row in rows if row.noisy],
+        "not_compared": [{"reason": why, "layers": which} for why, which in reasons.items()],
+        **{name: _ratios(steady, name) for name in RATIOS},
+    }
+
+
+def _ratios(rows: Iterable[tuple[int, BaselineRow]], name: str) -> dict[str, Any] | None:
+    """Of the rounds' medians; None where no row has the ratio."""
+    known = {index: getattr(row, name).median for index, row in rows if getattr(row, name)}
+    if not known:
+        return None
+    worst, best = (choose(known, key=lambda index: known[index]) for choose in (min, max))
+    return {
+        "geometric_mean": _geometric_mean(known.values()),
+        "worst": known[worst],
+        "worst_layer": worst,
+        "best": known[best],
+        "best_layer": best,
+        "ours_not_slower": sum(ratio >= 1 for ratio in known.values()),
+        "layers": len(known),
+    }

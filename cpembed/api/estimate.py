@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from cpembed.api.solve import Progress, SolveResult, explained, hardware_spec, searches
+from cpembed.api.solve import SearchOptions, SolveResult, explained, hardware_spec, searches
 from cpembed.api.widening import best_of
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
-from cpembed.embedding.result import Formulation
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.levels import Hierarchy
@@ -72,11 +71,7 @@ def estimate(
     *,
     rank_by: RankBy = "overheads",
     top: int | None = 5,
-    weights: Weights | None = None,
-    timeout: float | None = None,
-    seed: int = 0,
-    search: str | Formulation = Formulation.AUTO,
-    progress: Progress | None = None,
+    **options: Unpack[SearchOptions],
 ) -> EstimateResult:
     """As :func:`~cpembed.api.solve.solve`, with the time of each candidate on a machine of the
     target, by default its first one.
@@ -86,7 +81,7 @@ def estimate(
     :class:`~cpembed.errors.SpecError` where the target has no such machine, and what solving
     raises.
     """
-    clock, spec = Clock(timeout), hardware_spec(target)
+    clock, spec = Clock(options.get("timeout")), hardware_spec(target)
     found = machine_of(spec, machine)
     known: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
 
@@ -107,11 +102,7 @@ def estimate(
         constraints,
         top=max(top, AMONG) if by_time and top is not None else top,
         keep=fastest if by_time else None,
-        weights=weights,
-        timeout=timeout,
-        seed=seed,
-        search=search,
-        progress=progress,
+        **options,
     )
     solved = best_of(results)
     if by_time and solved.embeddings:
@@ -122,7 +113,7 @@ def estimate(
         if solved.wider is not None and not solved.wider.searched:
             # A bound on how much is used, which is not what these are ranked by.
             solved = replace(solved, wider=None)
-    solved = explained(solved, clock, progress)
+    solved = explained(solved, clock, options.get("progress"))
     estimates = tuple(of(item) for item in solved.embeddings)
     return EstimateResult(solved, found, estimates, rank_by, len(known))
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from cpembed.api.choice import pick
 from cpembed.api.identified import identified
 from cpembed.api.solve import (
-    Progress,
+    SearchOptions,
     SolveResult,
     embedding_json,
     hardware_spec,
     solve,
     workload_json,
 )
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -135,10 +135,7 @@ def explain(
     constraints: str | ConstraintSet | None = None,
     rank: int = 1,
     identifier: str | None = None,
-    weights: Weights | None = None,
-    timeout: float | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Explanation | SolveResult:
     """The candidate of a rank, or of an id (:func:`~cpembed.api.identified.identified`), in full;
     the :class:`SolveResult`, with its conflict, where the search found nothing.
@@ -153,20 +150,11 @@ def explain(
             hardware_spec(target),
             identifier,
             constraints=constraints,
-            timeout=timeout,
-            progress=progress,
+            timeout=options.get("timeout"),
+            progress=options.get("progress"),
         )
         return _explained(*found)
-    solved = solve(
-        workload,
-        target,
-        constraints,
-        top=rank + 1,
-        weights=weights,
-        timeout=timeout,
-        seed=seed,
-        progress=progress,
-    )
+    solved = solve(workload, target, constraints, top=rank + 1, **options)
     if not solved.count:
         return solved
     return _explained(solved, pick(solved, rank))

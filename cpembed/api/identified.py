@@ -27,9 +27,6 @@ from cpembed.selection.overheads import overheads
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.proof import require
 
-WIDEST = "complete"
-"""The set that tuning looks in."""
-
 _FIRST, _MORE = 8, 8
 """How much of a ranking is looked through for a candidate's place, and how much further next."""
 
@@ -54,6 +51,8 @@ def identified(
 
     Raises :class:`WorkloadError` where there is none, or several begin so.
     """
+    from cpembed.tuning.kept import WIDEST
+
     start, *kept = wanted.split("+")
     if not start or set(start) - set(_ID_DIGITS):
         raise WorkloadError(f"{wanted!r} is no id: an id is hexadecimal, as 0c78d175afb8")

@@ -10,11 +10,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
-from cpembed.api.solve import Progress, SolveResult, solve
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
-from cpembed.embedding.result import Formulation
+from cpembed.api.solve import SearchOptions, SolveResult, solve
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.selection.pareto import front, objectives
@@ -44,12 +43,7 @@ def pareto(
     workload: Computation,
     target: str | HardwareSpec,
     constraints: str | ConstraintSet | None = None,
-    *,
-    weights: Weights | None = None,
-    timeout: float | None = None,
-    seed: int = 0,
-    search: str | Formulation = Formulation.AUTO,
-    progress: Progress | None = None,
+    **options: Unpack[SearchOptions],
 ) -> ParetoResult:
     """The candidates that no other one dominates in MACs executed, bytes moved by packing, and
     footprint of all operands.
@@ -57,17 +51,4 @@ def pareto(
     Every embedding's program is derived, since its layouts decide; the members of the front are
     proven. Raises what :func:`~cpembed.api.solve.solve` raises; an infeasible problem is a result.
     """
-    return ParetoResult(
-        solve(
-            workload,
-            target,
-            constraints,
-            top=None,
-            keep=front,
-            weights=weights,
-            timeout=timeout,
-            seed=seed,
-            search=search,
-            progress=progress,
-        )
-    )
+    return ParetoResult(solve(workload, target, constraints, top=None, keep=front, **options))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from cpembed.api.chosen import AnyTarget, Instead
 from cpembed.api.expectation import Expectation
@@ -96,8 +98,8 @@ class RunResult:
             **self.solved.sets_json(),
         }
         if times.whole_us is not None:
-            document["whole_us"] = asdict(times.whole_us)
-        latency = None if times.latency_us is None else asdict(times.latency_us)
+            document["whole_us"] = msgspec.to_builtins(times.whole_us)
+        latency = msgspec.to_builtins(times.latency_us)
         if not self.is_native:
             return document | {"generic_latency_us": latency, "missing": list(self.missing)}
         if self.provenance is Provenance.MEASURED:

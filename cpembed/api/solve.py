@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from cpembed.api.solve_result import OtherSet, SolveResult, embedding_json, workload_json
 from cpembed.api.widening import (
@@ -60,6 +61,16 @@ Progress = Callable[[str, int], None]
 
 Keep = Callable[[tuple[RankedCandidate, ...]], tuple[RankedCandidate, ...]]
 """Picks some of the ranked candidates."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """How to search, as :func:`solve` says."""
+
+    weights: Weights | None
+    timeout: float | None
+    seed: int
+    search: str | Formulation
+    progress: Progress | None
 
 
 def workload(words: str | Sequence[str], target: str | HardwareSpec | None = None) -> Computation:
@@ -125,11 +136,7 @@ def solve(
     *,
     top: int | None = 5,
     keep: Keep | None = None,
-    weights: Weights | None = None,
-    timeout: float | None = None,
-    seed: int = 0,
-    search: str | Formulation = Formulation.AUTO,
-    progress: Progress | None = None,
+    **options: Unpack[SearchOptions],
 ) -> SolveResult:
     """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
 
@@ -149,20 +156,9 @@ def solve(
     Raises :class:`~cpembed.errors.SpecError` or :class:`~cpembed.errors.WorkloadError` for wrong
     input. An infeasible problem is a result with a ``conflict``.
     """
-    clock = Clock(timeout)
-    found = searches(
-        workload,
-        target,
-        constraints,
-        top=top,
-        keep=keep,
-        weights=weights,
-        timeout=timeout,
-        seed=seed,
-        search=search,
-        progress=progress,
-    )
-    return explained(best_of(found), clock, progress)
+    clock = Clock(options.get("timeout"))
+    found = searches(workload, target, constraints, top=top, keep=keep, **options)
+    return explained(best_of(found), clock, options.get("progress"))
 
 
 def searches(
@@ -172,16 +168,13 @@ def searches(
     *,
     top: int | None = 5,
     keep: Keep | None = None,
-    weights: Weights | None = None,
-    timeout: float | None = None,
-    seed: int = 0,
-    search: str | Formulation = Formulation.AUTO,
-    progress: Progress | None = None,
     rescored: Rescored | None = None,
+    **options: Unpack[SearchOptions],
 ) -> tuple[SolveResult, ...]:
     """As :func:`solve`, of each set that is searched, and without saying why nothing fits;
     ``rescored`` weighs the overheads of what the wider set finds."""
-    spec = hardware_spec(target)
+    spec, report = hardware_spec(target), options.get("progress") or silent
+    timeout, weights = options.get("timeout"), options.get("weights")
 
     def under(
         named: str | ConstraintSet, /, *, timeout: float | None, weights: Weights | None
@@ -189,9 +182,9 @@ def searches(
         chosen = load_constraint_set(named) if isinstance(named, str) else named
         if weights is not None:
             chosen = replace(chosen, weights=weights)
-        limits = SearchLimits(seconds=timeout, seed=seed)
-        way = _formulation(search)
-        return _search(workload, spec, chosen, limits, way, (top, keep), progress or silent)
+        limits = SearchLimits(seconds=timeout, seed=options.get("seed", 0))
+        way = _formulation(options.get("search", Formulation.AUTO))
+        return _search(workload, spec, chosen, limits, way, (top, keep), report)
 
     if constraints is None:
         return default_searches(under, timeout, weights, rescored)

@@ -10,6 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cpembed.errors import SpecError
 from cpembed.ir.computation import Axis, Computation, Operand
 from cpembed.ir.ports import View, split_ports
@@ -232,9 +234,8 @@ class Instruction:
         )
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The clock and the path to main memory of a unit that moves its own data.
+class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[machine]``: the clock and the path to main memory of a unit that moves its own data.
 
     A transfer moves ``bus_bits`` a cycle in bursts of up to ``burst_beats``; the first beat comes
     ``dram_delay_cycles`` after the request.

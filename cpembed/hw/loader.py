@@ -157,7 +157,7 @@ class _Builder:
         if not 0 <= table.dram_delay_cycles <= _LONGEST_DELAY:
             problem = f"{table.dram_delay_cycles} is not allowed; allowed: 0..{_LONGEST_DELAY}"
             raise self.error(("machine", "dram_delay_cycles"), problem)
-        return Machine(table.clock_mhz, table.bus_bits, table.burst_beats, table.dram_delay_cycles)
+        return table
 
     def _check_header(self) -> None:
         table = self.table

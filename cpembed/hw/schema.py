@@ -16,7 +16,7 @@ import msgspec
 
 from cpembed.errors import SpecError
 from cpembed.files import read_toml
-from cpembed.hw.instruction import StrideRule
+from cpembed.hw.instruction import Machine, StrideRule
 from cpembed.hw.level_tables import HierarchyTable
 
 
@@ -53,15 +53,6 @@ class MemoryTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holds: str | None = None
 
 
-class MachineTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[machine]``: the clock and the path to main memory of a unit that moves its own data."""
-
-    clock_mhz: float
-    bus_bits: int
-    burst_beats: int
-    dram_delay_cycles: int
-
-
 class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole file."""
 
@@ -76,7 +67,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     alternatives: list[str] = []
     otherwise: str | None = None
     beside: str | None = None
-    machine: MachineTable | None = None
+    machine: Machine | None = None
     machines: dict[str, HierarchyTable] = {}
 
 

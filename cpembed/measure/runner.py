@@ -7,12 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.packing import packed_before
 from cpembed.provenance import Provenance
+from cpembed.stores import Positive
 
 NOISE = 1.5
 """Rounds of equal work whose p90 is above this multiple of their p10 were disturbed: what varies is
@@ -26,13 +28,12 @@ Sampler = Callable[[int], float]
 """Microseconds a call, over so many calls."""
 
 
-@dataclass(frozen=True)
-class Quantiles:
-    """Over the rounds of a measurement."""
+class Quantiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Microseconds, or a ratio of such, over the rounds of a measurement."""
 
-    median: float
-    p10: float
-    p90: float
+    median: Positive
+    p10: Positive
+    p90: Positive
 
     @property
     def spread(self) -> float:

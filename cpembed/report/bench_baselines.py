@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from cpembed.api.bench_baselines import BaselineRow, Latency
+from cpembed.api.bench_baselines import BaselineRow
 from cpembed.api.bench_rows import BenchRow
+from cpembed.measure.runner import Quantiles
 from cpembed.report.blocks import Justify, heading, table
 from cpembed.wording import plural
 
@@ -68,7 +69,7 @@ def _cells(row: BaselineRow) -> list[str]:
     ]
 
 
-def _median(times: Latency | None, form: str) -> str:
+def _median(times: Quantiles | None, form: str) -> str:
     return "" if times is None else format(times.median, form)
 
 

@@ -1,1 +1,1 @@
-"""Tuning: the fastest embedding and schedule of a workload, found once and kept, on any target."""
+"""Tuning: the fastest embedding and schedule of a workload, found once and kept."""

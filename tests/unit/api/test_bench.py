@@ -14,7 +14,6 @@ from rich.console import Console
 
 from cpembed.api import bench_maker
 from cpembed.api.bench import Bench, open_bench, select_layers
-from cpembed.api.bench_baselines import Latency
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow, RunRow
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -22,6 +21,7 @@ from cpembed.errors import BackendUnavailable, LoweringError, SpecError, Workloa
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.measure import environment
+from cpembed.measure.runner import Quantiles
 from cpembed.provenance import Provenance
 from cpembed.report.bench import report
 from cpembed.resources import constraint_files, hardware_spec_files
@@ -68,7 +68,7 @@ def ran(row: BenchRow, median: float, packing: float, *, noisy: bool = False) ->
         provenance=Provenance.MEASURED,
         verified=True,
         max_error=0.0,
-        latency_us=Latency(median, median / 4 if noisy else median, median),
+        latency_us=Quantiles(median, median / 4 if noisy else median, median),
         generic_latency_us=None,
         packing_us=packing,
         unpacking_us=1.0,

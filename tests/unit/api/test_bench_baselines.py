@@ -19,7 +19,8 @@ from rich.console import Console
 from cpembed.api import bench as bench_module
 from cpembed.api import bench_baselines, bench_maker
 from cpembed.api.bench import Bench, open_bench
-from cpembed.api.bench_baselines import BaselineRow, Latency, summarise_baselines
+from cpembed.api.bench_baselines import BaselineRow
+from cpembed.api.bench_summary import summarise_baselines
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
@@ -29,6 +30,7 @@ from cpembed.ir.reference import reference
 from cpembed.kernel.epilogue import Epilogue, channel_numbers
 from cpembed.kernel.runtime import thread_count
 from cpembed.measure import load, turns
+from cpembed.measure.runner import Quantiles
 from cpembed.report.bench import report
 from cpembed.report.bench_plot import plot_svg
 from cpembed.targets.cpu.calibration import (
@@ -90,7 +92,7 @@ def test_a_row_has_both_sides(baseline: FakeBaseline, opened: Callable[..., Benc
     found = row.run.baselines["fake"]
     assert (found.missing, found.form, found.implementations) == (None, "right", ["fake:isa"])
     assert found.max_error == 0
-    assert found.primitive_us == Latency(100.0, 100.0, 100.0)
+    assert found.primitive_us == Quantiles(100.0, 100.0, 100.0)
     assert found.ours_us is not None
     assert found.primitive_ratio is not None
     # Of an odd number of rounds the median ratio is that of the median round; where other tests
@@ -281,8 +283,8 @@ def test_a_machine_without_the_instruction_is_refused(
 def row(primitive: float | None, call: float, *, noisy: bool = False) -> BaselineRow:
     """A comparison with these ratios; packing halves them."""
 
-    def ratio(value: float) -> Latency:
-        return Latency(value, value / 2, value * 2)
+    def ratio(value: float) -> Quantiles:
+        return Quantiles(value, value / 2, value * 2)
 
     return BaselineRow(
         form="call",
