@@ -12,36 +12,16 @@ from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow, SolvedRow
 from cpembed.api.bench_summary import RATIOS_OVER_BOUNDS
 from cpembed.report.bench_baselines import comparisons, summary_lines
-from cpembed.report.blocks import Justify, bullets, header, heading, table
+from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.wording import duration, plural
 
-_SOLVED: tuple[tuple[str, Justify], ...] = (
-    ("#", "right"),
-    ("layer", "left"),
-    ("strict", "left"),
-    ("model+solve s", "right"),
-    ("best", "left"),
-    ("used", "right"),
-)
-_RAN: tuple[tuple[str, Justify], ...] = (
-    ("verified", "left"),
-    ("latency us", "right"),
-    ("p10", "right"),
-    ("packing us", "right"),
-    ("unpacking us", "right"),
-    ("GOPS", "right"),
-)
-_PEAK: tuple[str, Justify] = ("of peak", "right")
+_SOLVED = ("#>", "layer", "strict", "model+solve s>", "best", "used>")
+_RAN = ("verified", "latency us>", "p10>", "packing us>", "unpacking us>", "GOPS>")
+_PEAK = "of peak>"
 """Only where the machine is calibrated."""
-_SIMULATED: tuple[tuple[str, Justify], ...] = (
-    ("verified", "left"),
-    ("simulated cycles", "right"),
-    ("simulated us", "right"),
-    ("GOPS", "right"),
-    ("GEMM busy", "right"),
-    ("of the least", "right"),
-    ("packing us", "right"),
-    ("unpacking us", "right"),
+_SIMULATED = (
+    *("verified", "simulated cycles>", "simulated us>", "GOPS>", "GEMM busy>"),
+    *("of the least>", "packing us>", "unpacking us>"),
 )
 _FOLDED = 40
 """Reasons and errors fold, so that a few long ones do not push the other columns apart."""
@@ -81,9 +61,7 @@ class _Layers:
             yield self._table(_SOLVED, _solved)
             yield self._table((_SOLVED[0], *columns), lambda row: [str(row.index), *ran(row)])
 
-    def _table(
-        self, columns: Sequence[tuple[str, Justify]], cells: Callable[[BenchRow], list[str]]
-    ) -> Table:
+    def _table(self, columns: Sequence[str], cells: Callable[[BenchRow], list[str]]) -> Table:
         result = table(columns, map(cells, self.rows))
         for column in result.columns:
             column.max_width = _FOLDED if column.header in ("strict", "best", "verified") else None

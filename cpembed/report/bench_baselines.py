@@ -10,20 +10,14 @@ from rich.console import RenderableType
 from cpembed.api.bench_baselines import BaselineRow
 from cpembed.api.bench_rows import BenchRow
 from cpembed.measure.runner import Quantiles
-from cpembed.report.blocks import Justify, heading, table
+from cpembed.report.blocks import heading, table
 from cpembed.wording import plural
 
-_COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("#", "right"),
-    ("primitive us", "right"),
-    ("call us", "right"),
-    ("ours us", "right"),
-    ("with packing", "right"),
-    ("primitive/ours", "right"),
-    ("with packing", "right"),
-    ("call/ours", "right"),
-    ("with packing", "right"),
-    ("chosen", "left"),
+_COLUMNS = (
+    "#>",
+    *(f"{name}>" for name in ("primitive us", "call us", "ours us", "with packing")),
+    *("primitive/ours>", "with packing>", "call/ours>", "with packing>"),
+    "chosen",
 )
 _FOLDED = 40
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from rich import box
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-
-Justify = Literal["left", "right"]
 
 
 def header(rows: Iterable[tuple[str, str]]) -> Table:
@@ -23,8 +20,8 @@ def header(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def table(columns: Sequence[tuple[str, Justify]], rows: Iterable[Sequence[str]]) -> Table:
-    """A table with a rule below its head."""
+def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table with a rule below its head; a column whose name ends in ``>`` is aligned right."""
     result = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -32,8 +29,9 @@ def table(columns: Sequence[tuple[str, Justify]], rows: Iterable[Sequence[str]])
         collapse_padding=True,
         header_style="bold",
     )
-    for name, justify in columns:
-        result.add_column(name, justify=justify, overflow="fold")
+    for name in columns:
+        justify = "right" if name.endswith(">") else "left"
+        result.add_column(name.removesuffix(">"), justify=justify, overflow="fold")
     for row in rows:
         result.add_row(*(Text(cell) for cell in row))
     return result

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from cpembed.report import words
-from cpembed.report.blocks import Justify, table
+from cpembed.report.blocks import table
 from cpembed.selection.ranking import RankedCandidate
 
 _GAP = 2
@@ -24,11 +24,11 @@ class CandidateTable:
 
     def __init__(
         self,
-        columns: Sequence[tuple[str, Justify]],
+        columns: Sequence[str],
         rows: Sequence[tuple[RankedCandidate, Sequence[str]]],
     ) -> None:
         self.embeddings = [item.candidate.embedding for item, _ in rows]
-        self.columns: list[tuple[str, Justify]] = [("rank", "right"), *columns, ("id", "left")]
+        self.columns = ["rank>", *columns, "id"]
         self.rows = [
             [str(item.rank), *cells, item.candidate.embedding.identifier()] for item, cells in rows
         ]
@@ -42,7 +42,7 @@ class CandidateTable:
         width = max(self._room(last, options.max_width), narrowest)
         rank, *others = self.columns[:last]
         result = table(
-            [rank, ("mapping", "left"), *others],
+            [rank, "mapping", *others],
             (
                 [row[0], words.mapping(embedding, width), *row[1:last]]
                 for row, embedding in zip(self.rows, self.embeddings, strict=True)
@@ -54,6 +54,7 @@ class CandidateTable:
 
     def _room(self, last: int, width: int) -> int:
         """What the first ``last`` columns leave of a line to the mapping."""
-        for position, (name, _) in enumerate(self.columns[:last]):
-            width -= max(len(name), *(cell_len(row[position]) for row in self.rows)) + _GAP
+        for position, name in enumerate(self.columns[:last]):
+            cells = (cell_len(row[position]) for row in self.rows)
+            width -= max(len(name.removesuffix(">")), *cells) + _GAP
         return width

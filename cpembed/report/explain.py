@@ -83,15 +83,7 @@ def _operands(explanation: Explanation) -> RenderableType:
             )
         )
     return table(
-        (
-            ("role", "left"),
-            ("operand", "left"),
-            ("dtype", "left"),
-            ("tile", "left"),
-            ("elements", "right"),
-            ("needed", "right"),
-            ("", "left"),
-        ),
+        ("role", "operand", "dtype", "tile", "elements>", "needed>", ""),
         rows,
     )
 

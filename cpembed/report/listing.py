@@ -23,7 +23,7 @@ from cpembed.workloads.suites import SUITES
 def targets() -> Iterator[RenderableType]:
     """Name, instruction, extents, element types, and what executing it here lacks."""
     yield table(
-        [(name, "left") for name in ("target", "instruction", "extents", "dtypes", "here")],
+        ("target", "instruction", "extents", "dtypes", "here"),
         (_target_row(load_hardware_spec(name)) for name in available_targets()),
     )
     yield ""
@@ -79,7 +79,7 @@ def _target_json(spec: HardwareSpec) -> dict[str, Any]:
 def operators() -> Iterator[RenderableType]:
     """Operators with what they take, then the suites of layers."""
     yield table(
-        [(name, "left") for name in ("operator", "what it is", "sizes", "options")],
+        ("operator", "what it is", "sizes", "options"),
         (
             (
                 family.name,
@@ -92,7 +92,7 @@ def operators() -> Iterator[RenderableType]:
     )
     yield ""
     yield heading("Suites: write NAME:INDEX for a layer")
-    yield table([("suite", "left"), ("what it is", "left")], SUITES.items())
+    yield table(("suite", "what it is"), SUITES.items())
 
 
 def operators_json() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import RenderableType
 
@@ -18,48 +18,24 @@ from cpembed.ir.computation import Computation
 from cpembed.machine.estimate import Estimate
 from cpembed.provenance import Provenance
 from cpembed.report import words
-from cpembed.report.blocks import Justify, bullets, header, heading
+from cpembed.report.blocks import bullets, header, heading
 from cpembed.report.candidates import CandidateTable
 from cpembed.selection.pareto import objectives
 from cpembed.selection.ranking import RankedCandidate
 
-_COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("used", "right"),
-    ("MACs", "right"),
-    ("data", "right"),
-    ("packed", "left"),
-    ("moved", "right"),
-)
-_PARETO_COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("used", "right"),
-    ("MACs", "right"),
-    ("moved", "right"),
-    ("footprint", "right"),
-    ("packed", "left"),
-)
-_ESTIMATE_COLUMNS: tuple[tuple[str, Justify], ...] = (
-    ("used", "right"),
-    ("time", "right"),
-    ("packing", "right"),
-    ("bound by", "left"),
-    ("packed", "left"),
-)
+_COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")
+_PARETO_COLUMNS = ("used>", "MACs>", "moved>", "footprint>", "packed")
+_ESTIMATE_COLUMNS = ("used>", "time>", "packing>", "bound by", "packed")
 
 NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
 
 
 def report(result: SolveResult, *, verbose: bool = False) -> Iterator[RenderableType]:
     """Header, then the candidates, or why there are none; ``verbose`` with the solver's effort."""
-    yield header(
-        [
-            *problem_rows(result),
-            ("found", found(result)),
-            *(searched(result) if verbose else ()),
-        ]
-    )
+    yield _header(result, verbose)
     if result.embeddings:
         yield ""
-        yield CandidateTable(_COLUMNS, [(item, _row(item)) for item in result.embeddings])
+        yield _candidates(_COLUMNS, result.embeddings)
         yield from _notes(result)
     if result.conflict is not None:
         yield ""
@@ -75,16 +51,10 @@ def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[Re
     solved, members = result.solved, result.candidates
     count = f"{wording.plural(len(members), 'candidate')} of {_derivable(solved):,}"
     extent = "" if solved.complete else ", of those found before the limit"
-    yield header(
-        [
-            *problem_rows(solved),
-            ("found", found(solved)),
-            *(searched(solved) if verbose else ()),
-            ("not dominated", f"{count} in MACs, bytes moved and footprint{extent}"),
-        ]
-    )
+    said = f"{count} in MACs, bytes moved and footprint{extent}"
+    yield _header(solved, verbose, ("not dominated", said))
     yield ""
-    yield CandidateTable(_PARETO_COLUMNS, [(item, _pareto_row(item)) for item in members])
+    yield _candidates(_PARETO_COLUMNS, members)
     yield ""
     yield from _left_out(solved)
     yield words.legend(item.candidate.embedding for item in members)
@@ -102,14 +72,11 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     order = "ranked by overheads"
     if result.ranked_by == "estimate":
         order = f"the fastest of {words.plural(result.considered, 'candidate')}"
-    yield header(
-        [
-            *problem_rows(solved),
-            ("found", found(solved)),
-            *(searched(solved) if verbose else ()),
-            ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.known}"),
-            ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
-        ]
+    yield _header(
+        solved,
+        verbose,
+        ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.known}"),
+        ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
     )
     yield ""
     rows = [
@@ -129,6 +96,11 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
         "packed: operands that packing moves; the others are used in place"
     )
+
+
+def _header(result: SolveResult, verbose: bool, *more: tuple[str, str]) -> RenderableType:
+    effort = searched(result) if verbose else ()
+    return header([*problem_rows(result), ("found", found(result)), *effort, *more])
 
 
 def problem_rows(result: SolveResult) -> list[tuple[str, str]]:
@@ -239,28 +211,6 @@ def conflict(reason: Conflict) -> Iterator[RenderableType]:
         yield bullets(reason.relaxations)
 
 
-def _row(item: RankedCandidate) -> tuple[str, ...]:
-    cost = item.overheads
-    return (
-        f"{cost.utilisation:.1%}",
-        wording.ratio(cost.mac_overhead),
-        wording.ratio(cost.data_overhead),
-        _packed(item),
-        _moved(item),
-    )
-
-
-def _pareto_row(item: RankedCandidate) -> tuple[str, ...]:
-    cost = item.overheads
-    return (
-        f"{cost.utilisation:.1%}",
-        wording.ratio(cost.mac_overhead),
-        _moved(item),
-        wording.data_size(objectives(item).footprint_bytes),
-        _packed(item),
-    )
-
-
 def _estimate_row(item: RankedCandidate, estimated: Estimate | str) -> tuple[str, ...]:
     used, packed = f"{item.overheads.utilisation:.1%}", _packed(item)
     if isinstance(estimated, str):
@@ -279,6 +229,22 @@ def _packed(item: RankedCandidate) -> str:
 def _moved(item: RankedCandidate) -> str:
     moved = item.overheads.packing_bytes
     return wording.data_size(moved) if moved else "-"
+
+
+_CELLS: dict[str, Callable[[RankedCandidate], str]] = {
+    "used>": lambda item: f"{item.overheads.utilisation:.1%}",
+    "MACs>": lambda item: wording.ratio(item.overheads.mac_overhead),
+    "data>": lambda item: wording.ratio(item.overheads.data_overhead),
+    "moved>": _moved,
+    "footprint>": lambda item: wording.data_size(objectives(item).footprint_bytes),
+    "packed": _packed,
+}
+
+
+def _candidates(columns: Sequence[str], items: Sequence[RankedCandidate]) -> CandidateTable:
+    return CandidateTable(
+        columns, [(item, [_CELLS[column](item) for column in columns]) for item in items]
+    )
 
 
 def _derivable(result: SolveResult) -> int:

@@ -43,8 +43,8 @@ def standing(best: Trial | None) -> str:
 
 def stored_report(files: Sequence[Stored[Any]]) -> Iterator[RenderableType]:
     """A line for each file of the database."""
-    columns = ("workload", "target", "constraints", "trials", "best", "embedding")
-    yield table([(c, "right" if c == "trials" else "left") for c in columns], map(_row, files))
+    columns = ("workload", "target", "constraints", "trials>", "best", "embedding")
+    yield table(columns, map(_row, files))
     if not all(file.is_current for file in files):
         yield "old: measured by another version of the package, or on another machine; not used"
 

@@ -22,9 +22,8 @@ def checksum(array: NDArray[Any]) -> str:
 
 def run_report(outputs: Outputs) -> Iterator[RenderableType]:
     """What a program wrote."""
-    columns = ["tensor", "dtype", "shape", "minimum", "maximum", "crc32"]
     yield table(
-        [(name, "right" if name.endswith("imum") else "left") for name in columns],
+        ("tensor", "dtype", "shape", "minimum>", "maximum>", "crc32"),
         [tuple(str(value) for value in row.values()) for row in run_json(outputs)["outputs"]],
     )
 
@@ -61,7 +60,7 @@ def cycles_report(timing: Timing) -> Iterator[RenderableType]:
     )
     yield ""
     yield table(
-        [("module", "left"), ("busy", "right"), ("stalled", "right"), ("idle", "right")],
+        ("module", "busy>", "stalled>", "idle>"),
         [
             (name, *(f"{part:,}" for part in (module.busy, module.stalled, module.idle)))
             for name, module in timing.modules.items()
@@ -69,6 +68,6 @@ def cycles_report(timing: Timing) -> Iterator[RenderableType]:
     )
     yield ""
     yield table(
-        [("moved", "left"), ("bytes", "right")],
+        ("moved", "bytes>"),
         [(name, f"{moved:,}") for name, moved in timing.bytes.items()],
     )

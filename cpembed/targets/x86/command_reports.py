@@ -13,7 +13,7 @@ from cpembed.targets.cpu.calibration import OPERATIONS, Calibration
 from cpembed.targets.x86.calibrated import CalibrateResult, bandwidth
 
 _LEVELS = ("L1", "L2", "L3", "memory")
-_PRODUCT_COLUMNS = ("product", "ns", "a row less", "same sum", "peak a thread", "all threads")
+_PRODUCT_COLUMNS = ("ns", "a row less", "same sum", "peak a thread", "all threads")
 
 
 def report(result: CalibrateResult) -> Iterator[RenderableType]:
@@ -21,12 +21,12 @@ def report(result: CalibrateResult) -> Iterator[RenderableType]:
     yield header(_machine_rows(result))
     yield ""
     yield table(
-        [(name, "left" if name == "product" else "right") for name in _PRODUCT_COLUMNS],
+        ("product", *(f"{name}>" for name in _PRODUCT_COLUMNS)),
         [_product_row(found, name) for name in OPERATIONS if name in found.product_ns],
     )
     yield ""
     yield table(
-        [("64 bytes", "left"), *((level, "right") for level in _LEVELS)],
+        ("64 bytes", *(f"{level}>" for level in _LEVELS)),
         [
             _line_row("tile load", found.tile_line_ns),
             _line_row("  in two lines", (found.split_line_ns,)),
