@@ -20,7 +20,7 @@ _MOST_RUNS = 64
 
 
 @dataclass(frozen=True)
-class Windows:
+class Im2colPacking:
     """Packed dimensions ``walked``, outermost first, number the ``size`` elements of a window.
 
     ``run`` of them are neighbours in the original, whose ``shape`` it is: digits ``along`` the run,
@@ -39,7 +39,7 @@ class Windows:
     @staticmethod
     def of(
         extents: Mapping[str, int], source: Sequence[IndexExpr], shape: Sequence[int]
-    ) -> Windows | None:
+    ) -> Im2colPacking | None:
         """Of a packed operand's dimensions and its original index over them; None where elements
         are not digits of one number, no two are neighbours, or all are."""
         terms = [t for index in source for t in index.terms]
@@ -61,7 +61,7 @@ class Windows:
         ]
         run, along = _run(digits, shape, size)
         others = tuple(digit for digit in digits if digit not in along)
-        found = Windows(
+        found = Im2colPacking(
             walked, size, run, tuple(along), others, tuple(rest), tuple(shape), dict(extents)
         )
         return found if 1 < run < size and found._can_be_moved() else None

@@ -1,6 +1,6 @@
-"""How an operand moves between its original layout and the packed one, and what that costs.
+"""Layout transforms: how an operand is packed and unpacked, as a plan.
 
-The text of a move is written by :mod:`~cpembed.kernel.packing`.
+Their text is written by :mod:`~cpembed.kernel.packing`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property
 
-from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.kernel.im2col_packing import Windows
-from cpembed.kernel.traffic import LINE_BYTES
+from cpembed.kernel.im2col_packing import Im2colPacking
 from cpembed.kernel.transposition import Blocks
 from cpembed.transform.index_algebra import simplify
 from cpembed.transform.program import PackedOperand
 
 _INNER_ELEMENTS = 64
-"""Elements moved at least between two decodings of a row number."""
+"""Elements of a row at least: what is copied between two decodings of a row number."""
 _COPIED_ELEMENTS = 2**14
 """Elements of a row at most where a row is a copy of several runs: finding out where a row is, and
 whether it is inside, takes as long as copying a few lines."""
@@ -28,17 +26,6 @@ _ROW_ELEMENTS = 2**15
 """Elements of a row at most where a row is to hold a transposition: what stays in a near cache."""
 UNROLLED = 8
 """An innermost loop of so few steps is unrolled, so that the loop around it is vectorised."""
-
-_TRANSPOSED, SCATTERED, _COMPUTED = 6.0, 14.0, 120.0
-"""What an element takes that is transposed in vector registers, whose neighbours go elsewhere, or
-whose place is computed by divisions, in units of one that is copied (measured on Sapphire Rapids:
-0.2, 0.46 and 4 ns beside 0.034)."""
-
-_RUN_LINES = 0.2
-"""What it takes to copy a run of neighbours, in lines that are copied meanwhile: no more than the
-line takes that they fill, where they are few (measured on Sapphire Rapids: windows with 3 to 5 runs
-a line take 1.0 to 1.1 times as long as copying what they fill; before runs were copied by single
-vectors, 3.6 times)."""
 
 ORIGINAL, PACKED = "Original", "Packed"
 """Names of the buffers in the text."""
@@ -50,7 +37,7 @@ class Direction(Enum):
 
 
 @dataclass(frozen=True)
-class Move:
+class LayoutTransform:
     """An operand with identifiers for its packed dimensions.
 
     The first ``rows`` dimensions are walked as one row number; ``order`` are the others in loop
@@ -65,7 +52,7 @@ class Move:
     base: IndexExpr = field(default_factory=IndexExpr)
     """Where the packed operand begins in its buffer."""
     packed: str = PACKED
-    windows: Windows | None = None
+    windows: Im2colPacking | None = None
     """The order of the elements of a row, where they are digits of one number."""
 
     @property
@@ -89,7 +76,7 @@ class Move:
     @cached_property
     def original_index(self) -> IndexExpr:
         """Into the flat original. Digits that are neighbours there, of one packed dimension, are
-        one term: what moves is then seen to be contiguous."""
+        one term: what is copied is then seen to be contiguous."""
         total = IndexExpr()
         step = 1
         for index, size in reversed(
@@ -106,7 +93,7 @@ class Move:
         return f"{ORIGINAL}[{self.original_index}]"
 
     def bounds(self) -> tuple[list[str], dict[str, tuple[int, int]], list[str]]:
-        """What keeps a move inside the original shape: conditions on the row, ranges of single
+        """What keeps a transform inside the original shape: conditions on the row, ranges of single
         loops, and conditions on an element for what neither expresses."""
         extents = self.extents
         of_row: list[str] = []
@@ -138,8 +125,9 @@ class Move:
         return [(t.is_affine, t.coefficient) for t in along] == [(True, 1)]
 
     def sides(self) -> tuple[str, str] | None:
-        """The loops along which the packed layout and the original are contiguous, of a move that
-        is a transposition: other loops, and every element at a place that needs no division."""
+        """The loops along which the packed layout and the original are contiguous, of a transform
+        that is a transposition: other loops, and every element at a place that needs no
+        division."""
         if len(self.order) < 2:
             return None
         packed, original = self.names[-1], self.order[-1]
@@ -159,46 +147,24 @@ class Move:
         return None, 1
 
 
-def blocks_of(move: Move, direction: Direction) -> Blocks | None:
-    """Of a transposition in vector registers; None where the move is none, or small."""
-    sides = move.sides()
-    _, ranges, of_element = move.bounds()
+def blocks_of(transform: LayoutTransform, direction: Direction) -> Blocks | None:
+    """Of a transposition in vector registers; None where there is none, or a small one."""
+    sides = transform.sides()
+    _, ranges, of_element = transform.bounds()
     if sides is None or of_element:
         return None
-    packed, original = (range_of(move, ranges, name) for name in sides)
+    packed, original = (range_of(transform, ranges, name) for name in sides)
     rows, columns = (packed, original) if direction is Direction.PACK else (original, packed)
-    return Blocks.of(rows[1] - rows[0], columns[1] - columns[0], move.operand.dtype)
+    return Blocks.of(rows[1] - rows[0], columns[1] - columns[0], transform.operand.dtype)
 
 
-def range_of(move: Move, ranges: Mapping[str, tuple[int, int]], name: str) -> tuple[int, int]:
-    return ranges.get(name, (0, move.extents[name]))
+def range_of(
+    transform: LayoutTransform, ranges: Mapping[str, tuple[int, int]], name: str
+) -> tuple[int, int]:
+    return ranges.get(name, (0, transform.extents[name]))
 
 
-@lru_cache(1 << 10)
-def effort(operand: PackedOperand) -> float:
-    """How long an element takes to move, in units of one that is copied beside its neighbours."""
-    if not operand.dimensions:
-        return 1.0
-    move = plan_move(operand)
-    if move.copies:
-        return 1.0
-    if move.windows is not None:
-        lines = move.windows.size * size_bytes(operand.dtype) / LINE_BYTES
-        return max(1.0, _RUN_LINES * move.windows.copied / lines)
-    moving = [t for t in move.original_index.terms if set(t.iterators) & set(move.order)]
-    if not all(term.is_affine for term in moving) or move.bounds()[2]:
-        return _COMPUTED
-    return SCATTERED if blocks_of(move, Direction.PACK) is None else _TRANSPOSED
-
-
-@lru_cache(1 << 10)
-def runs(operand: PackedOperand) -> int:
-    """Runs of neighbours that packing copies for windows; 0 where it does not."""
-    windows = plan_move(operand).windows if operand.dimensions else None
-    return 0 if windows is None else operand.elements // windows.size * windows.copied
-
-
-def plan_move(operand: PackedOperand) -> Move:
+def plan_transform(operand: PackedOperand) -> LayoutTransform:
     """A row ends where it holds enough elements, and takes in the dimension that walks the
     original's last one where that is not far: then a transposition stays within a row."""
     names = tuple(f"d{number}" for number in range(len(operand.dimensions)))
@@ -207,16 +173,16 @@ def plan_move(operand: PackedOperand) -> Move:
     source = tuple(
         simplify(index.rename(lambda name: renamed[name]), extents) for index in operand.source
     )
-    windows = Windows.of(extents, source, operand.original_shape)
+    windows = Im2colPacking.of(extents, source, operand.original_shape)
     if windows is not None and windows.walked[0] != names[0]:
         first = names.index(windows.walked[0])
-        return Move(operand, names, source, first, names[first:], windows=windows)
+        return LayoutTransform(operand, names, source, first, names[first:], windows=windows)
     rows = len(names)
     while rows > 1 and math.prod(operand.shape[rows:]) < _INNER_ELEMENTS:
         rows -= 1
     rows = min(rows, len(names) - 1)
     while rows > 1 and math.prod(operand.shape[rows - 1 :]) <= _COPIED_ELEMENTS:
-        longer = Move(operand, names, source, rows - 1, names[rows - 1 :])
+        longer = LayoutTransform(operand, names, source, rows - 1, names[rows - 1 :])
         if not longer.copies or longer.bounds()[2]:
             break
         rows -= 1
@@ -231,4 +197,4 @@ def plan_move(operand: PackedOperand) -> Move:
             inner = operand.shape[-1] if operand.shape[-1] <= UNROLLED else 0
             order = [name for name in names[rows:] if name != near]
             order.insert(len(order) - 1 if inner else len(order), near)
-    return Move(operand, names, source, rows, tuple(order))
+    return LayoutTransform(operand, names, source, rows, tuple(order))

@@ -1,4 +1,4 @@
-"""Kernels that move an operand between its original layout and the packed one."""
+"""Packing and unpacking kernels: an operand between its original layout and the packed one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.im2col_packing import Windows
+from cpembed.kernel.im2col_packing import Im2colPacking
 from cpembed.kernel.layout_transform import (
     ORIGINAL,
     PACKED,
     UNROLLED,
     Direction,
-    Move,
+    LayoutTransform,
     blocks_of,
-    plan_move,
+    plan_transform,
     range_of,
 )
 from cpembed.kernel.script import HEADER, Script, buffer, grid, zero
@@ -36,14 +36,14 @@ def packing_source(operand: PackedOperand, chunks: int, direction: Direction) ->
 
     Packing writes zero where the layout lies outside the original shape; unpacking drops it.
     """
-    move = plan_move(operand)
+    transform = plan_transform(operand)
     original = buffer(ORIGINAL, math.prod(operand.original_shape), operand.dtype)
     packed = buffer(PACKED, operand.elements, operand.dtype)
     packs = direction is Direction.PACK
     parameters = f"{original}, {packed}" if packs else f"{packed}, {original}"
     source, target = (ORIGINAL, PACKED) if packs else (PACKED, ORIGINAL)
     regions = (f"T.reads({source}[0])", f"T.writes({target}[0])")
-    total = move.row_count
+    total = transform.row_count
     chunks = min(chunks, total)
     script = Script()
     script.line(HEADER)
@@ -54,18 +54,18 @@ def packing_source(operand: PackedOperand, chunks: int, direction: Direction) ->
             for region in regions:
                 script.line(region)
             bounds = f"part * {total} // {chunks}, (part + 1) * {total} // {chunks}"
-            with _row(script, move, bounds, regions):
+            with _row(script, transform, bounds, regions):
                 if packs:
-                    _pack_row(script, move)
+                    _pack_row(script, transform)
                 else:
-                    _unpack_row(script, move)
+                    _unpack_row(script, transform)
     return script.text()
 
 
 def rows_of(operand: PackedOperand) -> tuple[int, int]:
     """How many rows :func:`packed_rows` walks, and over how many of the outermost dimensions."""
-    move = plan_move(operand)
-    return move.row_count, move.rows
+    transform = plan_transform(operand)
+    return transform.row_count, transform.rows
 
 
 def packed_rows(
@@ -78,50 +78,54 @@ def packed_rows(
     """Pack rows, a first one and an end, of an operand from the buffer :data:`ORIGINAL` into
     ``packed``, where it begins at ``base``."""
     first, end = rows
-    move = replace(plan_move(operand), base=base, packed=packed)
+    transform = replace(plan_transform(operand), base=base, packed=packed)
     regions = (f"T.reads({ORIGINAL}[0])", f"T.writes({packed}[0])")
-    with _row(script, move, f"{first}, {end}", regions):
-        _pack_row(script, move)
+    with _row(script, transform, f"{first}, {end}", regions):
+        _pack_row(script, transform)
 
 
 @contextmanager
-def _row(script: Script, move: Move, bounds: str, regions: Sequence[str]) -> Generator[None]:
+def _row(
+    script: Script, transform: LayoutTransform, bounds: str, regions: Sequence[str]
+) -> Generator[None]:
     """The loop over rows, each a block that knows its place."""
     with script.nested(f"for row in T.serial({bounds}):", 'with T.sblock("row"):'):
-        _bind_row(script, move)
+        _bind_row(script, transform)
         for region in regions:
             script.line(region)
         yield
 
 
-def _bind_row(script: Script, move: Move) -> None:
-    inside = move.row_count
-    for name, extent in zip(move.names[: move.rows], move.operand.shape, strict=False):
+def _bind_row(script: Script, transform: LayoutTransform) -> None:
+    inside = transform.row_count
+    for name, extent in zip(
+        transform.names[: transform.rows], transform.operand.shape, strict=False
+    ):
         whole, inside = inside, inside // extent
         place = "row" if inside == 1 else f"row // {inside}"
-        place += "" if whole == move.row_count else f" % {extent}"
+        place += "" if whole == transform.row_count else f" % {extent}"
         script.line(f"{name} = T.axis.spatial({extent}, {'0' if extent == 1 else place})")
 
 
-def _loops(move: Move, ranges: Mapping[str, tuple[int, int]]) -> list[str]:
+def _loops(transform: LayoutTransform, ranges: Mapping[str, tuple[int, int]]) -> list[str]:
     headers: list[str] = []
-    for name in move.order:
-        first, end = range_of(move, ranges, name)
-        small = name == move.order[-1] and end - first <= UNROLLED
+    for name in transform.order:
+        first, end = range_of(transform, ranges, name)
+        small = name == transform.order[-1] and end - first <= UNROLLED
         bounds = f"{first}, {end}" if first else str(end)
         headers.append(f"for {name} in T.{'unroll' if small else 'serial'}({bounds}):")
     return headers
 
 
-def _pack_row(script: Script, move: Move) -> None:
+def _pack_row(script: Script, transform: LayoutTransform) -> None:
     """The row's condition is tested once; a row's margins are cleared, or all of it where they are
     scattered."""
-    if move.windows is not None:
-        _pack_window(script, move, move.windows)
+    if transform.windows is not None:
+        _pack_window(script, transform, transform.windows)
         return
-    of_row, ranges, of_element = move.bounds()
-    clear = f"{move.packed_element} = {zero(move.operand.dtype)}"
-    names, extents = move.names[move.rows :], move.operand.shape[move.rows :]
+    of_row, ranges, of_element = transform.bounds()
+    clear = f"{transform.packed_element} = {zero(transform.operand.dtype)}"
+    names, extents = transform.names[transform.rows :], transform.operand.shape[transform.rows :]
     plain = grid(names, extents)
     guard = [f"if {' and '.join(of_element)}:"] if of_element else []
 
@@ -129,9 +133,9 @@ def _pack_row(script: Script, move: Move) -> None:
         for loops in [plain] if of_element else _margins(names, extents, ranges):
             with script.nested(*loops):
                 script.line(clear)
-        if not _transpose(script, move, Direction.PACK):
-            with script.nested(*_loops(move, ranges), *guard):
-                script.line(f"{move.packed_element} = {move.original_element}")
+        if not _transpose(script, transform, Direction.PACK):
+            with script.nested(*_loops(transform, ranges), *guard):
+                script.line(f"{transform.packed_element} = {transform.original_element}")
 
     if not of_row:
         fill()
@@ -155,35 +159,35 @@ def _margins(
                 yield [f"for {n} in T.serial({a}, {b}):" for n, (a, b) in bounds.items()]
 
 
-def _pack_window(script: Script, move: Move, windows: Windows) -> None:
-    begin = [t for t in move.packed_index.terms if t.iterator not in windows.walked]
+def _pack_window(script: Script, transform: LayoutTransform, windows: Im2colPacking) -> None:
+    begin = [t for t in transform.packed_index.terms if t.iterator not in windows.walked]
     windows.write(
         script,
         lambda index: f"{ORIGINAL}[{index}]",
-        lambda index: f"{move.packed}[{index}]",
-        IndexExpr.of(begin, move.packed_index.constant),
-        dict(zip(move.names, move.operand.strides, strict=True)),
-        zero(move.operand.dtype),
-        [name for name in move.order if name not in windows.walked],
+        lambda index: f"{transform.packed}[{index}]",
+        IndexExpr.of(begin, transform.packed_index.constant),
+        dict(zip(transform.names, transform.operand.strides, strict=True)),
+        zero(transform.operand.dtype),
+        [name for name in transform.order if name not in windows.walked],
     )
 
 
-def _unpack_row(script: Script, move: Move) -> None:
-    of_row, ranges, of_element = move.bounds()
+def _unpack_row(script: Script, transform: LayoutTransform) -> None:
+    of_row, ranges, of_element = transform.bounds()
     outside = [f"if {' and '.join(of_row)}:"] if of_row else []
     guard = [f"if {' and '.join(of_element)}:"] if of_element else []
     with script.nested(*outside):
-        if not _transpose(script, move, Direction.UNPACK):
-            with script.nested(*_loops(move, ranges), *guard):
-                script.line(f"{move.original_element} = {move.packed_element}")
+        if not _transpose(script, transform, Direction.UNPACK):
+            with script.nested(*_loops(transform, ranges), *guard):
+                script.line(f"{transform.original_element} = {transform.packed_element}")
 
 
-def _transpose(script: Script, move: Move, direction: Direction) -> bool:
-    """Write the move of a row as a transposition; False where it is none."""
-    blocks, sides = blocks_of(move, direction), move.sides()
+def _transpose(script: Script, transform: LayoutTransform, direction: Direction) -> bool:
+    """Write the transform of a row as a transposition; False where it is none."""
+    blocks, sides = blocks_of(transform, direction), transform.sides()
     if blocks is None or sides is None:
         return False
-    _, ranges, _ = move.bounds()
+    _, ranges, _ = transform.bounds()
     packed, original = sides
     packs = direction is Direction.PACK
     rows, columns = (packed, original) if packs else (original, packed)
@@ -195,17 +199,17 @@ def _transpose(script: Script, move: Move, direction: Direction) -> bool:
 
         return element
 
-    ends = (ORIGINAL, at(move.original_index)), (move.packed, at(move.packed_index))
+    ends = (ORIGINAL, at(transform.original_index)), (transform.packed, at(transform.packed_index))
     source, target = ends if packs else reversed(ends)
-    outer = [name for name in move.order if name not in sides]
-    bounds = [(name, *range_of(move, ranges, name)) for name in outer]
+    outer = [name for name in transform.order if name not in sides]
+    bounds = [(name, *range_of(transform, ranges, name)) for name in outer]
     with script.nested(*(f"for {name} in T.serial({a}, {b}):" for name, a, b in bounds)):
         write_transposition(
             script,
             blocks,
-            move.operand.dtype,
-            range_of(move, ranges, rows),
-            range_of(move, ranges, columns),
+            transform.operand.dtype,
+            range_of(transform, ranges, rows),
+            range_of(transform, ranges, columns),
             source,
             target,
         )

@@ -31,13 +31,6 @@ CHUNK = "part"
 _LEFT, _FIRST, _END = "left", "first_task", "end_task"
 """In the text: lines of the packed operand but for those before a packing block, and its tasks."""
 
-_SHARES = (0.5, 0.25)
-"""Of the nearest two caches, what a packing block may fill beside operands that are not packed."""
-
-_FARTHER = (0.0, 0.05, 1.0)
-"""What it takes to have the packed operand in the first, the second or a farther cache, in times
-that all of it is packed; it decides between packing less at a time and packing more twice."""
-
 
 @dataclass(frozen=True)
 class PerThreadPacking:
@@ -116,11 +109,10 @@ class PerThreadPacking:
         # instructions for 28 products instead of 51).
         return IndexExpr.of([own, IndexTerm(_LEFT, self._line)], -self._line * self._lines)
 
-    def cost(self, cache_bytes: Sequence[int]) -> float:
+    def cost(self, rooms: Sequence[float], packed_in: Sequence[float]) -> float:
         """Packing and reading again, in times that all of the operand is packed."""
-        rooms = [share * size for share, size in zip(_SHARES, cache_bytes, strict=False)]
         level = next((n for n, room in enumerate(rooms) if self.bytes <= room), len(rooms))
-        return self.share() * self.chunks + _FARTHER[level]
+        return self.share() * self.chunks + packed_in[level]
 
     @property
     def _line(self) -> int:
@@ -139,12 +131,13 @@ class PerThreadPacking:
 
 
 def plan_packing(
-    program: DerivedProgram, nest: Nest, cache_bytes: Sequence[int]
+    program: DerivedProgram, nest: Nest, rooms: Sequence[float], packed_in: Sequence[float]
 ) -> PerThreadPacking | None:
     """The cheapest per-thread packing of a nest's first factor; None where that is in place.
 
-    ``nest`` has its tasks as they are executed; ``cache_bytes`` are a core's, the nearest cache
-    first.
+    ``nest`` has its tasks as they are executed; ``rooms`` are the bytes of a core's caches, the
+    nearest first, that a packing block may fill; ``packed_in`` is what it takes to have it in each,
+    and beyond them, in times that all of the operand is packed.
     """
     operand = first_factor(program)
     if operand.is_identity or not operand.dimensions:
@@ -158,9 +151,9 @@ def plan_packing(
             blocks,
             nest.line_bytes,
         )
-        for blocks in _proposals(program, operand, nest, cache_bytes)
+        for blocks in _proposals(program, operand, nest, rooms)
     ]
-    return min(found, key=lambda packing: (packing.cost(cache_bytes), packing.bytes))
+    return min(found, key=lambda packing: (packing.cost(rooms, packed_in), packing.bytes))
 
 
 def pack_per_thread(nest: Nest, packing: PerThreadPacking) -> Nest:
@@ -173,17 +166,17 @@ def pack_per_thread(nest: Nest, packing: PerThreadPacking) -> Nest:
 
 
 def _proposals(
-    program: DerivedProgram, operand: PackedOperand, nest: Nest, cache_bytes: Sequence[int]
+    program: DerivedProgram, operand: PackedOperand, nest: Nest, rooms: Sequence[float]
 ) -> Iterator[PackingBlocks | None]:
-    """All tasks of a chunk at once, then the longest blocks that fill each cache's share."""
+    """All tasks of a chunk at once, then the longest blocks that fill each room."""
     found = row_accesses(program, operand, nest, rows_of(operand))
     if not found:
         yield None
         return
     yield PackingBlocks.whole(found[0], nest.chunks)
-    for share, size in zip(_SHARES, cache_bytes, strict=False):
+    for room in rooms:
         for access in found:
             row_bytes = operand.elements // access.row_count * size_bytes(operand.dtype)
-            blocks = PackingBlocks.of(access, nest.chunks, int(share * size) // row_bytes)
+            blocks = PackingBlocks.of(access, nest.chunks, int(room) // row_bytes)
             if blocks is not None:
                 yield blocks

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from cpembed.ir.dtypes import size_bytes
 from cpembed.kernel.nest import KernelOperand, Nest
 
-LINE_BYTES = 64
-
 USED_SHARE = 0.75
 """Of a cache, what a loop's data can fill before it evicts itself: sets fill unevenly, and code,
 stack and lines fetched ahead need room too."""

@@ -15,7 +15,7 @@ from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import KernelPlan, Knobs
 from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.targets.cpu.calibration import Calibration, calibration
-from cpembed.targets.cpu.move_time import kept_near, threads_worth
+from cpembed.targets.cpu.layout_cost import cache_affine, threads_worth
 from cpembed.targets.cpu.register_blocks import RegisterModel, Schedules
 from cpembed.transform.program import DerivedProgram
 
@@ -83,7 +83,7 @@ class Lowered:
         def whole() -> KernelPlan:
             return self.back_end.plan(program, space.scheduled(program, knobs, whole=True))
 
-        near = kept_near(scheduled, in_order(program), space.machine, space.threads)
+        near = cache_affine(scheduled, in_order(program), space.machine, space.threads)
         return CompiledKernel(
             program,
             plan,
@@ -162,5 +162,5 @@ def _cpu_target(spec: HardwareSpec) -> CpuTarget:
 
 
 def move_threads(near: Collection[str], machine: Calibration, most: int) -> MoveThreads:
-    """By the model of a machine, at most so many; ``near``: see :func:`kept_near`."""
+    """By the model of a machine, at most so many; ``near``: see :func:`cache_affine`."""
     return lambda operand: threads_worth(operand, machine, most, near=operand.name in near)

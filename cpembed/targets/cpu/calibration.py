@@ -22,6 +22,7 @@ from cpembed.files import write_whole
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.system import cpu_model
 from cpembed.stores import Count, Natural, NotARow, Positive, Time, decoded, say
+from cpembed.targets.cpu.figures import published
 
 DIRECTORY_VARIABLE = "CPEMBED_CALIBRATION_DIR"
 
@@ -105,63 +106,11 @@ class Calibration:
 _ROWS = 8
 """Of 16 that a product can have less and be faster."""
 
-PUBLISHED = "none: published figures of Sapphire Rapids"
-"""``cpu`` where nothing was measured."""
-
-_CLOCK_GHZ = 2.5
-"""Cycles are published, the clock that a core holds is not: this is between the base (2.0) and the
-highest (3.8) of a Xeon Platinum 8480+."""
-
 
 def default_calibration(threads: int = 1) -> Calibration:
     """Figures of a Sapphire Rapids server core, for where nothing was measured: ``measured`` is
-    empty and ``cpu`` says so.
-
-    Published: tile products, loads and stores of 16, 8 and 16 cycles, L2 at 48 bytes a cycle
-    sustained and 16 lines in flight beyond it (Intel 64 and IA-32 Architectures Optimization
-    Reference Manual, Intel AMX and Golden Cove); vpdpbusd and loads on two ports, a latency of 5
-    (uops.info, Alder Lake P); 33 ns to L3 (Chips and Cheese, "A Peek at Sapphire Rapids", 2023);
-    memory as a core's share of 307.2 GB/s (Xeon Platinum 8480+, 56 cores, eight channels of
-    DDR5-4800). Rounded from what ``cpembed calibrate`` found on such a core, for want of anything
-    published: what rows save, rows in two lines, stores beyond L1, copies, tasks and calls, and
-    that a tile product does not delay one that adds to the same accumulator (the manual's 52
-    cycles are from a factor to the result). vdpbf16ps is taken for two fused multiplications of
-    float32, one after the other, which no source says or denies.
-    """
-    cycle = 1 / _CLOCK_GHZ
-    lines = (cycle / 2, 64 / 48 * cycle, 33 / 16, 64 / (307.2 / 56))
-    return Calibration(
-        cpu=PUBLISHED,
-        threads=threads,
-        cache_bytes=(48 * 2**10, 2 * 2**20, 105 * 2**20),
-        product_ns={
-            "tdpbusd": 16 * cycle,
-            "tdpbf16ps": 16 * cycle,
-            "vpdpbusd": cycle / 2,
-            "vdpbf16ps": cycle,
-        },
-        product_row_ns={
-            "tdpbusd": cycle / 2,
-            "tdpbf16ps": cycle / 2,
-            "vpdpbusd": 0.0,
-            "vdpbf16ps": 0.0,
-        },
-        latency_ns={
-            "tdpbusd": 16 * cycle,
-            "tdpbf16ps": 16 * cycle,
-            "vpdpbusd": 5 * cycle,
-            "vdpbf16ps": 8 * cycle,
-        },
-        tile_line_ns=lines,
-        vector_line_ns=lines,
-        store_line_ns=(cycle, 4 * cycle, 3.0),
-        task_ns=5.0,
-        launch_us=2.0,
-        call_us=0.4,
-        copy_ns_per_line=2.0,
-        measured="",
-        split_line_ns=3 * cycle,
-    )
+    empty and ``cpu`` says so (:func:`~cpembed.targets.cpu.figures.published`)."""
+    return msgspec.convert({**published(), "threads": threads, "measured": ""}, Calibration)
 
 
 def default_directory() -> Path:

@@ -13,20 +13,19 @@ from typing import Literal
 
 from cpembed.embedding.constraint_set import Weights
 from cpembed.ir.dtypes import size_bytes
-from cpembed.kernel.layout_transform import SCATTERED
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.per_thread_packing import PerThreadPacking
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.program_nest import first_factor, in_order
 from cpembed.kernel.runtime import thread_count
-from cpembed.kernel.traffic import LINE_BYTES
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Estimated
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import Estimate
-from cpembed.targets.cpu.move_time import kept_near, move_us, private_move_us
+from cpembed.targets.cpu.figures import figures
+from cpembed.targets.cpu.layout_cost import cache_affine, per_thread_packing_us, transform_us
 from cpembed.targets.cpu.register_blocks import Schedules
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
@@ -72,9 +71,9 @@ def machine_weights(fastest: Estimated, machine: Calibration) -> Weights:
     program = fastest.ranked.candidate.program
     calls = fastest.ranked.overheads.calls * program.instruction.macs
     per_mac = fastest.scored.parts[PRODUCTS] * 1e3 / calls
-    element = size_bytes(program.operands[0].dtype) / LINE_BYTES
+    element = size_bytes(program.operands[0].dtype) / figures().line_bytes
     # Both are shared by the threads.
-    moved_ns = machine.copy_ns_per_line * element * SCATTERED / thread_count()
+    moved_ns = machine.copy_ns_per_line * element * figures().scattered / thread_count()
     return Weights(1.0, moved_ns / per_mac if per_mac else 1.0)
 
 
@@ -85,7 +84,7 @@ def whole_call(program: DerivedProgram, space: Schedules, knobs: Knobs) -> tuple
     kernel = space.estimate(knobs, 0 if inside is None else inside.bytes)
     nest = space.on_original(knobs) or space.nest
     shared = space.applied(knobs), in_order(program), space.machine, space.threads
-    return kernel, moves_us(program, space.machine, nest, inside, kept_near(*shared))
+    return kernel, moves_us(program, space.machine, nest, inside, cache_affine(*shared))
 
 
 def moves_us(
@@ -97,7 +96,7 @@ def moves_us(
 ) -> float:
     """Microseconds of packing what is not packed ahead and of unpacking, by the model; ``nest``
     stores the results, and may read the first factor as it came; ``inside`` is what it packs
-    itself; ``near``: see :func:`~cpembed.targets.cpu.move_time.kept_near`.
+    itself; ``near``: see :func:`~cpembed.targets.cpu.layout_cost.kept_near`.
 
     Layouts that are the same memory cost nothing.
     """
@@ -107,13 +106,13 @@ def moves_us(
         if nest.unpadded and operand is first_factor(program):
             continue
         if inside is not None and operand.name == inside.operand.name:
-            total += private_move_us(inside, machine)
+            total += per_thread_packing_us(inside, machine)
         elif operand.name == program.workload.output.name:
             # In the type that is stored of the sums.
             stored = replace(operand, dtype=nest.operands[2].dtype)
-            total += move_us(stored, machine, threads, near=operand.name in near)
+            total += transform_us(stored, machine, threads, near=operand.name in near)
         else:
-            total += move_us(operand, machine, threads, near=operand.name in near)
+            total += transform_us(operand, machine, threads, near=operand.name in near)
     return total
 
 

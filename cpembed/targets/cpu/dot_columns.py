@@ -15,19 +15,10 @@ from cpembed.kernel.program_nest import kernel_nest
 from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.targets.cpu.roles import LaneRoles, lane_extent, lane_roles
 from cpembed.transform.program import DerivedProgram
-
-_SPARE = 1
-"""Registers left to the compiler (measured on Ice Lake, which loads little more than one
-vector in the time of two products: UNIT's layers take 0.93 of the time that they take with blocks
-of 24 registers, 6 x 4 instead of 4 x 4; on Zen 4 the same blocks are chosen)."""
-
-_WAITS = 0.2
-"""Of a line from beyond L1, what products wait for (measured on Zen 5: of blocks that take as long
-by their loads from L1, 7 x 2 is 2 to 6 % faster than 4 x 4, which loads two lines of weights more
-for about as many products)."""
 
 
 def back_end(dot: DotProduct) -> BackEnd:
@@ -46,7 +37,9 @@ def plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
 @cache
 def registers(dot: DotProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
-    return register_model(dot, dot.registers.count - _SPARE, waits=_WAITS, streams=False)
+    return register_model(
+        dot, dot.registers.count - figures().spare_registers, waits=figures().waits, streams=False
+    )
 
 
 def lane_nest(

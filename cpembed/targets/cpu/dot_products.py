@@ -20,12 +20,8 @@ from cpembed.kernel.prefetch import Prefetch
 from cpembed.kernel.script import HEADER, read, storage_dtype
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.register_blocks import RegisterModel
-
-_PLACES = 12
-"""Rows or columns of a block at most: ways of the first-level cache. A block's rows often lie a
-multiple of 4 KiB apart, and more of them evict each other (measured on Zen 5: 64 columns of 512
-channels by one pixel, 7 or 9 at a time 3.6 to 4.2 us, 14 4.6, 16 5.5, 21 8.1)."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def register_model(
 
     # A row of a tile along rows is a stream of its own, and its results are few.
     prefetched = frozenset[Prefetch]() if streams else frozenset(Prefetch)
-    return RegisterModel(fits, step, _PLACES, dot.timed, prefetched=prefetched)
+    return RegisterModel(fits, step, figures().largest_side, dot.timed, prefetched=prefetched)
 
 
 def dot_plan(

@@ -21,15 +21,9 @@ from cpembed.kernel.program_nest import kernel_nest, lane_name
 from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.dot_products import DotProduct, dot_plan, register_model
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.transform.program import DerivedProgram, Loop
-
-_SPARE = 4
-"""Registers that adding up takes beside sums and factors."""
-_HALVING = 1
-"""Products that take as long as halving the lanes of a sum, a move between lanes and an addition,
-which the sums of a block share (measured on Zen 5: 256 x 256 by four columns, sixteen lanes 1.6 us,
-of which 0.55 are products)."""
 
 PARTS = "parts"
 """The lanes of an accumulator, as a loop."""
@@ -54,8 +48,10 @@ def plan(dot: DotProduct, program: DerivedProgram, nest: Nest) -> KernelPlan:
 @cache
 def registers(dot: DotProduct) -> RegisterModel:
     """What a block of its accumulators costs."""
-    adding_up = _HALVING * (dot.lanes.bit_length() - 1)
-    return register_model(dot, dot.registers.count - _SPARE, adding_up=adding_up, streams=True)
+    constants = figures()
+    adding_up = constants.halving_products * (dot.lanes.bit_length() - 1)
+    registers = dot.registers.count - constants.lane_sum_registers
+    return register_model(dot, registers, adding_up=adding_up, streams=True)
 
 
 def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest:

@@ -15,29 +15,7 @@ from cpembed.kernel.halo import executed_share, stepped_share
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.traffic import USED_SHARE, Reuse
 from cpembed.targets.cpu.calibration import Calibration
-
-_NOT_HIDDEN = 0.15
-"""Of the shorter of products and loads, what does not overlap with the longer."""
-
-_PIECES = ((0, 0.5, 0.35), (1, 0.25, 1.0))
-"""What each piece of the output takes that is written apart from its neighbours, where these go
-beyond the second-level cache: in lines there, if these do not come before the output has filled
-such a share of a cache (measured on Sapphire Rapids, 1x1 filters from 64 to 256 and 512 channels
-and 3x3 ones to 128, float32: in pieces of four lines 1.35 to 1.6 times the time of a whole image in
-order, of two 1.45 to 1.8, of one 2.2 to 4; 1.1 to 1.2 where the second-level cache still has the
-neighbours, which are brought in with a line)."""
-
-_STREAMS, _UNFORESEEN = 32, 2.0
-"""Places from which lines are brought into the second-level cache ahead of their loads (Intel 64
-and IA-32 Architectures Optimization Reference Manual, data prefetch to L2), and what a line from
-beyond takes where there are more (measured on Sapphire Rapids: 20 MB in rows of 2560 bytes, 16 or
-32 rows at a time 1.2 to 2.4 ms, 48 rows 4.6, 64 or 96 rows 1.5 to 10; asking for lines in the
-kernel changed nothing)."""
-
-COHERENCE_MISS = 16.0
-"""Lines that stream from the last cache, in the time that one takes which another core wrote: it
-comes when it is asked for (measured on Sapphire Rapids: 20 to 30 ns a line where one of two threads
-packs an image, and half of it is the other's)."""
+from cpembed.targets.cpu.figures import figures
 
 
 @dataclass(frozen=True)
@@ -109,6 +87,7 @@ def estimate(
     factor, by number, whose loads leave the first-level cache to the other operands.
     ``packed_bytes`` of the first one are packed before they are read, and are still in a cache that
     has room for them."""
+    constants = figures()
     tasks = math.ceil(nest.task_count / max(1, min(threads, nest.task_count)))
     steps = tasks * math.prod(loop.extent for loop in nest.reductions)
     products = steps * executed_share(nest) * step.products_ns
@@ -127,22 +106,24 @@ def estimate(
             first = 0.0
         if past is not None:
             first += steps * step.loaded_lines[past]
-        if level > 0 and step.streams > _STREAMS:
-            first *= _UNFORESEEN
+        if level > 0 and step.streams > constants.hardware_streams:
+            first *= constants.unforeseen
         further = step.line_ns[level + 1] - step.line_ns[level]
         # What is not multiplied is not loaded either.
         loads += (first + second) * stepped * max(0.0, further)
         if level + 1 < len(machine.store_line_ns):
             stores += output * (machine.store_line_ns[level + 1] - machine.store_line_ns[level])
         if level == 1:
-            for near, part, more in _PIECES:
+            for near, part, more in constants.pieces:
                 pieces = output * reuse.pieces(part * machine.cache_bytes[near])
                 stores += pieces * more * machine.store_line_ns[2]
     busy = (
-        max(products, loads) + _NOT_HIDDEN * min(products, loads) + step.waits * (loads - nearest)
+        max(products, loads)
+        + constants.not_hidden * min(products, loads)
+        + step.waits * (loads - nearest)
     )
     launch = machine.call_us if threads == 1 or nest.task_count == 1 else machine.launch_us
-    line_ns = COHERENCE_MISS * machine.vector_line_ns[2]
+    line_ns = constants.coherence_miss * machine.vector_line_ns[2]
     overhead = tasks * (machine.task_ns + step.task_ns) + shared_lines(nest, threads) * line_ns
     return Estimate(
         us=(1 + step.share_more) * (busy + stores + overhead) / 1e3 + launch,
@@ -157,5 +138,5 @@ def adding_us(nest: Nest, machine: Calibration, threads: int) -> float:
     """Microseconds of adding up partial sums, most of which other threads have made."""
     sums = nest.operands[2]
     lines = sums.elements * size_bytes(sums.dtype) / nest.line_bytes / threads
-    line_ns = COHERENCE_MISS * machine.vector_line_ns[2]
+    line_ns = figures().coherence_miss * machine.vector_line_ns[2]
     return machine.launch_us + lines * line_ns * (1 - 1 / threads) / 1e3

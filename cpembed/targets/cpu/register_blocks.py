@@ -21,20 +21,12 @@ from cpembed.kernel.tiling import cache_tile, drop_unit_loops, register_tile
 from cpembed.kernel.traffic import USED_SHARE, Reuse, touched_lines
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep, Estimate, adding_us, estimate
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.roles import column_loops, row_loops
 from cpembed.transform.program import DerivedProgram
 
 _SCREENED = 24
 """Register blocks whose schedules are estimated in full: the best by their steps alone."""
-
-_SELDOM_ROWS, _SELDOM_COLUMNS = 1 / 16, 1 / 8
-"""Of the lines of A, or of B, that are asked for, how many have to come from beyond the second-
-level cache: others are in it already, and asking takes time (measured on Zen 4: 1024 x 1024 x 64
-in bfloat16, where it is one in a hundred, 1.07 times the time; on Ice Lake, B: one of eight or
-twelve, 0.98 to 1.01)."""
-
-_PANELS = (0.25, 0.5)
-"""Shares of the second-level cache that a panel of a factor may be made to fill."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +145,9 @@ class Schedules:
             reuse = Reuse(nest, self.threads)
         # What a thread packs for itself lies near.
         if Prefetch.A in asks and packing is None:
-            nest = prefetch_a(nest, reuse, second_level, _SELDOM_ROWS)
+            nest = prefetch_a(nest, reuse, second_level, figures().prefetch_a_share)
         if Prefetch.B in asks:
-            nest = prefetch_b(nest, reuse, second_level, _SELDOM_COLUMNS)
+            nest = prefetch_b(nest, reuse, second_level, figures().prefetch_b_share)
         nest = replace(nest, non_temporal=self.model.non_temporal(self.nest, knobs))
         return nest if packing is None else pack_per_thread(nest, packing)
 
@@ -173,7 +165,9 @@ class Schedules:
         nest = self.applied(knobs)
         if knobs.parts > 1 or self.on_original(knobs) is not None:
             return None
-        return plan_packing(program, nest, self.machine.cache_bytes[:2])
+        shares, sizes = figures().packing_shares, self.machine.cache_bytes
+        rooms = [share * size for share, size in zip(shares, sizes, strict=False)]
+        return plan_packing(program, nest, rooms, figures().packed_in)
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():
@@ -230,10 +224,11 @@ class Schedules:
             [loop for loop in loops if loop.steps > 1][:1]
             for loops in (self.model.rows(self.nest), self.model.columns(self.nest))
         )
-        filling = [*itertools.product(rows, (first,), _PANELS)]
-        filling += itertools.product(columns, (second,), _PANELS)
+        shares = figures().cache_tile_shares
+        filling = [*itertools.product(rows, (first,), shares)]
+        filling += itertools.product(columns, (second,), shares)
         if knobs.columns_outermost and touched(output, everything) > room:
-            filling += itertools.product(rows, (output,), _PANELS[:1])
+            filling += itertools.product(rows, (output,), shares[:1])
         found: set[tuple[str, int]] = set()
         for loop, operand, share in filling:
             each = max(1, touched(operand, everything | {loop.name: 1}))

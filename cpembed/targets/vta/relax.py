@@ -14,7 +14,7 @@ from cpembed.kernel import runtime
 from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.move_time import threads_worth
+from cpembed.targets.cpu.layout_cost import threads_worth
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.relax_execution import EXECUTE, saved
 from cpembed.transform.program import PackedOperand

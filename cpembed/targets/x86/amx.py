@@ -18,6 +18,7 @@ from cpembed.kernel.program_nest import kernel_nest
 from cpembed.kernel.tiling import split_axes
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.register_blocks import RegisterModel
 from cpembed.targets.cpu.roles import (
     LaneRoles,
@@ -48,22 +49,6 @@ _PRODUCTS = {
 }
 _TIMED = {"tdpbf16ps": "tdpbf16ps"}
 """Whose time a product takes; that of ``tdpbusd`` where not listed."""
-_ROWS_SAVED = 8
-"""Rows below the full tile that shorten a product; with fewer rows it takes no less time
-(measured on Sapphire Rapids)."""
-_APART = 0.01
-"""More of a kernel's time, as a share of it, each time the rows of a tile lie twice as far apart,
-beyond :data:`_NEAR_BYTES`: few sets of a cache hold them, and each has a page of its own. It was
-4 to 100 % on Sapphire Rapids, where this decides between programs that are otherwise alike: a
-preference, not an estimate."""
-_NEAR_BYTES = 512
-_PLACE_BYTES = 2048
-"""Half a page, within which lines are foreseen: rows of a tile that are farther apart are as many
-places."""
-_STORED = {64: 1.0, 32: 1.4, 16: 2.5}
-"""What it takes to convert and store 16 sums by stores of so many bytes, in rows of sums that are
-stored as they are (measured on Sapphire Rapids: 1x1 filters from 64 to 256 channels on 56 x 56
-pixels take 70 us in blocks of 1x4 tiles, 83 of 2x2, 102 of 4x1, of which 20 are products)."""
 _GROUPS = {"tdpbf16ps": 2}
 """Depth steps in a 32-bit word of B; four where not listed."""
 
@@ -121,7 +106,7 @@ def _step(
 ) -> BlockStep:
     """A tile row that does not end in the cache line in which it begins lies in two, which are
     loaded one after the other."""
-    first = nest.operands[0]
+    first, constants = nest.operands[0], figures()
     tile_rows = math.prod(loop.extent for loop in digits(nest, roles.row))
     group = _GROUPS.get(product, 4)
     inside = {loop.name for loop in digits(nest, roles.depth)}
@@ -129,7 +114,7 @@ def _step(
     line_ns = machine.tile_line_ns[0]
     row_ns = line_ns + split * max(0.0, machine.split_line_ns - line_ns)
     timed = _timed(product)
-    missing_rows = min(MAX_ROWS - tile_rows, _ROWS_SAVED)
+    missing_rows = min(MAX_ROWS - tile_rows, constants.tile_rows_saved)
     per_product = machine.product_ns[timed] - machine.product_row_ns[timed] * missing_rows
     distance = _rows_apart(first, roles) * size_bytes(first.dtype)
     apart = max(_rows_apart(o, roles) * size_bytes(o.dtype) for o in nest.operands[::2])
@@ -139,8 +124,11 @@ def _step(
         line_ns=machine.tile_line_ns,
         stored_lines=rows * tile_rows * _stored(nest, roles, columns),
         loaded_lines=(rows * tile_rows, columns * (depth // group)),
-        streams=math.ceil(rows * tile_rows * min(_PLACE_BYTES, distance) / _PLACE_BYTES),
-        share_more=_APART * max(0.0, math.log2(max(1, apart) / _NEAR_BYTES)),
+        streams=math.ceil(
+            rows * tile_rows * min(constants.stream_bytes, distance) / constants.stream_bytes
+        ),
+        share_more=constants.rows_apart
+        * max(0.0, math.log2(max(1, apart) / constants.rows_near_bytes)),
     )
 
 
@@ -155,7 +143,7 @@ def _stored(nest: Nest, roles: LaneRoles, columns: int) -> float:
     alone = ROW_BYTES // 4 * size_bytes(nest.epilogue.dtype)
     for together in (4, 2, 1):
         count = left // together if together <= most else 0
-        total += count * together * _STORED.get(alone * together, 1.0)
+        total += count * together * figures().converted_store.get(alone * together, 1.0)
         left -= count * together
     return total
 

@@ -11,6 +11,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.cpu import dot_columns, dot_rows, vector
 from cpembed.targets.cpu.build import BackEnd
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.vector import LaneProduct
 from cpembed.targets.x86 import amx
 from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, VPDPBUSD, YMM, ZMM
@@ -19,12 +20,15 @@ from cpembed.targets.x86.narrow_store import write_narrow_here
 _AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
 
 _LANES = LaneProduct(
-    "x86.vector", ZMM, VPDPBUSD.name, 2.0, attributes=("+fast-dpwssd",), store=write_narrow_here
+    "x86.vector",
+    ZMM,
+    VPDPBUSD.name,
+    figures().lane_products,
+    attributes=("+fast-dpwssd",),
+    store=write_narrow_here,
 )
-"""Widening and multiplying takes two products' time (measured on Sapphire Rapids: 0.4 to 0.45 ns
-beside 0.18 to 0.2). Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a product and a sum, and two
-instructions of it again where that shortens a chain: here there are many chains, and ports are what
-is short."""
+"""Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a product and a sum, and two instructions of
+it again where that shortens a chain: here there are many chains, and ports are what is short."""
 
 _YMM_LANES = replace(_LANES, backend="x86.avx2", registers=YMM, attributes=AVX2_ONLY, store=None)
 

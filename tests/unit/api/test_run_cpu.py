@@ -7,11 +7,11 @@ import pytest
 from cpembed.api.solve import SolveResult, hardware_spec, searches, solve, workload
 from cpembed.api.widening import WIDER
 from cpembed.embedding.constraint_set import Weights
-from cpembed.kernel.layout_transform import SCATTERED
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import choices, compared
 from cpembed.targets.cpu import calibration
 from cpembed.targets.cpu.choice import AMONG, PRODUCTS, contenders, machine_weights
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.variants import OVER_WINDOWS
 from cpembed.targets.registry import open_target
 from tests.unit.targets.cpu.tuning import TARGET, Modelled, machine
@@ -66,7 +66,9 @@ def test_weights_of_a_machine_are_times() -> None:
     weights = machine_weights(modelled, machine())
     per_mac = modelled.scored.parts[PRODUCTS] * 1e3 / (64 * 64 * 64)
     assert weights.mac == 1.0
-    assert weights.data == pytest.approx(machine().copy_ns_per_line / 64 / 2 * SCATTERED / per_mac)
+    assert weights.data == pytest.approx(
+        machine().copy_ns_per_line / 64 / 2 * figures().scattered / per_mac
+    )
 
 
 def test_axes_that_can_be_read_as_they_lie_are_among_what_the_model_chooses_from() -> None:

@@ -1,4 +1,4 @@
-"""Windows packed run by run, against the layout maps."""
+"""Windows packed segment by segment, against the layout maps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
-from cpembed.kernel.im2col_packing import Windows
-from cpembed.kernel.layout_transform import Direction, effort, runs
+from cpembed.kernel.im2col_packing import Im2colPacking
+from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.segments import Bound
+from cpembed.targets.cpu.layout_cost import element_cost, segments
 from cpembed.targets.cpu.variants import in_windows, require_variant
 from cpembed.transform.data import pack
 from cpembed.transform.program import DerivedProgram, PackedOperand
@@ -36,9 +37,9 @@ def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedPro
     return found
 
 
-def windows_of(image: PackedOperand) -> Windows | None:
+def windows_of(image: PackedOperand) -> Im2colPacking | None:
     extents = {dimension.name: dimension.extent for dimension in image.dimensions}
-    return Windows.of(extents, image.source, image.original_shape)
+    return Im2colPacking.of(extents, image.source, image.original_shape)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None
     assert windows is not None
     assert windows.run == run
     # Few runs a line take as long as copying it; single elements would take 14 times as long.
-    assert 1 <= effort(image) < 2
+    assert 1 <= element_cost(image) < 2
     # One that two blocks share counts twice.
     assert runs <= windows.copied <= runs + 1
     data = random_inputs(program.unfused, 5)["I"]
@@ -144,5 +145,5 @@ def test_random_windows() -> None:
 def test_how_many_runs_are_copied() -> None:
     """3 rows of 3 x 3 neighbours for each of 7 x 9 windows."""
     (program, *_) = over_windows("conv2d n=1 c=3 h=9 w=11 k=16 r=3 s=3 layout=NHWC")
-    assert runs(program.operand("I")) == 3 * 7 * 9
-    assert runs(program.operand("W")) == 0
+    assert segments(program.operand("I")) == 3 * 7 * 9
+    assert segments(program.operand("W")) == 0

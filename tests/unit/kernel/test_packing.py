@@ -8,9 +8,10 @@ import pytest
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel import runtime
-from cpembed.kernel.layout_transform import Direction, effort
+from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
+from cpembed.targets.cpu.layout_cost import element_cost
 from cpembed.transform.program import PackedDimension, PackedOperand
 from tests.unit.kernel.handwritten import expr
 
@@ -120,16 +121,18 @@ def test_a_joined_row_is_one_contiguous_copy() -> None:
     assert "%" not in text.split("Original[")[-1].split("]")[0]
 
 
-def test_what_is_contiguous_takes_the_least_effort() -> None:
-    rows, columns, digits = (effort(CASES[name]) for name in ("joined", "transpose", "digits"))
-    assert rows == effort(CASES["halo"]) == effort(CASES["wide-rows"]) == digits == 1.0
+def test_what_is_contiguous_takes_the_least_element_cost() -> None:
+    rows, columns, digits = (
+        element_cost(CASES[name]) for name in ("joined", "transpose", "digits")
+    )
+    assert rows == element_cost(CASES["halo"]) == element_cost(CASES["wide-rows"]) == digits == 1.0
     assert rows < columns
     cut = operand((4, 6), {"a": 5, "f": 6}, (expr(("f", 1, 2, None)), expr(("a", 1))))
-    assert columns < effort(cut)
+    assert columns < element_cost(cut)
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
 @pytest.mark.parametrize("direction", Direction)
 def test_transpositions_go_through_registers(name: str, direction: Direction) -> None:
     assert "T.Shuffle" in packing_source(CASES[name], 1, direction)
-    assert 1.0 < effort(CASES[name]) < effort(CASES["transpose"])
+    assert 1.0 < element_cost(CASES[name]) < element_cost(CASES["transpose"])

@@ -20,6 +20,7 @@ from cpembed.targets.cpu.build import schedule_space
 from cpembed.targets.cpu.variants import with_variants
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
+PACKED_IN = (0.0, 0.05, 1.0)
 LAYERS = [
     ("amx_int8", "conv2d n=2 c=3 h=19 w=37 k=64 r=3 s=3 pad=1 layout=NHWC"),
     ("amx_int8", "conv2d n=1 c=64 h=24 w=20 k=64 r=3 s=3 pad=1 layout=NHWC"),
@@ -144,12 +145,12 @@ def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
     space = schedule_space(program, spec)
     rows_outermost = next(k for _, k in space.ranked() if not k.columns_outermost and not k.panels)
     nest = replace(space.applied(rows_outermost), threads=1)
-    packing = plan_packing(program, nest, (48 << 10, 2 << 20))
+    packing = plan_packing(program, nest, (24 << 10, 512 << 10), PACKED_IN)
     assert packing is not None
     assert packing.blocks is not None
     assert packing.bytes <= 24 << 10 < packing.operand.elements
     assert packing.share() == pytest.approx(1.0)
     # Where a cache is as large as you like, rows of a window are packed once.
-    whole = plan_packing(program, nest, (1 << 30, 1 << 30))
+    whole = plan_packing(program, nest, (1 << 29, 1 << 28), PACKED_IN)
     assert whole is not None
     assert whole.share() == pytest.approx(1.0)

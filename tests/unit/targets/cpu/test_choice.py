@@ -10,7 +10,6 @@ import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import BackendUnavailable, LoweringError
-from cpembed.kernel.layout_transform import effort
 from cpembed.kernel.per_thread_packing import plan_packing
 from cpembed.kernel.plan import Knobs
 from cpembed.selection.ranking import RankedCandidate
@@ -18,6 +17,7 @@ from cpembed.targets.choice import ModelChoice, compared
 from cpembed.targets.cpu.build import Lowered, schedule_space
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.choice import EQUAL, Objective, moves_us
+from cpembed.targets.cpu.layout_cost import element_cost
 from cpembed.targets.registry import open_target
 from cpembed.tuning.space import Scored, Space
 from tests.unit.targets.cpu.tuning import GEMM, LAYER, TARGET, Modelled, candidates, machine
@@ -103,9 +103,10 @@ def test_moves_are_copies_of_what_is_not_packed_ahead() -> None:
     image, result = program.operand("I"), program.operand("O")
     assert image.elements == 16 * 16 * 64
     assert result.elements == 14 * 14 * 64
-    packing = plan_packing(program, replace(nest, threads=2), machine().cache_bytes)
+    near, far, _ = machine().cache_bytes
+    packing = plan_packing(program, replace(nest, threads=2), (near / 2, far / 4), (0.0, 0.05, 1.0))
     assert packing is not None
-    lines = 16 * 16 * effort(image) * packing.share(), 14 * 14 * 4 * effort(result)
+    lines = 16 * 16 * element_cost(image) * packing.share(), 14 * 14 * 4 * element_cost(result)
     still = replace(machine(), vector_line_ns=(0.25, 0.5, 0.0, 4.0))
     figures = replace(still, copy_ns_per_line=1.0, launch_us=1e3, call_us=0.5)
     assert moves_us(program, figures, nest, packing) == pytest.approx(0.5 + sum(lines) / 1e3)
@@ -136,7 +137,8 @@ def test_moves_wait_for_what_is_in_no_near_cache() -> None:
         launch_us=0.0,
         call_us=0.0,
     )
-    packing = plan_packing(program, replace(nest, threads=1), figures.cache_bytes)
+    near, far, _ = figures.cache_bytes
+    packing = plan_packing(program, replace(nest, threads=1), (near / 2, far / 4), (0.0, 0.05, 1.0))
     assert packing is not None
     image, result = 14 * 14, 14 * 14 * 4
 

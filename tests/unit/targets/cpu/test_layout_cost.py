@@ -12,13 +12,13 @@ from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.kernel.layout_transform import plan_move
+from cpembed.kernel.layout_transform import plan_transform
 from cpembed.kernel.plan import KernelPlan, Knobs
 from cpembed.kernel.program_nest import in_order
 from cpembed.targets.cpu import build as kernel
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import default_calibration
-from cpembed.targets.cpu.move_time import kept_near, move_us, threads_worth
+from cpembed.targets.cpu.layout_cost import cache_affine, threads_worth, transform_us
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 
@@ -42,7 +42,7 @@ def near(words: str, threads: int, **how: Any) -> set[str]:
     program = program_of(words)
     space = schedule_space(program, VNNI, epilogue=Epilogue("int8"))
     free = replace(MACHINE, launch_us=0.0)
-    return set(kept_near(space.applied(knobs), in_order(program), free, threads))
+    return set(cache_affine(space.applied(knobs), in_order(program), free, threads))
 
 
 def test_equal_parts_of_the_outermost_dimension_are_kept_near() -> None:
@@ -70,23 +70,25 @@ def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
     image = in_order(program)[0]
     tiles = next(task for task in nest.tasks if task.count > 1)
     assert (tiles.count, nest.operands[0].stride(tiles.name) * 3) == (3, image.elements)
-    assert plan_move(image).row_count == 1
-    assert image.name not in kept_near(nest, in_order(program), replace(MACHINE, launch_us=0.0), 3)
+    assert plan_transform(image).row_count == 1
+    assert image.name not in cache_affine(
+        nest, in_order(program), replace(MACHINE, launch_us=0.0), 3
+    )
 
 
 def test_a_launch_has_to_be_worth_it() -> None:
     program = program_of("gemm m=20 n=20 k=30")
     nest = schedule_space(program, VNNI).applied(Knobs(columns_outermost=False))
-    assert kept_near(nest, in_order(program), replace(MACHINE, launch_us=10.0), 2) == set()
+    assert cache_affine(nest, in_order(program), replace(MACHINE, launch_us=10.0), 2) == set()
     dear = replace(MACHINE, vector_line_ns=(0.25, 0.5, 50.0, 60.0))
-    assert kept_near(nest, in_order(program), dear, 2) == {"A", "C"}
+    assert cache_affine(nest, in_order(program), dear, 2) == {"A", "C"}
 
 
 def test_what_is_kept_near_is_not_handed_over() -> None:
     factor = in_order(program_of(BATCHED))[1]
     assert threads_worth(factor, MACHINE, 2) == 1
     assert threads_worth(factor, MACHINE, 2, near=True) == 2
-    assert move_us(factor, MACHINE, 2, near=True) < move_us(factor, MACHINE, 2)
+    assert transform_us(factor, MACHINE, 2, near=True) < transform_us(factor, MACHINE, 2)
 
 
 @pytest.mark.skipif(bool(missing_features(VNNI)), reason="this CPU has no AVX512-VNNI")
