@@ -33,7 +33,7 @@ from cpembed.hw.schema import (
 )
 from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import DTYPES, size_bytes
+from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
 from cpembed.ir.parser import ParsedBody, parse_body, parse_computation
 from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
@@ -284,7 +284,7 @@ class _Builder:
         if isinstance(declared, str):
             return (self._known_dtype(declared, key),)
         if not declared:
-            raise self.error(key, f"lists no dtype; allowed: {one_of(DTYPES)}")
+            raise self.error(key, f"lists no dtype; allowed: {one_of(INPUT_DTYPES)}")
         for position, dtype in enumerate(declared):
             self._known_dtype(dtype, (*key, position))
             if dtype in declared[:position]:
@@ -292,9 +292,9 @@ class _Builder:
         return tuple(declared)
 
     def _known_dtype(self, dtype: str, key: Key) -> str:
-        if dtype not in DTYPES:
-            problem = f"unknown dtype {dtype!r}; allowed: {one_of(DTYPES)}"
-            raise self.error(key, problem + close_match(dtype, DTYPES))
+        if dtype not in INPUT_DTYPES:
+            problem = f"unknown dtype {dtype!r}; allowed: {one_of(INPUT_DTYPES)}"
+            raise self.error(key, problem + close_match(dtype, INPUT_DTYPES))
         return dtype
 
     def _memory(

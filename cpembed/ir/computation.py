@@ -17,6 +17,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from cpembed.errors import InvariantError, WorkloadError
+from cpembed.ir.dtypes import DTYPES, dtype_info
 from cpembed.ir.expression import (
     OPERATIONS,
     Access,
@@ -258,6 +259,12 @@ class Computation:
         """Each output element is made of inputs alone, by one statement and, without a reduction,
         by one point."""
         outputs = {operand.name for operand in self.outputs}
+        for operand in self.outputs:
+            if operand.dtype not in DTYPES:
+                raise WorkloadError(
+                    f"{self.name}: only inputs can be {operand.dtype}, not the output "
+                    f"{operand.name}: make it {dtype_info(operand.dtype).in_memory}"
+                )
         for access in self.reads:
             if access.operand in outputs:
                 raise WorkloadError(

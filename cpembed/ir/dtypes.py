@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.errors import WorkloadError
 
@@ -21,7 +22,10 @@ class DTypeKind(StrEnum):
 
 @dataclass(frozen=True)
 class DType:
-    """An element type; ``accumulator`` is the type in which products of two such values sum."""
+    """An element type; ``accumulator`` is the type in which products of two such values sum.
+
+    One of fewer than eight bits lies in a byte.
+    """
 
     name: str
     bits: int
@@ -34,13 +38,18 @@ class DType:
 
     @property
     def size_bytes(self) -> int:
-        return self.bits // 8
+        return -(-self.bits // 8)
+
+    @property
+    def in_memory(self) -> str:
+        """The type of the element that holds a value."""
+        return self.name.replace(str(self.bits), str(8 * self.size_bytes))
 
     @property
     def numpy(self) -> np.dtype[Any]:
         if self.name == "bfloat16":
             return np.dtype(ml_dtypes.bfloat16)
-        return np.dtype(self.name)
+        return np.dtype(self.in_memory)
 
     @property
     def integer_range(self) -> tuple[int, int]:
@@ -69,6 +78,15 @@ DTYPES: dict[str, DType] = {
     )
 }
 
+INPUT_DTYPES: dict[str, DType] = DTYPES | {
+    dtype.name: dtype
+    for dtype in (
+        DType("int7", 7, DTypeKind.SIGNED, "int32"),
+        DType("uint7", 7, DTypeKind.UNSIGNED, "int32"),
+    )
+}
+"""Also types that only inputs have: bytes of which is known that they hold less than a byte can."""
+
 _WIDENING = ("int32", "int64", "float32", "float64")
 """Accumulators from the narrowest to the widest."""
 
@@ -78,9 +96,9 @@ DEFAULT_DTYPE = "int8"
 
 def dtype_info(name: str) -> DType:
     """The entry of a type; raises :class:`WorkloadError` for a name that is not known."""
-    if name not in DTYPES:
-        raise WorkloadError(f"unknown dtype {name!r}: use one of {' '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in INPUT_DTYPES:
+        raise WorkloadError(f"unknown dtype {name!r}: use one of {' '.join(INPUT_DTYPES)}")
+    return INPUT_DTYPES[name]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -97,6 +115,23 @@ def size_bytes(name: str) -> int:
 
 def is_integer(name: str) -> bool:
     return dtype_info(name).is_integer
+
+
+def require_values(operand: str, dtype: str, array: NDArray[Any]) -> None:
+    """Raise :class:`WorkloadError` for an array that holds what its type does not."""
+    if dtype in DTYPES or not array.size:
+        return
+    low, high = dtype_info(dtype).integer_range
+    least, largest = int(array.min()), int(array.max())
+    if not low <= least <= largest <= high:
+        raise WorkloadError(
+            f"operand {operand} holds values from {least} to {largest}, {dtype} is {low} to "
+            f"{high}: keep to these, or declare {dtype_info(dtype).in_memory}"
+        )
+
+
+def is_signed(name: str) -> bool:
+    return dtype_info(name).kind is DTypeKind.SIGNED
 
 
 def accumulator(*dtypes: str) -> str:

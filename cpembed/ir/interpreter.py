@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment, Computation
-from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype, require_values
 from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
 
 Array = npt.NDArray[Any]
@@ -96,6 +96,7 @@ def check_inputs(computation: Computation, inputs: Mapping[str, Array]) -> dict[
                 f"{computation.name}: input {operand.name} is {array.dtype}{list(array.shape)}; "
                 f"pass {operand.dtype}{list(operand.shape)}"
             )
+        require_values(operand.name, operand.dtype, array)
         checked[operand.name] = array
     return checked
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import WorkloadError
-from cpembed.ir.dtypes import numpy_dtype
+from cpembed.ir.dtypes import numpy_dtype, require_values
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue, channel_axes
 from cpembed.kernel.layout_transform import Direction
@@ -237,6 +237,7 @@ class CompiledKernel:
                 f"operand {name} is {array.dtype} {array.shape}, "
                 f"the workload has {operand.dtype} {operand.original_shape}"
             )
+        require_values(name, operand.dtype, array)
         return self._processor.from_array(array)
 
     def empty(self, name: str) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from cpembed.errors import LoweringError
+from cpembed.ir.dtypes import INPUT_DTYPES, dtype_info
 
 FLOAT_TYPES = ("float16", "float32", "float64")
 INTEGER_TYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -49,6 +50,8 @@ def storage_dtype(dtype: str) -> str:
     """
     if dtype == "bfloat16":
         return "uint16"
+    if dtype in INPUT_DTYPES:
+        dtype = dtype_info(dtype).in_memory
     if dtype not in (*INTEGER_TYPES, *FLOAT_TYPES):
         raise LoweringError(
             f"element type {dtype} has no kernel: use an integer of 8 to 64 bits, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -9,11 +10,13 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.errors import LoweringError
+from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel.host_cpu import HIDE_VARIABLE
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.build import build, schedule_space
@@ -24,7 +27,14 @@ from tests.running import check_candidates, check_schedules
 BACK_ENDS = {
     "avx_vnni": ("x86.avx_vnni", "vpdpbusd", "gemm m=32 n=32 k=128"),
     "avx_vnni_dot": ("x86.avx_vnni_rows", "vpdpbusd", "gemm m=32 n=3 k=128"),
+    "avx2_int8": ("x86.avx2_madd", "vpmaddwd", "gemm m=32 n=32 k=128"),
+    "avx2_int7": ("x86.avx2_maddubs", "vpmaddubsw", "gemm m=32 n=32 k=128"),
     "avx2_lanes": ("x86.avx2", "vpmaddwd", "depthwise n=1 c=16 h=9 w=9 r=3 s=3 layout=NHWC"),
+}
+
+TYPES = {
+    "avx2_int8": [f"dtype={a}int8,{b}int8" for a, b in itertools.product(("", "u"), repeat=2)],
+    "avx2_int7": ["dtype=uint7,int8", "dtype=uint8,int7", "dtype=uint7,int7"],
 }
 
 TARGETS = [
@@ -38,13 +48,16 @@ TARGETS = [
     for name in BACK_ENDS
 ]
 
+COLUMNS = [
+    "conv2d n=1 c=5 h=9 w=7 k=13 r=3 s=3 pad=1",
+    "conv2d n=2 c=8 h=6 w=6 k=48 r=1 s=1 layout=NHWC",
+    "conv2d n=1 c=32 h=6 w=6 k=48 r=3 s=3 pad=1 layout=NCHW16c",
+    "gemm m=19 n=33 k=70",
+]
 LAYERS = {
-    "avx_vnni": [
-        "conv2d n=1 c=5 h=9 w=7 k=13 r=3 s=3 pad=1",
-        "conv2d n=2 c=8 h=6 w=6 k=48 r=1 s=1 layout=NHWC",
-        "conv2d n=1 c=32 h=6 w=6 k=48 r=3 s=3 pad=1 layout=NCHW16c",
-        "gemm m=19 n=33 k=70",
-    ],
+    "avx_vnni": COLUMNS,
+    "avx2_int8": COLUMNS,
+    "avx2_int7": COLUMNS,
     "avx_vnni_dot": ["gemm m=33 n=1 k=256", "gemm m=1 n=40 k=64", "gemm m=5 n=3 k=100"],
     "avx2_lanes": [
         "depthwise n=1 c=32 h=9 w=11 r=3 s=3 pad=1",
@@ -71,7 +84,8 @@ def test_kernels_compute_the_workload(
 def test_random_layers_are_exact(spec: HardwareSpec, seed: int) -> None:
     """On some schedules, the last of them with a random epilogue as well."""
     rng = random.Random(f"{spec.name} {seed}")
-    check_schedules(layer(rng, along_lanes=spec.name == "avx2_lanes"), spec, rng, 1)
+    words = layer(rng, along_lanes=spec.name == "avx2_lanes")
+    check_schedules(f"{words} {rng.choice(TYPES.get(spec.name, ['']))}", spec, rng, 1)
 
 
 @pytest.mark.parametrize("spec", TARGETS)
@@ -97,6 +111,35 @@ def test_blocks_fit_sixteen_registers(spec: HardwareSpec) -> None:
         assert rows * columns < 15
     with pytest.raises(LoweringError, match="does not fit the registers"):
         space.applied(Knobs({space.model.rows(space.nest)[-1].origin: 17}))
+
+
+@pytest.mark.parametrize(
+    "types, first, second", [("uint7,int8", 127, -128), ("uint8,int7", 255, -64)]
+)
+def test_the_largest_products_do_not_saturate(types: str, first: int, second: int) -> None:
+    spec = hardware_spec("avx2_int7")
+    given = workload(f"gemm m=9 n=16 k=64 dtype={types}", target=spec)
+    program = solve(given, spec, "in_place_padded", top=1).embeddings[0].candidate.program
+    kernel = build(program, spec)
+    inputs = {
+        operand.name: np.full(operand.shape, value, numpy_dtype(operand.dtype))
+        for operand, value in zip(given.inputs, (first, second), strict=True)
+    }
+    assert (kernel.run(inputs) == 64 * first * second).all()
+    inputs["A"][3, 5] = first + 1 if first == 127 else 0
+    inputs["B"][1, 2] = second - 1 if second == -64 else 0
+    with pytest.raises(WorkloadError, match=r"holds values from .* is .* to .*: keep to these"):
+        kernel.run(inputs)
+
+
+def test_products_that_saturate_are_refused() -> None:
+    spec = hardware_spec("avx2_int7")
+    given = workload("gemm m=8 n=8 k=32 dtype=uint8,int8", target=spec)
+    found = solve(given, spec, "in_place_padded", top=1)
+    program = found.embeddings[0].candidate.program
+    with pytest.raises(LoweringError, match=r"saturates: two products .* add up to -65280"):
+        schedule_space(program, spec)
+    assert "take avx2_int8" in str(build(program, spec).fallback)
 
 
 @pytest.mark.quick(1)

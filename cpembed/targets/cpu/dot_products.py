@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cpembed.errors import LoweringError
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import is_signed, size_bytes
 from cpembed.kernel.emit import kernel_plan
 from cpembed.kernel.instruction import UPDATE, InstructionText, Intrinsic, LaneSum, StoreText
 from cpembed.kernel.nest import Nest
@@ -38,7 +38,9 @@ class DotProduct:
     register: by default a single row, whose neighbours are the same for every lane.
 
     ``feature`` is the CPU's that provides it; ``factors`` are the types of either factor, in either
-    order, ``sums`` that of the lanes; ``timed`` the product of a calibration that takes as long.
+    order, or ``refuses`` says of two types why they are not multiplied, None where they are;
+    ``sums`` is the type of the lanes. It takes ``times`` as long as ``timed``, a product of a
+    calibration.
     ``call(sums, first, second, signed_first)`` is TVMScript for one, of vectors of the types in
     memory, which are ``depth`` neighbours for each lane; ``total(vector)`` for the sum of a vector
     of lanes. ``functions`` are those in LLVM's language that these call, ``attributes`` what the
@@ -56,6 +58,8 @@ class DotProduct:
     call: Callable[[str, str, str, bool], str]
     total: Callable[[str], str] | None = None
     rows: int = 1
+    times: float = 1.0
+    refuses: Callable[[str, str], str | None] | None = None
     functions: str = ""
     attributes: tuple[str, ...] = ()
     store: StoreText | None = None
@@ -72,11 +76,15 @@ class DotProduct:
 
     def check(self, nest: Nest) -> None:
         """Raise :class:`LoweringError` where a nest multiplies other types."""
-        first, second, _ = nest.operands
-        if sorted((first.dtype, second.dtype)) != sorted(self.factors) or nest.sums != self.sums:
+        first, second = (operand.dtype for operand in nest.operands[:2])
+        reason = self.refuses(first, second) if self.refuses else None
+        if reason is not None:
+            raise LoweringError(reason)
+        taken = self.refuses is not None or sorted((first, second)) == sorted(self.factors)
+        if not taken or nest.sums != self.sums:
             raise LoweringError(
                 f"{self.name} multiplies {' by '.join(self.factors)} into {self.sums}, not "
-                f"{first.dtype} by {second.dtype} into {nest.sums}"
+                f"{first} by {second} into {nest.sums}"
             )
 
 
@@ -96,7 +104,7 @@ def register_model(
 
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
         """A row costs a load or a broadcast, a column a load."""
-        product, latency = machine.product_ns[dot.timed], machine.latency_ns[dot.timed]
+        product, latency = dot.times * machine.product_ns[dot.timed], machine.latency_ns[dot.timed]
         return BlockStep(
             products_ns=max(rows * columns * product, latency),
             loads_ns=(rows + columns) * machine.vector_line_ns[0],
@@ -162,7 +170,7 @@ def dot(
     columns = f'B.vload([0], dtype="{stored[1]}x{whole}")'
     before = f'C.vload([0], dtype="{dot.sums}x{sums}")'
     implementation = f"""{head}
-        C[T.ramp(0, 1, {sums})] = {dot.call(before, factor, columns, first == "int8")}
+        C[T.ramp(0, 1, {sums})] = {dot.call(before, factor, columns, is_signed(first))}
 """
     return f"{head}{_loops(dot, first, second, apart, broadcast=broadcast)}", implementation
 

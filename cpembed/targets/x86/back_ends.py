@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import AxisKind
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.cpu import dot_columns, dot_rows, vector
 from cpembed.targets.cpu.build import BackEnd
@@ -32,16 +34,10 @@ it again where that shortens a chain: here there are many chains, and ports are 
 
 _YMM_LANES = replace(_LANES, backend="x86.avx2", registers=YMM, attributes=AVX2_ONLY, store=None)
 
-_COLUMNS: Mapping[str, BackEnd] = {
-    "amx_int8": _AMX,
-    "amx_bf16": _AMX,
-    **{dot.feature: dot_columns.back_end(dot) for dot in DOT_PRODUCTS.values()},
+_ALONG_ROWS: Mapping[str, BackEnd] = {
+    dot.feature: dot_rows.back_end(dot) for dot in DOT_PRODUCTS.values() if dot.total
 }
 """Of several features the first; so below."""
-
-_ALONG_ROWS: Mapping[str, BackEnd] = {
-    dot.feature: dot_rows.back_end(dot) for dot in DOT_PRODUCTS.values()
-}
 
 _LANE_BY_LANE: Mapping[str, BackEnd] = {
     "avx512bw": vector.back_end(_LANES),
@@ -86,4 +82,15 @@ def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
     """By the shape of the instruction: one sum, a sum for each step of its only axis, or more."""
     if dot_rows.is_along_rows(spec):
         return _ALONG_ROWS
-    return _LANE_BY_LANE if len(spec.instruction.axes) == 1 else _COLUMNS
+    return _LANE_BY_LANE if len(spec.instruction.axes) == 1 else _columns(spec)
+
+
+def _columns(spec: HardwareSpec) -> Mapping[str, BackEnd]:
+    """Of several dot products of a feature the one that is as deep."""
+    axes = spec.instruction.computation.axes
+    depth = math.prod(axis.extent for axis in axes if axis.kind is AxisKind.REDUCTION)
+    found: dict[str, BackEnd] = {"amx_int8": _AMX, "amx_bf16": _AMX}
+    for dot in DOT_PRODUCTS.values():
+        if dot.feature not in found or dot.depth == depth:
+            found[dot.feature] = dot_columns.back_end(dot)
+    return found

@@ -1,16 +1,21 @@
-"""The dot products of x86: VNNI's of four bytes, AVX512-BF16's of two values."""
+"""The dot products of x86: VNNI's of four bytes, AVX512-BF16's of two values, AVX2's of several
+instructions."""
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
+from cpembed.ir.dtypes import dtype_info, is_integer, is_signed, size_bytes
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
 from cpembed.targets.x86.narrow_store import write_narrow_here
 
 ZMM, YMM = Registers(32, 64), Registers(16, 32)
 
-AVX2_ONLY = ("-avx512f",)
+_VEX_ONLY = ("-avx512f",)
 """For instructions of CPUs without AVX-512: no register beyond theirs, nor an EVEX encoding."""
+AVX2_ONLY = (*_VEX_ONLY, "-avxvnni")
+"""Of CPUs without AVX-VNNI too, which LLVM makes use of where products are added to sums."""
 
 
 def _bytes(registers: Registers, sums: str, first: str, second: str, signed_first: bool) -> str:
@@ -83,7 +88,7 @@ VPDPBUSD_YMM = DotProduct(
     timed="vpdpbusd",
     call=partial(_bytes, YMM),
     total=partial(_bytes_total, YMM),
-    attributes=AVX2_ONLY,
+    attributes=_VEX_ONLY,
 )
 VDPBF16PS = DotProduct(
     name="vdpbf16ps",
@@ -100,4 +105,72 @@ VDPBF16PS = DotProduct(
     store=write_narrow_here,
 )
 
-DOT_PRODUCTS = {dot.name: dot for dot in (VPDPBUSD, VDPBF16PS, VPDPBUSD_YMM)}
+
+def _words(sums: str, first: str, second: str, _: bool) -> str:
+    words = ", ".join(f'T.cast({vector}, "int16x16")' for vector in (first, second))
+    return f"{sums} + {_call('llvm.x86.avx2.pmadd.wd', words, 'int32x8')}"
+
+
+def _no_bytes(first: str, second: str) -> str | None:
+    if all(is_integer(dtype) and size_bytes(dtype) == 1 for dtype in (first, second)):
+        return None
+    return f"vpmaddwd multiplies bytes that are extended to 16 bits, not {first} by {second}"
+
+
+def _saturating(sums: str, first: str, second: str, signed_first: bool) -> str:
+    unsigned, signed = (second, first) if signed_first else (first, second)
+    pairs = _call("llvm.x86.avx2.pmadd.ub.sw", f"{unsigned}, {signed}", "int16x16")
+    ones = "T.broadcast(T.int16(1), 16)"
+    return f"{sums} + {_call('llvm.x86.avx2.pmadd.wd', f'{pairs}, {ones}', 'int32x8')}"
+
+
+def _saturates(first: str, second: str) -> str | None:
+    """Of the extremes of two products, which are added in 16 bits."""
+    reason = _no_bytes(first, second)
+    if reason is not None or is_signed(first) == is_signed(second):
+        return f"vpmaddubsw multiplies unsigned by signed bytes, not {first} by {second}"
+    ranges = (dtype_info(dtype).integer_range for dtype in (first, second))
+    products = [a * b for a, b in itertools.product(*ranges)]
+    if 2 * min(products) >= -(2**15) and 2 * max(products) < 2**15:
+        return None
+    return (
+        f"vpmaddubsw saturates: two products of {first} by {second} can add up to "
+        f"{2 * min(products)}, beyond 16 bits; declare one factor uint7 or int7 where its values "
+        "are no larger, or take avx2_int8"
+    )
+
+
+VPMADDUBSW = DotProduct(
+    name="vpmaddubsw",
+    feature="avx2",
+    backend="x86.avx2_maddubs",
+    registers=YMM,
+    depth=4,
+    factors=("uint7", "int8"),
+    refuses=_saturates,
+    sums="int32",
+    timed="vpdpbusd",
+    times=3.0,
+    call=_saturating,
+    attributes=AVX2_ONLY,
+)
+"""Pairs of products, pairs of these by VPMADDWD with ones, and VPADDD: three instructions."""
+
+VPMADDWD = DotProduct(
+    name="vpmaddwd",
+    feature="avx2",
+    backend="x86.avx2_madd",
+    registers=YMM,
+    depth=2,
+    factors=("uint8", "int8"),
+    refuses=_no_bytes,
+    sums="int32",
+    timed="vpdpbusd",
+    times=2.0,
+    call=_words,
+    attributes=AVX2_ONLY,
+)
+"""Of bytes that VPMOVZXBW and VPMOVSXBW extend, a row's for all columns and a column's for all rows
+of a block; and VPADDD."""
+
+DOT_PRODUCTS = {dot.name: dot for dot in (VPDPBUSD, VDPBF16PS, VPDPBUSD_YMM, VPMADDUBSW, VPMADDWD)}

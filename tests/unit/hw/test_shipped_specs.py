@@ -18,7 +18,7 @@ from cpembed.hw.instruction import HardwareSpec, Instruction, StrideRule
 from cpembed.hw.level_tables import Known
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.dtypes import dtype_info, size_bytes
 from cpembed.ir.interpreter import interpret_all
 from cpembed.ir.reference import random_inputs
 
@@ -41,6 +41,13 @@ def vpdpbusd(broadcast: Array, register: Array, sums: Array) -> None:
     for lane in range(len(sums)):
         for byte in range(4):
             sums[lane] += broadcast[byte] * register[4 * lane + byte]
+
+
+def byte_pairs(broadcast: Array, register: Array, sums: Array) -> None:
+    """SDM volume 2, PMADDWD on PMOVZXBW's and PMOVSXBW's: one pair per 32-bit lane."""
+    for lane in range(len(sums)):
+        for byte in range(2):
+            sums[lane] += broadcast[byte] * register[2 * lane + byte]
 
 
 def vdpbf16ps(broadcast: Array, register: Array, sums: Array) -> None:
@@ -125,6 +132,8 @@ MODELS: dict[str, Model] = {
     "arm_sdot": byte_dots_by_element,
     "arm_smmla": smmla,
     "arm_udot": byte_dots_by_element,
+    "avx2_int7": vpdpbusd,
+    "avx2_int8": byte_pairs,
     "avx2_lanes": lanes,
     "avx512_bf16": vdpbf16ps,
     "avx512_bf16_dot": dot,
@@ -223,10 +232,9 @@ def tile_positions(
 
 
 def random_values(operand_dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    if operand_dtype == "uint8":
-        return rng.integers(0, 256, shape)
-    if operand_dtype == "int8":
-        return rng.integers(-128, 128, shape)
+    if size_bytes(operand_dtype) == 1:
+        low, high = dtype_info(operand_dtype).integer_range
+        return rng.integers(low, high, shape, endpoint=True)
     return rng.integers(-1000, 1000, shape)
 
 
