@@ -80,8 +80,19 @@ def test_kernels_compute_the_workload(
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", range(200))
-@pytest.mark.parametrize("spec", TARGETS)
+@pytest.mark.parametrize("spec", TARGETS[:1])
+def test_two_hundred_random_layers_are_exact(spec: HardwareSpec, seed: int) -> None:
+    check_random_layer(spec, seed)
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("spec", TARGETS[1:])
 def test_random_layers_are_exact(spec: HardwareSpec, seed: int) -> None:
+    check_random_layer(spec, seed)
+
+
+def check_random_layer(spec: HardwareSpec, seed: int) -> None:
     """On some schedules, the last of them with a random epilogue as well."""
     rng = random.Random(f"{spec.name} {seed}")
     words = layer(rng, along_lanes=spec.name == "avx2_lanes")

@@ -35,10 +35,14 @@ _LIMITS: dict[str, str | None] = {
     "amx_bf16": None,
     "avx512_vnni": "AVX512_CORE_VNNI",
     "avx512_bf16": "AVX512_CORE_BF16",
+    "avx_vnni": "AVX2_VNNI",
+    "avx2": "AVX2",
 }
-"""The limit, None where there is to be none, by the CPU feature that provides the instruction."""
+"""The limit, None where there is to be none, by the CPU feature that provides the instruction; of
+several the first."""
 _HALVES = "AVX512_CORE_BF16"
-"""The limit where bfloat16 is stored and the CPU converts to it: our stores of any target do."""
+"""The limit where bfloat16 is stored and the CPU converts to it: our stores of any target of
+AVX-512 do."""
 
 
 def open_onednn(spec: HardwareSpec, stored: Epilogue | None = None) -> OneDnn:
@@ -47,7 +51,7 @@ def open_onednn(spec: HardwareSpec, stored: Epilogue | None = None) -> OneDnn:
     Raises :class:`BackendUnavailable` where it is not installed, where oneDNN has nothing that
     compares with the target, and where the process no longer allows the limit.
     """
-    limits = [_LIMITS[name] for name in spec.cpu_features if name in _LIMITS]
+    limits = [limit for name, limit in _LIMITS.items() if name in spec.cpu_features]
     if not limits:
         compared = ", ".join(_LIMITS)
         raise BackendUnavailable(
@@ -60,7 +64,8 @@ def open_onednn(spec: HardwareSpec, stored: Epilogue | None = None) -> OneDnn:
             "pip install 'cpembed[bench]'"
         )
     limit = limits[0]
-    if limit and stored and stored.dtype == "bfloat16" and not lacking(("avx512_bf16",)):
+    wide = limit is not None and limit.startswith("AVX512")
+    if wide and stored and stored.dtype == "bfloat16" and not lacking(("avx512_bf16",)):
         limit = _HALVES
     _set_limit(limit, spec.name)
     return _loaded(limit)
