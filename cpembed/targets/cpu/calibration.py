@@ -31,6 +31,7 @@ OPERATIONS: Mapping[str, int] = {
     "tdpbf16ps": 2 * 16 * 16 * 32,
     "vpdpbusd": 2 * 16 * 4,
     "vdpbf16ps": 2 * 16 * 2,
+    "vpdpbusd_ymm": 2 * 8 * 4,
 }
 """Of one product at its largest, a multiplication and an addition being two."""
 

@@ -16,7 +16,14 @@ from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.vector import LaneProduct
 from cpembed.targets.x86 import amx
-from cpembed.targets.x86.dot_products import AVX2_ONLY, DOT_PRODUCTS, VPDPBUSD, YMM, ZMM
+from cpembed.targets.x86.dot_products import (
+    AVX2_ONLY,
+    DOT_PRODUCTS,
+    VPDPBUSD,
+    VPDPBUSD_YMM,
+    YMM,
+    ZMM,
+)
 from cpembed.targets.x86.narrow_store import write_narrow_here
 
 _AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
@@ -32,7 +39,14 @@ _LANES = LaneProduct(
 """Where there is AVX512-VNNI, LLVM makes VPDPWSSD of a product and a sum, and two instructions of
 it again where that shortens a chain: here there are many chains, and ports are what is short."""
 
-_YMM_LANES = replace(_LANES, backend="x86.avx2", registers=YMM, attributes=AVX2_ONLY, store=None)
+_YMM_LANES = replace(
+    _LANES,
+    backend="x86.avx2",
+    timed=VPDPBUSD_YMM.name,
+    registers=YMM,
+    attributes=AVX2_ONLY,
+    store=None,
+)
 
 _ALONG_ROWS: Mapping[str, BackEnd] = {
     dot.feature: dot_rows.back_end(dot) for dot in DOT_PRODUCTS.values() if dot.total

@@ -41,6 +41,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     "tdpbf16ps": ("amx_tile", "amx_bf16"),
     "vpdpbusd": ("avx512f", "avx512_vnni"),
     "vdpbf16ps": ("avx512f", "avx512_bf16"),
+    "vpdpbusd_ymm": ("avx2", "avx_vnni"),
 }
 """CPU features by product instruction."""
 

@@ -195,7 +195,7 @@ class Laboratory:
         if self.has_tiles:
             body, ns = microkernels.tile_tasks(self._tile_products[0]), 28.0
         else:
-            body, ns = microkernels.vector_tasks(), 2.5
+            body, ns = microkernels.vector_tasks(self._vector_products[0]), 2.5
         yield partial(self._task_probes, body, ns)
 
     def _task_probes(self, body: Lines, step_ns: float) -> list[Probe]:

@@ -23,7 +23,7 @@ from cpembed.kernel.script import HEADER, Script, storage_dtype
 from cpembed.targets.cpu.dot_products import DotProduct
 from cpembed.targets.x86.amx import ATTRIBUTES, OPTIONS
 from cpembed.targets.x86.amx_intrinsics import call
-from cpembed.targets.x86.dot_products import DOT_PRODUCTS, VPDPBUSD
+from cpembed.targets.x86.dot_products import DOT_PRODUCTS
 from cpembed.targets.x86.tiles import MAX_ROWS, TILES
 
 LINE = 64
@@ -109,18 +109,18 @@ def tile_products(instruction: str, tiles: Sequence[tuple[int, int, int]]) -> Li
 def vector_products(instruction: str, accumulators: int, products: int) -> Lines:
     """A step is so many products, each into the next accumulator."""
     dot = DOT_PRODUCTS[instruction]
-    dtype = f"{storage_dtype(dot.factors[0])}x{WORDS * dot.depth}"
-    factors = [f'T.reinterpret({name}[T.ramp(0, 1, {WORDS})], dtype="{dtype}")' for name in "ab"]
+    words = dot.lanes
+    factors = [_neighbours(dot, f"{name}[T.ramp(0, 1, {words})]") for name in "ab"]
     step = [_multiply_vectors(dot, number % accumulators, *factors) for number in range(products)]
     return [
-        *_accumulators(accumulators),
-        *(f'{name} = T.sblock_alloc_buffer(({WORDS},), "int32", scope="local")' for name in "ab"),
+        *_accumulators(accumulators, words),
+        *(f'{name} = T.sblock_alloc_buffer(({words},), "int32", scope="local")' for name in "ab"),
         *(
-            f"{name}[T.ramp(0, 1, {WORDS})] = {_factor(dot, _line(at))}"
+            f"{name}[T.ramp(0, 1, {words})] = {_factor(dot, _line(at, words))}"
             for name, at in (("a", "0"), ("b", "64"))
         ),
         *_loop("step", "counts[0]", step),
-        *_keep(accumulators),
+        *_keep(accumulators, words),
     ]
 
 
@@ -208,21 +208,27 @@ def tile_tasks(instruction: str) -> Lines:
     return _loop("task", "counts[0]", task)
 
 
-def vector_tasks() -> Lines:
-    """The same on vectors: a step loads four and broadcasts three words."""
+def vector_tasks(instruction: str) -> Lines:
+    """The same on vectors: a step loads four and broadcasts three words. A register's results have
+    a line to themselves."""
+    dot = DOT_PRODUCTS[instruction]
     rows, columns, base = _TASK_ROWS, _TASK_COLUMNS, f"T.bitwise_and(step, 15) * {4 * LINE}"
-    zero = [f"{_register(n)} = T.broadcast(0, {WORDS})" for n in range(rows * columns)]
+    words = dot.lanes
+    zero = [f"{_register(n, words)} = T.broadcast(0, {words})" for n in range(rows * columns)]
     step: Lines = []
     for number in range(rows * columns):
         row, column = divmod(number, columns)
         word = f'data.vload([{base} + {row * 4}], dtype="uint8x4")'
-        words = f'T.broadcast(T.reinterpret({word}, dtype="int32"), {WORDS})'
-        first = f'T.reinterpret({words}, dtype="uint8x64")'
-        second = f'data.vload([{base} + {column * LINE}], dtype="uint8x64")'
-        step.append(_multiply_vectors(VPDPBUSD, number, first, second))
-    stores = [_set_line(f"{8 * TILE + n * LINE}", _register(n)) for n in range(rows * columns)]
+        first = f'T.broadcast(T.reinterpret({word}, dtype="int32"), {words})'
+        second = _line(f"{base} + {column * LINE}", words)
+        factors = _neighbours(dot, first), _neighbours(dot, second)
+        step.append(_multiply_vectors(dot, number, *factors))
+    stores = [
+        _set_line(f"{8 * TILE + n * LINE}", _register(n, words), words)
+        for n in range(rows * columns)
+    ]
     task = [*zero, *_loop("step", "counts[2]", step), *stores]
-    return [*_accumulators(rows * columns), *_loop("task", "counts[0]", task)]
+    return [*_accumulators(rows * columns, words), *_loop("task", "counts[0]", task)]
 
 
 def _stamp(place: int) -> str:
@@ -256,42 +262,50 @@ def _multiply_tiles(instruction: str, *tiles: int) -> str:
     return call(instruction, *(f"T.int8({tile})" for tile in tiles))
 
 
-def _accumulators(count: int) -> Lines:
+def _accumulators(count: int, words: int = WORDS) -> Lines:
     """Vector registers, cleared."""
     return [
-        f'acc = T.sblock_alloc_buffer(({count * WORDS},), "int32", scope="local")',
-        *(f"{_register(n)} = T.broadcast(0, {WORDS})" for n in range(count)),
+        f'acc = T.sblock_alloc_buffer(({count * words},), "int32", scope="local")',
+        *(f"{_register(n, words)} = T.broadcast(0, {words})" for n in range(count)),
     ]
 
 
-def _register(number: int) -> str:
-    return f"acc[T.ramp({number * WORDS}, 1, {WORDS})]"
+def _register(number: int, words: int = WORDS) -> str:
+    return f"acc[T.ramp({number * words}, 1, {words})]"
 
 
-def _keep(count: int) -> Lines:
+def _keep(count: int, words: int = WORDS) -> Lines:
     """Use the registers, so that the compiler keeps what was computed."""
-    total = " + ".join(_register(number) for number in range(count))
-    return [f"out[T.ramp(part * {WORDS}, 1, {WORDS})] = {total}"]
+    total = " + ".join(_register(number, words) for number in range(count))
+    return [f"out[T.ramp(part * {WORDS}, 1, {words})] = {total}"]
 
 
-def _line(offset: str) -> str:
-    return f'T.reinterpret(data[T.ramp({offset}, 1, {LINE})], dtype="int32x{WORDS}")'
+def _line(offset: str, words: int = WORDS) -> str:
+    """A cache line, or the words that it begins with."""
+    return f'T.reinterpret(data[T.ramp({offset}, 1, {4 * words})], dtype="int32x{words}")'
 
 
-def _set_line(offset: str, value: str) -> str:
-    return f'data[T.ramp({offset}, 1, {LINE})] = T.reinterpret({value}, dtype="uint8x{LINE}")'
+def _set_line(offset: str, value: str, words: int = WORDS) -> str:
+    size = 4 * words
+    return f'data[T.ramp({offset}, 1, {size})] = T.reinterpret({value}, dtype="uint8x{size}")'
+
+
+def _neighbours(dot: DotProduct, words: str) -> str:
+    """Words as the factor that they hold."""
+    dtype = f"{storage_dtype(dot.factors[0])}x{dot.lanes * dot.depth}"
+    return f'T.reinterpret({words}, dtype="{dtype}")'
 
 
 def _factor(dot: DotProduct, words: str) -> str:
     """Bytes as they are, or bfloat16 values between 0.5 and 1 of these bits."""
     if dot.sums == "int32":
         return words
-    low, high = (f"T.broadcast({number}, {WORDS})" for number in (0x007F007F, 0x3F003F00))
+    low, high = (f"T.broadcast({number}, {dot.lanes})" for number in (0x007F007F, 0x3F003F00))
     return f"T.bitwise_or(T.bitwise_and({words}, {low}), {high})"
 
 
 def _multiply_vectors(dot: DotProduct, accumulator: int, first: str, second: str) -> str:
-    register = _register(accumulator)
-    sums = f'T.reinterpret({register}, dtype="{dot.sums}x{WORDS}")'
+    register = _register(accumulator, dot.lanes)
+    sums = f'T.reinterpret({register}, dtype="{dot.sums}x{dot.lanes}")'
     product = dot.call(sums, first, second, False)
-    return f'{register} = T.reinterpret({product}, dtype="int32x{WORDS}")'
+    return f'{register} = T.reinterpret({product}, dtype="int32x{dot.lanes}")'

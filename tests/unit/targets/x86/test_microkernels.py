@@ -84,6 +84,13 @@ def test_vector_products_multiply_as_often_as_they_say() -> None:
     np.testing.assert_array_equal(done.out[0], 5 * 7 * (a * b).reshape(16, 4).sum(axis=1))
 
 
+@needs("vpdpbusd_ymm")
+def test_vector_products_of_shorter_registers() -> None:
+    done = Executed(micro.vector_products("vpdpbusd_ymm", 3, 5), (7, 0, 0))
+    a, b = done.before[:32].astype(np.int32), done.before[64:96].astype(np.int32)
+    np.testing.assert_array_equal(done.out[0][:8], 5 * 7 * (a * b).reshape(8, 4).sum(axis=1))
+
+
 @needs("vdpbf16ps")
 def test_vector_products_of_pairs() -> None:
     done = Executed(micro.vector_products("vdpbf16ps", 1, 1), (1, 0, 0))
@@ -95,14 +102,23 @@ def test_vector_products_of_pairs() -> None:
 
 @needs("vpdpbusd")
 def test_vector_tasks_compute_a_block() -> None:
-    done = Executed(micro.vector_tasks(), (2, 0, 3))
+    check_vector_tasks("vpdpbusd", 16)
+
+
+@needs("vpdpbusd_ymm")
+def test_vector_tasks_compute_a_block_of_shorter_registers() -> None:
+    check_vector_tasks("vpdpbusd_ymm", 8)
+
+
+def check_vector_tasks(instruction: str, lanes: int) -> None:
+    done = Executed(micro.vector_tasks(instruction), (2, 0, 3))
     stored = done.after[8 * micro.TILE :][: micro.VECTOR_TASK_LINES * micro.LINE].view(np.int32)
-    expected = np.zeros((3, 4, 16), np.int32)
+    expected = np.zeros((3, 4, lanes), np.int32)
     for step in range(3):
-        lines = done.before[step * 256 :][:256].astype(np.int32).reshape(4, 16, 4)
+        lines = done.before[step * 256 :][:256].astype(np.int32).reshape(4, 16, 4)[:, :lanes]
         words = done.before[step * 256 :][:12].astype(np.int32).reshape(3, 4)
         expected += np.einsum("rk,cyk->rcy", words, lines)
-    np.testing.assert_array_equal(stored.reshape(3, 4, 16), expected)
+    np.testing.assert_array_equal(stored.reshape(3, 4, 16)[:, :, :lanes], expected)
 
 
 @needs("tdpbusd")
