@@ -15,14 +15,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from cpembed.api.tune_cpu import CpuTuning, Field
-
 from cpembed.api.solve import hardware_spec, workload
-from cpembed.api.tune import open_tuning
+from cpembed.api.tune import OpenTuning, open_tuning
+from cpembed.errors import LoweringError
+from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.contest import Failed
 from cpembed.targets.cpu.measure import Workbench
-from cpembed.targets.cpu.space import CpuProposal, canonical, proposal
 from cpembed.targets.x86.features import missing_features
+from cpembed.tuning.session import Field
+from cpembed.tuning.space import Design, Proposal
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
@@ -46,12 +47,13 @@ def compute(key: str, trials: int) -> Row:
     given = workload([named, "layout=NHWC"], target=spec)
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        tuning = open_tuning(given, spec, trials=trials, database=Path(folder))
-        assert isinstance(tuning, CpuTuning)
+        opened = open_tuning(given, spec, trials=trials, database=Path(folder))
+        assert isinstance(opened, OpenTuning)
+        tuning = opened.tuning
         prepared = time.perf_counter()
         list(tuning.run())
         tuned_seconds = time.perf_counter() - prepared
-        tuned = tuning.result().best
+        tuned = opened.result().best
     every = everything(tuning.field)
     first = every[_untuned(tuning.field)]
     known = {item.key: item for item in every.values()}
@@ -59,7 +61,7 @@ def compute(key: str, trials: int) -> Row:
         found
         for design in tuning.field.designs
         if design.identifier == tuned.identifier
-        and (found := proposal(design, tuned.knobs, "total")) is not None
+        and (found := proposal(design, tuned.knobs)) is not None
     )
     bench = Workbench(given, spec, "total")
     began = time.perf_counter()
@@ -87,29 +89,37 @@ def compute(key: str, trials: int) -> Row:
     }
 
 
-def _untuned(field: Field) -> tuple[str, str]:
+def proposal(design: Design[Knobs], knobs: Knobs) -> Proposal[Knobs] | None:
+    """None where the schedule does not fit."""
+    try:
+        return Proposal(design, design.space.scored(design.space.canonical(knobs)))
+    except LoweringError:
+        return None
+
+
+def _untuned(field: Field[Knobs]) -> tuple[str, str]:
     design = field.designs[0]
-    return design.identifier, repr(canonical(design, field.untuned))
+    return design.identifier, repr(design.space.canonical(field.untuned))
 
 
-def everything(field: Field) -> dict[tuple[str, str], CpuProposal]:
+def everything(field: Field[Knobs]) -> dict[tuple[str, str], Proposal[Knobs]]:
     """All schedules of all embeddings that take part, but for hopeless ones, by embedding and
     schedule; the best by the model first."""
-    found: list[CpuProposal] = []
+    found: list[Proposal[Knobs]] = []
     for design in field.designs:
-        knobs = [knobs for _, knobs in design.ranked]
+        knobs = [item.schedule for item in design.space.ranked()]
         extra = [field.untuned] if design is field.designs[0] else []
-        proposed = (proposal(design, canonical(design, k), "total") for k in (*extra, *knobs))
+        proposed = (proposal(design, each) for each in (*extra, *knobs))
         found += [item for item in proposed if item is not None]
     found.sort(key=lambda item: item.estimate)
     limit, untuned = HOPELESS * found[0].estimate, _untuned(field)
-    named = {(item.design.identifier, repr(item.knobs)): item for item in found}
+    named = {(item.design.identifier, repr(item.schedule)): item for item in found}
     return {name: item for name, item in named.items() if item.estimate <= limit or name == untuned}
 
 
 def brute_force(
-    bench: Workbench, every: list[CpuProposal], first: CpuProposal
-) -> tuple[CpuProposal, int, int]:
+    bench: Workbench, every: list[Proposal[Knobs]], first: Proposal[Knobs]
+) -> tuple[Proposal[Knobs], int, int]:
     """The fastest of all, how many were measured, and how many have no kernel."""
     champion = first
     failed = int(isinstance(bench.measure(first, None), Failed))

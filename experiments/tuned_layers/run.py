@@ -15,11 +15,9 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from cpembed.api.run_vta import VtaRunResult
-from cpembed.api.tune_vta import VtaTuneResult
-
 from cpembed.api.run import run
-from cpembed.api.tune import tune
+from cpembed.api.run_result import RunResult
+from cpembed.api.tune import TuneResult, tune
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
@@ -37,9 +35,9 @@ def compute(key: str, trials: int) -> Row:
         patch.dict(os.environ, {DIRECTORY_VARIABLE: folder}),
     ):
         tuned = tune(workload, TARGET, trials=trials)
-        assert isinstance(tuned, VtaTuneResult)
+        assert isinstance(tuned, TuneResult)
         ran = run(workload, TARGET)
-    assert isinstance(ran, VtaRunResult)
+    assert isinstance(ran, RunResult)
     document = ran.to_json()
     assert document["verified"]
     assert document["simulated_cycles"] == tuned.best.cycles

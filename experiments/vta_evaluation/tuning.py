@@ -6,21 +6,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from cpembed.api.run_vta import VtaSimulation
-from cpembed.targets.vta.tuning_search import VtaSearch
-from cpembed.targets.vta.tuning_space import Machine, design_of
-
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate
+from cpembed.selection.overheads import overheads
+from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.vta.estimate import bounds
 from cpembed.targets.vta.lower import LoweredVta, lower
 from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.space import Machine, Nest, VtaSpace
+from cpembed.targets.vta.target import VtaTarget
 from cpembed.targets.vta.tiles import tile_nest
 from cpembed.targets.vta.timing import time_program
 from cpembed.transform.program import DerivedProgram
+from cpembed.tuning.search import Search
+from cpembed.tuning.space import Design
 from experiments.vta_evaluation.reference import (
     ranked_knobs,
     reference_program,
@@ -44,9 +46,8 @@ class Target:
     @classmethod
     def of(cls, name: str, workload: Computation) -> Target:
         """The target, with results of a workload requantized to int8 by the default shift."""
-        simulation = VtaSimulation.of(_spec(name), workload, None, None)
-        machine = Machine(simulation.config, simulation.memory, simulation.tail)
-        return cls(simulation.spec, machine, simulation.clock_mhz)
+        target = VtaTarget(_spec(name))
+        return cls(target.spec, target.machine(workload), target.clock_mhz)
 
 
 @cache
@@ -82,8 +83,10 @@ class Tuned:
 
 def tune(candidate: Candidate, target: Target, trials: int) -> Tuned:
     """A candidate under the search of ``cpembed tune``."""
-    design = design_of(candidate, 1, "", target.machine)
-    search = VtaSearch([design], target.machine, SEED)
+    lowered = Nest.of(candidate.program, target.machine)
+    ranked = RankedCandidate(1, candidate, overheads(candidate.program), 0.0, "")
+    design = Design(ranked, lowered, VtaSpace(lowered))
+    search = Search([design], design.space.best().schedule, SEED, VtaTarget.spread)
     best: tuple[int, Schedule] | None = None
     simulated = 0
     for proposal in search.proposals(trials):

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import LoweringError
@@ -15,13 +14,11 @@ from cpembed.kernel.plan import Knobs
 from cpembed.measure.runner import Quantiles
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.choice import compared
-from cpembed.targets.cpu.build import Lowered
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.cpu.choice import Objective
 from cpembed.targets.cpu.contest import Failed, Moves, Timed
 from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.x86.target import X86Target
-from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.space import Design, Proposal, distinct
 
 TARGET = "amx_int8"
@@ -45,10 +42,11 @@ class Modelled(X86Target):
 
     def __init__(self, figures: Calibration, objective: Objective = "total") -> None:
         super().__init__(hardware_spec(TARGET), objective)
-        self.machine = figures
+        self._given = figures
 
-    def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
-        return Lowered.of(program, self.back_end, epilogue, self.machine)
+    @property
+    def machine(self) -> Calibration:
+        return self._given
 
 
 @cache
