@@ -27,6 +27,7 @@ def report(result: TuneResult) -> Iterator[RenderableType]:
         [
             *given_rows(result.workload, target.spec),
             ("constraints", result.constraints),
+            *(("result", result.about[name]) for name in ("form",) if name in result.about),
             ("tried", _tried(result)),
             *target.tuning_rows(best, result.untuned),
             *_embedding(best, candidate),
