@@ -32,14 +32,10 @@ PREFIXES = (
 CLASSES = re.compile(r"(Vta|Cpu|X86|Arm|Amx|Avx|Cuda)[A-Z]\w*")
 """Classes of one target, or of one kind of target."""
 
-_CALIBRATE = "`cpembed calibrate` and its library call measure the processor of this machine"
 _HOST = "what the processor that runs this reports is asked in its architecture's words"
 _RELAX = "functions that compiled modules of relax look up by name"
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("api/calibrate.py", "cpembed.targets.cpu.calibration"): _CALIBRATE,
-    ("api/calibrate.py", "cpembed.targets.x86.calibrate"): _CALIBRATE,
-    ("report/calibrate.py", "cpembed.targets.cpu.calibration"): _CALIBRATE,
     ("kernel/runtime.py", "is_x86"): _HOST,
     ("kernel/runtime.py", "aarch64"): _HOST,
     ("tvm/execution.py", "cpembed.targets.vta"): _RELAX,
