@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.levels import Hierarchy
-from cpembed.ir.dtypes import size_bytes
 from cpembed.machine.nest import TileNest, tile_nest
+from cpembed.machine.packing import packing_cycles
 from cpembed.machine.search import ROWS, best_tiling
 from cpembed.machine.times import MemoryTime, compute_time, memory_times
 from cpembed.machine.traffic import Tilings, boundaries
 from cpembed.provenance import Provenance
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,8 @@ def estimate_program(
         "issue": computing.issuing[0],
     }
     packing = {
-        operand.name: packing_cycles(operand, machine) / machine.clock_mhz
-        for operand in program.operands
+        operand.name: packing_cycles(operand, scope, machine) / machine.clock_mhz
+        for operand, scope in ((program.operand(o.name), o.scope) for o in nest.operands)
         if operand.name not in ahead and not operand.is_identity
     }
     return Estimate(
@@ -170,16 +169,6 @@ def estimate_program(
         packing,
         found.exact,
     )
-
-
-def packing_cycles(operand: PackedOperand, machine: Hierarchy) -> float:
-    """Cycles of copying an operand between its own layout and the program's, in main memory."""
-    root = machine.root
-    size = size_bytes(operand.dtype)
-    original, packed = math.prod(operand.original_shape) * size, operand.elements * size
-    # A copy reads as much as it writes but for padding; both directions cost the same.
-    read, write = original / root.read_bytes, packed / root.write_bytes
-    return read + write if root.half_duplex else max(read, write)
 
 
 def _bound(computing: str, times: list[MemoryTime]) -> str:

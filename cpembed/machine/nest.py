@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
+from cpembed.machine.padding import executed_share
 from cpembed.transform.program import DerivedProgram, Loop
 
 Floats = NDArray[np.float64]
@@ -68,17 +69,19 @@ class TileOperand:
 class TileNest:
     """The loops around an instruction, those of more than one iteration, and its operands.
 
-    ``lanes`` are the extents of the instruction's axes.
+    ``lanes`` are the extents of the instruction's axes; ``executed`` is the share of the iterations
+    that multiply more than padding.
     """
 
     loops: tuple[Loop, ...]
     lanes: Mapping[str, int]
     operands: tuple[TileOperand, ...]
+    executed: float = 1.0
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> float:
         """Executions of the instruction."""
-        return math.prod(loop.extent for loop in self.loops)
+        return self.executed * math.prod(loop.extent for loop in self.loops)
 
     @cached_property
     def fixed(self) -> dict[str, Floats]:
@@ -113,7 +116,7 @@ def tile_nest(program: DerivedProgram) -> TileNest:
                 ours.name in outputs,
             )
         )
-    return TileNest(loops, lanes, tuple(operands))
+    return TileNest(loops, lanes, tuple(operands), executed_share(program))
 
 
 def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:
