@@ -191,6 +191,6 @@ def _tiling(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> tuple[Level
         order = tuple(name for name in boundary.order if tile[name] < around[name])
         names = tuple(memory.name for memory in machine.levels[level])
         shown = {name: size for name, size in tile.items() if size > 1}
-        found.append(LevelTiling(names, shown, order, int(tilings.busy[level][0])))
+        found.append(LevelTiling(names, shown, order, round(tilings.busy[level][0])))
         around = tile
     return tuple(reversed(found))

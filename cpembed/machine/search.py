@@ -8,7 +8,7 @@ all of them are compared where they are few, else a grid. The best few go on to 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,7 +30,7 @@ from cpembed.machine.traffic import (
     whole,
 )
 
-ROWS = 1024
+ROWS = 2048
 """Tilings of a level that are compared for each order of the loops."""
 
 _KEPT = 8
@@ -74,34 +74,47 @@ def _best(
     tried: list[Tilings], kept: int, nest: TileNest, machine: Hierarchy
 ) -> tuple[Tilings, bool]:
     """The best rows of all, and whether none is missing that may turn out better."""
-    ranked = [_ranking(tilings, nest, machine) for tilings in tried]
-    time, moved = (np.concatenate([found[part] for found in ranked]) for part in (0, 1))
-    number = np.repeat(np.arange(len(tried)), [len(found[0]) for found in ranked])
-    row = np.concatenate([np.arange(len(found[0])) for found in ranked])
+    ranked = [_measures(tilings, nest, machine) for tilings in tried]
+    measures = np.concatenate(ranked, axis=1)
+    number: Integers = np.repeat(np.arange(len(tried)), [found.shape[1] for found in ranked])
+    each: list[Integers] = [np.arange(found.shape[1]) for found in ranked]
+    row = np.concatenate(each)
     # Rows that are equal in what is to come are neighbours: more are taken, then one of each.
-    best = np.lexsort((moved, time))
-    some = best[: kept * _EQUALS]
+    some = _in_turn(measures, range(len(row)))[: kept * _EQUALS]
     rows: list[Integers] = [row[some[number[some] == n]] for n in range(len(tried))]
     found = joined([part.taken(own) for part, own in zip(tried, rows, strict=True) if len(own)])
-    order = np.lexsort(_ranking(found, nest, machine)[::-1])
-    distinct = _first_of_equals(found, order)
-    every = len(some) == len(best) and len(distinct) <= kept
-    return found.taken(order[distinct[:kept]]), every
+    distinct = _distinct(found)
+    order = _in_turn(_measures(found, nest, machine), distinct)
+    every = len(some) == len(row) and len(distinct) <= kept
+    return found.taken(order[:kept]), every
 
 
-def _ranking(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> tuple[Floats, Floats]:
-    """Cycles, and bytes moved; times that differ by rounding are equal."""
+def _measures(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Floats:
+    """Cycles, bytes moved and, negative, iterations in a tile; times that differ by rounding are
+    equal."""
     moved = np.zeros(tilings.rows)
     for traffic in tilings.traffic.values():
         moved = moved + traffic.read_bytes + traffic.write_bytes
-    return np.round(cycles(tilings, nest, machine), 6), moved
+    time = np.round(cycles(tilings, nest, machine), 6)
+    return np.stack([time, moved, -math.prod(tilings.sizes.values(), start=np.ones(tilings.rows))])
 
 
-def _first_of_equals(tilings: Tilings, rows: np.ndarray) -> list[int]:
-    """Places, in ``rows``, of tilings that differ from all before them in what is to come."""
+def _in_turn(measures: Floats, rows: Sequence[int]) -> Integers:
+    """Rows of the least time first; of those, in turn, the fewest bytes moved and the largest
+    tile, which leaves the most to share and to keep farther in."""
+    own = np.asarray(rows, np.intp)
+    time, moved, size = measures[:, own]
+    orders = np.lexsort((size, moved, time)), np.lexsort((moved, size, time))
+    mixed = np.stack(orders, axis=1).ravel()
+    _, first = np.unique(mixed, return_index=True)
+    return own[mixed[np.sort(first)]]
+
+
+def _distinct(tilings: Tilings) -> list[int]:
+    """Rows of tilings that differ from all before them in what is to come."""
     columns = [*tilings.sizes.values(), tilings.share]
     columns += [n for p in tilings.passes.values() for n in (p.staying, p.every)]
-    table = np.stack([np.broadcast_to(column, (tilings.rows,)) for column in columns])[:, rows]
+    table = np.stack([np.broadcast_to(column, (tilings.rows,)) for column in columns])
     _, first = np.unique(np.round(table, 6), axis=1, return_index=True)
     return sorted(first.tolist())
 

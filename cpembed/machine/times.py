@@ -110,7 +110,8 @@ def _time(
     tiles = np.ones(tilings.rows)
     for child in below:
         traffic = tilings.traffic[child.name]
-        active = busy[child.level] / busy[memory.level]
+        # Of a level whose tiles are not chosen yet, what is known is that of the next one outside.
+        active = busy.get(child.level, tilings.busy[0]) / busy[memory.level]
         read = read + active * traffic.read_bytes
         write = write + active * traffic.write_bytes
         waits = memory.latency_cycles if _starts_anew(child) else 0.0

@@ -137,30 +137,46 @@ def _combined(tilings: Sequence[Tilings], function: Callable[[list[Floats]], Flo
 
 
 @dataclass(frozen=True)
+class Region:
+    """What a tile of an operand is to a memory: bytes, transfers, and whether the memory has room
+    for it until it is needed again."""
+
+    bytes: Floats
+    transfers: Floats
+    fits: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
 class LevelTiles:
-    """Tile sizes of a level; by memory and operand, the bytes of a tile and how many transfers it
-    takes."""
+    """Tile sizes of a level, and the regions that they make, by memory and operand.
+
+    Memories farther in that are filled past this level are among them: whatever their own tiles
+    will be, what all of them together have no room for comes again with each tile of this level.
+    """
 
     level: int
     sizes: Mapping[str, Floats]
-    regions: Mapping[str, Mapping[str, tuple[Floats, Floats]]]
+    regions: Mapping[str, Mapping[str, Region]]
 
     @staticmethod
     def of(
         level: int, sizes: Mapping[str, Floats], nest: TileNest, machine: Hierarchy
     ) -> LevelTiles:
         known = {**nest.fixed, **sizes}
-        return LevelTiles(
-            level,
-            sizes,
-            {
-                memory.name: {
-                    operand.name: _region(operand, memory, nest, known)
-                    for operand in operands_in(memory, nest, machine)
-                }
-                for memory in machine.levels[level]
-            },
-        )
+        units = machine.levels[level][0].units
+        regions: dict[str, dict[str, Region]] = {}
+        for memory in machine.memories.values():
+            if memory.parent is None or memory.level > level:
+                continue
+            if memory.level < level >= machine.memories[memory.parent].level:
+                continue
+            operands = operands_in(memory, nest, machine)
+            room = memory.room * memory.units // units
+            fits = filled_bytes(memory, operands, nest, sizes) <= room
+            regions[memory.name] = {
+                operand.name: _region(operand, memory, nest, known, fits) for operand in operands
+            }
+        return LevelTiles(level, sizes, regions)
 
 
 def whole(nest: TileNest) -> Tilings:
@@ -220,13 +236,14 @@ def cut(
     full = {name: outer.sizes[name] / size for name, size in sizes.items()}
     trips = {name: np.ceil(count) for name, count in full.items()}
     shares = _shares(trips, loops, nest, machine.sharing(inner.level))
-    share, busy = outer.share, outer.busy[0]
+    tiles = np.ones(1)
     for name, parts in shares.items():
-        own = np.ceil(trips[name] / parts)
-        share = share * np.minimum(1.0, own * sizes[name] / outer.sizes[name])
-        full[name] = np.minimum(full[name], own)
-        trips[name] = own
-        busy = busy * parts
+        tiles = tiles * trips[name]
+        trips[name] = trips[name] / parts
+        full[name] = np.minimum(full[name], trips[name])
+    # Whole tiles are dealt out, whatever loop they come from.
+    rounds = np.ceil(tiles / machine.sharing(inner.level)) if shares else tiles
+    share, busy = outer.share * rounds / tiles, outer.busy[0] * tiles / rounds
     visits = outer.visits
     for count in trips.values():
         visits = visits * count
@@ -261,7 +278,8 @@ def _passes(
 def _shares(
     trips: Mapping[str, Floats], boundary: Boundary, nest: TileNest, units: int
 ) -> dict[str, Floats]:
-    """Into how many parts the loops are shared by the units: the first one as far as it goes."""
+    """Into how many parts the loops are shared by the units: the first one as far as it goes. A
+    part of an iteration counts as such."""
     if boundary.shared_first is None:
         return {}
     parallel = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
@@ -270,7 +288,7 @@ def _shares(
     shares: dict[str, Floats] = {}
     for name in (first, *(other for other in parallel if other != first)):
         shares[name] = np.minimum(left, trips[name])
-        left = np.floor(left / shares[name])
+        left = left / shares[name]
     return shares
 
 
@@ -308,30 +326,32 @@ def _single(nest: TileNest) -> dict[str, Floats]:
 
 
 def _region(
-    operand: TileOperand, memory: Memory, nest: TileNest, sizes: Mapping[str, Floats]
-) -> tuple[Floats, Floats]:
+    operand: TileOperand,
+    memory: Memory,
+    nest: TileNest,
+    sizes: Mapping[str, Floats],
+    fits: NDArray[np.bool_],
+) -> Region:
     if memory.moves is Moved.TILE:
         count = _tiles(operand, nest, sizes)
-        return count * _tile_bytes(operand, memory, nest), count
-    return operand.moved_bytes(sizes, memory.granule_bytes), np.ones(1)
+        return Region(count * _tile_bytes(operand, memory, nest), count, fits)
+    return Region(operand.moved_bytes(sizes, memory.granule_bytes), np.ones(1), fits)
 
 
-def _traffic(
-    found: Tilings, regions: Mapping[str, tuple[Floats, Floats]], nest: TileNest
-) -> Traffic:
+def _traffic(found: Tilings, regions: Mapping[str, Region], nest: TileNest) -> Traffic:
     read, write, transfers = np.zeros(found.rows), np.zeros(found.rows), np.zeros(found.rows)
     for operand in nest.operands:
         if operand.name not in regions:
             continue
-        region, count = regions[operand.name]
-        passes = found.passes[operand.name].staying
+        region, passes = regions[operand.name], found.passes[operand.name]
+        moved = np.where(region.fits, passes.staying, passes.every)
         if operand.is_output:
             # Sums that are not complete come back.
-            again = np.maximum(0.0, passes - found.passes[operand.name].distinct)
-            write = write + region * passes
-            read = read + region * again
-            passes = passes + again
+            again = np.maximum(0.0, moved - passes.distinct)
+            write = write + region.bytes * moved
+            read = read + region.bytes * again
+            moved = moved + again
         else:
-            read = read + region * passes
-        transfers = transfers + count * np.ceil(passes)
+            read = read + region.bytes * moved
+        transfers = transfers + region.transfers * np.ceil(moved)
     return Traffic(read, write, transfers, found.visits)

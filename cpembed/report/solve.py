@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.estimate import EstimateResult
 from cpembed.api.pareto import ParetoResult
 from cpembed.api.solve import SolveResult
 from cpembed.embedding.conflict import Conflict
@@ -15,13 +15,16 @@ from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.machine.estimate import Estimate
 from cpembed.provenance import Provenance
 from cpembed.report import words
 from cpembed.report.blocks import bullets, header, heading
 from cpembed.report.candidates import CandidateTable
 from cpembed.selection.pareto import objectives
 from cpembed.selection.ranking import RankedCandidate
+
+if TYPE_CHECKING:
+    from cpembed.api.estimate import EstimateResult
+    from cpembed.machine.estimate import Estimate
 
 _COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")
 _PARETO_COLUMNS = ("used>", "MACs>", "moved>", "footprint>", "packed")
