@@ -26,6 +26,7 @@ _CPU_VARIABLE = "QEMU_CPU"
 """qemu's own."""
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 @cache
@@ -34,13 +35,13 @@ def emulator() -> str | None:
     return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
-def emulate(executable: bytes, doing: str, macs: float = 0) -> bytes:
+def emulate(executable: bytes, doing: str) -> bytes:
     """What an executable writes to its standard output.
 
-    ``doing`` is for the line about a crash, ``macs`` multiply-accumulates of work. Raises
-    :class:`BackendUnavailable` without qemu, :class:`CrashError` where the program is ended by a
-    signal or takes longer than :func:`~cpembed.worker.time_limit`, :class:`InvariantError` where
-    it says that a kernel refused its arguments.
+    ``doing`` is for the line about a crash. Raises :class:`BackendUnavailable` without qemu,
+    :class:`CrashError` where the program is ended by a signal or takes longer than
+    :func:`~cpembed.worker.time_limit`, :class:`InvariantError` where a kernel refused its
+    arguments.
     """
     found = emulator()
     if found is None:
@@ -55,7 +56,7 @@ def emulate(executable: bytes, doing: str, macs: float = 0) -> bytes:
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=time_limit(macs),
+                timeout=time_limit(),
                 check=False,
                 preexec_fn=_end_with_this,
             )
@@ -80,6 +81,3 @@ def _end_with_this() -> None:
     """In the child: it ends when this process does, however that ends."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_LIBC = ctypes.CDLL(None)
