@@ -80,7 +80,8 @@ def packed_computation(program: DerivedProgram) -> Computation:
     for output in workload.outputs:
         access[output.name] = Access(output.name, (*loops, *access[output.name].index))
     axes = tuple(
-        Axis(loop.name, loop.extent, loop.kind) for loop in (*program.loops, *program.lanes)
+        Axis(loop.name, loop.extent, loop.kind)
+        for loop in (*program.loops, *program.instruction_axes)
     )
     used = {n for a in access.values() for i in a.index for n in i.iterators}
 

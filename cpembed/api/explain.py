@@ -192,7 +192,7 @@ def _explained(
 
 
 def layout(program: DerivedProgram, operand: PackedOperand) -> Layout:
-    walking = {lane.name for lane in program.lanes if lane.extent > 1}
+    walking = {lane.name for lane in program.instruction_axes if lane.extent > 1}
     return Layout(
         tuple(d.name for d in operand.dimensions),
         operand.shape,

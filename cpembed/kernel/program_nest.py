@@ -96,7 +96,7 @@ def kernel_nest(
     return Nest(
         tasks=tuple(task(loop) for loop in spatial),
         reductions=tuple(renamed(loop) for loop in reductions),
-        inner=tuple(renamed(loop) for loop in program.lanes),
+        inner=tuple(renamed(loop) for loop in program.instruction_axes),
         operands=(
             _as_it_came(first, coordinates) if unpadded else flat("A", first),
             flat("B", second),
@@ -234,5 +234,5 @@ def _flat_access(operand: PackedOperand) -> IndexExpr:
 def _identifiers(program: DerivedProgram) -> dict[str, str]:
     """A valid identifier per iterator: names of loops are free text (``q.o``)."""
     names = {loop.name: f"loop_{number}" for number, loop in enumerate(program.loops)}
-    names.update({lane.name: lane_name(lane.name) for lane in program.lanes})
+    names.update({lane.name: lane_name(lane.name) for lane in program.instruction_axes})
     return names

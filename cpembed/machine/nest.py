@@ -98,7 +98,7 @@ def tile_nest(program: DerivedProgram) -> TileNest:
     """The nest of a program."""
     loops = tuple(loop for loop in program.loops if loop.extent > 1)
     single = {loop.name: 1 for loop in program.loops if loop.extent == 1}
-    lanes = {**{lane.name: lane.extent for lane in program.lanes}, **single}
+    lanes = {**{lane.name: lane.extent for lane in program.instruction_axes}, **single}
     computation = program.instruction.computation
     outputs = {operand.name for operand in computation.outputs}
     operands: list[TileOperand] = []

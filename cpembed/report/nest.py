@@ -71,7 +71,7 @@ def _padding(program: DerivedProgram, digit: Digit) -> str:
 
 
 def axis_map(program: DerivedProgram) -> str:
-    """Each workload axis over loops and lanes; coordinates beyond its extent are padding."""
+    """Workload axes over loops and instruction axes; coordinates beyond an extent are padding."""
     rows = {
         axis: shortened(index, program.extents)
         for axis, index in program.axis_map.items()
@@ -95,8 +95,8 @@ def pseudo_code(program: DerivedProgram) -> str:
         lines.append(f"{head:<{width}}  # {loop.kind.value}")
         depth += 1
     margin = "  " * depth
-    lanes = ", ".join(f"{lane.name} < {lane.extent}" for lane in program.lanes)
-    lines.append(f"{margin}{program.instruction.name}  for {lanes}:")
+    inner = ", ".join(f"{axis.name} < {axis.extent}" for axis in program.instruction_axes)
+    lines.append(f"{margin}{program.instruction.name}  for {inner}:")
     for role, name in program.roles.items():
         operand = program.operand(name)
         access = ", ".join(str(shortened(index, program.extents)) for index in operand.access)

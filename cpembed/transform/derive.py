@@ -2,9 +2,9 @@
 
 Definitions: docs/embedding.md, "Rewrites" and docs/embedding.md, "Program and proof".
 
-The instruction's tile of each operand is described by its memory side. A lane (an instruction
-axis) whose elements may lie at any distance stays where its workload axis is; a lane that must be
-dense moves innermost, in the tile's order. A lane that walks a dimension with several iterators
+The instruction's tile of each operand is described by its memory side. An instruction axis
+whose elements may lie at any distance stays where its workload axis is; one that must be dense
+moves innermost, in the tile's order. One that walks a dimension with several iterators
 (an image row) is read in place. All other dimensions keep the order of the original operand, so a
 channels-last operand yields a channels-last layout.
 """
@@ -31,7 +31,8 @@ LayoutCache = dict[
     tuple[str, str, tuple[tuple[int, tuple[Digit, ...]], ...]],
     tuple[PackedOperand, list[Rewrite]],
 ]
-"""Layouts by the operand, its role, and the extents and digits of its lanes: all they depend on."""
+"""Layouts by the operand, its role, and the extents and digits of its instruction axes, which is
+all they depend on."""
 
 
 def derive(
@@ -64,11 +65,11 @@ def derive(
     workload = flatten(workload, embedding.flattened, embedding.pitches)
     overlaps = overlapping(workload, instruction, embedding, in_place) if in_place else {}
     loops, axis_map = _iteration(workload, embedding, overlaps)
-    lanes = tuple(
+    axes = tuple(
         Loop(axis.name, embedding.extents[axis.name], instruction.loop_axis(axis.name).kind)
         for axis in instruction.axes
     )
-    extents = {loop.name: loop.extent for loop in (*loops, *lanes)}
+    extents = {loop.name: loop.extent for loop in (*loops, *axes)}
     operands: list[PackedOperand] = []
     rewrites: list[Rewrite] = []
     outputs = {output.name for output in workload.outputs}
@@ -105,7 +106,7 @@ def derive(
         instruction,
         embedding,
         loops,
-        lanes,
+        axes,
         axis_map,
         tuple(operands),
         dict(embedding.operands),
@@ -133,7 +134,7 @@ def overlapping(
     exact = all(is_integer(operand.dtype) for operand in workload.operands)
     roles = {role: name for name, role in embedding.operands.items()}
     found: dict[str, Overlap] = {}
-    for lane, digits in embedding.digits.items():
+    for ours, digits in embedding.digits.items():
         for digit in digits:
             axis = next(a for a in workload.axes if a.name == digit.axis)
             count = -(-axis.extent // digit.count)
@@ -147,7 +148,7 @@ def overlapping(
                 fits = bool(packed) and packed != walked and exact
             else:
                 placed = all(
-                    instruction.memory[roles[name]].stride_rule(lane) is StrideRule.ANY
+                    instruction.memory[roles[name]].stride_rule(ours) is StrideRule.ANY
                     or _is_alone(workload, name, axis.name)
                     for name in packed
                 )
@@ -181,17 +182,17 @@ def _has_single_accesses(
 def _iteration(
     workload: Computation, embedding: Embedding, overlaps: Mapping[str, Overlap]
 ) -> tuple[tuple[Loop, ...], dict[str, IndexExpr]]:
-    """Outer loops over the translations, and each workload axis over loops and lanes.
+    """Outer loops over the translations, and each workload axis over loops and instruction axes.
 
     A digit of count c and stride s covers blocks of c*s; the loop ``axis.o`` walks blocks and,
     where s > 1, ``axis.p`` the s interleaved phases.
     """
-    mapped: dict[str, list[Lane]] = {}
-    for lane, digits in embedding.digits.items():
+    mapped: dict[str, list[Fed]] = {}
+    for ours, digits in embedding.digits.items():
         weight = 1
         for digit in digits:
-            outermost = weight * digit.count == embedding.extents[lane]
-            mapped.setdefault(digit.axis, []).append((lane, weight, digit, outermost))
+            outermost = weight * digit.count == embedding.extents[ours]
+            mapped.setdefault(digit.axis, []).append((ours, weight, digit, outermost))
             weight *= digit.count
     walked = {axis: _walked(axis, tuple(mapped.get(axis.name, ()))) for axis in workload.axes}
     loops = [
@@ -208,22 +209,22 @@ def _iteration(
     return tuple(loops), coordinates
 
 
-Lane = tuple[str, int, Digit, bool]
+Fed = tuple[str, int, Digit, bool]
 """An instruction axis, the weight of one of its digits, the digit, and whether it is its last."""
 
 
 @lru_cache(1 << 12)
-def _walked(axis: Axis, lanes: tuple[Lane, ...]) -> tuple[tuple[Loop, ...], IndexExpr]:
+def _walked(axis: Axis, fed: tuple[Fed, ...]) -> tuple[tuple[Loop, ...], IndexExpr]:
     """The outer loops of an axis, and its coordinate; enumerations ask for the same ones often."""
-    if len(lanes) > 1:
+    if len(fed) > 1:
         raise TransformError(f"axis {axis.name} feeds several digits: not derivable yet")
-    count, stride = (lanes[0][2].count, lanes[0][2].stride) if lanes else (1, 1)
+    count, stride = (fed[0][2].count, fed[0][2].stride) if fed else (1, 1)
     block = count * stride
     loops = [Loop(f"{axis.name}.o", -(-axis.extent // block), axis.kind)]
     terms = [IndexTerm(f"{axis.name}.o", block)]
     if stride > 1:
         loops.append(Loop(f"{axis.name}.p", stride, axis.kind))
         terms.append(IndexTerm(f"{axis.name}.p"))
-    for lane, weight, digit, outermost in lanes:
-        terms.append(IndexTerm(lane, digit.stride, weight, None if outermost else digit.count))
+    for ours, weight, digit, outermost in fed:
+        terms.append(IndexTerm(ours, digit.stride, weight, None if outermost else digit.count))
     return tuple(loops), IndexExpr.of(terms)

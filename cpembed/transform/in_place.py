@@ -15,7 +15,7 @@ from cpembed.transform.rewrites import Flatten, Pad
 
 @dataclass
 class InPlaceLayout(LayoutBuilder):
-    """The original layout, fused axes joined, which the memory side takes its lanes from."""
+    """The original layout, fused axes joined, which the memory side takes its tiles from."""
 
     def derive(self) -> PackedOperand:
         self._check_moves()
@@ -33,26 +33,26 @@ class InPlaceLayout(LayoutBuilder):
             if before or after:
                 name = self.layout.name
                 self._apply(Pad(name, k, before, after, dimension.extent, dimension.name))
-        for lane in self.lanes:
-            if self.extents[lane] > 1 and not self._walks(lane):
+        for axis in self.instruction_axes:
+            if self.extents[axis] > 1 and not self._walks(axis):
                 raise TransformError(
-                    f"{self.layout.name} lies in another order than the instruction takes {lane}"
+                    f"{self.layout.name} lies in another order than the instruction takes {axis}"
                 )
         return self.layout
 
     def _reach(self, index: IndexExpr) -> int:
         return index.bounds(self.extents)[1] + 1
 
-    def _walks(self, lane: str) -> bool:
-        """Whether the memory side takes a lane from where it lies."""
+    def _walks(self, axis: str) -> bool:
+        """Whether the memory side takes an instruction axis from where it lies."""
         if any(
-            lane in t.iterators and t.inner for index in self.layout.access for t in index.terms
+            axis in t.iterators and t.inner for index in self.layout.access for t in index.terms
         ):
             return False
-        step = self.layout.lane_stride(lane)
+        step = self.layout.axis_stride(axis)
         if step is None or step <= 0:
             return False
-        if self.memory.stride_rule(lane) is StrideRule.ANY:
+        if self.memory.stride_rule(axis) is StrideRule.ANY:
             return True
         size = size_bytes(self.layout.dtype)
-        return step == 1 and self.memory.reads_contiguously(lane, size, self.extents)
+        return step == 1 and self.memory.reads_contiguously(axis, size, self.extents)

@@ -1,9 +1,9 @@
 """An operand's packed layout: the rewrites of Table 2 that give an instruction its tiles.
 
-The tile of each operand is described by the instruction's memory side. A lane (an instruction axis)
-whose elements may lie at any distance stays where its workload axis is; a lane that must be dense
-moves innermost, in the tile's order. A lane that walks a dimension with several iterators (an
-image row) is read in place where the memory side can, else the dimension is unrolled. All other
+The tile of each operand is described by the instruction's memory side. An instruction
+axis whose elements may lie at any distance stays where its workload axis is; one that must be dense
+moves innermost, in the tile's order. One that walks a dimension with several iterators (an image
+row) is read in place where the memory side can, else the dimension is unrolled. All other
 dimensions keep the order of the original operand, so a channels-last operand yields a
 channels-last layout; only in weights, which are packed ahead of time, those that are summed over
 go inside.
@@ -58,9 +58,9 @@ class OperandLayout(LayoutBuilder):
     _digit_dimensions: dict[tuple[str, str], str] = field(
         default_factory=dict[tuple[str, str], str]
     )
-    """(lane, workload axis) -> the dimension that is just this digit."""
+    """(instruction axis, workload axis) -> the dimension that is just this digit."""
     _contiguous: list[str] = field(default_factory=list[str])
-    """Dimensions that a lane walks in place and must find innermost."""
+    """Dimensions that an instruction axis walks in place and must find innermost."""
 
     def derive(self) -> PackedOperand:
         """Apply the rewrites; ``applied`` lists them afterwards."""
@@ -74,20 +74,20 @@ class OperandLayout(LayoutBuilder):
         self._pad()
         digits = self._split()
         gathered = [
-            lane
-            for lane in dict.fromkeys(t.axis for t in self.memory.tile)
-            if digits.get(lane) and not self._stays(lane, digits[lane])
+            axis
+            for axis in dict.fromkeys(t.axis for t in self.memory.tile)
+            if digits.get(axis) and not self._stays(axis, digits[axis])
         ]
         self._gather(gathered, digits)
-        for lane in gathered:
-            self._fuse(lane, digits[lane])
+        for axis in gathered:
+            self._fuse(axis, digits[axis])
         self._tile(gathered)
         return self.layout
 
     def _unroll(self) -> None:
         """Give mapped axes of a shared index dimensions of their own, at the least footprint."""
         for name, index in list(self._indices.items()):
-            if name in {*self._direct, *self._joined} or not any(map(self._lane, index.iterators)):
+            if name in {*self._direct, *self._joined} or not any(map(self._feeds, index.iterators)):
                 continue
             walked = set(self.overlaps) & set(index.iterators)
             if not all(map(self._begins_anywhere, walked)):
@@ -98,13 +98,13 @@ class OperandLayout(LayoutBuilder):
             self._apply_unrolling(name, smallest_unrolling(name, axes, extents))
 
     def _index_axis(self, term: IndexTerm, index: IndexExpr) -> IndexAxis:
-        axis, lane = term.iterator, self._lane(term.iterator)
-        if lane is None:
+        axis, ours = term.iterator, self._feeds(term.iterator)
+        if ours is None:
             return IndexAxis(axis, term.coefficient, self.axis_map[axis])
         treatments = self._treatments(axis, index)
         if self._begins_anywhere(axis):
             treatments = ("in_place",)
-        return IndexAxis(axis, term.coefficient, self.axis_map[axis], lane, treatments)
+        return IndexAxis(axis, term.coefficient, self.axis_map[axis], ours, treatments)
 
     def _apply_unrolling(self, name: str, found: Unrolling) -> None:
         position = self._position(name)
@@ -112,29 +112,29 @@ class OperandLayout(LayoutBuilder):
         parts, own, offset = list(found.parts), found.own, found.offset + access.constant
         if found.shared and parts[0].name != name:
             parts[0] = replace(parts[0], name=self._fresh(parts[0].name))
-        lanes = [part for part in parts if part.lane is not None]
-        if own or lanes:
+        mapped = [part for part in parts if part.walked_by is not None]
+        if own or mapped:
             rewrite = unroll(
                 self.layout.name, position, dimension.extent, offset, tuple(parts), name
             )
             self._apply(rewrite)
             for axis in own:
                 self._direct[f"{name}.{axis}"] = axis
-        moved = {part.name.removesuffix(".i"): part for part in lanes}
+        moved = {part.name.removesuffix(".i"): part for part in mapped}
         for axis, part in moved.items():
-            assert part.lane is not None
-            if (part.lane, axis) in self._digit_dimensions:
+            assert part.walked_by is not None
+            if (part.walked_by, axis) in self._digit_dimensions:
                 raise self._diagonal(axis)
-            self._digit_dimensions[part.lane, axis] = part.name
+            self._digit_dimensions[part.walked_by, axis] = part.name
         # What is neither: read in place, in the part that the other axes share.
         for axis in self._indices[name].iterators if parts else ():
-            lane = self._lane(axis)
-            if lane is None or axis in own or axis in moved:
+            ours = self._feeds(axis)
+            if ours is None or axis in own or axis in moved:
                 continue
-            if self.memory.stride_rule(lane) is StrideRule.UNIT:
+            if self.memory.stride_rule(ours) is StrideRule.UNIT:
                 if sum(axis in index.iterators for index in self.access.index) > 1:
                     raise self._diagonal(axis)
-                self._contiguous.append(parts[0].name if own or lanes else name)
+                self._contiguous.append(parts[0].name if own or mapped else name)
 
     def _pad(self) -> None:
         unrolled = any(isinstance(done, ImagePack | StencilUnroll) for done in self.applied)
@@ -160,73 +160,75 @@ class OperandLayout(LayoutBuilder):
         return digits[0].count * digits[0].stride if digits else 1
 
     def _split(self) -> dict[str, list[str]]:
-        """Split every dimension that follows a mapped axis; lane -> its digit dimensions,
-        outermost digit first."""
+        """Split every dimension that follows a mapped axis; instruction axis -> its digit
+        dimensions, outermost digit first."""
         found: dict[str, list[str]] = {}
-        for lane in self.lanes:
-            for digit in reversed(self.embedding.digits[lane]):
-                own = self._digit_dimensions.get((lane, digit.axis))
+        for ours in self.instruction_axes:
+            for digit in reversed(self.embedding.digits[ours]):
+                own = self._digit_dimensions.get((ours, digit.axis))
                 direct = [name for name, axis in self._direct.items() if axis == digit.axis]
                 if len(direct) + (own is not None) > 1:
                     raise self._diagonal(digit.axis)
                 if own is not None:
-                    found.setdefault(lane, []).append(own)
+                    found.setdefault(ours, []).append(own)
                 for name in direct:
                     if not self._begins_anywhere(digit.axis):
-                        found.setdefault(lane, []).append(self._split_digit(name, digit, lane))
+                        found.setdefault(ours, []).append(self._split_digit(name, digit, ours))
         return found
 
-    def _split_digit(self, name: str, digit: Digit, lane: str) -> str:
+    def _split_digit(self, name: str, digit: Digit, ours: str) -> str:
         operand, dimension, inner = self.layout.name, self._position(name), f"{name}.i"
         block = digit.count * digit.stride
         if digit.axis in self.overlaps:
             overlap = self.overlaps[digit.axis]
             zeros = overlap.kind is AxisKind.REDUCTION
             self._apply(
-                Overlapped(operand, dimension, overlap, f"{name}.o", inner, lane, zeros=zeros)
+                Overlapped(operand, dimension, overlap, f"{name}.o", inner, ours, zeros=zeros)
             )
             return inner
         if digit.stride == 1:
-            self._apply(Split(operand, dimension, block, f"{name}.o", inner, lane))
+            self._apply(Split(operand, dimension, block, f"{name}.o", inner, ours))
             return inner
         self._apply(Split(operand, dimension, block, f"{name}.o", f"{name}.b"))
-        phases = Split(operand, dimension + 1, digit.stride, inner, f"{name}.p", outer_lane=lane)
+        phases = Split(
+            operand, dimension + 1, digit.stride, inner, f"{name}.p", outer_walked_by=ours
+        )
         self._apply(phases)
         return inner
 
-    def _stays(self, lane: str, digits: list[str]) -> bool:
-        """Whether a lane's only digit can stay beside its outer dimension."""
-        return self.memory.stride_rule(lane) is StrideRule.ANY and len(digits) == 1
+    def _stays(self, axis: str, digits: list[str]) -> bool:
+        """Whether an instruction axis's only digit can stay beside its outer dimension."""
+        return self.memory.stride_rule(axis) is StrideRule.ANY and len(digits) == 1
 
-    def _gather(self, lanes: list[str], digits: Mapping[str, list[str]]) -> None:
-        tail = [name for lane in lanes for name in digits[lane]] + self._contiguous
+    def _gather(self, axes: list[str], digits: Mapping[str, list[str]]) -> None:
+        tail = [name for axis in axes for name in digits[axis]] + self._contiguous
         names = [d.name for d in self.layout.dimensions]
         kept = [name for name in names if name not in tail]
-        if lanes and self._is_packed_ahead():
+        if axes and self._is_packed_ahead():
             kept.sort(key=self._is_summed_over)
         self._reorder(kept + tail)
 
-    def _fuse(self, lane: str, digits: list[str]) -> None:
+    def _fuse(self, axis: str, digits: list[str]) -> None:
         first = self._position(digits[0])
         if len(digits) > 1:
             sizes = tuple(d.extent for d in self.layout.dimensions[first : first + len(digits)])
-            fused = self._fresh(lane)
-            self._apply(Fuse(self.layout.name, first, sizes, fused, lane, tuple(digits)))
+            fused = self._fresh(axis)
+            self._apply(Fuse(self.layout.name, first, sizes, fused, axis, tuple(digits)))
 
-    def _tile(self, lanes: list[str]) -> None:
-        """Split gathered lanes as the tile's dimensions do, and put them in the tile's order."""
-        for lane in lanes:
-            parts = [t for t in self.memory.tile if t.axis == lane]
+    def _tile(self, axes: list[str]) -> None:
+        """Split gathered axes as the tile's dimensions do, and put them in the tile's order."""
+        for axis in axes:
+            parts = [t for t in self.memory.tile if t.axis == axis]
             cuts = sorted({t.divisor for t in parts if t.divisor > 1}, reverse=True)
-            name = next(d.name for d in self.layout.dimensions if d.lane == lane)
+            name = next(d.name for d in self.layout.dimensions if d.walked_by == axis)
             for cut in cuts:
-                outer, inner = f"{lane}/{cut}", f"{lane}%{cut}"
-                self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, lane))
+                outer, inner = f"{axis}/{cut}", f"{axis}%{cut}"
+                self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, axis))
                 name = inner
-        # Lanes that may lie anywhere go outside those that must be dense, which a dimension read in
+        # Axes that may lie anywhere go outside those that must be dense, which a dimension read in
         # place contiguously is, too.
         tiles = sorted(
-            (tile for tile in self.memory.tile if tile.axis in lanes),
+            (tile for tile in self.memory.tile if tile.axis in axes),
             key=lambda tile: self.memory.stride_rule(tile.axis) is StrideRule.UNIT,
         )
         order = [self._tile_dimension(tile.axis, tile.divisor) for tile in tiles]
@@ -251,12 +253,12 @@ class OperandLayout(LayoutBuilder):
         walks = self.layout.access[self._position(dimension)].iterators
         return all(kinds.get(name) is AxisKind.REDUCTION for name in walks)
 
-    def _tile_dimension(self, lane: str, divisor: int) -> str:
-        """The dimension that holds ``(lane // divisor) % ...``, found by its weight."""
-        found = [d for d in self.layout.dimensions if d.lane == lane]
+    def _tile_dimension(self, axis: str, divisor: int) -> str:
+        """The dimension that holds ``(axis // divisor) % ...``, found by its weight."""
+        found = [d for d in self.layout.dimensions if d.walked_by == axis]
         weight = math.prod(d.extent for d in found)
         for dimension in found:
             weight //= dimension.extent
             if weight == divisor:
                 return dimension.name
-        raise InvariantError(f"no dimension of {self.layout.name} holds {lane}/{divisor}")
+        raise InvariantError(f"no dimension of {self.layout.name} holds {axis}/{divisor}")

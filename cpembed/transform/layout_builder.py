@@ -53,14 +53,15 @@ class LayoutBuilder(ABC):
     workload: Computation
     access: Access
     memory: OperandMemory
-    lanes: tuple[str, ...]
+    instruction_axes: tuple[str, ...]
     embedding: Embedding
     axis_map: Mapping[str, IndexExpr]
     extents: Mapping[str, int]
     overlaps: Mapping[str, Overlap]
     applied: list[Rewrite] = field(default_factory=list[Rewrite])
     layout: PackedOperand = field(init=False)
-    _lane_of: dict[str, str] = field(default_factory=dict[str, str])
+    _fed: dict[str, str] = field(default_factory=dict[str, str])
+    """Workload axis -> the instruction axis that it feeds."""
     _joined: set[str] = field(default_factory=set[str])
     """Dimensions of the rows of an image, which are read in place."""
     _original_names: tuple[str, ...] = ()
@@ -81,17 +82,17 @@ class LayoutBuilder(ABC):
         self._indices = dict(zip(names, self.access.index, strict=True))
         self._original_names = tuple(names)
         digits = self.embedding.digits
-        self._lane_of = {d.axis: lane for lane in reversed(self.lanes) for d in digits[lane]}
+        self._fed = {d.axis: a for a in reversed(self.instruction_axes) for d in digits[a]}
 
     def _check_moves(self) -> None:
-        """Every digit of the operand's lanes moves along the operand."""
-        for lane in self.lanes:
-            for digit in self.embedding.digits[lane]:
+        """Every digit of the operand's instruction axes moves along the operand."""
+        for axis in self.instruction_axes:
+            for digit in self.embedding.digits[axis]:
                 members = members_of(self.embedding.flattened, digit.axis)
                 if not any(m in index.iterators for m in members for index in self.access.index):
                     raise TransformError(
                         f"{self.layout.name} has one element where the instruction takes "
-                        f"{self.extents[lane]} along {lane}: no rewrite repeats it"
+                        f"{self.extents[axis]} along {axis}: no rewrite repeats it"
                     )
 
     def _apply(self, rewrite: Rewrite) -> None:
@@ -102,8 +103,8 @@ class LayoutBuilder(ABC):
         return [d.name for d in self.layout.dimensions].index(name)
 
     def _fresh(self, name: str) -> str:
-        """A name for a new dimension, numbered where one has it: an axis may be called like a lane,
-        and what is left of two sums may be the same axis."""
+        """A name for a new dimension, numbered where one has it: an axis may be called like the
+        instruction's, and what is left of two sums may be the same axis."""
         names = {dimension.name for dimension in self.layout.dimensions}
         numbered = (f"{name}#{k}" for k in itertools.count(1))
         return next(n for n in itertools.chain([name], numbered) if n not in names)
@@ -155,13 +156,15 @@ class LayoutBuilder(ABC):
         found = JoinedRows.of(self.access.index, shape, self.workload.extents, members)
         if found is None or found.pitch != self.embedding.pitches[members[-1]]:
             return False
-        lane = self._lane(name)
-        if lane is None or self.memory.stride_rule(lane) is not StrideRule.ANY:
+        ours = self._feeds(name)
+        if ours is None or self.memory.stride_rule(ours) is not StrideRule.ANY:
             raise TransformError(f"{self.layout.name} does not hold {name} as it is read")
         rows, columns = (self._original_names[n] for n in (found.first, found.first + 1))
         walks = [a for part in (rows, columns) for a in self._indices[part].iterators]
-        if any(self._lane(axis) for axis in walks if axis not in members):
-            raise TransformError(f"{self.layout.name}: another lane walks the rows of {name}")
+        if any(self._feeds(axis) for axis in walks if axis not in members):
+            raise TransformError(
+                f"{self.layout.name}: another instruction axis walks the rows of {name}"
+            )
         self._widen(columns, found.before, found.after)
         if found.phases > 1:
             rows = self._phases(rows, found.phases, members[0])
@@ -258,18 +261,18 @@ class LayoutBuilder(ABC):
         self._indices[own] = IndexExpr.iterator(member)
         return own
 
-    def _lane(self, axis: str) -> str | None:
-        """The lane that a workload axis feeds, if any."""
-        return self._lane_of.get(axis)
+    def _feeds(self, axis: str) -> str | None:
+        """The instruction axis that a workload axis feeds, if any."""
+        return self._fed.get(axis)
 
     def _treatments(self, axis: str, index: IndexExpr) -> tuple[Treatment, ...]:
-        lane = self._lane(axis)
-        assert lane is not None
-        digits = self.embedding.digits[lane]
-        free = self.memory.stride_rule(lane) is StrideRule.ANY
+        ours = self._feeds(axis)
+        assert ours is not None
+        digits = self.embedding.digits[ours]
+        free = self.memory.stride_rule(ours) is StrideRule.ANY
         step = index.coefficient(axis) * digits[0].stride
         contiguous = step == 1 and self.memory.reads_contiguously(
-            lane, size_bytes(self.layout.dtype), self.extents
+            ours, size_bytes(self.layout.dtype), self.extents
         )
         if len(digits) == 1 and ((free and step > 0) or contiguous):
             return ("in_place", "digit", "axis")
@@ -277,10 +280,10 @@ class LayoutBuilder(ABC):
 
     def _begins_anywhere(self, axis: str) -> bool:
         """Whether an axis has blocks that overlap and need no place of their own."""
-        overlap, lane = self.overlaps.get(axis), self._lane(axis)
-        if overlap is None or lane is None or overlap.kind is not AxisKind.SPATIAL:
+        overlap, ours = self.overlaps.get(axis), self._feeds(axis)
+        if overlap is None or ours is None or overlap.kind is not AxisKind.SPATIAL:
             return False
-        return self.memory.stride_rule(lane) is StrideRule.ANY
+        return self.memory.stride_rule(ours) is StrideRule.ANY
 
     def _diagonal(self, axis: str) -> TransformError:
         return TransformError(

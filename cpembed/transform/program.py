@@ -1,6 +1,6 @@
 """The derived program: an instruction executed over outer loops on packed operands.
 
-Everything a back end needs, as plain values: outer loops, the instruction's axes (*lanes*), the
+Everything a back end needs, as plain values: outer loops, the instruction's axes, the
 workload point of each scalar operation, and per operand a packed layout with two maps, one from
 packed elements to original elements (what packing does) and one from iterators to packed elements
 (what the program reads or writes).
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loop:
-    """An iterator of the derived program: an outer loop or a lane (an instruction axis)."""
+    """An iterator of the derived program: an outer loop or an instruction axis."""
 
     name: str
     extent: int
@@ -76,12 +76,12 @@ class Overlap:
 
 @dataclass(frozen=True)
 class PackedDimension:
-    """A dimension of a packed operand; ``lane`` names the instruction axis whose tile dimension
-    it is, None for a dimension that only outer loops walk."""
+    """A dimension of a packed operand; ``walked_by`` names the instruction axis whose tile
+    dimension it is, None for a dimension that only outer loops walk."""
 
     name: str
     extent: int
-    lane: str | None = None
+    walked_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class PackedOperand:
     ``source`` has one expression per original dimension over the packed dimensions' names: packed
     element -> original element; where it lies outside ``original_shape`` the packed element is
     zero (an input) or is dropped (the output). ``access`` has one expression per packed dimension
-    over the program's iterators (loops and lanes).
+    over the program's iterators (loops and instruction axes).
     """
 
     name: str
@@ -136,12 +136,12 @@ class PackedOperand:
             for dimension, stride in zip(self.dimensions, self.strides, strict=True)
         )
 
-    def lane_stride(self, lane: str) -> int | None:
-        """Elements between consecutive steps of a lane where that is one constant, else None."""
+    def axis_stride(self, axis: str) -> int | None:
+        """Elements between steps of an instruction axis; None where that is no constant."""
         total = 0
         for index, stride in zip(self.access, self.strides, strict=True):
             for term in index.terms:
-                if term.iterator == lane:
+                if term.iterator == axis:
                     if not term.is_affine:
                         return None
                     total += term.coefficient * stride
@@ -150,11 +150,11 @@ class PackedOperand:
 
 @dataclass(frozen=True)
 class DerivedProgram:
-    """``for loops: instruction(lanes)`` equal to the workload, operation by operation.
+    """``for loops: instruction`` equal to the workload, operation by operation.
 
-    ``loops`` are outermost first (spatial before reduction, in the workload's order); ``lanes``
-    are the instruction's axes at the extents used. ``axis_map`` gives each workload axis's
-    coordinate over loops and lanes; coordinates at or beyond the workload's extent are padding.
+    ``loops`` are outermost first (spatial before reduction, in the workload's order);
+    ``instruction_axes`` have the extents used. ``axis_map`` gives each workload axis's
+    coordinate over both; coordinates at or beyond the workload's extent are padding.
     Workload and instruction are in port form (:mod:`cpembed.ir.ports`). ``operands`` follows the
     instruction's operand order (inputs, then the outputs); ``roles`` maps
     instruction operand to workload operand. ``rewrites`` lists what was applied to the
@@ -165,7 +165,7 @@ class DerivedProgram:
     instruction: Instruction
     embedding: Embedding
     loops: tuple[Loop, ...]
-    lanes: tuple[Loop, ...]
+    instruction_axes: tuple[Loop, ...]
     axis_map: Mapping[str, IndexExpr]
     operands: tuple[PackedOperand, ...]
     roles: Mapping[str, str]
@@ -190,8 +190,8 @@ class DerivedProgram:
 
     @cached_property
     def extents(self) -> dict[str, int]:
-        """Extent of every iterator, loops then lanes."""
-        return {loop.name: loop.extent for loop in (*self.loops, *self.lanes)}
+        """Extent of every iterator, loops then instruction axes."""
+        return {loop.name: loop.extent for loop in (*self.loops, *self.instruction_axes)}
 
     @property
     def padded_extents(self) -> dict[str, int]:

@@ -56,7 +56,7 @@ class Part:
     extent: int
     coefficient: int
     access: IndexExpr
-    lane: str | None = None
+    walked_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Unrolled(Rewrite):
         index = IndexExpr.of(
             (IndexTerm(part.name, part.coefficient) for part in self.parts), self.offset
         )
-        dimensions = tuple(PackedDimension(p.name, p.extent, p.lane) for p in self.parts)
+        dimensions = tuple(PackedDimension(p.name, p.extent, p.walked_by) for p in self.parts)
         return replace(
             layout,
             dimensions=_spliced(layout.dimensions, self.dimension, 1, dimensions),
@@ -175,8 +175,8 @@ class Split(Rewrite):
     factor: int
     outer: str
     inner: str
-    lane: str | None = None
-    outer_lane: str | None = None
+    walked_by: str | None = None
+    outer_walked_by: str | None = None
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
         old = layout.dimensions[self.dimension]
@@ -184,8 +184,10 @@ class Split(Rewrite):
             raise TransformError(f"split: {self.factor} does not divide {old.name} ({old.extent})")
         quotient, rest = divide(layout.access[self.dimension], self.factor, extents)
         new = (
-            PackedDimension(self.outer, old.extent // self.factor, self.outer_lane or old.lane),
-            PackedDimension(self.inner, self.factor, self.lane or old.lane),
+            PackedDimension(
+                self.outer, old.extent // self.factor, self.outer_walked_by or old.walked_by
+            ),
+            PackedDimension(self.inner, self.factor, self.walked_by or old.walked_by),
         )
         return replace(
             layout,
@@ -211,7 +213,7 @@ class Overlapped(Rewrite):
     overlap: Overlap
     outer: str
     inner: str
-    lane: str | None = None
+    walked_by: str | None = None
     zeros: bool = False
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
@@ -222,8 +224,8 @@ class Overlapped(Rewrite):
         if rest.bounds(extents) != (0, overlap.block - 1):
             raise TransformError(f"overlap: {old.name} is not walked in blocks of {overlap.block}")
         new = (
-            PackedDimension(self.outer, overlap.count, old.lane),
-            PackedDimension(self.inner, overlap.block, self.lane or old.lane),
+            PackedDimension(self.outer, overlap.count, old.walked_by),
+            PackedDimension(self.inner, overlap.block, self.walked_by or old.walked_by),
         )
         element = overlap.start(self.outer) + IndexExpr.iterator(self.inner)
         if self.zeros:
@@ -272,7 +274,7 @@ class Fuse(Rewrite):
     dimension: int
     extents: tuple[int, ...]
     fused: str
-    lane: str | None = None
+    walked_by: str | None = None
     labels: tuple[str, ...] = ()
 
     def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
@@ -303,7 +305,7 @@ class Fuse(Rewrite):
                 layout.dimensions,
                 self.dimension,
                 count,
-                (PackedDimension(self.fused, math.prod(self.extents), self.lane),),
+                (PackedDimension(self.fused, math.prod(self.extents), self.walked_by),),
             ),
             access=_spliced(layout.access, self.dimension, count, (simplify(total, extents),)),
             source=source,

@@ -1,4 +1,4 @@
-"""What becomes of a dimension that several axes index together, some of them mapped to lanes.
+"""What becomes of a dimension that several axes index together, some of them mapped.
 
 Its index is taken apart into a sum of parts, each a dimension of its own: the one that shares
 elements least. It depends on few values, which the layouts of an enumeration have in common.
@@ -23,13 +23,14 @@ dimension of its own, or the whole axis in a dimension of its own."""
 
 @dataclass(frozen=True)
 class IndexAxis:
-    """A workload axis in an index: its coefficient, its coordinate over loops and lanes, and for a
-    mapped one its lane and the treatments to choose from."""
+    """A workload axis in an index: its coefficient, its coordinate over loops and instruction
+    axes, and for a mapped one the instruction axis that it ``feeds`` and the treatments to choose
+    from."""
 
     name: str
     coefficient: int
     coordinate: IndexExpr
-    lane: str | None = None
+    feeds: str | None = None
     treatments: tuple[Treatment, ...] = ("in_place",)
 
 
@@ -72,15 +73,15 @@ def _unrolling(
             parts.append(part)
             own.append(axis.name)
             continue
-        lane = axis.lane if treatment == "digit" else None
+        ours = axis.feeds if treatment == "digit" else None
         for term in axis.coordinate.terms:
             moved = term.times(axis.coefficient)
-            if lane is None or moved.iterator != lane:
+            if ours is None or moved.iterator != ours:
                 rest.append(moved)
                 continue
-            alone = IndexExpr.of([IndexTerm(lane, 1, moved.divisor, moved.modulus)])
+            alone = IndexExpr.of([IndexTerm(ours, 1, moved.divisor, moved.modulus)])
             extent = alone.bounds(extents)[1] + 1
-            parts.append(Part(f"{axis.name}.i", extent, moved.coefficient, alone, lane))
+            parts.append(Part(f"{axis.name}.i", extent, moved.coefficient, alone, ours))
     shared, step, offset = normalised(IndexExpr.of(rest), extents)
     if shared.terms:
         together = [a.name for a, t in zip(axes, plan, strict=True) if t != "axis"]

@@ -55,7 +55,7 @@ class Unit:
         if held is None or held[0] != key:
             self._store(memory)
             self._accumulate_from(key, point, memory)
-        extents = {lane.name: lane.extent for lane in program.lanes}
+        extents = {lane.name: lane.extent for lane in program.instruction_axes}
         instruction = program.instruction.at(extents)
         given = {role: tiles[name] for role, name in program.roles.items() if name in tiles}
         found = interpret(instruction, {o.tensor: given[o.name] for o in instruction.inputs})
@@ -97,7 +97,7 @@ class Unit:
         role = next(role for role, name in program.roles.items() if name == tile.operand.name)
         axes = program.instruction.computation.access(role).index
         lanes = [name for index in axes for name in index.iterators]
-        extents = {lane.name: lane.extent for lane in program.lanes}
+        extents = {lane.name: lane.extent for lane in program.instruction_axes}
         grid = np.indices([extents[name] for name in lanes])
         values = {**point, **dict.fromkeys(extents, 0), **dict(zip(lanes, grid, strict=True))}
         shape = grid.shape[1:]

@@ -37,7 +37,7 @@ def lower(program: DerivedProgram, machine: Machine) -> Walk:
     if len(program.workload.outputs) != 1 or program.overlaps:
         raise LoweringError(f"{program.workload.name}: the unit stores one output, each tile once")
     extents = {loop.name: loop.extent for loop in program.loops}
-    lanes = {lane.name: lane.extent for lane in program.lanes}
+    lanes = {lane.name: lane.extent for lane in program.instruction_axes}
 
     def tile(operand: PackedOperand) -> Tile:
         used = {name for index in operand.access for name in index.iterators}

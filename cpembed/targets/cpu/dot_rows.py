@@ -58,7 +58,7 @@ def lane_nest(dot: DotProduct, program: DerivedProgram, epilogue: Epilogue | Non
     """The nest with the lanes of the sums as a loop of their own, which are neighbours in both
     factors; raises :class:`LoweringError` where the layout does not suit the instruction."""
     nest = split_axes(kernel_nest(program, epilogue))
-    names = [lane_name(lane.name) for lane in program.lanes]
+    names = [lane_name(lane.name) for lane in program.instruction_axes]
     lanes = [loop for loop in nest.inner if loop.name in names]
     wanted = dot.lanes * dot.depth
     if len(names) != 1 or [loop.extent for loop in lanes] != [wanted]:

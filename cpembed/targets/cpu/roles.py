@@ -45,7 +45,7 @@ def lane_roles(program: DerivedProgram) -> LaneRoles:
 def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:
     """Steps of the depth lane that can add to a sum, in whole groups: an axis that is shorter than
     the lane and feeds it alone leaves the others to padding, which one factor holds zeros for."""
-    lane = next(o for o in program.lanes if lane_name(o.name) == roles.depth)
+    lane = next(o for o in program.instruction_axes if lane_name(o.name) == roles.depth)
     found = program.embedding.digits.get(lane.name, ())
     if len(found) != 1 or found[0].stride != 1:
         return lane.extent

@@ -229,7 +229,7 @@ def _cropped(tensor: TileTensor, cuts: dict[int, tuple[int, int]]) -> TileTensor
     moved: dict[str, IndexExpr] = {}
     for k, (before, after) in cuts.items():
         name, extent = dimensions[k].name, dimensions[k].extent
-        dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].lane)
+        dimensions[k] = PackedDimension(name, extent - before - after, dimensions[k].walked_by)
         access[k] += -before
         moved[name] = IndexExpr((IndexTerm(name),), before)
     source = tuple(index.substitute(moved) for index in packed.source)

@@ -4,12 +4,13 @@ Definitions: docs/embedding.md, "Program and proof".
 
 Obligations, each a statement about integer sets and relations that isl decides:
 
-1. *coverage*: loops and lanes reach every point of the padded iteration domain, each once;
+1. *coverage*: loops and instruction axes reach every point of the padded iteration domain,
+   each once;
 2. *access*: on every original point, the packed element the program touches is the original
    element that the workload's access map names; packed accesses stay inside their layout;
 3. *neutral*: a padded point multiplies by zero or its result is dropped;
 4. *output*: each original output element is read back from exactly one packed element;
-5. *tile*: lanes address memory as the instruction's memory side asks.
+5. *tile*: instruction axes address memory as the instruction's memory side asks.
 
 A program over fused axes has a sixth, *flatten*: the workload over them is the original one, but
 for points in the gaps of an axis, which count as padding.
@@ -37,7 +38,7 @@ indices is a product of maps.
    element that the workload stores to; so each is written if the workload's store reaches each (a
    lemma about the workload). None is written twice if packed element to original is injective on
    the whole layout: with independent digits of the packed dimensions, if it is per dimension.
-5. Address and the dense tile's address are equal as functions of the lanes. A lane whose distance
+5. Address and the dense tile's address are equal as functions of the axes. One whose distance
    is free and which the address takes at one constant stride adds the same to both and is left out.
 
 Programs of one enumeration share layouts, and what lemmas show of a layout with its iterators
@@ -99,7 +100,7 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
 
 
 def _has_digits_of_sums(program: DerivedProgram) -> bool:
-    """Where a lane of several axes is stored in digits that its axes' extents do not end at."""
+    """Where an instruction axis of several digits is stored in parts that these do not end at."""
     return any(
         term.inner is not None
         for operand in program.operands

@@ -59,10 +59,12 @@ class Factored:
         return self.layouts[name].output
 
     def tile(self) -> bool:
-        """Per operand: lanes address memory as the instruction's memory side asks."""
+        """Per operand: instruction axes address memory as the instruction's memory side asks."""
         program = self.program
         return all(
-            self.layouts[program.roles[ours]].tile(program.instruction, ours, program.lanes)
+            self.layouts[program.roles[ours]].tile(
+                program.instruction, ours, program.instruction_axes
+            )
             for ours in program.instruction.memory
         )
 

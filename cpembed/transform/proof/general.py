@@ -1,4 +1,4 @@
-"""The obligations decided on the whole program: relations over all loops and lanes at once.
+"""The obligations decided on the whole program: relations over all iterators at once.
 
 Slower than the lemmas and without their preconditions: it decides what they leave open and says
 in words what does not hold.
@@ -53,14 +53,14 @@ class Relations:
             if overlap.kind is not AxisKind.REDUCTION:
                 continue
             index = self.program.axis_map[overlap.axis]
-            position = [t for t in index.terms if t.iterator in self.lanes]
+            position = [t for t in index.terms if t.iterator in self.inner]
             again = self.map([overlap.repeated(overlap.loop, IndexExpr.of(position))])
             found = found.subtract(again.intersect_range(isl.Set("{ [1] }")).domain())
         return found
 
     @cached_property
-    def lanes(self) -> set[str]:
-        return {lane.name for lane in self.program.lanes}
+    def inner(self) -> set[str]:
+        return {axis.name for axis in self.program.instruction_axes}
 
     @cached_property
     def padding(self) -> isl.Set:
@@ -104,7 +104,7 @@ def source_relation(operand: PackedOperand) -> isl.Map:
 
 
 def coverage(relations: Relations) -> list[str]:
-    """Loops and lanes reach every point of the padded iteration domain, each once."""
+    """Loops and instruction axes reach every point of the padded iteration domain, each once."""
     program = relations.program
     padded = box(program.padded_extents.values())
     failed: list[str] = []
@@ -124,7 +124,7 @@ def _sums(relations: Relations) -> list[str]:
     executed again, with the same result."""
     program = relations.program
     kinds = {axis.name: axis.kind for axis in program.workload.axes}
-    iterators = (*program.loops, *program.lanes)
+    iterators = (*program.loops, *program.instruction_axes)
     spatial = [it for it in iterators if it.kind is AxisKind.SPATIAL]
     names = {it.name for it in spatial}
     summed = [axis for axis, kind in kinds.items() if kind is AxisKind.REDUCTION]
@@ -232,9 +232,9 @@ def output(relations: Relations, name: str) -> list[str]:
 
 
 def tile(program: DerivedProgram) -> list[str]:
-    """Lanes address memory as the memory side asks: enumerated, a tile is small."""
+    """Instruction axes address memory as the memory side asks: enumerated, a tile is small."""
     failed: list[str] = []
-    extents = {lane.name: lane.extent for lane in program.lanes}
+    extents = {axis.name: axis.extent for axis in program.instruction_axes}
     for ours in program.instruction.computation.operands:
         operand = program.role(ours.name)
         memory = program.instruction.memory[ours.name]
@@ -243,11 +243,11 @@ def tile(program: DerivedProgram) -> list[str]:
         grid = dict(zip(sorted(walked), np.indices(sizes), strict=True)) if sizes else {}
         address = np.zeros(sizes, np.int64)
         for index, stride in zip(operand.access, operand.strides, strict=True):
-            lanes = [term for term in index.terms if term.iterator in extents]
-            if any(term.iterator not in walked for term in lanes):
-                failed.append(f"tile: {operand.name} depends on a lane its tile does not have")
+            inner = [term for term in index.terms if term.iterator in extents]
+            if any(term.iterator not in walked for term in inner):
+                failed.append(f"tile: {operand.name} depends on an axis its tile does not have")
                 return failed
-            address = address + IndexExpr.of(lanes).evaluate(grid) * stride
+            address = address + IndexExpr.of(inner).evaluate(grid) * stride
         expected = np.zeros(sizes, np.int64) + _tile_address(memory, extents, operand, grid)
         if not np.array_equal(address, expected):
             failed.append(f"tile: {operand.name} is not laid out as {program.instruction.name}'s")
@@ -260,13 +260,13 @@ def _tile_address(
     operand: PackedOperand,
     grid: Mapping[str, Coordinates],
 ) -> Coordinates | int:
-    """Where the memory side expects each lane: dense in the tile's order, free lanes anywhere."""
+    """Where the memory side expects each axis: dense in the tile's order, free ones anywhere."""
     total: Coordinates | int = 0
     weight = 1
     for dimension in reversed(memory.tile):
         extent = extents[dimension.axis]
         if memory.stride_rule(dimension.axis) is StrideRule.ANY:
-            stride = operand.lane_stride(dimension.axis)
+            stride = operand.axis_stride(dimension.axis)
             if stride is None:
                 return -1
             total = total + grid[dimension.axis] * stride

@@ -132,31 +132,31 @@ class LayoutLemmas:
         source = over_digits(self.sources, layout)
         return source is not None and all(holds(injective, ((i, ()),)) for i in source)
 
-    def tile(self, instruction: Instruction, ours: str, lanes: tuple[Loop, ...]) -> bool:
-        """Lanes address memory as the memory side of the instruction's operand asks."""
-        key = ours, lanes
+    def tile(self, instruction: Instruction, ours: str, axes: tuple[Loop, ...]) -> bool:
+        """Instruction axes address memory as the memory side of the instruction's operand asks."""
+        key = ours, axes
         if key not in self._tiles:
-            extents = {lane.name: lane.extent for lane in lanes}
+            extents = {axis.name: axis.extent for axis in axes}
             self._tiles[key] = self._is_tile(instruction.memory[ours], extents)
         return self._tiles[key]
 
-    def _is_tile(self, memory: OperandMemory, lanes: Mapping[str, int]) -> bool:
+    def _is_tile(self, memory: OperandMemory, axes: Mapping[str, int]) -> bool:
         tiled = [dimension.axis for dimension in memory.tile]
         free = {a for a in memory.axes if memory.stride_rule(a) is StrideRule.ANY}
         address: list[Term] = []
         for (terms, _), stride in zip(self.accesses, self.operand.strides, strict=True):
-            for lane, extent, coefficient, divisor, modulus in terms:
-                if lane not in lanes:
+            for axis, extent, coefficient, divisor, modulus in terms:
+                if axis not in axes:
                     continue
-                if lane in free:
+                if axis in free:
                     # Its step is one constant: whatever that is, the memory side takes it.
-                    if divisor != 1 or modulus is not None or tiled.count(str(lane)) != 1:
+                    if divisor != 1 or modulus is not None or tiled.count(str(axis)) != 1:
                         return False
-                elif lane in tiled:
-                    address.append((lane, extent, coefficient * stride, divisor, modulus))
+                elif axis in tiled:
+                    address.append((axis, extent, coefficient * stride, divisor, modulus))
                 else:
                     return False
-        goals: tuple[Goal, Goal] = ((tuple(address), 0), ()), (_dense(memory, free, lanes), ())
+        goals: tuple[Goal, Goal] = ((tuple(address), 0), ()), (_dense(memory, free, axes), ())
         return holds(equal, goals)
 
 
@@ -238,13 +238,13 @@ def _composed(index: Plain, bodies: Mapping[Hashable, Plain]) -> Goal:
     return index, tuple([(term[0], bodies[term[0]]) for term in index[0]])
 
 
-def _dense(memory: OperandMemory, free: set[str], lanes: Mapping[str, int]) -> Plain:
-    """Where a dense tile holds each lane, without the lanes whose distance is free."""
+def _dense(memory: OperandMemory, free: set[str], axes: Mapping[str, int]) -> Plain:
+    """Where a dense tile holds each axis, without those whose distance is free."""
     terms: list[Term] = []
     weight = 1
     for dimension in reversed(memory.tile):
         if dimension.axis not in free:
-            extent = lanes[dimension.axis]
+            extent = axes[dimension.axis]
             size = dimension.size(extent)
             terms.append((dimension.axis, extent, weight, dimension.divisor, size))
             weight *= size

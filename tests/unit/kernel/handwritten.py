@@ -66,7 +66,9 @@ def assemble(
             digits={lane: (Digit(axis, size),) for lane, (axis, size) in lanes.items()},
         ),
         loops=tuple(sorted(loops, key=lambda loop: loop.kind is AxisKind.REDUCTION)),
-        lanes=tuple(Loop(lane, size, kinds[axis]) for lane, (axis, size) in lanes.items()),
+        instruction_axes=tuple(
+            Loop(lane, size, kinds[axis]) for lane, (axis, size) in lanes.items()
+        ),
         axis_map=axis_map,
         operands=tuple(operands),
         roles=roles,

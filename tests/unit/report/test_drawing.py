@@ -94,7 +94,7 @@ def test_a_curve_for_each_digit(explanation: Explanation) -> None:
 
 def test_a_bar_shows_what_one_execution_covers(explanation: Explanation) -> None:
     program = explanation.program
-    extents = {lane.name: range(lane.extent) for lane in program.lanes}
+    extents = {lane.name: range(lane.extent) for lane in program.instruction_axes}
     for axis, index in program.axis_map.items():
         # The first execution: all outer loops at zero.
         coordinates = {0}

@@ -118,10 +118,10 @@ def rewire(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         changed = rewired(program.axis_map[axis], other, rng)
         return replace(program, axis_map={**program.axis_map, axis: changed})
     if kind == "lane":
-        lanes = list(program.lanes)
+        lanes = list(program.instruction_axes)
         at = rng.randrange(len(lanes))
         lanes[at] = replace(lanes[at], extent=max(1, lanes[at].extent + rng.choice([-1, 1, 4])))
-        return replace(program, lanes=tuple(lanes))
+        return replace(program, instruction_axes=tuple(lanes))
     if not operand.source:
         return program
     if kind == "access":
@@ -138,7 +138,7 @@ def rewire(program: DerivedProgram, rng: random.Random) -> DerivedProgram:
         dimensions = list(operand.dimensions)
         at = rng.randrange(len(dimensions))
         old = dimensions[at]
-        dimensions[at] = PackedDimension(old.name, old.extent + rng.choice([1, 3]), old.lane)
+        dimensions[at] = PackedDimension(old.name, old.extent + rng.choice([1, 3]), old.walked_by)
         operands[position] = replace(operand, dimensions=tuple(dimensions))
     return replace(program, operands=tuple(operands))
 
