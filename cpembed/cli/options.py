@@ -142,7 +142,7 @@ id_option = click.option(
 
 
 class Asked(TypedDict):
-    """What :func:`embedding_options` parses."""
+    """The parameters of :data:`embedding_options`."""
 
     words: tuple[str, ...]
     target: str
@@ -199,7 +199,7 @@ def use_threads(threads: int | None) -> None:
 
 
 def backend_option(auto: str) -> Callable[[F], F]:
-    """Which code runs; ``auto`` says what is taken where nobody asks."""
+    """The choice of the code that runs; ``auto`` says what is taken where nobody asks."""
     return click.option(
         "--backend",
         type=click.Choice(["auto", "native", "generic"]),
@@ -211,7 +211,7 @@ def backend_option(auto: str) -> Callable[[F], F]:
 
 
 def output_option(forms: Sequence[str], words: str) -> Callable[[F], F]:
-    """What is stored of the sums."""
+    """The choice of what is stored of the sums."""
     return click.option("--output", type=click.Choice(forms), help=words)
 
 

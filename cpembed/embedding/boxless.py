@@ -70,7 +70,7 @@ def _constant_indices(problem: EmbeddingProblem) -> list[IndexExpr]:
 
 
 def _places(domain: Mapping[str, int], fixed: set[str], constant: Sequence[IndexExpr]) -> int:
-    """How many operations differ at most: what an index that is constant leaves to the iterators
+    """Upper bound on the operations that can differ: what a constant index leaves to the iterators
     that no other constant index has, times the extents of all others."""
     owners = Counter(name for index in constant for name in index.iterators)
     places, bound = 1, set(fixed)

@@ -40,7 +40,7 @@ def commuted(workload: Computation, factors: bool = True) -> Iterator[Computatio
 
 
 def _count_orders(workload: Computation, factors: bool) -> int:
-    """How many orders there are, or somewhat more."""
+    """An upper bound on the number of orders."""
     exchangeable = sum(
         isinstance(node, Operation) and OPERATIONS[node.op].commutative
         for statement in workload.statements

@@ -137,7 +137,7 @@ class StopSignal:
 
 @dataclass(frozen=True)
 class SearchControl:
-    """How a search is run, beside its limits; the answer does not depend on it.
+    """Settings of a search beside its limits; the answer does not depend on them.
 
     ``presolve``: simplify the model first. ``work`` bounds the search by the solver's
     deterministic time, which is the same in every run. ``stop`` ends it from outside.
@@ -152,7 +152,7 @@ class SearchControl:
 
 
 def _parameters(limits: SearchLimits) -> Any:
-    """What every search has in common."""
+    """The solver's parameters that every search has."""
     parameters = cmh.SatParameters()
     parameters.num_workers = 1
     parameters.max_memory_in_mb = _MEMORY_MIB

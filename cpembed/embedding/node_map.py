@@ -69,8 +69,8 @@ def profile_digit(profile: Coordinates) -> tuple[int, int, int] | None:
 
 
 def _walks(coordinates: Coordinates) -> list[list[tuple[int, int, int, int]]] | None:
-    """For each index of a box, lowest weight first, what it walks: ``(dimension, weight, count,
-    stride)``. None where the images are no box along the dimensions.
+    """Digits ``(dimension, weight, count, stride)`` of each index of a box, lowest weight first;
+    None where the images are no box along the dimensions.
 
     ``coordinates``: shape ``(dimensions, *box)``. Rieber et al. 2021, section 4.2.2: a regular
     stride for each dimension, any assignment of indices to dimensions. The digits of an index

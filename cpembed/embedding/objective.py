@@ -72,8 +72,8 @@ class Objective:
         return min(added, _LARGEST)
 
     def _least_elements(self, operand: Operand, index: Sequence[IndexExpr]) -> int:
-        """What any layout of an operand holds at least: of each dimension the elements that the
-        longest of its axes reaches."""
+        """Lower bound on the elements of any layout of an operand: the longest axis of each
+        dimension."""
         return math.prod(
             max((self.extents[axis] for axis in expression.iterators), default=1)
             for expression in index
@@ -103,7 +103,7 @@ class Objective:
 
     @property
     def scale(self) -> float:
-        """What the workload itself would cost, were it overhead."""
+        """The score of the workload's own MACs and elements, taken as overhead."""
         return math.hypot(self.weights.mac * self.macs, self.weights.data * self.data)
 
     def _extra(self, least: Sequence[Least]) -> int:

@@ -34,8 +34,8 @@ def post(
 def configurations(
     problem: EmbeddingProblem, constraints: ConstraintSet
 ) -> list[Mapping[str, int] | None]:
-    """What the scalar model decides beforehand: without operand boxes, the extents of configurable
-    axes, one model each."""
+    """Extents that are fixed before a scalar model is posted, one model each: without operand boxes
+    those of configurable axes."""
     axes = problem.instruction.axes
     boxes = constraints.get("hyper_rectangle") == HyperRectangle("operands")
     if boxes or not problem.instruction.configurable_axes:

@@ -223,8 +223,8 @@ def _pair(
 
 
 def _mixed_roles(pairs: Sequence[AccessPair], instruction: Instruction) -> LabelMismatch | None:
-    """What one access of the instruction reads must be one access of the workload, and the ports of
-    one of its operands must be of one operand."""
+    """The mismatch where one access of the instruction would be two of the workload, or the ports
+    of one operand those of two; None where there is none."""
     access: dict[str, Access] = {}
     tensor: dict[str, str] = {}
     for pair in pairs:

@@ -103,7 +103,7 @@ def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> lis
 
 
 def full_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
-    """Those of them that feed all of an instruction axis."""
+    """The allowed digits that feed all of an instruction axis."""
     allowed = {axis.name: axis.allowed for axis in problem.instruction.axes}
     return [
         option
@@ -126,8 +126,8 @@ def _allowed(problem: EmbeddingProblem, constraints: ConstraintSet, option: Digi
 def possible_strides(
     problem: EmbeddingProblem, constraints: ConstraintSet
 ) -> Callable[[str, int], Sequence[int]]:
-    """From a workload axis and a digit's count (at least 2) to the strides that the digit may
-    have, ascending, as far as the axis alone decides it."""
+    """A function from a workload axis and a digit's count (at least 2) to the strides that the
+    digit may have, ascending, as far as the axis alone decides it."""
     padded = padded_extents(problem, constraints)
     dense = constraints.get("dense") is not None
     listed = constraints.get("strides")

@@ -31,7 +31,7 @@ def silent(phase: str, count: int) -> None:
 
 
 class Formulation(StrEnum):
-    """Which model is posted, and with which assets.
+    """The model to post, and its assets.
 
     ``auto`` is the digit model wherever it applies, otherwise the scalar model with as many assets
     as are worth it. ``scalar`` is the scalar model in the order of the workload's axes alone,
@@ -47,7 +47,7 @@ class Formulation(StrEnum):
 
 @dataclass(frozen=True)
 class AssetEffort:
-    """What one decision order cost. ``status`` is what it established by itself: ``unknown`` or
+    """The cost of one decision order. ``status`` is what it established by itself: ``unknown`` or
     ``feasible`` where another asset, or a limit, ended it."""
 
     name: str
@@ -61,8 +61,8 @@ OUTPUTS_FIRST = "outputs_first"
 
 @dataclass(frozen=True)
 class SearchEffort:
-    """How an answer was found: the model (None where nothing had to be posted), the asset that had
-    the answer (None where a limit came first), and what every asset that was started cost."""
+    """The search behind an answer: the model (None where nothing had to be posted), the asset that
+    had the answer (None where a limit came first), and what every asset that was started cost."""
 
     formulation: Formulation | None
     winner: str | None
@@ -123,7 +123,7 @@ class SearchResult:
 
     @property
     def families(self) -> int:
-        """How many families the embeddings have (docs/embedding.md, "Axis maps")."""
+        """Number of families of the embeddings (docs/embedding.md, "Axis maps")."""
         return count_families(self.embeddings)
 
     def cut(self, usable: int) -> SearchResult:
@@ -135,7 +135,7 @@ class SearchResult:
 
 
 def nothing_found(seconds: float) -> SearchResult:
-    """Of a search whose time, so many seconds, was over before anything was posted."""
+    """The result of a search whose time, so many seconds, was over before anything was posted."""
     effort = SearchEffort(None, None, ())
     return SearchResult(Status.UNKNOWN, False, (), (), Seconds(seconds, 0.0), effort)
 

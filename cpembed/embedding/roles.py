@@ -86,7 +86,7 @@ def counts(
 def obstacles(
     problem: EmbeddingProblem, constraints: ConstraintSet, axis: str, other: str
 ) -> list[str]:
-    """What keeps a workload axis of the right role from feeding an axis, whatever the extents."""
+    """Reasons why a workload axis of the right role cannot feed an axis, whatever the extents."""
     found: list[str] = []
     linear = constraints.get("linear_access")
     stencil = stencil_axes(problem).get(other)

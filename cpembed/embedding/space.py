@@ -105,7 +105,7 @@ def spaces_of(embeddings: Sequence[Embedding]) -> list[Sequence[Embedding]]:
 
 
 def count_families(embeddings: Sequence[Embedding]) -> int:
-    """How many families the embeddings have: counted on the components, by inclusion and exclusion
+    """Number of families of the embeddings: counted on the components, by inclusion and exclusion
     where several products may share some."""
     boxes: list[Box] = []
     listed: set[Family] = set()
@@ -128,7 +128,7 @@ def _within(family: Family, box: Box) -> bool:
 
 
 def _shared(boxes: Sequence[Box]) -> int:
-    """How many families all of the products have."""
+    """Number of families that all of the products have."""
     groups = _coarsened([axes for box in boxes for axes, _ in box])
     count = 1
     for group in groups:

@@ -148,7 +148,7 @@ class Computation:
 
     @property
     def output(self) -> Operand:
-        """What the only statement writes."""
+        """The operand that the only statement writes."""
         return self.operand(self.statement.store.operand)
 
     @cached_property

@@ -55,7 +55,7 @@ Expression = Access | Constant | Operation | Cast
 
 @dataclass(frozen=True)
 class OperationKind:
-    """What the dataflow graph needs to know of an operation."""
+    """Properties of an operation that the dataflow graph needs."""
 
     name: str
     commutative: bool = False

@@ -91,7 +91,7 @@ class OperatorFamily:
 
     @property
     def usage(self) -> str:
-        """What the operator takes, in one line."""
+        """The names of the parameters, in one line."""
         required = " ".join(p.name for p in self.required)
         optional = " ".join(p.name for p in self.optional)
         return f"{self.name} takes {required} [{optional}]"

@@ -70,7 +70,7 @@ def block_of(layout: str) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the channels of an image are: before its axes, after them (``last``), or in blocks of
+    """The place of an image's channels: before its axes, after them (``last``), or in blocks of
     ``block``: c and k count the blocks and are before, ci and ki within one are after.
 
     Names are those of axes with channels first, the order of the statement.
@@ -147,7 +147,7 @@ class ImageAxis:
     def spread(
         cls, extent: int, taps: int, pad: int, stride: int, dilation: int, output_pad: int
     ) -> ImageAxis:
-        """Of a transposed convolution: ``stride - 1`` zeros between pixels, then stride 1."""
+        """An axis of a transposed convolution: ``stride - 1`` zeros between pixels, step 1."""
         edge = dilation * (taps - 1) - pad
         return cls(stride * (extent - 1) + 1, taps, edge, edge + output_pad, 1, dilation, True)
 
@@ -177,7 +177,7 @@ class _Form:
 
     @classmethod
     def of(cls, statement: str) -> _Form:
-        """Of a statement whose indices ``p+r`` are those of the image's axes.
+        """The form of a statement whose indices ``p+r`` are those of the image's axes.
 
         >>> _Form.of("O[n,k,q] += I[n,c,q+s] * W[k,c,s]").axes
         [('q', 'w', 's')]
@@ -189,7 +189,7 @@ class _Form:
         return cls(axes, result, plain + [size for _, size, _ in axes], [i[-1] for i in weights])
 
     def with_options(self, sizes: Mapping[str, int]) -> _Form:
-        """With an axis g of groups, and one of a channel's several filters, m, where asked for."""
+        """The form with axes for groups (g) and a channel's filters (m), if there are several."""
         result, image, weights = [*self.result], [*self.image], [*self.weights]
         if sizes.get("groups", 1) > 1:
             result[1:1] = image[1:1] = weights[:0] = ["g"]

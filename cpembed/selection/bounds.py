@@ -36,7 +36,7 @@ SLACK = 1e-12
 
 @dataclass(frozen=True, order=True)
 class Lower:
-    """What a candidate costs at least, in the order in which candidates are ranked."""
+    """Lower bounds on a candidate's costs, in the order in which candidates are ranked."""
 
     score: float
     calls: int
@@ -189,7 +189,7 @@ class SpaceBounds:
         states: Mapping[str, State],
         fused: Sequence[Fused],
     ) -> int:
-        """What a map contributes to the elements of an operand's layout."""
+        """Factor of a map in the number of elements of an operand's layout."""
         size = math.prod(group.padded for group in fused if self._ports[port].has_own(group))
         for dimension in self._own[component][port]:
             axes = self._axes_in(dimension, component)
@@ -230,8 +230,8 @@ class SpaceBounds:
         return Lower(score if exact else score * (1 - SLACK), calls, moved)
 
     def extend(self, chosen: Sequence[int]) -> Floats:
-        """For each class of the next component a lower bound of the score of all embeddings that
-        have the classes ``chosen`` of the components before it."""
+        """Lower bounds of the score by class of the next component, for all embeddings that have
+        the classes ``chosen`` of the components before it."""
         calls, elements = self._tables.extend(chosen)
         executed = calls * float(self._calls * self.macs_per_call)
         sizes = [e * constant for e, constant in zip(elements, self._elements, strict=True)]

@@ -26,7 +26,7 @@ class Candidate:
 
     @property
     def identifier(self) -> str:
-        """Of the embedding, and of the operands that the program keeps in place."""
+        """The embedding's id, with the names of the operands that the program keeps in place."""
         kept = "".join(f"+{name}" for name in self.program.in_place)
         return f"{self.embedding.identifier()}{kept}"
 

@@ -24,7 +24,7 @@ from cpembed.ir.joining import joined_dimensions, joined_index
 
 @dataclass(frozen=True)
 class Tile:
-    """What a digit does to its workload axis: ``instruction_axis`` walks ``count`` steps of
+    """A digit on its workload axis: ``instruction_axis`` walks ``count`` steps of
     ``stride``; ``alone``: it has no other digit."""
 
     instruction_axis: str
@@ -40,7 +40,7 @@ class Tile:
         return -(-extent // self.block)
 
     def calls(self, extent: int) -> int:
-        """How many executions walk an axis of this extent: blocks times interleaved phases."""
+        """Number of executions along an axis of this extent: blocks times interleaved phases."""
         return self.blocks(extent) * self.stride
 
     def padded(self, extent: int) -> int:
@@ -110,8 +110,8 @@ class Dimension:
         return factor * self._sized(IndexExpr.of(terms), span + 1, states)
 
     def told(self, states: Mapping[str, State], axes: Iterable[str]) -> tuple[State, ...]:
-        """What the states of some of its axes are to the dimension: fused axes that have dimensions
-        of their own are all the same."""
+        """States of some of its axes as far as they matter to the dimension: fused axes that have
+        dimensions of their own are all the same."""
         found = [states.get(axis) for axis in axes]
         return tuple(
             [

@@ -13,7 +13,7 @@ from cpembed.transform.program import DerivedProgram, PackedDimension
 
 @dataclass(frozen=True)
 class Overheads:
-    """What a program executes and stores beyond the workload itself.
+    """Costs of a program: what it executes and stores, and what the workload itself would.
 
     ``executed_macs`` counts each execution at the instruction's largest extents: a unit that is
     configured to fewer rows is occupied all the same. ``footprint`` is in elements per workload

@@ -11,7 +11,7 @@ from cpembed.selection.ranking import RankedCandidate
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a candidate costs; less is better in each.
+    """Costs of a candidate; less is better in each.
 
     ``moved_bytes`` are read and written by packing and unpacking; ``footprint_bytes`` are taken by
     all operands in the layouts that the candidate needs.

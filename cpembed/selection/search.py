@@ -50,7 +50,7 @@ how much this distance grows each time, and how often: beyond any program's cost
 
 @dataclass(frozen=True)
 class RankedSearch:
-    """What a search found, and the best of it. ``proven``: no embedding is missing from the best
+    """The result of a search and the best of it. ``proven``: no embedding is missing from the best
     that belongs there, found or not."""
 
     found: SearchResult
@@ -103,13 +103,13 @@ def _search_limited(
 
 @dataclass
 class Kept:
-    """What a limited search has found: all there are or some, and the best ``below`` a ceiling."""
+    """Results of a limited search: all there are or some, and the best ``below`` a ceiling."""
 
     results: list[SearchResult] = field(default_factory=list[SearchResult])
     below: RankedSearch | None = None
 
     def best(self, ranker: Ranker, clock: Clock) -> RankedSearch:
-        """Of what was found, whether or not the search came to its end."""
+        """The best of what was found, whether or not the search came to its end."""
         if not self.results:
             return ranker.rank(nothing_found(clock.passed))
         most = max(self.results, key=lambda result: (result.complete, len(result.embeddings)))

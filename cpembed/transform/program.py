@@ -208,7 +208,7 @@ class DerivedProgram:
         return math.prod(loop.extent for loop in self.loops)
 
     def operand(self, name: str) -> PackedOperand:
-        """By workload operand name."""
+        """The packed operand of a workload operand, by its name."""
         for operand in self.operands:
             if operand.name == name:
                 return operand

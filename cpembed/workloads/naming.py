@@ -58,7 +58,7 @@ def parse_workload(
 
 
 def _forms() -> str:
-    """What a workload can be."""
+    """The forms of a workload, in words."""
     return (
         f"name an operator ({' '.join(operator_names())}), an expression such as "
         f'"C[x,y] += A[x,z] * B[z,y]", or a layer such as {next(iter(SUITES))}:0'

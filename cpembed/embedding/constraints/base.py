@@ -52,7 +52,7 @@ class Constraint(ABC):
 def moved_dimensions(
     problem: EmbeddingProblem, option: DigitOption
 ) -> Iterator[tuple[str, int, int]]:
-    """Where a digit moves the operands that its instruction axis walks.
+    """The dimensions along which a digit moves the operands that its instruction axis walks.
 
     Yields (instruction operand, dimension of the workload operand, step in that dimension).
     """

@@ -35,7 +35,7 @@ class DomainBound(Constraint):
     images: Literal["operations", "operands", "all"] = "all"
 
     def size(self, problem: EmbeddingProblem) -> int:
-        """What every axis is cut to."""
+        """The extent that every axis is cut to."""
         largest = max((axis.maximum for axis in problem.instruction.axes), default=1)
         return (largest if self.bound is None else self.bound) * self.stride
 
@@ -102,7 +102,7 @@ class DomainBound(Constraint):
 
 
 def reach(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int, int]]:
-    """How far a digit alone moves each operand: (operand, dimension, backwards, forwards)."""
+    """Distances by which a digit moves each operand: (operand, dimension, backwards, forwards)."""
     steps = np.arange(option.digit.count, dtype=np.int64) * option.digit.stride
     members: dict[str, np.ndarray] = {}
     # A fused axis counts through its members, the innermost first; the outermost is unlimited.

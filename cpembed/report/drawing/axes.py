@@ -62,7 +62,7 @@ def _label(program: DerivedProgram, axis: str) -> str:
 
 
 def covered(program: DerivedProgram, axis: str) -> list[tuple[int, int]]:
-    """What one execution takes of a workload axis: runs of coordinates (first, beyond the last).
+    """Coordinates of a workload axis in one execution, as runs (first, beyond the last).
 
     An axis that no digit walks has the one coordinate of the outer loop.
     """

@@ -98,7 +98,7 @@ def _padding(canvas: Canvas, step: Step, segments: Segments, y: float) -> None:
 
 
 def _joints(canvas: Canvas, above: Segments, below: Segments, y0: float, y1: float) -> None:
-    """What becomes of each dimension: kept ones by name, those that go into those that come."""
+    """Joins between two strips: kept dimensions by name, those that go with those that come."""
     gone = [segment for name, segment in above.items() if name not in below]
     come = [segment for name, segment in below.items() if name not in above]
     pairs = [(above[name], below[name]) for name in above if name in below]

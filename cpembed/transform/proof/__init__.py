@@ -100,7 +100,7 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
 
 
 def _has_digits_of_sums(program: DerivedProgram) -> bool:
-    """Where an instruction axis of several digits is stored in parts that these do not end at."""
+    """Whether an instruction axis of several digits is stored in parts that these do not end at."""
     return any(
         term.inner is not None
         for operand in program.operands

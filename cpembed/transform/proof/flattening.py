@@ -11,7 +11,8 @@ from cpembed.transform.program import DerivedProgram
 
 
 def flattening(program: DerivedProgram) -> list[str]:
-    """What fails of: fused points number the original points, each once, with equal accesses.
+    """Failures of the obligation: fused points number the original points once each, with the same
+    accesses.
 
     Points in the gaps of a fused axis (:attr:`Embedding.pitches`) are none of them.
     """

@@ -260,7 +260,7 @@ def _tile_address(
     operand: PackedOperand,
     grid: Mapping[str, Coordinates],
 ) -> Coordinates | int:
-    """Where the memory side expects each axis: dense in the tile's order, free ones anywhere."""
+    """Addresses that the memory side expects: dense in the tile's order, free axes as they are."""
     total: Coordinates | int = 0
     weight = 1
     for dimension in reversed(memory.tile):

@@ -39,7 +39,7 @@ class Wanted:
 
 
 class WorkloadFacts:
-    """What the lemmas need of a workload, the same for all its programs."""
+    """Facts about a workload that the lemmas need, the same for all its programs."""
 
     def __init__(self, workload: Computation) -> None:
         self.sizes = workload.extents
@@ -72,7 +72,7 @@ facts_of = lru_cache(256)(WorkloadFacts)
 
 
 class LayoutLemmas:
-    """What lemmas show of one operand's layout, as a program over given iterators uses it.
+    """Lemmas about one operand's layout, as a program over given iterators uses it.
 
     Answers are kept: they are those of every program with the same layout, iterators and axes.
     """
@@ -239,7 +239,7 @@ def _composed(index: Plain, bodies: Mapping[Hashable, Plain]) -> Goal:
 
 
 def _dense(memory: OperandMemory, free: set[str], axes: Mapping[str, int]) -> Plain:
-    """Where a dense tile holds each axis, without those whose distance is free."""
+    """The address in a dense tile over its axes, without those whose stride is free."""
     terms: list[Term] = []
     weight = 1
     for dimension in reversed(memory.tile):

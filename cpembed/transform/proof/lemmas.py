@@ -122,7 +122,7 @@ def independent(extent: int, digits: tuple[tuple[int, int | None], ...]) -> bool
 
 
 def values(extent: int, divisor: int, modulus: int | None) -> int:
-    """How many values, from 0, a digit of a variable has at most."""
+    """Upper bound on the number of values, from 0, of a digit of a variable."""
     whole = (extent - 1) // divisor + 1
     return whole if modulus is None else min(whole, modulus)
 
