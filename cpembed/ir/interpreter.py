@@ -15,9 +15,21 @@ import numpy.typing as npt
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment, Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype, require_values
-from cpembed.ir.expression import Access, Cast, Constant, Expression, Operation
+from cpembed.ir.expression import Access, Cast, Constant, Expression
 
 Array = npt.NDArray[Any]
+
+_MEANING: Mapping[str, np.ufunc] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "abs": np.absolute,
+    "neg": np.negative,
+    "shr": np.right_shift,
+}
+"""The operations on arrays."""
 
 
 def interpret(
@@ -116,19 +128,10 @@ def _start(reduction: str | None, dtype: np.dtype[Any]) -> Any:
 
 
 def _combine(reduction: str | None, values: Array, targets: Array, results: Array) -> None:
-    match reduction:
-        case None:
-            values[targets] = results
-        case "add":
-            np.add.at(values, targets, results)
-        case "mul":
-            np.multiply.at(values, targets, results)
-        case "max":
-            np.maximum.at(values, targets, results)
-        case "min":
-            np.minimum.at(values, targets, results)
-        case _:
-            raise WorkloadError(f"cannot interpret the reduction {reduction}; use add, max or min")
+    if reduction is None:
+        values[targets] = results
+    else:
+        _MEANING[reduction].at(values, targets, results)
 
 
 def _locate(
@@ -164,26 +167,4 @@ def _evaluate(
         inner = _evaluate(node.arg, computation, arrays, point, points, dtype)
         return inner.astype(numpy_dtype(node.dtype)).astype(dtype)
     args = [_evaluate(arg, computation, arrays, point, points, dtype) for arg in node.args]
-    return _apply(node, args).astype(dtype)
-
-
-def _apply(node: Operation, args: list[Array]) -> Array:
-    match node.op:
-        case "add":
-            return args[0] + args[1]
-        case "sub":
-            return args[0] - args[1]
-        case "mul":
-            return args[0] * args[1]
-        case "max":
-            return np.maximum(args[0], args[1])
-        case "min":
-            return np.minimum(args[0], args[1])
-        case "abs":
-            return np.abs(args[0])
-        case "neg":
-            return -args[0]
-        case "shr":
-            return np.right_shift(args[0], args[1])
-        case _:
-            raise WorkloadError(f"cannot interpret the operation {node.op} in {node}")
+    return _MEANING[node.op](*args).astype(dtype)

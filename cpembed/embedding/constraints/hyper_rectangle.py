@@ -92,15 +92,12 @@ class HyperRectangle(Constraint):
 
 def _post_iteration_box(model: ScalarModel) -> None:
     """The digits of each instruction axis over all workload axes form a number system."""
-    leaving: dict[str, dict[int, list[int]]] = {}
-    arriving: dict[str, dict[int, list[int]]] = {}
+    choices: dict[str, list[DigitChoice]] = {name: [] for name in model.extent_literals}
     for axis in model.problem.workload.axes:
         for name, choice in model.axis_choices(axis.name):
-            end = choice.weight * choice.count
-            leaving.setdefault(name, {}).setdefault(choice.weight, []).append(choice.literal)
-            arriving.setdefault(name, {}).setdefault(end, []).append(choice.literal)
+            choices[name].append(choice)
     for name, extents in model.extent_literals.items():
-        _post_number_system(model, extents, leaving.get(name, {}), arriving.get(name, {}))
+        _post_number_system(model, extents, choices[name])
 
 
 def _post_box(
@@ -122,17 +119,14 @@ def _post_box(
             if name is not None
             else {shape[index]: _true_literal(model)}
         )
-        leaving: dict[int, list[int]] = {}
-        arriving: dict[int, list[int]] = {}
+        every: list[DigitChoice] = []
         for key, ids in zip(keys, dimensions, strict=True):
             choices = _choices(model, ids, index, max(extents), tuple(extents))
             model.boxes[key] += choices
-            for choice in choices:
-                leaving.setdefault(choice.weight, []).append(choice.literal)
-                arriving.setdefault(choice.weight * choice.count, []).append(choice.literal)
+            every += choices
             _post_line(model, ids, index, choices)
         if cover:
-            _post_number_system(model, extents, leaving, arriving)
+            _post_number_system(model, extents, every)
     for key, ids in zip(keys, dimensions, strict=True):
         model.builder.at_most_one([choice.literal for choice in model.boxes[key]])
         _post_separable(model, ids)
@@ -180,34 +174,30 @@ def _post_separable(model: ScalarModel, ids: Ids) -> None:
     if ids.ndim < 2:
         return
     origin = ids[(0,) * ids.ndim]
-    grids = np.indices(ids.shape)
-    inner = np.ones(ids.shape, np.bool_)
-    terms: list[tuple[int, Ids]] = []
-    moving = np.sum(grids > 0, axis=0)
-    inner = moving >= 2
-    if not inner.any():
+    inner = np.nonzero(np.sum(np.indices(ids.shape) > 0, axis=0) >= 2)
+    if not inner[0].size:
         return
-    for index in range(ids.ndim):
-        where = tuple(
-            grids[i][inner] if i == index else np.zeros(int(inner.sum()), np.int64)
-            for i in range(ids.ndim)
-        )
-        terms.append((-1, ids[where]))
+    terms = [
+        (-1, ids[tuple(at * (other == index) for other, at in enumerate(inner))])
+        for index in range(ids.ndim)
+    ]
     model.builder.linear([(1, ids[inner]), *terms, (ids.ndim - 1, np.array([origin]))], 0)
 
 
 def _post_number_system(
-    model: ScalarModel,
-    extents: dict[int, int],
-    leaving: dict[int, list[int]],
-    arriving: dict[int, list[int]],
+    model: ScalarModel, extents: dict[int, int], choices: list[DigitChoice]
 ) -> None:
     """The digits form one path of weights from 1 to the extent: flow conservation per weight."""
-    for weight in sorted({1, *extents, *leaving, *arriving}):
-        terms = [(1, np.array([literal])) for literal in leaving.get(weight, [])]
-        terms += [(-1, np.array([literal])) for literal in arriving.get(weight, [])]
-        if weight in extents:
-            terms.append((1, np.array([extents[weight]])))
+    flows: dict[int, list[tuple[int, Ids]]] = {weight: [] for weight in (1, *extents)}
+    for choice in choices:
+        flows.setdefault(choice.weight, []).append((1, np.array([choice.literal])))
+    for choice in choices:
+        end = choice.weight * choice.count
+        flows.setdefault(end, []).append((-1, np.array([choice.literal])))
+    for extent, literal in extents.items():
+        flows[extent].append((1, np.array([literal])))
+    for weight in sorted(flows):
+        terms = flows[weight]
         if weight == 1 and not terms:
             # No digit and no extent of 1: the axis cannot be fed at all.
             model.builder.exactly_one([])
