@@ -58,15 +58,14 @@ def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computat
     the image of a convolution gets, the first type."""
     if len(workload.inputs) != 2 or not constraints.exchanges_factors:
         return workload
-    first, second = workload.inputs
     windows = {
         read.operand
         for read in workload.reads
         if any(len(index.iterators) > 1 for index in read.index)
     }
-    if windows != {second.name}:
+    if windows != {workload.inputs[1].name}:
         return workload
-    return workload.with_dtypes({first.name: second.dtype, second.name: first.dtype})
+    return _with_exchanged_types(workload) or workload
 
 
 def idle_padding(solved: SolveResult) -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from cpembed import worker
 from cpembed.api.chosen import AnyTarget, Chosen, Request, choose
@@ -43,6 +43,20 @@ CANDIDATES = 32
 
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, the trial, and the best one so far."""
+
+
+class TuneOptions(TypedDict, total=False):
+    """How to tune, as :func:`tune` says."""
+
+    constraints: str | ConstraintSet | None
+    trials: int
+    timeout: float | None
+    candidates: int
+    output: str | None
+    objective: str | None
+    seed: int
+    database: Path | None
+    progress: Progress | None
 
 
 @dataclass(frozen=True)
@@ -136,16 +150,8 @@ def tune(
     workload: Computation,
     target: str | HardwareSpec,
     *,
-    constraints: str | ConstraintSet | None = None,
-    trials: int = DEFAULT_TRIALS,
-    timeout: float | None = None,
-    candidates: int = CANDIDATES,
-    output: str | None = None,
-    objective: str | None = None,
-    seed: int = 0,
-    database: Path | None = None,
-    progress: Progress | None = None,
     on_trial: OnTrial | None = None,
+    **options: Unpack[TuneOptions],
 ) -> TuneResult | SolveResult:
     """Try ``trials`` schedules of the best embeddings: on this machine, or in the simulator of a
     target that has one.
@@ -162,19 +168,7 @@ def tune(
     instruction can execute no embedding, :class:`InvariantError` where a kernel's numbers are
     wrong, and what :func:`~cpembed.api.solve.solve` raises.
     """
-    opened = open_tuning(
-        workload,
-        target,
-        constraints=constraints,
-        trials=trials,
-        timeout=timeout,
-        candidates=candidates,
-        output=output,
-        objective=objective,
-        seed=seed,
-        database=database,
-        progress=progress,
-    )
+    opened = open_tuning(workload, target, **options)
     if isinstance(opened, SolveResult):
         return opened
     for number, trial in enumerate(opened.tuning.run(), 1):

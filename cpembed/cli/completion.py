@@ -18,24 +18,16 @@ Items = list[CompletionItem]
 
 def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Names of targets; files where none begins so."""
-    from cpembed.plugins import plugin_files
     from cpembed.resources import hardware_spec_files
 
-    names = list(hardware_spec_files())
-    with suppress(CpembedError):
-        names += plugin_files("cpembed.hw_specs", names)
-    return _names_or_files(names, incomplete)
+    return _names_or_files("cpembed.hw_specs", list(hardware_spec_files()), incomplete)
 
 
 def constraint_sets(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Names of constraint sets; files where none begins so."""
-    from cpembed.plugins import plugin_files
     from cpembed.resources import constraint_files
 
-    names = list(constraint_files())
-    with suppress(CpembedError):
-        names += plugin_files("cpembed.constraint_sets", names)
-    return _names_or_files(names, incomplete)
+    return _names_or_files("cpembed.constraint_sets", list(constraint_files()), incomplete)
 
 
 def suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -115,5 +107,10 @@ def _beginning(names: Iterable[str], incomplete: str) -> Items:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _names_or_files(names: Iterable[str], incomplete: str) -> Items:
+def _names_or_files(group: str, names: list[str], incomplete: str) -> Items:
+    """The names and those that distributions add to a group."""
+    from cpembed.plugins import plugin_files
+
+    with suppress(CpembedError):
+        names += plugin_files(group, names)
     return _beginning(names, incomplete) or [CompletionItem(incomplete, type="file")]

@@ -232,13 +232,13 @@ class _Reader:
 
     def _in_axes(self, statement: Assignment) -> Recognised:
         """The computation over axes and dimensions in which every index is affine."""
-        draft = _Draft(statement)
-        parts = split_axes(self._extents, (i for a in draft.accesses for i in a.index))
+        accesses = dict.fromkeys((statement.store, *statement.reads))
+        parts = split_axes(self._extents, (i for a in accesses for i in a.index))
         extents = {part.name: part.extent for found in parts.values() for part in found}
         shapes: dict[str, tuple[int, ...]] = {}
         output_split: tuple[int, ...] = ()
         rewritten: dict[Access, Access] = {}
-        for access in draft.accesses:
+        for access in accesses:
             dimensions = [
                 dimensions_of(in_parts(index, parts), extents, size)
                 for index, size in zip(access.index, self._shape(access.operand), strict=True)
@@ -250,7 +250,7 @@ class _Reader:
             rewritten[access] = Access(access.operand, tuple(index for index, _ in flat))
             if access == statement.store:
                 output_split = tuple(map(len, dimensions))
-        final = draft.with_accesses(rewritten)
+        final = changed_accesses((statement,), lambda access: rewritten[access])[0]
         used = {n for a in rewritten.values() for index in a.index for n in index.iterators}
         axes = tuple(
             Axis(
@@ -278,17 +278,6 @@ class _Reader:
             raise self._error("its parameters are not what it reads, followed by what it writes")
         operands = tuple(operand(name) for name in inputs)
         return Computation(self._name, axes, operands, (operand(output),), (final,))
-
-
-class _Draft:
-    """A statement with the different accesses in it."""
-
-    def __init__(self, statement: Assignment) -> None:
-        self._statement = statement
-        self.accesses = list(dict.fromkeys((statement.store, *statement.reads)))
-
-    def with_accesses(self, changed: Mapping[Access, Access]) -> Assignment:
-        return changed_accesses((self._statement,), lambda access: changed[access])[0]
 
 
 def _same(first: IndexExpr, second: IndexExpr) -> bool:

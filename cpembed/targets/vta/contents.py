@@ -17,7 +17,7 @@ from cpembed.targets.vta.accesses import Accesses, AccessTable, Elements
 from cpembed.targets.vta.columns import Columns, Numbers
 from cpembed.targets.vta.formats import UOP_BYTES, Opcode
 from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.legality import dram_bounds, sram_rows, sram_width, uops_kept
+from cpembed.targets.vta.legality import dram_bounds, sram_extent, uops_kept
 from cpembed.targets.vta.order import HappensBefore
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.violations import Violation
@@ -45,7 +45,7 @@ class _Visit:
         self._opcode: list[int] = columns.opcode.tolist()
         self._module: list[int] = columns.module.tolist()
         self._memory: list[int] = columns["memory"].tolist()
-        sizes = sram_rows(columns) * sram_width(columns) * (columns["x"] > 0)
+        sizes = sram_extent(columns, "y") * sram_extent(columns, "x") * (columns["x"] > 0)
         self._sram: list[tuple[int, int]] = list(
             zip(columns["sram"].tolist(), (columns["sram"] + sizes).tolist(), strict=True)
         )

@@ -107,7 +107,7 @@ def _shapes(columns: Columns, program: VtaProgram) -> Found:
 
 def _buffers(columns: Columns, program: VtaProgram) -> Found:
     moves = _moves(columns)
-    end = columns["sram"] + sram_rows(columns) * sram_width(columns)
+    end = columns["sram"] + sram_extent(columns, "y") * sram_extent(columns, "x")
     for memory in Memory:
         size = (
             uops_kept(program.config) if memory is Memory.UOP else program.config.elements(memory)
@@ -235,16 +235,10 @@ def _moves(columns: Columns) -> NDArray[np.bool_]:
     return columns.is_a(Opcode.LOAD, Opcode.STORE) & (columns["x"] > 0)
 
 
-def sram_rows(columns: Columns) -> Numbers:
-    """Rows that a LOAD writes or a STORE reads."""
-    pads = np.where(columns.is_a(Opcode.LOAD), columns["y_before"] + columns["y_after"], 0)
-    return columns["y"] + pads
-
-
-def sram_width(columns: Columns) -> Numbers:
-    """Elements in each of them."""
-    pads = np.where(columns.is_a(Opcode.LOAD), columns["x_before"] + columns["x_after"], 0)
-    return columns["x"] + pads
+def sram_extent(columns: Columns, name: str) -> Numbers:
+    """Rows (``y``) that a LOAD writes or a STORE reads, or elements in each of them (``x``)."""
+    pads = columns[f"{name}_before"] + columns[f"{name}_after"]
+    return columns[name] + np.where(columns.is_a(Opcode.LOAD), pads, 0)
 
 
 def dram_bounds(columns: Columns, program: VtaProgram) -> tuple[Numbers, Numbers]:

@@ -24,7 +24,7 @@ from cpembed.targets.vta.encoding import unpack_uops
 from cpembed.targets.vta.formats import Opcode
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.kernels import alu_kernel, gemm_kernel
-from cpembed.targets.vta.legality import dram_bounds, sram_rows, sram_width
+from cpembed.targets.vta.legality import dram_bounds, sram_extent
 from cpembed.targets.vta.order import Policy, deadlock_text, interleave
 from cpembed.targets.vta.program import Role, VtaProgram
 
@@ -101,7 +101,7 @@ class _Machine:
         self._opcode: list[int] = columns.opcode.tolist()
         self._memory: list[int] = columns["memory"].tolist()
         self._shape: list[list[int]] = np.stack(
-            [columns["sram"], sram_rows(columns), sram_width(columns)], axis=1
+            [columns["sram"], *(sram_extent(columns, name) for name in "yx")], axis=1
         ).tolist()
         self._dram_rows = columns.table("dram", "y", "x", "x_stride")
         self._move: list[list[int]] = self._dram_rows.tolist()

@@ -33,6 +33,8 @@ class Requantized:
     channel of NCHW; none: there is no bias.
     """
 
+    dtype: ClassVar[str] = "int8"
+
     shift: int
     low: int = -128
     high: int = 127
@@ -43,10 +45,6 @@ class Requantized:
             raise LoweringError(f"requantization: shift {self.shift} is not 0 to {MAX_SHIFT}")
         if not -128 <= self.low <= self.high <= 127:
             raise LoweringError(f"requantization: clips to {self.low} … {self.high}, not in int8")
-
-    @property
-    def dtype(self) -> str:
-        return "int8"
 
     @property
     def phases(self) -> tuple[tuple[AluStep, ...], ...]:
@@ -70,15 +68,9 @@ class Requantized:
 class Exact:
     """All 32 bits, stored byte by byte: four times the stores, which wait for each shift."""
 
+    dtype: ClassVar[str] = "int32"
     bias: ClassVar[tuple[int, ...]] = ()
-
-    @property
-    def dtype(self) -> str:
-        return "int32"
-
-    @property
-    def phases(self) -> tuple[tuple[AluStep, ...], ...]:
-        return ((), *(((AluOp.SHR, 8),) for _ in range(3)))
+    phases: ClassVar[tuple[tuple[AluStep, ...], ...]] = ((), *[((AluOp.SHR, 8),)] * 3)
 
     def combine(self, stored: list[Array]) -> Array:
         planes = np.stack([plane.view(np.uint8) for plane in stored], axis=-1)
@@ -92,15 +84,9 @@ class Exact:
 class Truncated:
     """The low eight bits: the result of a computation in int8."""
 
+    dtype: ClassVar[str] = "int8"
     bias: ClassVar[tuple[int, ...]] = ()
-
-    @property
-    def dtype(self) -> str:
-        return "int8"
-
-    @property
-    def phases(self) -> tuple[tuple[AluStep, ...], ...]:
-        return ((),)
+    phases: ClassVar[tuple[tuple[AluStep, ...], ...]] = ((),)
 
     def combine(self, stored: list[Array]) -> Array:
         return stored[0]

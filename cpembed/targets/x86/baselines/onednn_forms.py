@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -139,12 +140,7 @@ def _integer_convolution(
                 *after.operation,
             )
 
-        return Form(
-            f"{_name(call)}, {name} result",
-            run,
-            lambda found: problem.result(_array(torch, found)),
-            _sizes(problem),
-        )
+        return _form(torch, problem, f"{_name(call)}, {name} result", run)
 
     return [
         form(shape, result, name)
@@ -173,14 +169,7 @@ def _bfloat_convolution(
     def run() -> Any:
         return call(image, packed, None, pad, stride, dilation, problem.groups, *operation)
 
-    return [
-        Form(
-            f"{_name(call)}, bfloat16 result",
-            run,
-            lambda found: problem.result(_array(torch, found)),
-            _sizes(problem),
-        )
-    ]
+    return [_form(torch, problem, f"{_name(call)}, bfloat16 result", run)]
 
 
 def _integer_product(
@@ -190,9 +179,7 @@ def _integer_product(
     right = torch.from_numpy(problem.right(inputs))
     columns = right.T.contiguous()
 
-    def form(words: str, run: Callable[[], Any]) -> Form:
-        return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
-
+    form = partial(_form, torch, problem)
     sums = [
         form("torch._int_mm, int32 result", lambda: torch._int_mm(left, right)),
         # The same matrix, its columns contiguous.
@@ -229,9 +216,7 @@ def _bfloat_product(
     packed = torch.ops.mkldnn._reorder_linear_weight(right.T.contiguous(), problem.m)
     linear = torch.ops.mkldnn._linear_pointwise
 
-    def form(words: str, run: Callable[[], Any]) -> Form:
-        return Form(words, run, lambda found: problem.result(_array(torch, found)), _sizes(problem))
-
+    form = partial(_form, torch, problem)
     of_linear = form(
         f"{_name(linear)}, bfloat16 result", lambda: linear(left, packed, None, *operation)
     )
@@ -251,14 +236,16 @@ def _bfloat_batch(
     left, right = _tensor(torch, inputs["A"]), _tensor(torch, inputs["B"])
     left = left.transpose(1, 2) if problem.left_transposed else left
     right = right.transpose(1, 2) if problem.right_transposed else right
-    return [
-        Form(
-            "torch.bmm, bfloat16 result",
-            lambda: torch.bmm(left, right),
-            lambda found: problem.result(_array(torch, found)),
-            "",
-        )
-    ]
+    return [_form(torch, problem, "torch.bmm, bfloat16 result", lambda: torch.bmm(left, right))]
+
+
+def _form(
+    torch: ModuleType,
+    problem: Convolution | Product | BatchedProduct,
+    words: str,
+    call: Callable[[], Any],
+) -> Form:
+    return Form(words, call, lambda found: problem.result(_array(torch, found)), _sizes(problem))
 
 
 def _image(torch: ModuleType, problem: Convolution, inputs: Arrays) -> Any:
@@ -285,8 +272,10 @@ def _name(operation: Any) -> str:
     return str(operation).replace("::", ".")
 
 
-def _sizes(problem: Convolution | Product) -> str:
-    """Of the weights as oneDNN's log writes them."""
+def _sizes(problem: Convolution | Product | BatchedProduct) -> str:
+    """Of the weights as oneDNN's log writes them; none of a batch, which packs none."""
+    if isinstance(problem, BatchedProduct):
+        return ""
     if isinstance(problem, Product):
         return f"{problem.k}x{problem.n}"
     groups = [problem.groups] if problem.groups > 1 else []
