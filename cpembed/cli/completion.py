@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cpembed.errors import CpembedError
+from cpembed.plugins import Group, plugin_files
 
 Items = list[CompletionItem]
 
@@ -107,10 +108,8 @@ def _beginning(names: Iterable[str], incomplete: str) -> Items:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def _names_or_files(group: str, names: list[str], incomplete: str) -> Items:
+def _names_or_files(group: Group, names: list[str], incomplete: str) -> Items:
     """The names and those that distributions add to a group."""
-    from cpembed.plugins import plugin_files
-
     with suppress(CpembedError):
         names += plugin_files(group, names)
     return _beginning(names, incomplete) or [CompletionItem(incomplete, type="file")]
