@@ -12,8 +12,10 @@ import os
 import platform
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+
+import msgspec
 
 HIDE_VARIABLE = "CPEMBED_HIDE_CPU_FEATURES"
 """A testing aid: comma-separated features that this processor has and that are not used, as if a
@@ -22,41 +24,32 @@ hypervisor had switched them off."""
 NAME_VARIABLE = "CPEMBED_LLVM_CPU"
 """A testing aid: the name that LLVM is taken to have recognised."""
 
-LLVM_FEATURES: Mapping[str, str] = {
-    "pni": "sse3",
-    "sse4_1": "sse4.1",
-    "sse4_2": "sse4.2",
-    "abm": "lzcnt",
-    "bmi1": "bmi",
-    "pclmulqdq": "pclmul",
-    "sha_ni": "sha",
-    "avx512_vbmi2": "avx512vbmi2",
-    "avx512_vnni": "avx512vnni",
-    "avx512_bitalg": "avx512bitalg",
-    "avx512_vpopcntdq": "avx512vpopcntdq",
-    "avx512_bf16": "avx512bf16",
-    "avx512_fp16": "avx512fp16",
-    "avx512_vp2intersect": "avx512vp2intersect",
-    "avx_vnni": "avxvnni",
-    "avx_ifma": "avxifma",
-    "avx_vnni_int8": "avxvnniint8",
-    "avx_vnni_int16": "avxvnniint16",
-    "avx_ne_convert": "avxneconvert",
-    "amx_tile": "amx-tile",
-    "amx_int8": "amx-int8",
-    "amx_bf16": "amx-bf16",
-    "amx_fp16": "amx-fp16",
-    "amx_complex": "amx-complex",
-} | {
-    name: name
-    for name in (
-        "ssse3", "popcnt", "avx", "avx2", "fma", "f16c", "bmi2", "movbe", "aes", "sse4a", "xop",
-        "fma4", "tbm", "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512ifma",
-        "avx512vbmi", "gfni", "vaes", "vpclmulqdq",
-    )
-}  # fmt: skip
-"""LLVM's names of the features whose instructions a compiler emits for arithmetic on registers, by
-the name in /proc/cpuinfo (LLVM X86.td; Linux arch/x86/include/asm/cpufeatures.h)."""
+
+class _Features(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """``cpu_features.toml``, where each field is explained."""
+
+    vendor: str
+    alike: tuple[str, ...]
+    llvm: dict[str, str]
+    rests_on: dict[str, tuple[str, ...]]
+    families: dict[str, str]
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """LLVM's name of each feature."""
+        return {**{name: name for name in self.alike}, **self.llvm}
+
+    def basis(self, name: str) -> tuple[str, ...]:
+        """Without what a feature counts as absent."""
+        family = (of for start, of in self.families.items() if name.startswith(start))
+        return self.rests_on.get(name) or tuple(family)
+
+
+@cache
+def x86_features() -> _Features:
+    """The features of x86 processors that matter to a compiler."""
+    text = (Path(__file__).parent / "cpu_features.toml").read_bytes()
+    return msgspec.toml.decode(text, type=_Features)
 
 
 @cache
@@ -73,42 +66,13 @@ def reported_features() -> frozenset[str]:
     return frozenset()
 
 
-_RESTS_ON: Mapping[str, tuple[str, ...]] = {
-    "ssse3": ("pni",),
-    "sse4_1": ("ssse3",),
-    "sse4_2": ("sse4_1",),
-    "avx": ("sse4_2",),
-    "avx2": ("avx",),
-    "fma": ("avx",),
-    "f16c": ("avx",),
-    "vaes": ("avx", "aes"),
-    "vpclmulqdq": ("avx", "pclmulqdq"),
-    "avx512f": ("avx2", "fma", "f16c"),
-    "avx512vbmi": ("avx512bw",),
-    "avx512_vbmi2": ("avx512bw",),
-    "avx512_bitalg": ("avx512bw",),
-    "avx512_bf16": ("avx512bw",),
-    "avx512_fp16": ("avx512bw",),
-}
-"""Without what a feature counts as absent, as in LLVM, which switches it off too (X86.td); beside
-these AVX-512's rest on ``avx512f``, other vectors of AVX on ``avx2``, AMX's on ``amx_tile``."""
-
-
 def cpu_features() -> frozenset[str]:
     """The reported features, less those that are hidden (:data:`HIDE_VARIABLE`) and those that rest
     on absent ones."""
-    found = reported_features() - listed(HIDE_VARIABLE)
-    while absent := {name for name in found if not found.issuperset(_rests_on(name))}:
+    found, known = reported_features() - listed(HIDE_VARIABLE), x86_features()
+    while absent := {name for name in found if not found.issuperset(known.basis(name))}:
         found -= absent
     return found
-
-
-def _rests_on(name: str) -> tuple[str, ...]:
-    if name in _RESTS_ON and not name.startswith("avx512_"):
-        return _RESTS_ON[name]
-    families = {"avx512": "avx512f", "avx_": "avx2", "amx_": "amx_tile"}
-    base = next((of for start, of in families.items() if name.startswith(start)), name)
-    return (base, *_RESTS_ON.get(name, ()))
 
 
 def listed(variable: str) -> frozenset[str]:
@@ -156,11 +120,11 @@ def host_cpu(
 
     ``recognised`` is the name that LLVM guesses, ``known`` lists the names that it knows, and
     ``features_of`` is what a name stands for, in LLVM's words. Only x86 processors report their
-    features in the words of :data:`LLVM_FEATURES`; elsewhere the guess is all there is.
+    features in the words of :func:`x86_features`; elsewhere the guess is all there is.
     """
     if not is_x86() or not reported_features():
         return HostCpu(recognised, recognised)
-    names = LLVM_FEATURES
+    names, vendor = x86_features().names, x86_features().vendor
     reported = frozenset(names[flag] for flag in cpu_features() if flag in names)
 
     @cache
@@ -170,12 +134,12 @@ def host_cpu(
 
     chosen, lacking = recognised, reported - emitted(recognised)
     if lacking:
-        amd = "sse4a" in reported
+        mine = vendor in reported
         candidates = [
             name
             for name in sorted(known())
             # LLVM has a second spelling of many names, for its own dispatch.
-            if "_" not in name and emitted(name) <= reported and ("sse4a" in emitted(name)) == amd
+            if "_" not in name and emitted(name) <= reported and (vendor in emitted(name)) == mine
         ]
         chosen = max([recognised, *candidates], key=lambda name: len(reported & emitted(name)))
     added, absent = reported - emitted(chosen), emitted(chosen) - reported
