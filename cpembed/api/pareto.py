@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 from cpembed.api.solve import SearchOptions, SolveResult, solve
@@ -35,7 +35,7 @@ class ParetoResult:
         """The document of ``solve --pareto --json``: that of ``solve``, with the objectives."""
         document: dict[str, Any] = {**self.solved.to_json(), "pareto": True}
         for entry, item in zip(document["embeddings"], self.candidates, strict=True):
-            entry["objectives"] = asdict(objectives(item))
+            entry["objectives"] = objectives(item)._asdict()
         return document
 
 

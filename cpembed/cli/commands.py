@@ -19,7 +19,7 @@ SUBCOMMANDS: dict[str, str] = {
     "operators": "List the operators and the sizes they take.",
 }
 """Name and help; ``cpembed.cli.<name>``, or a target's module, defines the click command
-``command``."""
+``command``; those that list are together."""
 
 
 class Subcommands(click.Group):
@@ -31,6 +31,9 @@ class Subcommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in SUBCOMMANDS:
             return None
+        if cmd_name in ("targets", "operators"):
+            listed: click.Command = getattr(import_module("cpembed.cli.listing"), cmd_name)
+            return listed
         module, _ = TARGET_COMMANDS.get(cmd_name, (f"cpembed.cli.{cmd_name}", ""))
         command: click.Command = import_module(module).command
         return command

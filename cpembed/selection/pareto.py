@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.selection.ranking import RankedCandidate
 
 
-@dataclass(frozen=True)
-class Objectives:
+class Objectives(NamedTuple):
     """Costs of a candidate; less is better in each.
 
     ``moved_bytes`` are read and written by packing and unpacking; ``footprint_bytes`` are taken by
@@ -21,9 +20,6 @@ class Objectives:
     moved_bytes: int
     footprint_bytes: int
 
-    def as_tuple(self) -> tuple[int, int, int]:
-        return self.executed_macs, self.moved_bytes, self.footprint_bytes
-
     def dominates(self, other: Objectives) -> bool:
         """At least as good in every respect and better in one.
 
@@ -32,8 +28,7 @@ class Objectives:
         >>> Objectives(8, 0, 64).dominates(Objectives(8, 0, 64))
         False
         """
-        pairs = list(zip(self.as_tuple(), other.as_tuple(), strict=True))
-        return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
+        return self != other and all(a <= b for a, b in zip(self, other, strict=True))
 
 
 def objectives(candidate: RankedCandidate) -> Objectives:
@@ -50,7 +45,7 @@ def front(candidates: Sequence[RankedCandidate]) -> tuple[RankedCandidate, ...]:
     kept: set[Objectives] = set()
     # Whatever dominates a point comes before it in this order, and if that is itself dominated,
     # then by a point of the front: comparing with the front so far is enough.
-    for point in sorted({objectives(item) for item in candidates}, key=Objectives.as_tuple):
+    for point in sorted({objectives(item) for item in candidates}):
         if not any(other.dominates(point) for other in kept):
             kept.add(point)
     return tuple(item for item in candidates if objectives(item) in kept)

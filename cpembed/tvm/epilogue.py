@@ -24,16 +24,21 @@ MAX_SHIFT = 31
 _INT32 = (-(2**31), 2**31 - 1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Epilogue:
-    """The last variable of the chain, and what it is of the sums; ``bias`` None: nothing is added,
-    else an array of as many dimensions as the sums, each of size 1 or theirs."""
+    """``clip((sum + bias) >> shift, low, high)`` of sums of a ``shape``, as far as it was read;
+    ``last`` is the variable at its end. ``bias`` None: nothing is added, else an array of as many
+    dimensions as the sums, each of size 1 or theirs."""
 
-    last: Any
-    shift: int
-    low: int
-    high: int
-    bias: Array | None
+    shape: tuple[int, ...]
+    last: Any = None
+    bias: Array | None = None
+    shift: int = 0
+    low: int = _INT32[0]
+    high: int = _INT32[1]
+
+    _untouched: bool = field(default=True, init=False)
+    """Nothing but additions so far."""
 
     def axes(self, split: Sequence[int]) -> tuple[int, ...]:
         """The dimensions that the bias has of a computation's output, of which each dimension here
@@ -45,44 +50,6 @@ class Epilogue:
             axes += range(place, place + count) if size > 1 else []
             place += count
         return tuple(axes)
-
-
-def epilogue_of(
-    sums: Any, users: Mapping[Any, Sequence[Any]], values: Mapping[Any, Any]
-) -> Epilogue | None:
-    """The chain from a variable to an int8 one; None where there is none that is exact.
-
-    ``users`` are the variables of a dataflow block that use one of it, ``values`` what variables
-    are bound to.
-    """
-    shape = _shape(sums)
-    chain = _Chain(shape)
-    last = sums
-    # Only what nobody else reads can stay in the program: such a variable is local, with one user.
-    while isinstance(last, relax.DataflowVar) and len(users[last]) == 1:
-        following = users[last][0]
-        value = values[following]
-        if _is(value, "relax.astype") and str(value.ty.dtype) == "int8":
-            return chain.finished(following)
-        same = str(following.ty.dtype) == "int32" and _shape(following) == shape
-        if not same or not chain.take(value, last):
-            return None
-        last = following
-    return None
-
-
-@dataclass
-class _Chain:
-    """``clip((sum + bias) >> shift, low, high)``, as far as it was read."""
-
-    shape: tuple[int, ...]
-    bias: Array | None = None
-    shift: int = 0
-    low: int = _INT32[0]
-    high: int = _INT32[1]
-
-    _untouched: bool = field(default=True, init=False)
-    """Nothing but additions so far."""
 
     def take(self, value: Any, of: Any) -> bool:
         """Read one operation on the variable ``of``; False where it has no place in the form."""
@@ -104,10 +71,10 @@ class _Chain:
                 return low <= high and self._clip(low, high)
         return False
 
-    def finished(self, last: relax.Var) -> Epilogue | None:
-        if self.shift > MAX_SHIFT or not -128 <= self.low <= self.high <= 127:
-            return None
-        return Epilogue(last, self.shift, self.low, self.high, self.bias)
+    @property
+    def is_exact(self) -> bool:
+        """Whether the result is an int8 of the form."""
+        return self.shift <= MAX_SHIFT and -128 <= self.low <= self.high <= 127
 
     def _add(self, other: Any) -> bool:
         array = _array(other)
@@ -139,6 +106,31 @@ class _Chain:
         if high is not None:
             self.low, self.high = min(self.low, high), min(self.high, high)
         return True
+
+
+def epilogue_of(
+    sums: Any, users: Mapping[Any, Sequence[Any]], values: Mapping[Any, Any]
+) -> Epilogue | None:
+    """The chain from a variable to an int8 one; None where there is none that is exact.
+
+    ``users`` are the variables of a dataflow block that use one of it, ``values`` what variables
+    are bound to.
+    """
+    shape = _shape(sums)
+    chain = Epilogue(shape)
+    last = sums
+    # Only what nobody else reads can stay in the program: such a variable is local, with one user.
+    while isinstance(last, relax.DataflowVar) and len(users[last]) == 1:
+        following = users[last][0]
+        value = values[following]
+        if _is(value, "relax.astype") and str(value.ty.dtype) == "int8":
+            chain.last = following
+            return chain if chain.is_exact else None
+        same = str(following.ty.dtype) == "int32" and _shape(following) == shape
+        if not same or not chain.take(value, last):
+            return None
+        last = following
+    return None
 
 
 def _shape(variable: Any) -> tuple[int, ...]:
