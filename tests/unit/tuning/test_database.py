@@ -56,7 +56,7 @@ def test_what_changes_cycles_changes_the_key(monkeypatch: pytest.MonkeyPatch) ->
     moved = replace(SPEC, path="/elsewhere.toml", description="said otherwise")
     assert base == key_of(layer(), moved, Requantized(9), RELAXED)
     assert SPEC.machine is not None
-    slower = replace(SPEC, machine=replace(SPEC.machine, dram_delay_cycles=40))
+    slower = replace(SPEC, machine=msgspec.structs.replace(SPEC.machine, dram_delay_cycles=40))
     smaller = replace(SPEC, memories={**SPEC.memories, "vta.inp": 16384})
     others = [
         key(LAYER.replace("w=6", "w=7")),
