@@ -21,7 +21,6 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore
 from cpembed.report import bench as bench_report
-from cpembed.report import calibrate as calibrate_report
 from cpembed.report import tune as tune_report
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu import calibration as calibrations
@@ -35,6 +34,7 @@ from cpembed.targets.cpu.calibration import (
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.registry import open_target
 from cpembed.targets.vta.trials import VtaTrial, key_of
+from cpembed.targets.x86 import command_reports as calibrate_report
 from cpembed.targets.x86.calibrated import CalibrateResult
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
 from cpembed.tuning.kept import Lookup, tuned
