@@ -60,12 +60,12 @@ COUNTED = {
     "peak_share": "gops over the rate of the instruction on operands that stay in registers, on as "
     "many threads",
     "baselines.*.call_us": "one call of the baseline, operands in its own layouts, weights packed "
-    "ahead; in turns with ours_us",
+    "ahead; interleaved with ours_us",
     "baselines.*.primitive_us": "the computation in that call by the library's own account",
     "baselines.*.reorder_us": "its moving of activations, not part of primitive_us",
     "baselines.*.weights_reorder_us": "its moving of weights that were packed ahead, but not as it "
     "wants them; not part of primitive_us",
-    "baselines.*.ours_us": "latency_us, measured in turns with the baseline",
+    "baselines.*.ours_us": "latency_us, measured interleaved with the baseline",
     "baselines.*.ours_with_packing_us": "the same with packing and unpacking, in one call",
     "baselines.*_ratio": "the baseline's time over ours_us, above 1 where ours is faster; "
     "*_with_packing: over ours_with_packing_us, reorder_us added to primitive_us",

@@ -8,7 +8,7 @@ import msgspec
 
 from cpembed.api.run_result import RunResult
 from cpembed.baselines.base import Baseline, NotCovered, Subject
-from cpembed.baselines.contest import Comparison, contest
+from cpembed.baselines.comparison import Comparison, compare_interleaved
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import Epilogue
@@ -17,7 +17,7 @@ from cpembed.stores import Natural, Time
 
 
 class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Both sides, timed in turns (:mod:`cpembed.baselines`), or why not (``missing``).
+    """Both sides, timed interleaved (:mod:`cpembed.baselines`), or why not (``missing``).
 
     ``form`` is the baseline's call and result, ``stored`` the type of the results that both sides
     store, ``implementations`` what the library chose to run in it. ``call_us``: that call;
@@ -29,7 +29,7 @@ class BaselineRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     ``reorder_us``. ``peak_us``: the layer's products alone, on registers, in the same rounds, and
     ``primitive_over_peak`` the library's time over that. ``elsewhere_cores``: what other processes
     had of the machine meanwhile. ``noisy``: too much, or a ratio varied too much
-    (:class:`~cpembed.measure.turns.Turns`): then the ratios mean little.
+    (:class:`~cpembed.measure.interleaved.Interleaved`): then the ratios mean little.
     """
 
     missing: str | None = None
@@ -68,7 +68,7 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
         return target.storing_kernel(kernel, result.choice, Epilogue(dtype))
 
     pace = target.throttle_probe()
-    found = contest(storing, baseline, subject, inputs, seed=result.seed, pace=pace)
+    found = compare_interleaved(storing, baseline, subject, inputs, seed=result.seed, pace=pace)
     if isinstance(found, NotCovered):
         return BaselineRow(missing=found.reason)
     return _compared(found)

@@ -31,7 +31,7 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue, Storing
 from cpembed.targets.registry import open_target
-from cpembed.tuning.kept import Kept, Lookup, best_kept
+from cpembed.tuning.records import Lookup, Record, best_record
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]
@@ -74,12 +74,12 @@ class RowMaker:
         known = kept.trial.identifier, kept.trials
         return known == (run.tuned.embedding, run.tuned.trials)
 
-    def _kept(self, layer: Layer, instead: str | None) -> Kept[Any] | None:
+    def _kept(self, layer: Layer, instead: str | None) -> Record[Any] | None:
         workload = self.workload(layer)
         target = open_target(self.spec if instead is None else load_hardware_spec(instead))
         constraints = None if self.any_set else self.constraints
         epilogue = target.epilogue(workload, Storing()) if self.epilogue is None else self.epilogue
-        return best_kept(target, Lookup(workload, epilogue, constraints))
+        return best_record(target, Lookup(workload, epilogue, constraints))
 
     def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
         """The layer's row, made in the worker; an exception of its searches or its kernel is part
@@ -167,7 +167,7 @@ class RowMaker:
             draft.run = msgspec.structs.replace(draft.run, baselines=compared)
 
     def _beside(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
-        """The kernel and each baseline, timed in turns."""
+        """The kernel and each baseline, timed interleaved."""
         subject = Subject.of(layer, result.solved.workload, self.layout, self.epilogue)
         found: dict[str, BaselineRow] = {}
         for baseline in self.baselines:

@@ -23,7 +23,7 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.provenance import Provenance
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.tuning.kept import TunedChoice
+from cpembed.tuning.records import TunedChoice
 
 
 def solved_row(result: SolveResult) -> SolvedRow:

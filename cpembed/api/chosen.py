@@ -30,7 +30,7 @@ from cpembed.targets.choice import Choice, choices
 from cpembed.targets.portable import PORTABLE, PortableTarget
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.time_limit import Clock
-from cpembed.tuning.kept import Lookup, TunedChoice, tuned
+from cpembed.tuning.records import Lookup, TunedChoice, tuned
 
 BackendChoice = Literal["auto", "native", "generic"]
 

@@ -51,7 +51,7 @@ def identified(
 
     Raises :class:`WorkloadError` where there is none, or several begin so.
     """
-    from cpembed.tuning.kept import WIDEST
+    from cpembed.tuning.records import WIDEST
 
     start, *kept = wanted.split("+")
     if not start or set(start) - set(_ID_DIGITS):
@@ -118,7 +118,7 @@ class _Search:
         """Among the trials that tuning kept of the workload and the target."""
         from cpembed.api.tune import known
         from cpembed.tuning.database import workload_key
-        from cpembed.tuning.kept import Kept, first_proven
+        from cpembed.tuning.records import Record, first_proven
 
         key = workload_key(self.workload)
         files = [
@@ -134,9 +134,9 @@ class _Search:
         if name is None:
             return None
         file, trial = trials[name]
-        kept = Kept(trial, file.count, file.key["constraints"], file.path)
+        kept = Record(trial, file.count, file.key["constraints"], file.path)
 
-        def best(without: Collection[str]) -> Kept[Any] | None:
+        def best(without: Collection[str]) -> Record[Any] | None:
             return None if without else kept
 
         def any_schedule(candidate: Candidate, trial: Any) -> None:

@@ -32,8 +32,8 @@ from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import all_targets, missing_for, open_target
 from cpembed.tuning.database import Stored, Trial, default_directory, stored
-from cpembed.tuning.kept import WIDEST
-from cpembed.tuning.session import SEARCH_SHARE, Field, Task, Tuning
+from cpembed.tuning.records import WIDEST
+from cpembed.tuning.session import SEARCH_SHARE, CandidatePool, Task, Tuning
 from cpembed.tuning.space import Design, distinct
 
 DEFAULT_TRIALS = 64
@@ -240,7 +240,7 @@ def _field(
     others: Sequence[RankedCandidate],
     epilogue: Any,
     fuses: bool,
-) -> Field[Any]:
+) -> CandidatePool[Any]:
     """The embeddings that take part: what runs untuned, what it was chosen among, and ``others``,
     with their variants.
 
@@ -263,7 +263,7 @@ def _field(
     for design in taking_part:
         target.require(design.candidate)
     untuned = first[0].schedule if first else taking_part[0].space.best().schedule
-    return Field(tuple(taking_part), untuned, tuple(refused.values()))
+    return CandidatePool(tuple(taking_part), untuned, tuple(refused.values()))
 
 
 def require_tunable(spec: HardwareSpec) -> None:

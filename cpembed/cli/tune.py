@@ -113,7 +113,7 @@ def command(
         )
     from cpembed.api.solve import SolveResult
     from cpembed.api.tune import open_tuning, require_tunable
-    from cpembed.tuning.kept import WIDEST
+    from cpembed.tuning.records import WIDEST
 
     given = _problem(words, target, constraints or WIDEST)
     require_tunable(given["target"])
@@ -175,7 +175,7 @@ def _show(
     from cpembed.api.tune import known
     from cpembed.report import tune as report
     from cpembed.tuning.database import default_directory, workload_key
-    from cpembed.tuning.kept import WIDEST
+    from cpembed.tuning.records import WIDEST
 
     found = known(database)
     if target is not None:

@@ -108,7 +108,7 @@ class IndexExpr:
 
     @property
     def iterators(self) -> tuple[str, ...]:
-        # Kept by hand: a cached_property takes a lock, and layouts ask very many expressions.
+        # Record by hand: a cached_property takes a lock, and layouts ask very many expressions.
         known: tuple[str, ...] | None = self.__dict__.get("_iterators")
         if known is None:
             names = [name for term in self.terms for name in term.iterators]

@@ -74,7 +74,7 @@ def _groups(coordinates: Sequence[Coordinate]) -> Iterator[list[Coordinate]]:
 def _inside(group: Sequence[Coordinate], names: set[str], program: DerivedProgram) -> float:
     """Of the iterations of the loops, those with an element inside."""
     loops = [loop for loop in program.loops if loop.name in names]
-    lanes = [lane for lane in program.lanes if lane.name in names]
+    lanes = [lane for lane in program.instruction_axes if lane.name in names]
     extents = [iterator.extent for iterator in itertools.chain(loops, lanes)]
     if math.prod(extents) > _POSITIONS:
         return 1.0

@@ -33,7 +33,7 @@ from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.database import Trial, problem_key, store_of
 from cpembed.tuning.plain import PlainTrial
-from cpembed.tuning.session import Field, Task, Tuning
+from cpembed.tuning.session import CandidatePool, Task, Tuning
 from cpembed.tuning.space import Proposal, S, Space
 from cpembed.worker import step
 
@@ -292,7 +292,7 @@ class Target(ABC, Generic[L, S, A]):
         space.scored(self.schedule_of(trial))
 
     def open_tuning(
-        self, task: Task, field: Field[S], epilogue: Any, folder: Path
+        self, task: Task, field: CandidatePool[S], epilogue: Any, folder: Path
     ) -> Tuning[Any, S]:
         """A search that is ready to run."""
         key = self.trial_key(task.workload, task.constraints, epilogue, None)
@@ -359,7 +359,7 @@ class Target(ABC, Generic[L, S, A]):
 
     def throttle_probe(self) -> Any:
         """What says whether the instruction runs as fast as it can at the moment
-        (:class:`~cpembed.measure.turns.ThrottleProbe`); None where nothing does."""
+        (:class:`~cpembed.measure.interleaved.SpeedProbe`); None where nothing does."""
         return None
 
 

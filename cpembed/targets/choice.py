@@ -13,7 +13,7 @@ from typing import Any
 from cpembed.errors import LoweringError
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import Target
-from cpembed.tuning.kept import TunedChoice
+from cpembed.tuning.records import TunedChoice
 from cpembed.tuning.space import Scored
 from cpembed.worker import step
 

@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Field(Generic[S]):
+class CandidatePool(Generic[S]):
     """The embeddings that take part; what runs untuned is ``untuned`` on the first one.
 
     ``refused`` says of the others why the instruction cannot execute them.
@@ -56,7 +56,7 @@ class Tuning(Generic[T, S]):
     def __init__(
         self,
         task: Task,
-        field: Field[S],
+        field: CandidatePool[S],
         store: ResultStore[T],
         kind: type[T],
         measure: Callable[[Proposal[S]], T],

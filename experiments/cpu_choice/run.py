@@ -19,8 +19,8 @@ from cpembed.api.solve import hardware_spec, workload
 from cpembed.api.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.kernel.plan import Knobs
-from cpembed.targets.cpu.contest import Failed
-from cpembed.targets.cpu.measure import Workbench
+from cpembed.targets.cpu.comparison import Failed
+from cpembed.targets.cpu.measure import KernelMeasurer
 from cpembed.targets.x86.features import missing_features
 from cpembed.tuning.session import Field
 from cpembed.tuning.space import Design, Proposal
@@ -63,7 +63,7 @@ def compute(key: str, trials: int) -> Row:
         if design.identifier == tuned.identifier
         and (found := proposal(design, tuned.knobs)) is not None
     )
-    bench = Workbench(given, spec, "total")
+    bench = KernelMeasurer(given, spec, "total")
     began = time.perf_counter()
     best, measured, failed = found, 0, 0
     if named in BRUTE:
@@ -118,7 +118,7 @@ def everything(field: Field[Knobs]) -> dict[tuple[str, str], Proposal[Knobs]]:
 
 
 def brute_force(
-    bench: Workbench, every: list[Proposal[Knobs]], first: Proposal[Knobs]
+    bench: KernelMeasurer, every: list[Proposal[Knobs]], first: Proposal[Knobs]
 ) -> tuple[Proposal[Knobs], int, int]:
     """The fastest of all, how many were measured, and how many have no kernel."""
     champion = first

@@ -10,8 +10,8 @@ import pytest
 from cpembed.api import tune as api
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.cpu import target
-from cpembed.targets.cpu.contest import Failed, Timed
-from cpembed.targets.cpu.measure import Isolated, Timeable
+from cpembed.targets.cpu.comparison import Failed, Timed
+from cpembed.targets.cpu.measure import IsolatedMeasurer, Timeable
 from cpembed.targets.x86.features import missing_features
 from cpembed.tuning.database import DIRECTORY_VARIABLE
 from tests.cli.calling import Called, Caller
@@ -112,7 +112,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 ) -> None:
     count = 0
 
-    class Breaking(Isolated):
+    class Breaking(IsolatedMeasurer):
         def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
             nonlocal count
             count += 1
@@ -122,7 +122,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 
     call = (*GEMM, *VNNI, "--trials", "3", "--candidates", "2", "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(target, "Isolated", Breaking)
+        patch.setattr(target, "IsolatedMeasurer", Breaking)
         called = tune(*call)
     assert called.code == 130
     assert "2 of 3 trials are kept in" in called.err

@@ -37,9 +37,9 @@ from cpembed.targets.vta.trials import VtaTrial, key_of
 from cpembed.targets.x86 import command_reports as calibrate_report
 from cpembed.targets.x86.calibrated import CalibrateResult
 from cpembed.tuning.database import DIRECTORY_VARIABLE, store_of
-from cpembed.tuning.kept import Lookup, tuned
+from cpembed.tuning.records import Lookup, tuned
 from cpembed.tuning.search import screened
-from cpembed.tuning.session import Field, Task
+from cpembed.tuning.session import CandidatePool, Task
 from tests.cli.calling import Called, Caller
 from tests.fuzz.mutants import mutant
 from tests.unit.targets.cpu import tuning as cpu_tuning
@@ -106,7 +106,7 @@ def keep_cpu(folder: Path) -> ResultStore[Any]:
     spec, chosen = hardware_spec(cpu_tuning.TARGET), load_constraint_set("complete")
     task = Task(cpu_tuning.layer(), spec, chosen, 8, 0, 0.0, float("inf"))
     measurer = cpu_tuning.FakeMeasurer(lambda proposal: proposal.estimate)
-    field = Field(tuple(every), cpu_tuning.kernels(every[0])[0], ())
+    field = CandidatePool(tuple(every), cpu_tuning.kernels(every[0])[0], ())
     tuning = CpuTuning(task, field, measurer, "total", folder)
     list(tuning.run())
     return tuning.store

@@ -16,7 +16,8 @@ from cpembed.targets.arm.emulated import EmulatedProcessor
 from cpembed.targets.arm.emulator import emulator, missing
 from cpembed.targets.arm.machine import core
 from cpembed.targets.base import Array
-from cpembed.targets.cpu import dot_columns, vector
+from cpembed.targets.cpu import outer_product as dot_columns
+from cpembed.targets.cpu import vector
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.choice import Objective

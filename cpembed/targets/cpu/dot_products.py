@@ -1,8 +1,8 @@
 """Vector instructions that multiply neighbours and add them to the lane that they lie in.
 
 :class:`DotProduct` describes one: the registers, the types, and the text of a call. Lanes are
-columns (:mod:`~cpembed.targets.cpu.dot_columns`), or parts of one sum
-(:mod:`~cpembed.targets.cpu.dot_rows`).
+columns (:mod:`~cpembed.targets.cpu.outer_product`), or parts of one sum
+(:mod:`~cpembed.targets.cpu.inner_product`).
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from cpembed.measure.verification import Expected
 from cpembed.selection.candidate import Candidate
 from cpembed.targets.cpu.build import build
 from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.contest import (
+from cpembed.targets.cpu.comparison import (
     FIRST_ROUNDS,
-    Contest,
     Failed,
+    InterleavedComparison,
     Moves,
     Rounds,
     Runner,
@@ -48,7 +48,7 @@ ROUNDS, FINAL_ROUNDS = 40, 80
 """Of a kernel that is not rejected, and at the end of a search; of kernels that a turn holds."""
 
 SLOWER = 1.15
-"""A kernel is rejected whose fastest round took longer than the champion's typical one by this."""
+"""A kernel is rejected whose fastest round took longer than the incumbent's typical one by this."""
 
 DISTURBED = 1.25
 """Rounds are not trusted in which kernels took longer than in their best ones by this."""
@@ -87,7 +87,7 @@ class _Sent:
         return cls(proposal.key, proposal.candidate, proposal.schedule)
 
 
-class Workbench:
+class KernelMeasurer:
     """Kernels of one workload on random data, verified against one reference.
 
     ``known`` holds the moves, apart from the kernel, of embeddings that were measured before, by
@@ -108,23 +108,23 @@ class Workbench:
         self._paces: dict[str, float] = {}
         """Microseconds of kernels in their best rounds."""
 
-    def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
-        """Time a schedule beside the champion, which was measured before.
+    def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
+        """Time a schedule beside the incumbent, which was measured before.
 
         Raises :class:`InvariantError` where the kernel's numbers are wrong.
         """
-        others = [] if champion is None else [champion]
+        others = [] if incumbent is None else [incumbent]
         self._forget({item.key for item in others})
         try:
             runners = [self._runner(item) for item in (*others, proposal)]
         except LoweringError as error:
             return Failed(str(error))
-        contest = Contest(runners, self.known, self._objective, self._usual)
-        first = contest.run(FIRST_ROUNDS)
-        slower = champion is not None and first.fastest(1) > SLOWER * first.typical(0)
+        comparison = InterleavedComparison(runners, self.known, self._objective, self._usual)
+        first = comparison.run(FIRST_ROUNDS)
+        slower = incumbent is not None and first.fastest(1) > SLOWER * first.typical(0)
         if slower and self._disturbance(first, 1) <= DISTURBED:
             return first.timed(1, rejected=True)
-        found, noisy = self._trusted(contest, first.affordable(ROUNDS), len(others))
+        found, noisy = self._trusted(comparison, first.affordable(ROUNDS), len(others))
         timed = found.timed(len(others), noisy=noisy)
         self.known.setdefault(runners[-1].identifier, timed.moves)
         return timed
@@ -133,21 +133,23 @@ class Workbench:
         """Time schedules that were measured before beside each other; ratios are over the first."""
         self._forget({item.key for item in proposals})
         runners = [self._runner(item) for item in proposals]
-        contest = Contest(runners, self.known, self._objective, self._usual)
-        rounds = contest.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
-        found, noisy = self._trusted(contest, rounds, len(runners))
+        comparison = InterleavedComparison(runners, self.known, self._objective, self._usual)
+        rounds = comparison.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
+        found, noisy = self._trusted(comparison, rounds, len(runners))
         return [found.timed(number, noisy=noisy) for number in range(len(runners))]
 
-    def _trusted(self, contest: Contest, rounds: int, before: int) -> tuple[Rounds, bool]:
+    def _trusted(
+        self, comparison: InterleavedComparison, rounds: int, before: int
+    ) -> tuple[Rounds, bool]:
         """The least disturbed of a few attempts, and whether it was disturbed; the first ``before``
         runners were timed before."""
-        best = contest.run(rounds)
+        best = comparison.run(rounds)
         least = self._disturbance(best, before)
         for pause in PAUSES:
             if least <= DISTURBED:
                 break
             time.sleep(pause)
-            again = contest.run(rounds)
+            again = comparison.run(rounds)
             if (disturbance := self._disturbance(again, before)) < least:
                 best, least = again, disturbance
         return best, least > DISTURBED
@@ -156,7 +158,7 @@ class Workbench:
         """How much longer kernels took than in their best rounds so far: the median of those that
         were timed before, 1 where none was."""
         ratios: list[float] = []
-        for number, runner in enumerate(rounds.contest.runners):
+        for number, runner in enumerate(rounds.comparison.runners):
             pace = rounds.pace(number)
             best = min(pace, self._paces.get(runner.key, pace))
             self._paces[runner.key] = best
@@ -223,15 +225,15 @@ class Workbench:
     def _usual(self) -> Callable[[], bool] | None:
         """Whether the CPU's product instruction runs as fast as it does at best."""
         probe = open_target(self._spec).throttle_probe()
-        return None if probe is None else probe.is_usual
+        return None if probe is None else probe.is_unthrottled
 
     @cached_property
     def _expected(self) -> Expected:
         return Expected(self._workload, self._inputs)
 
 
-class Isolated:
-    """A :class:`Workbench` in the worker: a kernel that ends its process is one that failed."""
+class IsolatedMeasurer:
+    """A :class:`KernelMeasurer` in the worker: a kernel that ends its process has failed."""
 
     def __init__(
         self, workload: Computation, spec: HardwareSpec, objective: Objective, seed: int = 0
@@ -240,10 +242,10 @@ class Isolated:
         made: _Made = (workload, spec, objective, seed)
         self._of = (os.getpid(), next(_numbers)), made
 
-    def measure(self, proposal: Timeable, champion: Timeable | None) -> Timed | Failed:
-        """As :meth:`Workbench.measure`."""
+    def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
+        """As :meth:`KernelMeasurer.measure`."""
         try:
-            best = None if champion is None else _Sent.of(champion)
+            best = None if incumbent is None else _Sent.of(incumbent)
             found = worker.call(_measure, *self._of, self.known, _Sent.of(proposal), best)
         except CrashError as error:
             return Failed(str(error))
@@ -252,23 +254,23 @@ class Isolated:
         return found
 
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
-        """As :meth:`Workbench.final`; raises :class:`CrashError`."""
+        """As :meth:`KernelMeasurer.final`; raises :class:`CrashError`."""
         sent = [_Sent.of(proposal) for proposal in proposals]
         return worker.call(_final, *self._of, self.known, sent)
 
 
 _numbers = count()
 
-_open: dict[tuple[int, int], Workbench] = {}
+_open: dict[tuple[int, int], KernelMeasurer] = {}
 """In the worker: the workbench that was used last."""
 
 _Made = tuple[Computation, HardwareSpec, Objective, int]
 
 
-def _workbench(key: tuple[int, int], made: _Made, known: Mapping[str, Moves]) -> Workbench:
+def _measurer(key: tuple[int, int], made: _Made, known: Mapping[str, Moves]) -> KernelMeasurer:
     if key not in _open:
         _open.clear()
-        _open[key] = Workbench(*made)
+        _open[key] = KernelMeasurer(*made)
     _open[key].known.update(known)
     return _open[key]
 
@@ -278,10 +280,10 @@ def _measure(
     made: _Made,
     known: Mapping[str, Moves],
     proposal: Timeable,
-    champion: Timeable | None,
+    incumbent: Timeable | None,
 ) -> Timed | Failed:
     with step("measuring a schedule", _TIMED_CALLS * made[0].macs):
-        return _workbench(key, made, known).measure(proposal, champion)
+        return _measurer(key, made, known).measure(proposal, incumbent)
 
 
 def _final(
@@ -291,7 +293,7 @@ def _final(
     proposals: Sequence[Timeable],
 ) -> list[Timed]:
     with step("measuring the best schedules", _TIMED_CALLS * len(proposals) * made[0].macs):
-        return _workbench(key, made, known).final(proposals)
+        return _measurer(key, made, known).final(proposals)
 
 
 class _Data:

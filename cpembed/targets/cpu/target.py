@@ -26,13 +26,13 @@ from cpembed.targets.cpu import report
 from cpembed.targets.cpu.build import BackEnd, Lowered
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
-from cpembed.targets.cpu.measure import Isolated
+from cpembed.targets.cpu.measure import IsolatedMeasurer
 from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.cpu.trials import CpuTrial, key_of
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.cpu.variants import require_variant, with_variants
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.session import Field, Task
+from cpembed.tuning.session import CandidatePool, Task
 
 
 class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
@@ -162,11 +162,11 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return trial.knobs
 
     def open_tuning(
-        self, task: Task, field: Field[Knobs], epilogue: Any, folder: Path
+        self, task: Task, field: CandidatePool[Knobs], epilogue: Any, folder: Path
     ) -> CpuTuning:
         for design in field.designs:
             require_variant(design.candidate)
-        measurer = Isolated(task.workload, self.spec, self.objective)
+        measurer = IsolatedMeasurer(task.workload, self.spec, self.objective)
         return CpuTuning(task, field, measurer, self.objective, folder, self.spread)
 
     def tuning_rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:

@@ -31,7 +31,7 @@ class CpuTrial(Trial, frozen=True):
     ahead, and ``unpacking_us`` are medians, as the first schedule of an embedding that was timed
     shares them out. ``whole_us`` is one call of all three, where that was timed: threads can pack
     for themselves, inside the kernel. ``ratio`` is what tuning minimises over the same of the
-    file's first trial, by way of the best one so far, beside which the trial was timed in turns.
+    file's first trial, by way of the best one so far, beside which the trial was timed interleaved.
     ``noisy``: the machine had other work, or the times varied. ``rejected``: clearly slower in the
     first rounds, and not timed any further. ``final``: the number of the search of this file after
     which the trial was timed again, beside the best others; 0 for the first times. ``in_place`` are

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from cpembed.errors import CrashError
 from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.contest import Failed, Moves, Timed
+from cpembed.targets.cpu.comparison import Failed, Moves, Timed
 from cpembed.targets.cpu.trials import CpuTrial, key_of
 from cpembed.tuning.database import store_of
-from cpembed.tuning.session import Field, Task, Tuning
+from cpembed.tuning.session import CandidatePool, Task, Tuning
 from cpembed.tuning.space import Proposal
 
 FINALISTS = 4
@@ -20,12 +20,12 @@ FINALISTS = 4
 
 
 class Measurer(Protocol):
-    """What times kernels: :class:`~cpembed.targets.cpu.measure.Isolated`."""
+    """What times kernels: :class:`~cpembed.targets.cpu.measure.IsolatedMeasurer`."""
 
     known: dict[str, Moves]
 
     def measure(
-        self, proposal: Proposal[Knobs], champion: Proposal[Knobs] | None
+        self, proposal: Proposal[Knobs], incumbent: Proposal[Knobs] | None
     ) -> Timed | Failed: ...
 
     def final(self, proposals: Sequence[Proposal[Knobs]]) -> list[Timed]: ...
@@ -37,7 +37,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
     def __init__(
         self,
         task: Task,
-        field: Field[Knobs],
+        field: CandidatePool[Knobs],
         measurer: Measurer,
         objective: Objective,
         database: Path,
@@ -45,7 +45,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
     ) -> None:
         self.objective: Objective = objective
         self._measurer = measurer
-        self._champion: tuple[float, Proposal[Knobs]] | None = None
+        self._incumbent: tuple[float, Proposal[Knobs]] | None = None
         self._proposals: dict[str, Proposal[Knobs]] = {}
         key = key_of(task.workload, task.target, task.constraints, objective)
         store = store_of(database, key, CpuTrial)
@@ -59,16 +59,16 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         return {"objective": self.objective, "not_expressed": len(self.field.refused)}
 
     def _timed(self, proposal: Proposal[Knobs]) -> CpuTrial:
-        champion = None if self._champion is None else self._champion[1]
-        found = self._measurer.measure(proposal, champion)
+        incumbent = None if self._incumbent is None else self._incumbent[1]
+        found = self._measurer.measure(proposal, incumbent)
         if isinstance(found, Failed):
             return _trial(proposal, None, None, error=found.reason)
-        base = self._base(found) if self._champion is None else self._champion[0]
+        base = self._base(found) if self._incumbent is None else self._incumbent[0]
         return _trial(proposal, found, found.ratio * base)
 
     def _base(self, timed: Timed) -> float:
         """The ratio of a first trial of this call to the file's first, if that is another one: what
-        runs untuned has changed since. Nothing was timed in turns with both, so medians decide."""
+        runs untuned has changed since. Nothing was timed interleaved with both, so medians decide."""
         first = next((t for t in self._kept if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0
@@ -78,8 +78,8 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
         self._proposals[proposal.key] = proposal
         if trial.ratio is None or trial.rejected:
             return
-        if self._champion is None or trial.ratio < self._champion[0]:
-            self._champion = trial.ratio, proposal
+        if self._incumbent is None or trial.ratio < self._incumbent[0]:
+            self._incumbent = trial.ratio, proposal
 
     def _finish(self) -> None:
         """Time the best, and what runs untuned, once more, unless that was done undisturbed and

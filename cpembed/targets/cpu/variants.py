@@ -32,7 +32,7 @@ from cpembed.targets.cpu.rows import over_rows
 from cpembed.targets.cpu.windows import over_windows
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
-from cpembed.tuning.kept import WIDEST
+from cpembed.tuning.records import WIDEST
 
 OVER_ROWS, OVER_WINDOWS = "over rows", "over windows"
 """What a variant's embedding has that the one of its rank has not."""

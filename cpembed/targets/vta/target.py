@@ -50,7 +50,7 @@ from cpembed.targets.vta.timing import Timing as SimulatedTiming
 from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.database import store_of
-from cpembed.tuning.session import Field, Task, Tuning
+from cpembed.tuning.session import CandidatePool, Task, Tuning
 from cpembed.tuning.space import Proposal
 from cpembed.worker import step
 
@@ -237,7 +237,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         return trial.schedule
 
     def open_tuning(
-        self, task: Task, field: Field[Schedule], epilogue: Any, folder: Path
+        self, task: Task, field: CandidatePool[Schedule], epilogue: Any, folder: Path
     ) -> VtaTuning:
         return VtaTuning(self, task, field, epilogue or default_tail(task.workload), folder)
 
@@ -282,7 +282,12 @@ class VtaTuning(Tuning[VtaTrial, Schedule]):
     """Schedules by their simulated cycles."""
 
     def __init__(
-        self, target: VtaTarget, task: Task, field: Field[Schedule], tail: Tail, folder: Path
+        self,
+        target: VtaTarget,
+        task: Task,
+        field: CandidatePool[Schedule],
+        tail: Tail,
+        folder: Path,
     ) -> None:
         self.form = result_form(tail)
         key = target.trial_key(task.workload, task.constraints, tail, None)

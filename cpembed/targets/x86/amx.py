@@ -35,8 +35,8 @@ from cpembed.targets.x86.amx_intrinsics import (
     store_intrinsic,
     update_intrinsic,
 )
-from cpembed.targets.x86.narrow_store import ATTRIBUTES as STORES
-from cpembed.targets.x86.narrow_store import stored_together, write_narrow
+from cpembed.targets.x86.down_converting_store import ATTRIBUTES as STORES
+from cpembed.targets.x86.down_converting_store import stored_together, write_narrow
 from cpembed.targets.x86.tiles import MAX_ROWS, ROW_BYTES, TILES, fits, tile_grid
 from cpembed.transform.program import DerivedProgram
 

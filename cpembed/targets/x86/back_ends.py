@@ -11,7 +11,9 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import AxisKind
 from cpembed.resources import hardware_spec_files
-from cpembed.targets.cpu import dot_columns, dot_rows, vector
+from cpembed.targets.cpu import inner_product as dot_rows
+from cpembed.targets.cpu import outer_product as dot_columns
+from cpembed.targets.cpu import vector
 from cpembed.targets.cpu.build import BackEnd
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.vector import LaneProduct
@@ -24,7 +26,7 @@ from cpembed.targets.x86.dot_products import (
     YMM,
     ZMM,
 )
-from cpembed.targets.x86.narrow_store import write_narrow_here
+from cpembed.targets.x86.down_converting_store import write_narrow_here
 
 _AMX = BackEnd(amx.lane_nest, amx.register_model, amx.plan)
 

@@ -1,8 +1,8 @@
 """Measuring the constants of this machine that the model of x86 kernels needs.
 
 The levels are those of AMOS section 5.3 and swATOP section 4.6: the instruction, the caches, the
-cores. Each constant has a microkernel of its own (:mod:`~cpembed.targets.x86.laboratory`); all are
-timed in turns (:mod:`~cpembed.targets.x86.probes`).
+cores. Each constant has a microkernel of its own
+(:mod:`~cpembed.targets.x86.microbenchmarks`); all are timed interleaved (:mod:`~cpembed.targets.x86.probes`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cpembed import worker
 from cpembed.errors import BackendUnavailable, CrashError
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.system import cache_bytes, cpu_model
+from cpembed.measure.interleaved import BUSY
 from cpembed.measure.load import Elsewhere
-from cpembed.measure.turns import BUSY
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.x86.features import lacking
-from cpembed.targets.x86.laboratory import (
+from cpembed.targets.x86.microbenchmarks import (
     CLOCK,
     FEW_ROWS,
     LEVELS,

@@ -8,7 +8,7 @@ from functools import partial
 
 from cpembed.ir.dtypes import dtype_info, is_integer, is_signed, size_bytes
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
-from cpembed.targets.x86.narrow_store import write_narrow_here
+from cpembed.targets.x86.down_converting_store import write_narrow_here
 
 ZMM, YMM = Registers(32, 64), Registers(16, 32)
 

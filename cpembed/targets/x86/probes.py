@@ -1,7 +1,7 @@
 """Times of many small pieces of work on a machine that is shared with others.
 
 Disturbances only ever add time, and last from microseconds to minutes. So the pieces are short, are
-timed in turns, and what counts is the best few of many rounds; pieces whose best few still differ
+timed interleaved, and what counts is the best few of many rounds; pieces whose best few still differ
 get further rounds, until a time limit.
 """
 

@@ -11,8 +11,8 @@ from cpembed.targets.cpu.target import CpuTarget
 from cpembed.targets.x86.back_ends import back_end, no_back_end, shapes_taken
 from cpembed.targets.x86.baselines import openers
 from cpembed.targets.x86.features import missing_features
-from cpembed.targets.x86.pace import Pace
 from cpembed.targets.x86.roofline import instruction_peak_gops
+from cpembed.targets.x86.throttling import ThrottlingProbe
 from cpembed.transform.program import DerivedProgram
 
 
@@ -39,8 +39,8 @@ class X86Target(CpuTarget):
     def peak_gops(self) -> float | None:
         return instruction_peak_gops(self.spec)
 
-    def throttle_probe(self) -> Pace | None:
-        return Pace.of(self.spec)
+    def throttle_probe(self) -> ThrottlingProbe | None:
+        return ThrottlingProbe.of(self.spec)
 
     @property
     def baselines(self) -> Mapping[str, Any]:

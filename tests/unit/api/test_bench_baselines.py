@@ -24,12 +24,13 @@ from cpembed.api.bench_summary import summarise_baselines
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.baselines.contest import contest
+from cpembed.baselines.comparison import compare_interleaved
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
 from cpembed.kernel.epilogue import Epilogue, channel_numbers
 from cpembed.kernel.runtime import thread_count
-from cpembed.measure import load, turns
+from cpembed.measure import interleaved as turns
+from cpembed.measure import load
 from cpembed.measure.runner import Quantiles
 from cpembed.report.bench import report
 from cpembed.report.bench_plot import plot_svg
@@ -62,7 +63,9 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
         return result
 
     monkeypatch.setattr(bench_maker, "run", portable)
-    monkeypatch.setattr(bench_baselines, "contest", partial(contest, rounds=3, round_ms=0.5))
+    monkeypatch.setattr(
+        bench_baselines, "compare_interleaved", partial(compare_interleaved, rounds=3, round_ms=0.5)
+    )
     # Whatever else this machine does, nothing is disturbed.
     monkeypatch.setattr(turns, "wait_for_idle_threads", lambda: True)
     monkeypatch.setattr(load, "_elsewhere", lambda: 0.0)

@@ -19,15 +19,15 @@ from cpembed.measure.runner import Quantiles
 from cpembed.targets.choice import choices
 from cpembed.targets.cpu import trials as cpu_trials
 from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.contest import Moves, Timed
+from cpembed.targets.cpu.comparison import Moves, Timed
 from cpembed.targets.cpu.trials import CpuTrial, key_of
 from cpembed.targets.cpu.tuning import FINALISTS, CpuTuning
 from cpembed.targets.cpu.variants import OVER_ROWS
 from cpembed.targets.registry import open_target
 from cpembed.targets.x86.target import X86Target
 from cpembed.tuning.database import stored
-from cpembed.tuning.kept import Kept, Lookup, best_kept
-from cpembed.tuning.session import Field, Task
+from cpembed.tuning.records import Lookup, Record, best_record
+from cpembed.tuning.session import CandidatePool, Task
 from tests.unit.targets.cpu.tuning import (
     TARGET,
     CpuProposal,
@@ -63,7 +63,7 @@ def tuning(
     chosen = load_constraint_set(constraints)
     task = Task(layer(), SPEC, chosen, trials, 0, 0.0, float("inf"))
     measurer = FakeMeasurer(us, limit=limit)
-    field = Field(tuple(every), kernels(every[0])[untuned], ("cannot",))
+    field = CandidatePool(tuple(every), kernels(every[0])[untuned], ("cannot",))
     return CpuTuning(task, field, measurer, objective, folder), measurer
 
 
@@ -214,8 +214,8 @@ def test_what_runs_untuned_may_change(tmp_path: Path) -> None:
 
 def test_runs_take_the_best_of_the_objective_and_set(tmp_path: Path) -> None:
 
-    def best(**of: Any) -> Kept[Any] | None:
-        return best_kept(open_target(SPEC), Lookup(layer(), directory=tmp_path, **of))
+    def best(**of: Any) -> Record[Any] | None:
+        return best_record(open_target(SPEC), Lookup(layer(), directory=tmp_path, **of))
 
     assert best() is None
     kernel, _ = tuned(tmp_path, 8, objective="kernel")

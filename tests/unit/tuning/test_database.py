@@ -19,8 +19,8 @@ from cpembed.targets.vta.tail import Exact, Requantized, Tail
 from cpembed.targets.vta.trials import VtaTrial, key_of
 from cpembed.tuning import database
 from cpembed.tuning.database import default_directory, store_of, stored
-from cpembed.tuning.kept import Lookup, TunedChoice
-from cpembed.tuning.kept import tuned as kept_choice
+from cpembed.tuning.records import Lookup, TunedChoice
+from cpembed.tuning.records import tuned as kept_choice
 from cpembed.tuning.search import screened
 from tests.unit.targets.vta.tuning import LAYER, TARGET, designs, layer, machine, measure, target
 

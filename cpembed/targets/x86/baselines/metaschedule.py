@@ -32,7 +32,7 @@ from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.script import HEADER
 from cpembed.kernel.system import cpu_model
 from cpembed.measure.environment import versions
-from cpembed.measure.turns import OUR_POOL
+from cpembed.measure.interleaved import OUR_POOL
 from cpembed.stores import LARGEST, Natural, NotARow, decoded, say
 from cpembed.targets.x86.baselines.problems import (
     BatchedProduct,

@@ -12,7 +12,8 @@ from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.plan import Knobs
 from cpembed.measure.verification import verify
-from cpembed.targets.cpu import dot_columns, dot_rows
+from cpembed.targets.cpu import inner_product as dot_rows
+from cpembed.targets.cpu import outer_product as dot_columns
 from cpembed.targets.cpu.build import BackEnd, Lowered
 from cpembed.targets.cpu.dot_products import DotProduct, Registers
 from cpembed.transform.program import DerivedProgram

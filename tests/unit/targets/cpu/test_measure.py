@@ -10,14 +10,14 @@ import pytest
 
 from cpembed.api.solve import hardware_spec
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.measure.turns import Side, Turns
+from cpembed.measure.interleaved import Interleaved, Work
 from cpembed.measure.verification import Verification
 from cpembed.targets.cpu import build as kernel
-from cpembed.targets.cpu import contest as cpu_contest
+from cpembed.targets.cpu import comparison as cpu_contest
 from cpembed.targets.cpu import measure as cpu_measure
 from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.contest import FIRST_ROUNDS, Failed, Timed
-from cpembed.targets.cpu.measure import PAUSES, ROUNDS, Workbench
+from cpembed.targets.cpu.comparison import FIRST_ROUNDS, Failed, Timed
+from cpembed.targets.cpu.measure import PAUSES, ROUNDS, KernelMeasurer
 from cpembed.targets.x86.target import X86Target
 from cpembed.tuning.space import Proposal
 from tests.unit.targets.cpu.tuning import (
@@ -54,18 +54,18 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds], list[tuple[int,
         asked: list[tuple[int, list[str]]] = []
 
         def turns(
-            sides: Mapping[str, Side],
+            sides: Mapping[str, Work],
             *,
             rounds: int,
             round_ms: float,
             attempts: int,
             usual: Callable[[], bool] | None,
-        ) -> Turns:
+        ) -> Interleaved:
             asked.append((rounds, list(sides)))
             samples = {name: rounds_of(name, rounds) for name in sides}
-            return Turns(samples, elsewhere=0.0, rested=True)
+            return Interleaved(samples, elsewhere=0.0, rested=True)
 
-        monkeypatch.setattr(cpu_contest, "time_in_turns", turns)
+        monkeypatch.setattr(cpu_contest, "time_interleaved", turns)
         return asked
 
     return use
@@ -86,16 +86,16 @@ def proposals() -> tuple[CpuProposal, CpuProposal, CpuProposal]:
     return of(first, 0), of(first, 1), of(second, 0)
 
 
-def bench(objective: Objective = "total") -> Workbench:
-    return Workbench(layer(SMALL), hardware_spec(TARGET), objective)
+def bench(objective: Objective = "total") -> KernelMeasurer:
+    return KernelMeasurer(layer(SMALL), hardware_spec(TARGET), objective)
 
 
 def test_a_kernel_that_is_clearly_slower_is_dropped_after_a_few_rounds(
     timed: Callable[[Rounds], list[Any]],
 ) -> None:
     asked = timed(steady({"kernel 0": 10.0, "kernel 1": 20.0}))
-    champion, other, _ = proposals()
-    found = bench("kernel").measure(other, champion)
+    incumbent, other, _ = proposals()
+    found = bench("kernel").measure(other, incumbent)
     assert isinstance(found, Timed)
     assert found.rejected
     assert found.ratio == 2.0
@@ -107,8 +107,8 @@ def test_one_fast_round_is_enough_to_go_on(timed: Callable[[Rounds], list[Any]])
         return [10.0] * rounds if name == "kernel 0" else [9.0, *[100.0] * (rounds - 1)]
 
     asked = timed(disturbed)
-    champion, other, _ = proposals()
-    found = bench("kernel").measure(other, champion)
+    incumbent, other, _ = proposals()
+    found = bench("kernel").measure(other, incumbent)
     assert isinstance(found, Timed)
     assert not found.rejected
     assert [rounds for rounds, _ in asked] == [FIRST_ROUNDS, ROUNDS]
@@ -122,8 +122,8 @@ def test_disturbed_rounds_do_not_decide(timed: Callable[[Rounds], list[Any]]) ->
         return [10.0] * rounds if name == "kernel 0" else [8.0] * (rounds - many) + [40.0] * many
 
     timed(disturbed)
-    champion, other, _ = proposals()
-    found = bench("kernel").measure(other, champion)
+    incumbent, other, _ = proposals()
+    found = bench("kernel").measure(other, incumbent)
     assert isinstance(found, Timed)
     assert found.ratio == pytest.approx(0.8)
     assert found.latency_us.median == 40.0
@@ -135,25 +135,25 @@ def test_a_minute_in_which_the_champion_is_slower_does_not_decide(
 ) -> None:
     """The machine is three times slower for a while, and the other kernel suffers more."""
     slow = {"kernel 0": 30.0, "kernel 1": 60.0}
-    champion, other, _ = proposals()
+    incumbent, other, _ = proposals()
     pauses: list[float] = []
     monkeypatch.setattr(cpu_measure.time, "sleep", pauses.append)
     workbench = bench("kernel")
     timed(steady({"kernel 0": 10.0}))
-    workbench.measure(champion, None)
+    workbench.measure(incumbent, None)
 
     def recovering(name: str, rounds: int) -> list[float]:
         times = {"kernel 0": 10.0, "kernel 1": 9.0} if len(pauses) == 1 else slow
         return [times[name]] * rounds
 
     asked = timed(recovering)
-    found = workbench.measure(other, champion)
+    found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert (found.ratio, found.rejected, found.noisy) == (pytest.approx(0.9), False, False)
     assert [rounds for rounds, _ in asked] == [FIRST_ROUNDS, ROUNDS, ROUNDS]
     timed(steady(slow))
     pauses.clear()
-    found = workbench.measure(other, champion)
+    found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert (found.rejected, found.noisy, tuple(pauses)) == (False, True, PAUSES)
 
@@ -168,13 +168,13 @@ def test_slow_kernels_get_fewer_rounds(timed: Callable[[Rounds], list[Any]]) -> 
 def test_moves_count_in_the_total_as_whole_calls(
     timed: Callable[[Rounds], list[Any]],
 ) -> None:
-    champion, same, other = proposals()
-    one, two = champion.design.identifier, other.design.identifier
+    incumbent, same, other = proposals()
+    one, two = incumbent.design.identifier, other.design.identifier
     times = {"kernel": 10.0, f"packing {one}": 4.0, f"unpacking {one}": 6.0}
     times |= {f"packing {two}": 20.0, f"unpacking {two}": 10.0}
     asked = timed(steady({**times, "whole 0": 18.0, "whole 1": 27.0}))
     workbench = bench()
-    first = workbench.measure(champion, None)
+    first = workbench.measure(incumbent, None)
     assert isinstance(first, Timed)
     assert (first.moves.packing_us, first.moves.unpacking_us, first.ratio) == (4.0, 6.0, 1.0)
     moving = [f"packing {one}", f"unpacking {one}"]
@@ -182,12 +182,12 @@ def test_moves_count_in_the_total_as_whole_calls(
     assert first.whole_us is not None
     assert (first.us("total"), first.us("kernel")) == (18.0, 10.0)
     # Schedules of one embedding have the same moves, which are not timed again apart.
-    found = workbench.measure(same, champion)
+    found = workbench.measure(same, incumbent)
     assert isinstance(found, Timed)
     both = ["kernel 0", "kernel 1", "whole 0", "whole 1"]
     assert asked[-1][1] == both
     assert (found.moves, found.ratio) == (first.moves, 1.5)
-    found = workbench.measure(other, champion)
+    found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert asked[-1][1] == [*both, f"packing {two}", f"unpacking {two}"]
     # What threads pack for themselves takes less than the parts: 40 and 20 apart.
@@ -197,30 +197,30 @@ def test_moves_count_in_the_total_as_whole_calls(
 def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def turns(sides: Mapping[str, Side], *, usual: Any, rounds: int, **named: Any) -> Turns:
+    def turns(sides: Mapping[str, Work], *, usual: Any, rounds: int, **named: Any) -> Interleaved:
         asked.append(usual)
-        return Turns({name: [10.0] * rounds for name in sides}, elsewhere=0.0, rested=True)
+        return Interleaved({name: [10.0] * rounds for name in sides}, elsewhere=0.0, rested=True)
 
     class Slow:
-        def is_usual(self) -> bool:
+        def is_unthrottled(self) -> bool:
             return False
 
-    monkeypatch.setattr(cpu_contest, "time_in_turns", turns)
+    monkeypatch.setattr(cpu_contest, "time_interleaved", turns)
     monkeypatch.setattr(X86Target, "throttle_probe", lambda self: Slow())
     bench("kernel").measure(proposals()[0], None)
     assert [usual() for usual in asked] == [False, False]
 
 
 def test_moves_do_not_count_for_the_kernel_alone(timed: Callable[[Rounds], list[Any]]) -> None:
-    champion, _, other = proposals()
+    incumbent, _, other = proposals()
     asked = timed(steady({"kernel 0": 10.0, "kernel 1": 9.0, "packing": 500.0, "unpacking": 9.0}))
     workbench = bench("kernel")
-    workbench.measure(champion, None)
-    found = workbench.measure(other, champion)
+    workbench.measure(incumbent, None)
+    found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert (found.ratio, found.moves.packing_us) == (pytest.approx(0.9), 500.0)
     assert len(asked[-1][1]) == 4
-    workbench.measure(other, champion)
+    workbench.measure(other, incumbent)
     assert len(asked[-1][1]) == 2
 
 
@@ -243,14 +243,14 @@ def test_every_kernel_is_verified(
         return right(self, found)
 
     monkeypatch.setattr(cpu_measure.Expected, "judge", judge)
-    workbench, (champion, other, _) = bench(), proposals()
-    workbench.measure(champion, None)
-    workbench.measure(other, champion)
+    workbench, (incumbent, other, _) = bench(), proposals()
+    workbench.measure(incumbent, None)
+    workbench.measure(other, incumbent)
     assert len(judged) == 2
     wrong = partial(Verification, max_error=3.0, verified=False, tolerance=0.0)
     monkeypatch.setattr(cpu_measure.Expected, "judge", lambda self, found: wrong())
     with pytest.raises(InvariantError, match=r"embedding \w+ of amx_int8 .* wrong by up to 3"):
-        bench().measure(champion, None)
+        bench().measure(incumbent, None)
 
 
 def test_a_schedule_without_a_kernel_is_a_result(
@@ -268,10 +268,10 @@ def test_a_schedule_without_a_kernel_is_a_result(
 
 def test_kernels_are_timed_here() -> None:
     """Without a fake: portable code on this machine."""
-    champion, _, other = proposals()
+    incumbent, _, other = proposals()
     workbench = bench()
-    workbench.measure(champion, None)
-    found = workbench.measure(other, champion)
+    workbench.measure(incumbent, None)
+    found = workbench.measure(other, incumbent)
     assert isinstance(found, Timed)
     assert 0 < found.latency_us.p10 <= found.latency_us.median <= found.latency_us.p90
     assert found.moves.packing_us > 0
@@ -291,11 +291,11 @@ def test_packed_data_are_kept_while_there_is_room(
         return data(identifier, *arguments)
 
     monkeypatch.setattr(cpu_measure, "_Data", recording)
-    champion, _, other = proposals()
+    incumbent, _, other = proposals()
     for room, count in ((2**28, 2), (0, 4)):
         monkeypatch.setattr(cpu_measure, "_ROOM", room)
         workbench = bench()
         made.clear()
-        for item in (champion, other, champion, other):
+        for item in (incumbent, other, incumbent, other):
             workbench.measure(item, None)
         assert len(made) == count

@@ -16,7 +16,7 @@ from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.choice import compared
 from cpembed.targets.cpu.calibration import Calibration, default_calibration
 from cpembed.targets.cpu.choice import Objective
-from cpembed.targets.cpu.contest import Failed, Moves, Timed
+from cpembed.targets.cpu.comparison import Failed, Moves, Timed
 from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.x86.target import X86Target
 from cpembed.tuning.space import Design, Proposal, distinct
@@ -100,14 +100,14 @@ class FakeMeasurer:
     limit: int | None = None
     """Kernels after which a person interrupts."""
 
-    def measure(self, proposal: CpuProposal, champion: CpuProposal | None) -> Timed | Failed:
+    def measure(self, proposal: CpuProposal, incumbent: CpuProposal | None) -> Timed | Failed:
         if self.limit is not None and len(self.beside) >= self.limit:
             raise KeyboardInterrupt
-        self.beside.append(None if champion is None else champion.key)
+        self.beside.append(None if incumbent is None else incumbent.key)
         us = self.us(proposal)
         if us is None:
             return Failed("no kernel")
-        theirs = us if champion is None else self.us(champion) or us
+        theirs = us if incumbent is None else self.us(incumbent) or us
         return timed(us, us / theirs, rejected=us > 1.5 * theirs)
 
     def final(self, proposals: Sequence[CpuProposal]) -> list[Timed]:

@@ -19,7 +19,7 @@ from cpembed.targets.x86.calibrate import (
     task_ns,
     usual_row_ns,
 )
-from cpembed.targets.x86.laboratory import Laboratory
+from cpembed.targets.x86.microbenchmarks import Laboratory
 from cpembed.targets.x86.probes import BEST, Probe, Series
 
 TIMES = {

@@ -12,7 +12,7 @@ from cpembed.kernel import runtime
 from cpembed.targets.x86 import microkernels as micro
 from cpembed.targets.x86.calibrate import FEATURES
 from cpembed.targets.x86.features import lacking
-from cpembed.targets.x86.laboratory import tile_configuration
+from cpembed.targets.x86.microbenchmarks import tile_configuration
 
 REGION = 8 * micro.BLOCK
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.measure import load, turns
-from cpembed.measure.turns import ATTEMPTS, BUSY, Side, Turns, time_in_turns
+from cpembed.measure import interleaved as turns
+from cpembed.measure import load
+from cpembed.measure.interleaved import ATTEMPTS, BUSY, Interleaved, Work, time_interleaved
 
 ROUNDS = 4
 
@@ -23,12 +24,12 @@ class Log:
 
     asked: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
-    def side(self, name: str, times: Iterator[float], pool: str = "one") -> Side:
+    def side(self, name: str, times: Iterator[float], pool: str = "one") -> Work:
         def sample(calls: int) -> float:
             self.asked.append((name, calls))
             return next(times)
 
-        return Side(sample, pool)
+        return Work(sample, pool)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def test_rounds_alternate_their_order_and_warm_up(idle: list[str]) -> None:
         "b": log.side("b", repeat(200.0), "ours"),
         "c": log.side("c", repeat(400.0), "theirs"),
     }
-    found = time_in_turns(sides, rounds=2, round_ms=2.0)
+    found = time_interleaved(sides, rounds=2, round_ms=2.0)
     # One call before the one that is looked at, for each, then as many as fill 2 ms.
     assert log.asked[:6] == [(name, 1) for name in "aabbcc"]
     rounds = [("a", 20), ("b", 10), ("c", 5)], [("c", 5), ("b", 10), ("a", 20)]
@@ -68,7 +69,7 @@ def test_rounds_alternate_their_order_and_warm_up(idle: list[str]) -> None:
 def test_ratios_are_of_the_same_round() -> None:
     """A machine that is four times slower for a while is so for both sides."""
     slow_then_fast = [400.0, 100.0, 400.0, 100.0]
-    found = Turns({"a": slow_then_fast, "b": [2 * us for us in slow_then_fast]}, 0.0, True)
+    found = Interleaved({"a": slow_then_fast, "b": [2 * us for us in slow_then_fast]}, 0.0, True)
     assert found.times("a").is_noisy
     ratio = found.ratio("b", "a")
     assert (ratio.p10, ratio.median, ratio.p90) == (2.0, 2.0, 2.0)
@@ -83,17 +84,17 @@ def test_ratios_are_of_the_same_round() -> None:
 def test_a_busy_machine_is_noisy_however_steady(
     elsewhere: float, rested: bool, noisy: bool
 ) -> None:
-    assert Turns({"a": [1.0, 1.0], "b": [2.0, 2.0]}, elsewhere, rested).is_noisy is noisy
+    assert Interleaved({"a": [1.0, 1.0], "b": [2.0, 2.0]}, elsewhere, rested).is_noisy is noisy
 
 
 def test_a_median_stands_a_few_odd_rounds() -> None:
     steady, odd = [10.0] * 8, [40.0, 2.0, 30.0]
-    assert not Turns({"a": [10.0] * 11, "b": [*steady, *odd]}, 0.0, True).is_noisy
-    assert Turns({"a": [10.0] * 11, "b": [*steady[:5], *odd, *odd]}, 0.0, True).is_noisy
-    assert Turns({"a": [10.0] * 12, "b": [10.0, 13.0] * 6}, 0.0, True).is_noisy
+    assert not Interleaved({"a": [10.0] * 11, "b": [*steady, *odd]}, 0.0, True).is_noisy
+    assert Interleaved({"a": [10.0] * 11, "b": [*steady[:5], *odd, *odd]}, 0.0, True).is_noisy
+    assert Interleaved({"a": [10.0] * 12, "b": [10.0, 13.0] * 6}, 0.0, True).is_noisy
 
 
-def one_side(b: Iterator[float]) -> dict[str, Side]:
+def one_side(b: Iterator[float]) -> dict[str, Work]:
     log = Log()
     return {"a": log.side("a", repeat(1e4)), "b": log.side("b", b)}
 
@@ -108,10 +109,10 @@ def test_disturbed_rounds_are_repeated_and_the_steadiest_counts() -> None:
     wild, mild = (1e4, 9e4, 1e4, 9e4), (1e4, 2e4, 1e4, 2e4)
     steady = (3e4,) * 4
     script = chain(counting, rounds_of(*wild), rounds_of(*steady))
-    found = time_in_turns(one_side(script), rounds=ROUNDS, round_ms=1.0)
+    found = time_interleaved(one_side(script), rounds=ROUNDS, round_ms=1.0)
     assert (found.ratio("b", "a").median, found.is_noisy) == (3.0, False)
     script = chain(counting, rounds_of(*wild), rounds_of(*mild), rounds_of(*wild))
-    found = time_in_turns(one_side(script), rounds=ROUNDS, round_ms=1.0)
+    found = time_interleaved(one_side(script), rounds=ROUNDS, round_ms=1.0)
     assert found.is_noisy
     assert found.times("b").p90 == pytest.approx(2e4)
     assert next(script, None) is None, f"{ATTEMPTS} attempts"
@@ -125,7 +126,7 @@ def test_an_attempt_on_a_quiet_machine_beats_a_steadier_one(
     readings = chain(*([0.0, 1e6] for _ in range(2 * ROUNDS)), clock)
     monkeypatch.setattr(load, "_elsewhere", lambda: next(readings))
     script = chain(repeat(1e4, 2), rounds_of(*(5e4,) * 4), cycle(list(rounds_of(1e4, 2e4))))
-    found = time_in_turns(one_side(script), rounds=ROUNDS, round_ms=1.0)
+    found = time_interleaved(one_side(script), rounds=ROUNDS, round_ms=1.0)
     assert found.elsewhere == 0
     assert found.times("b").median == pytest.approx(1.5e4)
 
@@ -201,7 +202,7 @@ def test_rounds_of_a_slow_machine_are_repeated_and_left_out() -> None:
     log = Log()
     sides = {"a": log.side("a", repeat(100.0), "tvm"), "b": log.side("b", repeat(200.0), "tvm")}
     answers = chain([True, True, False, True], repeat(True))
-    found = time_in_turns(sides, rounds=ROUNDS, round_ms=1.0, usual=lambda: next(answers))
+    found = time_interleaved(sides, rounds=ROUNDS, round_ms=1.0, usual=lambda: next(answers))
     assert (found.slow, found.paced) == (1, True)
     assert [len(samples) for samples in found.samples.values()] == [ROUNDS, ROUNDS]
     assert not found.is_noisy
@@ -210,7 +211,7 @@ def test_rounds_of_a_slow_machine_are_repeated_and_left_out() -> None:
 def test_a_machine_that_is_never_itself_is_noisy() -> None:
     log = Log()
     sides = {"a": log.side("a", repeat(100.0), "tvm"), "b": log.side("b", repeat(200.0), "tvm")}
-    found = time_in_turns(sides, rounds=ROUNDS, round_ms=1.0, attempts=1, usual=lambda: False)
+    found = time_interleaved(sides, rounds=ROUNDS, round_ms=1.0, attempts=1, usual=lambda: False)
     assert not found.paced
     assert found.is_noisy
     assert len(found.samples["a"]) == found.slow == ROUNDS * turns.PATIENCE

@@ -1,4 +1,4 @@
-"""A kernel of ours beside a baseline's: the same numbers, then times in turns."""
+"""A kernel of ours beside a baseline's: the same numbers, then interleaved times."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cpembed.errors import InvariantError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.packing import packed_before
+from cpembed.measure.interleaved import OUR_POOL, Interleaved, SpeedProbe, Work, time_interleaved
 from cpembed.measure.runner import Quantiles, quantiles, wall_clock
-from cpembed.measure.turns import OUR_POOL, Side, ThrottleProbe, Turns, time_in_turns
 from cpembed.measure.verification import Expected, Verification
 
 Array = NDArray[Any]
@@ -35,7 +35,7 @@ _TRIAL_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Comparison:
-    """A verified form of a baseline, and both sides' times in turns; both store ``stored``.
+    """A verified form of a baseline, and both sides' interleaved times; both store ``stored``.
 
     ``names`` are the implementations that the library chose, ``reorder_us`` and ``weights_us`` its
     moving of activations and of weights in a call (means), which its primitive time does not hold;
@@ -49,7 +49,7 @@ class Comparison:
     verification: Verification
     reorder_us: float | None
     weights_us: float | None
-    turns: Turns
+    turns: Interleaved
     share: float | None = None
 
     @property
@@ -102,7 +102,7 @@ class Comparison:
         return self.turns.ratio(_PRIMITIVE, _OURS)
 
 
-def contest(
+def compare_interleaved(
     kernel_of: Callable[[str], CompiledKernel],
     baseline: Baseline,
     subject: Subject,
@@ -111,7 +111,7 @@ def contest(
     seed: int = 0,
     rounds: int = 11,
     round_ms: float = 10.0,
-    pace: ThrottleProbe | None = None,
+    pace: SpeedProbe | None = None,
 ) -> Comparison | NotCovered:
     """Compare our kernel with the fastest of a baseline's forms that are right.
 
@@ -149,17 +149,17 @@ def contest(
 
     _verify(kernel, stored, judge, inputs)
     sides = {
-        _OURS: Side(wall_clock(_execution(kernel, inputs)), OUR_POOL),
-        _PACKING: Side(wall_clock(_execution(kernel, inputs, packing=True)), OUR_POOL),
-        _CALL: Side(wall_clock(chosen.run), baseline.pool),
+        _OURS: Work(wall_clock(_execution(kernel, inputs)), OUR_POOL),
+        _PACKING: Work(wall_clock(_execution(kernel, inputs, packing=True)), OUR_POOL),
+        _CALL: Work(wall_clock(chosen.run), baseline.pool),
     }
     account = _Account(chosen)
     if account.names is not None:
-        sides[_PRIMITIVE] = Side(account, baseline.pool)
+        sides[_PRIMITIVE] = Work(account, baseline.pool)
     if pace is not None:
-        sides[_PRODUCTS] = Side(wall_clock(pace.stretch), OUR_POOL)
+        sides[_PRODUCTS] = Work(wall_clock(pace.stretch), OUR_POOL)
     usual = None if pace is None else pace.wait
-    found = time_in_turns(sides, rounds=rounds, round_ms=round_ms, usual=usual)
+    found = time_interleaved(sides, rounds=rounds, round_ms=round_ms, usual=usual)
     return Comparison(
         chosen.form,
         stored,
@@ -214,13 +214,13 @@ def _fastest(contenders: Sequence[Contender], baseline: Baseline, round_ms: floa
     if len(contenders) == 1:
         return contenders[0]
 
-    def side(contender: Contender) -> Side:
+    def side(contender: Contender) -> Work:
         account = _Account(contender)
         own = account.names is not None
-        return Side(account if own else wall_clock(contender.run), baseline.pool)
+        return Work(account if own else wall_clock(contender.run), baseline.pool)
 
     sides = {contender.form: side(contender) for contender in contenders}
-    found = time_in_turns(sides, rounds=_TRIAL_ROUNDS, round_ms=round_ms, attempts=1)
+    found = time_interleaved(sides, rounds=_TRIAL_ROUNDS, round_ms=round_ms, attempts=1)
     first = contenders[0].form
     return min(contenders, key=lambda contender: found.ratio(contender.form, first).median)
 

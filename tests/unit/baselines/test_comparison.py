@@ -1,4 +1,4 @@
-"""A contest: wrong forms are out, the fastest right one counts, both sides take turns."""
+"""A comparison: wrong forms are out, the fastest right one counts, both sides take turns."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.baselines.contest import Comparison, contest
+from cpembed.baselines.comparison import Comparison, compare_interleaved
 from cpembed.errors import InvariantError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_numbers
-from cpembed.measure import turns
+from cpembed.measure import interleaved as turns
 from cpembed.measure.verification import Expected
 from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build
-from cpembed.targets.x86.pace import Pace
+from cpembed.targets.x86.throttling import ThrottlingProbe
 from tests.unit.baselines.fakes import FakeBaseline, FakeForm
 from tests.unit.kernel.handwritten import conv2d_program
 
@@ -42,7 +42,7 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
     subject = Subject(workload, "conv2d", {})
     inputs = random_inputs(workload, 0)
 
-    def call(*forms: FakeForm, pace: Pace | None = None) -> Comparison | NotCovered:
+    def call(*forms: FakeForm, pace: ThrottlingProbe | None = None) -> Comparison | NotCovered:
         def contenders(subject: Subject, inputs: Arrays) -> Sequence[Contender]:
             right = reference(workload, inputs)
             for form in forms:
@@ -56,7 +56,9 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
             return build(kernel.program, VNNI, backend="generic", epilogue=epilogue)
 
         baseline = FakeBaseline(contenders)
-        return contest(kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5, pace=pace)
+        return compare_interleaved(
+            kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5, pace=pace
+        )
 
     return call
 
@@ -131,7 +133,7 @@ def test_both_store_what_is_asked_for(kernel: CompiledKernel) -> None:
             assert dtype == "uint8"
             return build(kernel.program, VNNI, backend="generic", epilogue=ours)
 
-        return contest(
+        return compare_interleaved(
             kernel_of, FakeBaseline(contenders), subject, inputs, seed=7, rounds=2, round_ms=0.5
         )
 
@@ -238,7 +240,7 @@ def test_a_bfloat16_result_may_be_off_by_its_rounding() -> None:
     assert not expected.judge_converted(wrong).verified
 
 
-class FakePace(Pace):
+class FakePace(ThrottlingProbe):
     """Products that take a millisecond, whatever the machine does."""
 
     macs = 10**6

@@ -7,12 +7,12 @@ from itertools import chain, repeat
 import pytest
 
 from cpembed.api.solve import hardware_spec
-from cpembed.targets.x86 import pace
+from cpembed.targets.x86 import throttling as pace
 from cpembed.targets.x86.features import missing_features
-from cpembed.targets.x86.pace import USUAL, Pace
+from cpembed.targets.x86.throttling import UNTHROTTLED, ThrottlingProbe
 
 
-class Scripted(Pace):
+class Scripted(ThrottlingProbe):
     """Loops that take what is said, in nanoseconds."""
 
     def __init__(self, *times: float) -> None:
@@ -25,8 +25,8 @@ class Scripted(Pace):
 
 def test_slow_is_what_takes_longer_than_the_best() -> None:
     """The better of two loops counts."""
-    found = Scripted(100, 100, 100 * USUAL + 1, 100 * USUAL + 2, 300, 100 * USUAL)
-    assert [found.is_usual() for _ in range(3)] == [True, False, True]
+    found = Scripted(100, 100, 100 * UNTHROTTLED + 1, 100 * UNTHROTTLED + 2, 300, 100 * UNTHROTTLED)
+    assert [found.is_unthrottled() for _ in range(3)] == [True, False, True]
 
 
 def test_waiting_ends_when_the_machine_is_itself_or_patience_ends(
@@ -40,7 +40,7 @@ def test_waiting_ends_when_the_machine_is_itself_or_patience_ends(
 
 
 def test_a_target_of_another_machine_has_no_pace() -> None:
-    assert Pace.of(hardware_spec("vta_1x16x16")) is None
+    assert ThrottlingProbe.of(hardware_spec("vta_1x16x16")) is None
 
 
 @pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "avx512_bf16"])
@@ -48,7 +48,7 @@ def test_the_loop_runs(target: str) -> None:
     spec = hardware_spec(target)
     if missing := missing_features(spec):
         pytest.skip(f"missing: {', '.join(missing)}")
-    found = Pace.of(spec)
+    found = ThrottlingProbe.of(spec)
     assert found is not None
-    assert found is Pace.of(spec)
-    found.is_usual()
+    assert found is ThrottlingProbe.of(spec)
+    found.is_unthrottled()

@@ -35,7 +35,7 @@ OUR_POOL = "tvm"
 
 
 @dataclass(frozen=True)
-class Side:
+class Work:
     """One kind of work; ``pool`` names the threads it runs on."""
 
     sample: Sampler
@@ -43,7 +43,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Turns:
+class Interleaved:
     """What each kind of work took, round by round, in microseconds a call.
 
     ``elsewhere``: cores that other processes had meanwhile. ``rested``: whether each pool of
@@ -88,7 +88,7 @@ class Turns:
         return max(spreads)
 
 
-class ThrottleProbe(Protocol):
+class SpeedProbe(Protocol):
     """A loop of one product instruction: it shows whether the machine is as fast as it can be."""
 
     macs: int
@@ -103,25 +103,25 @@ class ThrottleProbe(Protocol):
         """Products for about a millisecond, to be timed."""
         ...
 
-    def is_usual(self) -> bool:
+    def is_unthrottled(self) -> bool:
         """Whether the loop takes about as long as it did at best."""
         ...
 
 
-def time_in_turns(
-    sides: Mapping[str, Side],
+def time_interleaved(
+    sides: Mapping[str, Work],
     *,
     rounds: int = 11,
     round_ms: float = 10.0,
     attempts: int = ATTEMPTS,
     usual: Callable[[], bool] | None = None,
-) -> Turns:
+) -> Interleaved:
     """Time each kind of work ``rounds`` times for about ``round_ms``, interleaved.
 
     Every other round goes through them backwards. Between kinds of work of different pools the
     process pauses until no thread spins, and each turn begins with calls that are not timed.
     ``usual`` says before every turn, on our own threads, whether the machine is as fast as it is at
-    best, having waited for it or not (:class:`ThrottleProbe`): rounds in which it is not are
+    best, having waited for it or not (:class:`SpeedProbe`): rounds in which it is not are
     repeated, up to :data:`PATIENCE` times as many.
     """
     calls: dict[str, int] = {}
@@ -138,16 +138,16 @@ def time_in_turns(
     return best
 
 
-def _has_several_pools(sides: Mapping[str, Side]) -> bool:
+def _has_several_pools(sides: Mapping[str, Work]) -> bool:
     return len({side.pool for side in sides.values()}) > 1
 
 
 def _attempt(
-    sides: Mapping[str, Side],
+    sides: Mapping[str, Work],
     calls: Mapping[str, int],
     rounds: int,
     usual: Callable[[], bool] | None,
-) -> Turns:
+) -> Interleaved:
     kept: list[dict[str, float]] = []
     slow: list[dict[str, float]] = []
     elsewhere, rested = Elsewhere(), True
@@ -177,4 +177,4 @@ def _attempt(
     paced = len(kept) >= max(1, int(rounds * ENOUGH))
     rows = kept if paced else kept + slow
     samples = {name: [took[name] for took in rows] for name in sides}
-    return Turns(samples, elsewhere.cores, rested, len(slow), paced)
+    return Interleaved(samples, elsewhere.cores, rested, len(slow), paced)

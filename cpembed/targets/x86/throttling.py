@@ -17,10 +17,10 @@ from cpembed.targets.cpu.calibration import OPERATIONS, load_calibration
 from cpembed.targets.x86 import microkernels
 from cpembed.targets.x86.calibrate import FEATURES
 from cpembed.targets.x86.features import lacking
-from cpembed.targets.x86.laboratory import BLOCK_PRODUCTS, VECTOR_ACCUMULATORS, Kernel
+from cpembed.targets.x86.microbenchmarks import BLOCK_PRODUCTS, VECTOR_ACCUMULATORS, Kernel
 from cpembed.targets.x86.tiles import MAX_ROWS
 
-USUAL = 1.5
+UNTHROTTLED = 1.5
 """Times what was calibrated, or the least that was seen here: clocks vary, and threads start."""
 
 PATIENCE = 0.1
@@ -32,7 +32,7 @@ _STRETCHES = 10
 _REGION = microkernels.BLOCK
 
 
-class Pace:
+class ThrottlingProbe:
     """A loop of a product instruction on all threads of a kernel, in registers."""
 
     def __init__(self, product: str, threads: int) -> None:
@@ -58,7 +58,7 @@ class Pace:
         """Nanoseconds of the loop when nothing else had the unit."""
 
     @staticmethod
-    def of(spec: HardwareSpec) -> Pace | None:
+    def of(spec: HardwareSpec) -> ThrottlingProbe | None:
         """Of the target's instruction; None where it is none of this CPU's."""
         features = set(spec.cpu_features)
         products = [name for name, wanted in FEATURES.items() if features.issuperset(wanted)]
@@ -70,7 +70,7 @@ class Pace:
         """Run the loop until it takes about as long as it did at best; False where it does not for
         :data:`PATIENCE` seconds."""
         deadline = time.perf_counter() + PATIENCE
-        while not self.is_usual():
+        while not self.is_unthrottled():
             if time.perf_counter() > deadline:
                 return False
         return True
@@ -80,11 +80,11 @@ class Pace:
         show in it."""
         self._kernel.run(self._steps * _STRETCHES)
 
-    def is_usual(self) -> bool:
+    def is_unthrottled(self) -> bool:
         """Whether the loop takes about as long as it did at best."""
         took = min(self._timed() for _ in range(2))
         self._best = min(self._best, took)
-        return took <= USUAL * self._best
+        return took <= UNTHROTTLED * self._best
 
     def _timed(self) -> float:
         started = time.perf_counter_ns()
@@ -93,6 +93,6 @@ class Pace:
 
 
 @cache
-def _pace(product: str, threads: int) -> Pace:
+def _pace(product: str, threads: int) -> ThrottlingProbe:
     """One for each: what it knows of the machine's best grows."""
-    return Pace(product, threads)
+    return ThrottlingProbe(product, threads)

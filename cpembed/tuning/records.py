@@ -24,7 +24,7 @@ WIDEST = "complete"
 
 
 @dataclass(frozen=True)
-class Kept(Generic[T]):
+class Record(Generic[T]):
     """The best trial of a file, out of ``trials``; ``tuned_under`` names the set of the file."""
 
     trial: T
@@ -69,7 +69,9 @@ class TunedChoice(Generic[T]):
         }
 
 
-def kept_in(file: Stored[T], wanted: str | None, without: Collection[str] = ()) -> Kept[T] | None:
+def record_in(
+    file: Stored[T], wanted: str | None, without: Collection[str] = ()
+) -> Record[T] | None:
     """The best trial of a file, of all or of the candidate with an identifier, ``without`` those of
     these keys."""
     trials = [
@@ -80,7 +82,7 @@ def kept_in(file: Stored[T], wanted: str | None, without: Collection[str] = ()) 
     best = file.kind.best_of(trials)
     if best is None:
         return None
-    return Kept(best, file.count, file.key["constraints"], file.path)
+    return Record(best, file.count, file.key["constraints"], file.path)
 
 
 def is_of(file: Stored[Any], directory: Path, key: dict[str, Any]) -> bool:
@@ -137,23 +139,23 @@ def tuned(target: Tunable, of: Lookup) -> TunedChoice[Any] | None:
         target.require_schedule(candidate, of.epilogue, trial)
 
     return first_proven(
-        of.workload, target.spec, lambda without: best_kept(target, of, without), require
+        of.workload, target.spec, lambda without: best_record(target, of, without), require
     )
 
 
-def best_kept(target: Tunable, of: Lookup, without: Collection[str] = ()) -> Kept[Any] | None:
+def best_record(target: Tunable, of: Lookup, without: Collection[str] = ()) -> Record[Any] | None:
     """What :func:`tuned` takes, without its program; ``without`` leaves trials of these keys out.
     Of several objectives, what was tuned for the first is taken before the others."""
     folder = of.directory or default_directory()
     under = of.constraints or load_constraint_set(WIDEST)
     for objective in target.objectives or (None,):
         key = target.trial_key(of.workload, under, of.epilogue, objective)
-        found: list[Kept[Any]] = [
+        found: list[Record[Any]] = [
             kept
             for file in stored(folder, target.trial, key)
             if file.key.get("objective") == objective
             and (of.constraints is None or is_of(file, folder, key))
-            and (kept := kept_in(file, of.identifier, without)) is not None
+            and (kept := record_in(file, of.identifier, without)) is not None
         ]
         if found:
             return min(found, key=lambda kept: kept.trial.figure(objective) or 0)
@@ -163,7 +165,7 @@ def best_kept(target: Tunable, of: Lookup, without: Collection[str] = ()) -> Kep
 def first_proven(
     workload: Computation,
     spec: HardwareSpec,
-    best: Callable[[Collection[str]], Kept[T] | None],
+    best: Callable[[Collection[str]], Record[T] | None],
     require_schedule: Callable[[Candidate, T], object],
 ) -> TunedChoice[T] | None:
     """The choice of the best trial that is one of the workload; ``best`` gives the best one without
@@ -192,7 +194,7 @@ def _say_passed(passed: dict[str, str]) -> None:
 def _proven(
     workload: Computation,
     spec: HardwareSpec,
-    kept: Kept[T],
+    kept: Record[T],
     require_schedule: Callable[[Candidate, T], object],
 ) -> TunedChoice[T]:
     """The choice of a trial, its program derived and proven again.

@@ -1,4 +1,4 @@
-"""Kernels timed by turns, and what their rounds say.
+"""Kernels timed interleaved, and what their rounds say.
 
 What counts is the ratio of the fast rounds (:data:`FAST`) of two kernels: a machine that is slower
 for a while is so for both, and what disturbs a kernel only ever slows it down.
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.measure.interleaved import Interleaved, Work, time_interleaved
 from cpembed.measure.runner import Quantiles, Sampler, quantiles
-from cpembed.measure.turns import Side, Turns, time_in_turns
 from cpembed.targets.cpu.choice import Objective
 
 ROUND_MS = 0.5
@@ -49,7 +49,7 @@ class Moves:
 
 @dataclass(frozen=True)
 class Timed:
-    """A kernel's times; ``ratio`` is what is minimised over the champion's, 1 where it is alone.
+    """A kernel's times; ``ratio`` is what is minimised over the incumbent's, 1 where it is alone.
     ``whole_us``: one call with packing and unpacking, where that was timed.
     """
 
@@ -91,7 +91,7 @@ class Runner:
 
 
 @dataclass(frozen=True)
-class Contest:
+class InterleavedComparison:
     """Runners by turns; the moves of ``known`` embeddings are not timed. ``usual`` says whether
     the machine has its usual pace: rounds in which it has not are repeated."""
 
@@ -101,10 +101,10 @@ class Contest:
     usual: Callable[[], bool] | None = None
 
     def run(self, rounds: int) -> Rounds:
-        sides = {f"kernel {n}": Side(r.kernel, _POOL) for n, r in enumerate(self.runners)}
+        sides = {f"kernel {n}": Work(r.kernel, _POOL) for n, r in enumerate(self.runners)}
         if self.objective == "total":
             sides |= {
-                f"whole {n}": Side(runner.whole, _POOL)
+                f"whole {n}": Work(runner.whole, _POOL)
                 for n, runner in enumerate(self.runners)
                 if runner.whole is not None
             }
@@ -112,25 +112,27 @@ class Contest:
             name = runner.identifier
             moves = {"packing": runner.packing, "unpacking": runner.unpacking}
             sides |= {
-                f"{part} {name}": Side(sample, _POOL)
+                f"{part} {name}": Work(sample, _POOL)
                 for part, sample in moves.items()
                 if sample is not None and name not in self.known
             }
-        turns = time_in_turns(sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, usual=self.usual)
+        turns = time_interleaved(
+            sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, usual=self.usual
+        )
         return Rounds(self, turns)
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the runners of a contest took, by their numbers."""
+    """What the runners of a comparison took, by their numbers."""
 
-    contest: Contest
-    turns: Turns
+    comparison: InterleavedComparison
+    turns: Interleaved
 
     def affordable(self, rounds: int) -> int:
         """So many rounds, or fewer where they are slow."""
         # Each turn begins with at least one call that is not timed.
-        look = 0.0 if self.contest.usual is None else _LOOK_US
+        look = 0.0 if self.comparison.usual is None else _LOOK_US
         each = [
             2 * max(np.median(taken), ROUND_MS * 1e3) + look
             for taken in self.turns.samples.values()
@@ -168,9 +170,9 @@ class Rounds:
         return np.array(self.turns.samples.get(f"whole {number}", kernel))
 
     def _moves(self, number: int) -> Moves:
-        name = self.contest.runners[number].identifier
-        if name in self.contest.known:
-            return self.contest.known[name]
+        name = self.comparison.runners[number].identifier
+        if name in self.comparison.known:
+            return self.comparison.known[name]
         packing, unpacking = (
             float(np.median(self.turns.samples.get(f"{part} {name}", [0.0])))
             for part in ("packing", "unpacking")
