@@ -98,17 +98,18 @@ class _Builder:
     def error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.path, key, problem)
 
+    def need(self, right: bool, key: Key, problem: str) -> None:
+        if not right:
+            raise self.error(key, problem)
+
     def spec(self) -> HardwareSpec:
         table = self.table
         self._check_header()
         self._check_names(self._body())
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
         operations = math.prod(axis.maximum for axis in axes.values())
-        if operations > MAX_OPERATIONS:
-            raise self.error(
-                ("instruction", "axes"),
-                f"{operations:,} operations in one instruction; allowed: {MAX_OPERATIONS:,}",
-            )
+        problem = f"{operations:,} operations in one instruction; allowed: {MAX_OPERATIONS:,}"
+        self.need(operations <= MAX_OPERATIONS, ("instruction", "axes"), problem)
         dtypes = {name: self._dtypes(name) for name in table.operands}
         computation = self._computation(axes, {name: d[0] for name, d in dtypes.items()})
         for output in (operand.name for operand in computation.outputs):
@@ -144,31 +145,26 @@ class _Builder:
         table = self.table.machine
         if table is None:
             return None
-        if not 0 < table.clock_mhz < math.inf:
-            problem = f"{table.clock_mhz} is not allowed; allowed: a number above 0"
-            raise self.error(("machine", "clock_mhz"), problem)
+        problem = f"{table.clock_mhz} is not allowed; allowed: a number above 0"
+        self.need(0 < table.clock_mhz < math.inf, ("machine", "clock_mhz"), problem)
         for key, value, lowest, highest in (
             ("bus_bits", table.bus_bits, 8, 4096),
             ("burst_beats", table.burst_beats, 1, 256),
         ):
-            if not lowest <= value <= highest or value & (value - 1):
-                problem = f"{value} is not allowed; allowed: a power of two, {lowest}..{highest}"
-                raise self.error(("machine", key), problem)
-        if not 0 <= table.dram_delay_cycles <= _LONGEST_DELAY:
-            problem = f"{table.dram_delay_cycles} is not allowed; allowed: 0..{_LONGEST_DELAY}"
-            raise self.error(("machine", "dram_delay_cycles"), problem)
+            problem = f"{value} is not allowed; allowed: a power of two, {lowest}..{highest}"
+            right = lowest <= value <= highest and not value & (value - 1)
+            self.need(right, ("machine", key), problem)
+        delay = table.dram_delay_cycles
+        problem = f"{delay} is not allowed; allowed: 0..{_LONGEST_DELAY}"
+        self.need(0 <= delay <= _LONGEST_DELAY, ("machine", "dram_delay_cycles"), problem)
         return table
 
     def _check_header(self) -> None:
         table = self.table
-        if not _NAME.fullmatch(table.name):
-            raise self.error(
-                ("name",),
-                f"{table.name!r} is not a name; allowed: a letter, then letters, digits, _ . -",
-            )
+        problem = f"{table.name!r} is not a name; allowed: a letter, then letters, digits, _ . -"
+        self.need(bool(_NAME.fullmatch(table.name)), ("name",), problem)
         for key in ("description", "source"):
-            if not getattr(table, key).strip():
-                raise self.error((key,), "is empty")
+            self.need(bool(getattr(table, key).strip()), (key,), "is empty")
         for position, feature in enumerate(table.cpu_features):
             if not _CPU_FEATURE.fullmatch(feature):
                 spelled = re.sub(r"[^a-z0-9]+", "_", feature.lower()).strip("_")
@@ -202,20 +198,17 @@ class _Builder:
     def _axis(self, name: str, value: int | AxisTable) -> InstructionAxis:
         key = ("instruction", "axes", name)
         if isinstance(value, int):
-            if not 1 <= value <= MAX_EXTENT:
-                raise self.error(key, f"extent {value} is not allowed; allowed: 1..{MAX_EXTENT}")
+            problem = f"extent {value} is not allowed; allowed: 1..{MAX_EXTENT}"
+            self.need(1 <= value <= MAX_EXTENT, key, problem)
             return InstructionAxis(name, value, value)
         for part, number in (("min", value.min), ("max", value.max), ("step", value.step)):
-            if not 1 <= number <= MAX_EXTENT:
-                raise self.error((*key, part), f"{number} is not allowed; allowed: 1..{MAX_EXTENT}")
-        if value.min > value.max:
-            raise self.error((*key, "min"), f"{value.min} is above max, {value.max}")
-        if (value.max - value.min) % value.step:
-            raise self.error(
-                (*key, "step"),
-                f"{value.step} does not lead from min {value.min} to max {value.max}; "
-                f"allowed: a divisor of {value.max - value.min}",
-            )
+            problem = f"{number} is not allowed; allowed: 1..{MAX_EXTENT}"
+            self.need(1 <= number <= MAX_EXTENT, (*key, part), problem)
+        problem = f"{value.min} is above max, {value.max}"
+        self.need(value.min <= value.max, (*key, "min"), problem)
+        problem = f"{value.step} does not lead from min {value.min} to max {value.max}"
+        problem += f"; allowed: a divisor of {value.max - value.min}"
+        self.need((value.max - value.min) % value.step == 0, (*key, "step"), problem)
         return InstructionAxis(name, value.min, value.max, value.step)
 
     def _body(self) -> ParsedBody:
@@ -238,17 +231,12 @@ class _Builder:
             (("operands",), table.operands, operands, "operands", "a table"),
         ):
             for name in expected:
-                if name not in declared:
-                    raise self.error(
-                        (*key, name), f"is missing: {name} is in the expression and needs {remedy}"
-                    )
+                problem = f"is missing: {name} is in the expression and needs {remedy}"
+                self.need(name in declared, (*key, name), problem)
             for name in declared:
-                if name not in expected:
-                    raise self.error(
-                        (*key, name),
-                        f"is not in the expression; its {kind}: {one_of(expected) or 'none'}"
-                        f"{close_match(name, expected)}",
-                    )
+                problem = f"is not in the expression; its {kind}: {one_of(expected) or 'none'}"
+                problem += close_match(name, expected)
+                self.need(name in expected, (*key, name), problem)
 
     def _computation(
         self, axes: Mapping[str, InstructionAxis], dtypes: Mapping[str, str]
@@ -283,18 +271,17 @@ class _Builder:
         key: Key = ("operands", operand, "dtype")
         if isinstance(declared, str):
             return (self._known_dtype(declared, key),)
-        if not declared:
-            raise self.error(key, f"lists no dtype; allowed: {one_of(INPUT_DTYPES)}")
+        self.need(bool(declared), key, f"lists no dtype; allowed: {one_of(INPUT_DTYPES)}")
         for position, dtype in enumerate(declared):
             self._known_dtype(dtype, (*key, position))
-            if dtype in declared[:position]:
-                raise self.error((*key, position), f"{dtype} is listed twice")
+            twice = dtype in declared[:position]
+            self.need(not twice, (*key, position), f"{dtype} is listed twice")
         return tuple(declared)
 
     def _known_dtype(self, dtype: str, key: Key) -> str:
-        if dtype not in INPUT_DTYPES:
-            problem = f"unknown dtype {dtype!r}; allowed: {one_of(INPUT_DTYPES)}"
-            raise self.error(key, problem + close_match(dtype, INPUT_DTYPES))
+        problem = f"unknown dtype {dtype!r}; allowed: {one_of(INPUT_DTYPES)}"
+        problem += close_match(dtype, INPUT_DTYPES)
+        self.need(dtype in INPUT_DTYPES, key, problem)
         return dtype
 
     def _memory(
@@ -302,22 +289,18 @@ class _Builder:
     ) -> OperandMemory:
         table = self.table.operands[operand]
         key = ("operands", operand)
-        if table.scope not in self.table.memories:
-            raise self.error(
-                (*key, "scope"),
-                f"{table.scope!r} has no [memories] table; declared: "
-                f"{one_of(self.table.memories) or 'none'}"
-                f"{close_match(table.scope, self.table.memories)}",
-            )
+        scopes = self.table.memories
+        problem = f"{table.scope!r} has no [memories] table; declared: {one_of(scopes) or 'none'}"
+        problem += close_match(table.scope, scopes)
+        self.need(table.scope in scopes, (*key, "scope"), problem)
         indices = [i for access in computation.access_maps[operand] for i in access.index]
         own = tuple(dict.fromkeys(name for index in indices for name in index.iterators))
         tile = read_tile(table.tile, own, axes, partial(spec_error, self.path, (*key, "tile")))
         self._check_strides(operand, own, tile)
         alignment = table.alignment_bytes
-        if alignment < 1 or alignment & (alignment - 1):
-            raise self.error(
-                (*key, "alignment_bytes"), f"{alignment} is not allowed; allowed: a power of two"
-            )
+        problem = f"{alignment} is not allowed; allowed: a power of two"
+        right = alignment >= 1 and not alignment & (alignment - 1)
+        self.need(right, (*key, "alignment_bytes"), problem)
         return OperandMemory(
             scope=table.scope,
             tile=tile,
@@ -331,14 +314,10 @@ class _Builder:
     ) -> None:
         for axis, rule in self.table.operands[operand].stride.items():
             key = ("operands", operand, "stride", axis)
-            if axis not in own:
-                raise self.error(
-                    key, f"{axis} is not an axis of the operand; its axes: {one_of(own) or 'none'}"
-                )
-            if rule is StrideRule.ANY and sum(d.axis == axis for d in tile) > 1:
-                raise self.error(
-                    key, f"{axis} is split in the tile; allowed for a split axis: unit"
-                )
+            problem = f"{axis} is not an axis of the operand; its axes: {one_of(own) or 'none'}"
+            self.need(axis in own, key, problem)
+            whole = rule is not StrideRule.ANY or sum(d.axis == axis for d in tile) <= 1
+            self.need(whole, key, f"{axis} is split in the tile; allowed for a split axis: unit")
 
     def _check_memories(self, instruction: Instruction) -> None:
         """One execution holds the tiles of all its operands at once."""
@@ -349,29 +328,20 @@ class _Builder:
                 used = dict.fromkeys(m.scope for m in instruction.memory.values())
                 problem = f"holds no operand; scopes in use: {one_of(used)}"
                 raise self.error(key, f"{problem}; say with `holds` what else it is for")
-            if held and memory.holds is not None:
-                problem = f"it holds {one_of(held)}: leave the key out"
-                raise self.error((*key, "holds"), problem)
+            problem = f"it holds {one_of(held)}: leave the key out"
+            self.need(not held or memory.holds is None, (*key, "holds"), problem)
             capacity = memory.capacity_bytes
             if capacity is None:
                 continue
-            if capacity < 1:
-                raise self.error(
-                    (*key, "capacity_bytes"), f"{capacity} is not allowed; allowed: at least 1"
-                )
+            size_key = (*key, "capacity_bytes")
+            self.need(capacity >= 1, size_key, f"{capacity} is not allowed; allowed: at least 1")
             sizes = {name: _largest_tile_bytes(instruction, name) for name in held}
             for name, size in sizes.items():
-                if size > capacity:
-                    raise self.error(
-                        ("operands", name, "tile"),
-                        f"takes {size} bytes, {scope} holds {capacity}",
-                    )
-            if sum(sizes.values()) > capacity:
-                raise self.error(
-                    (*key, "capacity_bytes"),
-                    f"{capacity} is too small for the tiles of {one_of(held)} together, "
-                    f"{sum(sizes.values())} bytes",
-                )
+                problem = f"takes {size} bytes, {scope} holds {capacity}"
+                self.need(size <= capacity, ("operands", name, "tile"), problem)
+            total = sum(sizes.values())
+            problem = f"{capacity} is too small for the tiles of {one_of(held)} together"
+            self.need(total <= capacity, size_key, f"{problem}, {total} bytes")
 
 
 def _largest_tile_bytes(instruction: Instruction, operand: str) -> int:
