@@ -190,7 +190,7 @@ def choose(asked: Request) -> Chosen | SolveResult:
             raise
         return Chosen(solved, plan.portable(str(error)))
     if not target.weighs:
-        solved = _of(options[0], found) or solved
+        solved = next((r for r in found if options[0].candidate in r.embeddings), solved)
     chosen = Chosen(solved, replace(plan, choices=options))
     poorly = asked.anything and (forced or solved.utilisation < POOR)
     ours = options[0].scored
@@ -257,11 +257,6 @@ def _choices(
     else:
         considered = (candidate,)
     return choices(target, considered, plan.epilogue)
-
-
-def _of(choice: Choice, found: Sequence[SolveResult]) -> SolveResult | None:
-    """The search that a candidate is of."""
-    return next((result for result in found if choice.candidate in result.embeddings), None)
 
 
 def _alternative(asked: Request, solved: SolveResult, ours: float | None = None) -> Chosen | None:

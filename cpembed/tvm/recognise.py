@@ -95,18 +95,16 @@ def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
         raise WorkloadError(f"{name}: has several blocks that compute; a computation is one block")
     block: Any = statement.block
     values = list(statement.iter_values)
+    predicate = statement.predicate
+    always = isinstance(predicate, tirx.IntImm) and bool(predicate.value)
     plain = all(value in loops for value in values) and len(set(values)) == len(loops)
-    if not plain or len(values) != len(loops) or not _is_true(statement.predicate):
+    if not plain or len(values) != len(loops) or not always:
         raise WorkloadError(
             f"{name}: block {block.name_hint} is not under plain loops: pass it unscheduled"
         )
     return block, {
         iterator.var: loops[value] for iterator, value in zip(block.iter_vars, values, strict=True)
     }
-
-
-def _is_true(predicate: Any) -> bool:
-    return isinstance(predicate, tirx.IntImm) and bool(predicate.value)
 
 
 def _constant(value: Any, what: str) -> int:
@@ -220,7 +218,8 @@ class _Reader:
             low, high = index.bounds(self._extents)
             negated = IndexExpr.of((t.times(-1) for t in index.terms), size - 1 - index.constant)
             for margin, needed in ((index, low < 0), (negated, high >= size)):
-                equal = [g for g in given if _same(g, margin)]
+                same = set(margin.terms), margin.constant
+                equal = [g for g in given if (set(g.terms), g.constant) == same]
                 if needed and not equal:
                     raise self._error(f"{access} leaves {access.operand} and nothing guards it")
                 given = [g for g in given if g not in equal]
@@ -278,10 +277,6 @@ class _Reader:
             raise self._error("its parameters are not what it reads, followed by what it writes")
         operands = tuple(operand(name) for name in inputs)
         return Computation(self._name, axes, operands, (operand(output),), (final,))
-
-
-def _same(first: IndexExpr, second: IndexExpr) -> bool:
-    return set(first.terms) == set(second.terms) and first.constant == second.constant
 
 
 def _unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:

@@ -44,20 +44,14 @@ def violations(program: VtaProgram, limit: int | None = None) -> tuple[Violation
     Raises :class:`ProgramError` for a field that is no integer.
     """
     columns = columns_of(program.instructions, program.config)
-    for stage in (_fields, range_violations, _rest):
-        found = sorted(stage(columns, program), key=_number)
+    for stage in (field_violations, range_violations, _rest):
+        # The program as a whole last.
+        found = sorted(
+            stage(columns, program), key=lambda v: (v.instruction is None, v.instruction or 0)
+        )
         if found:
             return tuple(islice(found, limit))
     return ()
-
-
-def _number(violation: Violation) -> tuple[bool, int]:
-    """The program as a whole last."""
-    return violation.instruction is None, violation.instruction or 0
-
-
-def _fields(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
-    return field_violations(columns, program.config)
 
 
 def _rest(columns: Columns, program: VtaProgram) -> Iterator[Violation]:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.ir.computation import AxisKind
-from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.isa import Factors, Memory
 from cpembed.targets.vta.regions import Region, Tile
 from cpembed.targets.vta.tiles import TileNest
@@ -125,18 +124,13 @@ def _iterations(
             if continues and outer.names[0] not in inner.names:
                 names = (*outer.names, *inner.names)
                 merged.append(_Iteration(names, outer.extent * inner.extent, inner.steps))
-    limits = _factor_limits(nest.config)
+    limits = [nest.config.elements(m) for m in (Memory.ACC, Memory.INP, Memory.WGT)]
     return [
         loop
         for loop in merged
         if loop.extent <= MAX_ITERATIONS
         and all(0 <= step < limit for step, limit in zip(loop.steps, limits, strict=True))
     ]
-
-
-def _factor_limits(config: VtaConfig) -> tuple[int, int, int]:
-    dst, src, wgt = (config.elements(m) for m in (Memory.ACC, Memory.INP, Memory.WGT))
-    return dst, src, wgt
 
 
 def _uops(

@@ -33,9 +33,9 @@ def uops_kept(config: VtaConfig) -> int:
     return min(config.elements(Memory.UOP), RTL_UOPS)
 
 
-def field_violations(columns: Columns, config: VtaConfig) -> Iterator[Violation]:
+def field_violations(columns: Columns, program: VtaProgram) -> Iterator[Violation]:
     """Values that do not fit the 128 bits, tokens to neighbours that do not exist."""
-    for opcode, fields in formats_of(config).instructions.items():
+    for opcode, fields in formats_of(program.config).instructions.items():
         rows = columns.is_a(opcode)
         for field in fields:
             lowest, highest = field.range

@@ -149,15 +149,12 @@ def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
 
 
 def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
-    grids = np.ix_(*(np.arange(f, f + n, dtype=np.int64) for f, n in _intervals(index, tile)))
+    tiles = [tile[name] for name in index.iterators]
+    grids = np.ix_(*(np.arange(f, f + n, dtype=np.int64) for f, n in tiles))
     values = np.unique(index.evaluate(dict(zip(index.iterators, grids, strict=True))))
     low, high = int(values[0]), int(values[-1])
     step = math.gcd(*(int(value) - low for value in values)) or 1
     return low, step, (high - low) // step + 1
-
-
-def _intervals(index: IndexExpr, tile: Tile) -> list[Interval]:
-    return [tile[name] for name in index.iterators]
 
 
 def _existing(span: Span, size: int) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ from cpembed.errors import ProgramError
 from cpembed.targets.vta.assembly.syntax import MNEMONICS, TOKENS, VERSION
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import unpack_uops
-from cpembed.targets.vta.isa import Alu, Gemm, Instruction, Load, Store, Tokens
+from cpembed.targets.vta.isa import Alu, Gemm, Instruction, Load, Store
 from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 
 BYTES_A_LINE = 16
@@ -156,8 +156,4 @@ def _words(instruction: Instruction, names: _AddressNames) -> Iterator[str]:
         ) + f"immediate={instruction.immediate}"
     if isinstance(instruction, Gemm) and instruction.reset:
         yield "reset"
-    yield from _tokens(instruction.tokens)
-
-
-def _tokens(tokens: Tokens) -> Iterator[str]:
-    return (word for word, attribute in TOKENS.items() if getattr(tokens, attribute))
+    yield from (word for word, flag in TOKENS.items() if getattr(instruction.tokens, flag))
