@@ -68,7 +68,7 @@ class CpuTuning(Tuning[CpuTrial, Knobs]):
 
     def _base(self, timed: Timed) -> float:
         """The ratio of a first trial of this call to the file's first, if that is another one: what
-        runs untuned has changed since. Nothing was timed interleaved with both, so medians decide."""
+        runs untuned has changed since. Nothing was timed interleaved with both: medians decide."""
         first = next((t for t in self._kept if t.us(self.objective) is not None), None)
         if first is None:
             return 1.0

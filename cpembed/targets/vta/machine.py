@@ -41,16 +41,18 @@ class _Reader:
     def error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.spec.path or self.spec.name, key, problem)
 
+    def need(self, right: bool, key: Key, problem: str) -> None:
+        if not right:
+            raise self.error(key, problem)
+
     def config(self) -> VtaConfig:
-        if self.spec.backend != BACKEND:
-            raise self.error(("backend",), f'is not "{BACKEND}": {self.spec.name} is no VTA')
+        problem = f'is not "{BACKEND}": {self.spec.name} is no VTA'
+        self.need(self.spec.backend == BACKEND, ("backend",), problem)
         self._find_operands()
         batch, out, inner = self._axes()
-        if out.maximum != inner.maximum:
-            raise self.error(
-                ("instruction", "axes", inner.name),
-                f"is {inner.maximum}, {out.name} is {out.maximum}; VTA multiplies by square blocks",
-            )
+        problem = f"is {inner.maximum}, {out.name} is {out.maximum}"
+        problem += "; VTA multiplies by square blocks"
+        self.need(out.maximum == inner.maximum, ("instruction", "axes", inner.name), problem)
         acc = self.spec.instruction.dtypes[self.operands[Memory.ACC]]
         inp_width = self._log_width(Memory.INP, 0)
         config = VtaConfig(
@@ -72,9 +74,9 @@ class _Reader:
     def _find_operands(self) -> None:
         for memory, scope in SCOPES.items():
             held = [n for n, m in self.spec.instruction.memory.items() if m.scope == scope]
-            if len(held) != 1:
-                what = f"holds {one_of(held)}" if held else "holds no operand"
-                raise self.error(("memories", scope), f"{what}; allowed: exactly one operand")
+            what = f"holds {one_of(held)}" if held else "holds no operand"
+            problem = f"{what}; allowed: exactly one operand"
+            self.need(len(held) == 1, ("memories", scope), problem)
             self.operands[memory] = held[0]
 
     def _axes(self) -> tuple[InstructionAxis, InstructionAxis, InstructionAxis]:
@@ -87,9 +89,8 @@ class _Reader:
             raise self._other_instruction()
         batch, out, inner = (instruction.axis(names[0]) for names in shared)
         for axis in (batch, out, inner):
-            if not axis.is_fixed:
-                key = ("instruction", "axes", axis.name)
-                raise self.error(key, "is configurable; VTA's sizes are fixed: give one extent")
+            problem = "is configurable; VTA's sizes are fixed: give one extent"
+            self.need(axis.is_fixed, ("instruction", "axes", axis.name), problem)
         for m, axes in (
             (Memory.INP, (batch, inner)),
             (Memory.WGT, (out, inner)),
@@ -121,36 +122,30 @@ class _Reader:
     def _check_tile(self, memory: Memory, axes: list[str]) -> None:
         name = self.operands[memory]
         held = self.spec.instruction.memory[name]
-        if [str(dimension) for dimension in held.tile] != axes:
-            found = one_of(str(dimension) for dimension in held.tile)
-            problem = f"is {found}; an element of {held.scope} is {one_of(axes)}"
-            raise self.error(("operands", name, "tile"), problem)
+        found = [str(dimension) for dimension in held.tile]
+        problem = f"is {one_of(found)}; an element of {held.scope} is {one_of(axes)}"
+        self.need(found == axes, ("operands", name, "tile"), problem)
         for axis, rule in held.strides.items():
-            if rule is not StrideRule.UNIT:
-                problem = "VTA's elements are dense in memory; allowed: unit"
-                raise self.error(("operands", name, "stride", axis), problem)
+            problem = "VTA's elements are dense in memory; allowed: unit"
+            self.need(rule is StrideRule.UNIT, ("operands", name, "stride", axis), problem)
 
     def _log_width(self, memory: Memory, choice: int) -> int:
         """Log2 of the bits of one of an operand's dtypes."""
         name = self.operands[memory]
         dtypes = self.spec.instruction.dtypes[name]
         most = 2 if memory is Memory.ACC else 1
-        if len(dtypes) > most:
-            what = "the accumulator's and the result's" if most == 2 else "one"
-            raise self.error(
-                ("operands", name, "dtype"), f"lists {one_of(dtypes)}; allowed: {what}"
-            )
+        key = ("operands", name, "dtype")
+        what = "the accumulator's and the result's" if most == 2 else "one"
+        self.need(len(dtypes) <= most, key, f"lists {one_of(dtypes)}; allowed: {what}")
         dtype = DTYPES[dtypes[choice]]
-        if dtype.kind is not DTypeKind.SIGNED:
-            allowed = one_of(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
-            problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
-            raise self.error(("operands", name, "dtype"), problem)
+        allowed = one_of(d.name for d in DTYPES.values() if d.kind is DTypeKind.SIGNED)
+        problem = f"VTA does not compute in {dtype.name}; allowed: {allowed}"
+        self.need(dtype.kind is DTypeKind.SIGNED, key, problem)
         return dtype.bits.bit_length() - 1
 
     def _log_capacity(self, scope: str) -> int:
-        if scope not in self.spec.memories:
-            problem = f"is missing; VTA needs {scope} with its capacity_bytes"
-            raise self.error(("memories", scope), problem)
+        problem = f"is missing; VTA needs {scope} with its capacity_bytes"
+        self.need(scope in self.spec.memories, ("memories", scope), problem)
         capacity = self.spec.memories[scope]
         if capacity is None:
             problem = "is missing; the size of the buffer sets the width of the fields"
@@ -158,11 +153,10 @@ class _Reader:
         return self._log(("memories", scope, "capacity_bytes"), capacity)
 
     def _log(self, key: Key, value: int) -> int:
-        if value & (value - 1):
-            lower = 1 << (value.bit_length() - 1)
-            problem = f"{value} is not a power of two; VTA takes {lower} or {2 * lower}"
-            raise self.error(key, problem)
-        return value.bit_length() - 1
+        log = value.bit_length() - 1
+        problem = f"{value} is not a power of two; VTA takes {1 << log} or {2 << log}"
+        self.need(not value & (value - 1), key, problem)
+        return log
 
     def _check_config(self, config: VtaConfig) -> None:
         """The instructions can be encoded, and OUT, where it is given, mirrors ACC."""
@@ -172,9 +166,6 @@ class _Reader:
             raise self.error(("memories",), str(error)) from None
         expected = config.elements(Memory.OUT) * config.element_bytes(Memory.OUT)
         given = self.spec.memories.get(OUT_SCOPE)
-        if given is not None and given != expected:
-            raise self.error(
-                ("memories", OUT_SCOPE, "capacity_bytes"),
-                f"{given} is not allowed; allowed: {expected}, "
-                f"a tile for each of {SCOPES[Memory.ACC]}",
-            )
+        problem = f"{given} is not allowed; allowed: {expected}, a tile for each of"
+        key = ("memories", OUT_SCOPE, "capacity_bytes")
+        self.need(given in (None, expected), key, f"{problem} {SCOPES[Memory.ACC]}")

@@ -2,7 +2,8 @@
 
 The levels are those of AMOS section 5.3 and swATOP section 4.6: the instruction, the caches, the
 cores. Each constant has a microkernel of its own
-(:mod:`~cpembed.targets.x86.microbenchmarks`); all are timed interleaved (:mod:`~cpembed.targets.x86.probes`).
+(:mod:`~cpembed.targets.x86.microbenchmarks`); all are timed interleaved
+(:mod:`~cpembed.targets.x86.probes`).
 """
 
 from __future__ import annotations
