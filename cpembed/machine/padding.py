@@ -74,13 +74,8 @@ def _groups(coordinates: Sequence[Coordinate]) -> Iterator[list[Coordinate]]:
 def _inside(group: Sequence[Coordinate], names: set[str], program: DerivedProgram) -> float:
     """Of the iterations of the loops, those with an element inside."""
     loops = [loop for loop in program.loops if loop.name in names]
-<<<<<<< HEAD
-    lanes = [lane for lane in program.instruction_axes if lane.name in names]
-    extents = [iterator.extent for iterator in itertools.chain(loops, lanes)]
-=======
     axes = [axis for axis in program.instruction_axes if axis.name in names]
     extents = [iterator.extent for iterator in itertools.chain(loops, axes)]
->>>>>>> 2422a18 (Estimates: the new name of a program's instruction axes)
     if math.prod(extents) > _POSITIONS:
         return 1.0
     grid = np.ogrid[tuple(slice(extent) for extent in extents)]
