@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -111,7 +111,9 @@ _ROWS = 8
 def default_calibration(threads: int = 1) -> Calibration:
     """Figures of a Sapphire Rapids server core, for where nothing was measured: ``measured`` is
     empty and ``cpu`` says so (:func:`~cpembed.targets.cpu.figures.published`)."""
-    return msgspec.convert({**published(), "threads": threads, "measured": ""}, Calibration)
+    found = msgspec.convert({**published(), "threads": threads, "measured": ""}, Calibration)
+    # Made anew, so that fields of a default are among those that documents show.
+    return replace(found)
 
 
 def default_directory() -> Path:
