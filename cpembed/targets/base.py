@@ -301,7 +301,12 @@ class Target(ABC, Generic[L, S, A]):
         def measure(proposal: Proposal[S]) -> Any:
             return self.tried(proposal, epilogue)
 
-        return Tuning(task, field, store, self.trial, measure, self.spread)
+        about = self.tuned_about(task.workload, epilogue)
+        return Tuning(task, field, store, self.trial, measure, self.spread, about)
+
+    def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
+        """What documents of tuning say beside workload, target and constraint set."""
+        return {}
 
     def tried(self, proposal: Proposal[S], epilogue: Any) -> Any:
         """A trial of a proposal: its program is built, verified and timed in the worker. What has

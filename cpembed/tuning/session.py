@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -50,7 +50,8 @@ class Tuning(Generic[T, S]):
     """A search with its file of trials: embeddings are found and proven, kept trials are loaded.
 
     ``done`` are the trials of this call so far, ``measured`` of them are new. ``measure`` makes a
-    trial of a proposal; ``spread`` is as for :class:`~cpembed.tuning.search.Search`.
+    trial of a proposal; ``spread`` is as for :class:`~cpembed.tuning.search.Search`,
+    ``about`` a part of documents.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Tuning(Generic[T, S]):
         kind: type[T],
         measure: Callable[[Proposal[S]], T],
         spread: float = 1.0,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.task = task
         self.field = field
         self.store = store
         self.done: list[T] = []
         self.measured = 0
+        self._about = about or {}
         self.stopped = False
         self._search = Search(field.designs, field.untuned, task.seed, spread)
         self._kind = kind
@@ -85,7 +88,7 @@ class Tuning(Generic[T, S]):
 
     def about(self) -> dict[str, Any]:
         """What was tuned, beside workload, target and constraint set; a part of JSON documents."""
-        return {}
+        return dict(self._about)
 
     @property
     def best(self) -> T | None:

@@ -186,18 +186,8 @@ class Emitter:
     def _load(self, region: Region, slot: Slot) -> None:
         memory = region.tensor.memory
         for box in region.loads:
-            load = Load(
-                memory,
-                slot.base + box.sram,
-                self._dram[memory] + box.dram,
-                box.y,
-                box.x,
-                box.x_stride,
-                box.y_before,
-                box.y_after,
-                box.x_before,
-                box.x_after,
-            )
+            at, dram = slot.base + box.sram, self._dram[memory] + box.dram
+            load = Load(memory, at, dram, *box[2:])
             slot.loaded = self.program.append(load, slot.used)
         slot.holds, slot.used = region, None
 
@@ -262,9 +252,7 @@ class Emitter:
                 # A reset does not reach what STORE reads, and some outputs see only padding.
                 self._alu(thread, acc, AluOp.ADD, 0, stored)
             for box in acc.stores:
-                store = Store(
-                    Memory.OUT, base + box.sram, output + box.dram, box.y, box.x, box.x_stride
-                )
+                store = Store(Memory.OUT, base + box.sram, output + box.dram, *box[2:5])
                 stored = self.program.append(store, self._written[thread])
         self._stored[thread] = stored
 

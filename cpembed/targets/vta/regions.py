@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,8 +89,7 @@ class Region:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Box2D:
+class Box2D(NamedTuple):
     """The operands of a LOAD or STORE, addresses from the tensor's and the region's first tile."""
 
     sram: int

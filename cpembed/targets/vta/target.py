@@ -49,8 +49,6 @@ from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.timing import Timing as SimulatedTiming
 from cpembed.targets.vta.trials import VtaTrial, key_of, result_form
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.database import store_of
-from cpembed.tuning.session import CandidatePool, Task, Tuning
 from cpembed.tuning.space import Proposal
 from cpembed.worker import step
 
@@ -236,10 +234,8 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     def schedule_of(self, trial: VtaTrial) -> Schedule:
         return trial.schedule
 
-    def open_tuning(
-        self, task: Task, field: CandidatePool[Schedule], epilogue: Any, folder: Path
-    ) -> VtaTuning:
-        return VtaTuning(self, task, field, epilogue or default_tail(task.workload), folder)
+    def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
+        return {"form": result_form(epilogue or default_tail(workload))}
 
     def tried(self, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
         """Its cycles; that generated programs are legal and right is not asked of each of them."""
@@ -276,30 +272,6 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             "lower_bound_ratio": cycles / trial.lower_bound,
             "busiest_module_ratio": cycles / trial.busiest_module,
         }
-
-
-class VtaTuning(Tuning[VtaTrial, Schedule]):
-    """Schedules by their simulated cycles."""
-
-    def __init__(
-        self,
-        target: VtaTarget,
-        task: Task,
-        field: CandidatePool[Schedule],
-        tail: Tail,
-        folder: Path,
-    ) -> None:
-        self.form = result_form(tail)
-        key = target.trial_key(task.workload, task.constraints, tail, None)
-        store = store_of(folder, key, VtaTrial)
-
-        def measure(proposal: Proposal[Schedule]) -> VtaTrial:
-            return target.tried(proposal, tail)
-
-        super().__init__(task, field, store, VtaTrial, measure, target.spread)
-
-    def about(self) -> dict[str, Any]:
-        return {"form": self.form}
 
 
 def _factors(lowered: LoweredVta, inputs: Mapping[str, Array]) -> dict[str, Array]:
