@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -29,6 +29,7 @@ from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
+    from cpembed.api.tune import TuneOptions
     from cpembed.tuning.session import Tuning
 
 
@@ -80,17 +81,10 @@ def command(
     *,
     words: tuple[str, ...],
     target: str | None,
-    constraints: str | None,
-    trials: int,
-    candidates: int,
-    timeout: float | None,
-    output: str | None,
-    objective: str | None,
     threads: int | None,
-    seed: int,
-    database: Path | None,
     show: bool,
     as_json: bool,
+    **options: Unpack[TuneOptions],
 ) -> int:
     """Find the fastest embedding and schedule, and keep them: by simulated cycles, or by times
     that are measured here.
@@ -105,7 +99,7 @@ def command(
     """
     use_threads(threads)
     if show:
-        return _show(words, target, database, as_json=as_json)
+        return _show(words, target, options.get("database"), as_json=as_json)
     if not words or target is None:
         missing = "'WORKLOAD...'" if not words else "'--target'"
         raise click.UsageError(
@@ -115,28 +109,20 @@ def command(
     from cpembed.api.tune import open_tuning, require_tunable
     from cpembed.tuning.records import WIDEST
 
-    given = _problem(words, target, constraints or WIDEST)
+    named = options.get("constraints")
+    given = _problem(words, target, named or WIDEST)
     require_tunable(given["target"])
+    options["constraints"] = given["constraints"] if named else None
     with ProgressLine() as progress:
-        opened = open_tuning(
-            given["workload"],
-            given["target"],
-            constraints=None if constraints is None else given["constraints"],
-            trials=trials,
-            timeout=timeout,
-            candidates=candidates,
-            output=output,
-            objective=objective,
-            seed=seed,
-            database=database,
-            progress=progress,
-        )
+        options["progress"] = progress
+        opened = open_tuning(given["workload"], given["target"], **options)
     if isinstance(opened, SolveResult):
         return print_solved(opened, as_json=as_json)
     tuning = opened.tuning
 
     def interrupted() -> str:
-        kept = f"{len(tuning.done)} of {trials} trials are kept in {tuning.store.path}"
+        done = f"{len(tuning.done)} of {tuning.task.trials}"
+        kept = f"{done} trials are kept in {tuning.store.path}"
         return f"interrupted: {kept}; the same command resumes"
 
     with Stop("trial", interrupted) as stop:
@@ -155,7 +141,7 @@ def command(
     return INTERRUPTED if stop.asked else 0
 
 
-def _problem(words: tuple[str, ...], target: str, constraints: str) -> Problem:
+def _problem(words: tuple[str, ...], target: str, constraints: Any) -> Problem:
     asked = Asked(
         words=words,
         target=target,
