@@ -40,6 +40,7 @@ PARTS = [
     "unit16/amx_int8/2",
     "resnet50/amx_int8/2",
     "unit16/avx512_vnni/2",
+    "unit16/avx_vnni/1",
     "unit16/amx_bf16/2",
     "odd/amx_int8/2",
     "unit16/amx_int8/1",
