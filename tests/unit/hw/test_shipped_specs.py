@@ -391,6 +391,8 @@ def test_only_the_rows_of_amx_are_configurable() -> None:
         ("avx512_vnni", set()),
         ("avx512_vnni_dot", set()),
         ("avx512_int8", set()),
+        ("avx_vnni", set()),
+        ("avx2_int8", set()),
         ("avx512_bf16", set()),
         ("avx512_bf16_dot", set()),
         ("avx512_bf16_fma", set()),
@@ -424,6 +426,7 @@ def test_which_strides_are_free(name: str, free: set[tuple[str, str]]) -> None:
         ("amx_int8", {"A": 8, "B": 8, "C": 8}),
         ("amx_bf16", {"A": 8, "B": 8, "C": 8}),
         ("avx512_vnni", {"B": 32, "C": 32}),
+        ("avx_vnni", {"B": 16, "C": 16}),
         ("arm_sdot", {"B": 32, "C": 32}),
     ],
 )
@@ -473,6 +476,7 @@ def test_machines_are_described(spec: HardwareSpec) -> None:
         ("amx_bf16", "xeon_8480"): 56 * 2.0 * 16 * 16 * 32 / 16,
         ("avx512_vnni", "epyc_9755"): 128 * 2.7 * 128,
         ("avx512_vnni", "xeon_8480"): 56 * 2.0 * 128,
+        ("avx_vnni", "epyc_9755"): 128 * 2.7 * 64,
         ("arm_sdot", "graviton2"): 64 * 2.5 * 32,
         ("arm_udot", "graviton2"): 64 * 2.5 * 32,
         # 312 TFLOPS; 989 TFLOPS of which mma reaches 62.9 %.
