@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -178,8 +178,8 @@ class RowMaker:
 
 def _options(epilogue: Epilogue) -> dict[str, Any]:
     """Of :func:`~cpembed.api.run.run`."""
-    steps = asdict(epilogue)
-    return {"output": steps.pop("dtype"), **steps}
+    steps = {name: getattr(epilogue, name) for name in ("scale", "bias", "relu")}
+    return {"output": epilogue.dtype, "shift": epilogue.shift or None, **steps}
 
 
 @dataclass

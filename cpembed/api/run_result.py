@@ -122,9 +122,10 @@ class RunResult:
         }
 
 
-def _steps(epilogue: Any) -> dict[str, bool]:
+def _steps(epilogue: Any) -> dict[str, bool | int]:
     """What happens to the sums before they are stored."""
     if not isinstance(epilogue, Epilogue | None):
         return {}
     names = ("bias", "scale", "relu")
-    return {name: epilogue is not None and getattr(epilogue, name) for name in names}
+    taken = {name: epilogue is not None and getattr(epilogue, name) for name in names}
+    return taken | ({"shift": epilogue.shift} if epilogue and epilogue.shift else {})

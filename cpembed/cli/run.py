@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     "--shift",
     type=click.IntRange(0, 31),
     metavar="N",
-    help="Bits by which requantized sums are shifted right.  "
-    "[default: 7 and half the binary logarithm of the products in a sum]",
+    help="Bits by which integer sums are shifted right before they are stored as int8.  "
+    "[default: none; of requantized ones 7 and half the binary logarithm of the products in a sum]",
 )
 @untuned_option
 @file_option(

@@ -1,7 +1,10 @@
-"""What a kernel stores of its sums: bias, scale, activation and conversion, fused into the store.
+"""Epilogue: what is stored of the sums, fused into the store; one description for every target.
 
-``(sum + bias) * scale``, then the activation, then rounding to the nearest even and saturation:
-the requantization of ONNX's QLinearConv and of oneDNN's post-ops, with zero points 0.
+In floats ``(sum + bias) * scale``, then the activation, then rounding to the nearest even and
+saturation: the requantization of ONNX's QLinearConv and of oneDNN's post-ops, with zero points 0.
+In integers ``(sum + bias) >> shift``, the activation, clipping and saturation: that of VTA's ALU,
+and of fixed-point inference. Each target lowers what it can and refuses the rest
+(:class:`LoweringError`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ SCALE, BIAS = "@scale", "@bias"
 """Names under which a kernel takes its vectors beside the operands, whose names are identifiers."""
 
 BYTES = ("int8", "uint8")
+MAX_SHIFT = 31
+"""Bits of a word but for its sign."""
 RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8")
 
 
@@ -41,17 +46,16 @@ class Storing:
         return tuple(name for name, wanted in steps.items() if wanted)
 
     def epilogue(self, target: str, sums: str) -> Epilogue | None:
-        """Of a kernel that stores what :class:`Epilogue` can say; None where nothing is asked.
+        """None where nothing is asked. A shift makes int8 where no type is asked for.
 
-        Raises :class:`WorkloadError` for a shift.
+        Raises :class:`WorkloadError` for steps that do not go together.
         """
-        if self.shift is not None:
-            raise WorkloadError(
-                f"a shift is for targets whose results are shifted, not for {target}: leave it out"
-            )
-        if self.output is None and not self.steps:
+        if self.shift is not None and not is_integer(sums):
+            raise WorkloadError(f"a shift is of integers, and {target} sums {sums}: leave it out")
+        if self.output is None and self.shift is None and not self.steps:
             return None
-        return Epilogue(self.output or sums, self.scale, self.bias, self.relu)
+        output = self.output or (sums if self.shift is None else "int8")
+        return Epilogue(output, self.scale, self.bias, self.relu, self.shift or 0)
 
 
 @dataclass(frozen=True)
@@ -60,27 +64,58 @@ class Epilogue:
 
     ``bias``: a vector of the sums' type, an element for each channel, is added; ``scale``: a
     float32 vector, likewise, is multiplied in float32; ``relu``: negative values become 0. Without
-    a scale, integers stay integers on the way to an integer result.
+    a scale, integers stay integers on the way to an integer result: only these are shifted right,
+    by ``shift`` bits, the sign kept, and limited to ``clip``, two numbers; ``wraps``: the lower
+    bits are stored, without saturation.
     """
 
     dtype: str
     scale: bool = False
     bias: bool = False
     relu: bool = False
+    shift: int = 0
+    clip: tuple[int, int] | None = None
+    wraps: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in RESULT_TYPES:
             raise WorkloadError(
                 f"a kernel stores {', '.join(RESULT_TYPES)}, not {self.dtype}: choose one of these"
             )
+        if not self.is_integral:
+            return
+        if self.scale or not is_integer(self.dtype):
+            raise WorkloadError(
+                "a shift, and clipping, are of integers: leave them out, or the scale, and store "
+                "integers"
+            )
+        low, high = self.range
+        least, largest = dtype_info(self.dtype).integer_range
+        if not 0 <= self.shift <= MAX_SHIFT:
+            raise WorkloadError(f"a shift of {self.shift} bits: give 0 to {MAX_SHIFT}")
+        if not least <= low <= high <= largest:
+            raise WorkloadError(f"clipped to {low} … {high}, which is not in {self.dtype}")
 
     def __str__(self) -> str:
         steps = {
             "a bias added": self.bias,
             "scaled": self.scale,
+            f"shifted right by {self.shift}": bool(self.shift),
             "negative results as 0": self.relu,
+            f"clipped to {' … '.join(map(str, self.clip or ()))}": self.clip is not None,
+            "the lower bits": self.wraps,
         }
         return ", ".join([self.dtype, *(step for step, taken in steps.items() if taken)])
+
+    @property
+    def is_integral(self) -> bool:
+        """Whether there is a step that only integers have."""
+        return bool(self.shift or self.clip or self.wraps)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """What integer results are limited to."""
+        return self.clip or dtype_info(self.dtype).integer_range
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -109,11 +144,15 @@ class Epilogue:
         return self._converted(value)
 
     def _integer(self, value: str, sums: str) -> str:
+        if self.shift:
+            value = f"T.shift_right({value}, T.{sums}({self.shift}))"
         if self.relu:
             value = f"T.max({value}, T.{sums}(0))"
-        if self.dtype == sums:
+        if self.wraps:
+            return f'T.cast({value}, "{self.dtype}")'
+        if self.dtype == sums and self.clip is None:
             return value
-        low, high = dtype_info(self.dtype).integer_range
+        low, high = self.range
         return f'T.cast(T.max(T.min({value}, T.{sums}({high})), T.{sums}({low})), "{self.dtype}")'
 
     def _converted(self, value: str) -> str:
@@ -135,7 +174,7 @@ class Epilogue:
         The kernel's operations in its order and precision, so that results are equal bit for bit;
         but for results of bfloat16 up to 2^-126, which VCVTNE2PS2BF16 makes 0.
         """
-        value = sums
+        value: NDArray[Any] = sums
         if self.bias:
             value = value + vectors[BIAS][channel]
         integers = self.in_integers(str(sums.dtype))
@@ -143,12 +182,14 @@ class Epilogue:
             value = value.astype(np.float32)
         if self.scale:
             value = value * vectors[SCALE][channel]
+        if self.shift:
+            value = np.right_shift(value, self.shift)
         if self.relu:
             value = np.maximum(value, value.dtype.type(0))
-        if is_integer(self.dtype):
+        if is_integer(self.dtype) and not self.wraps:
             low, high = saturated_range(self.dtype)
             if integers:
-                low, high = dtype_info(self.dtype).integer_range
+                low, high = self.range
             else:
                 value = np.rint(value)
             value = np.clip(value, low, high)

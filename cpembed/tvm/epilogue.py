@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir, relax, tirx
 
-Array = NDArray[Any]
+from cpembed.kernel.epilogue import MAX_SHIFT
 
-MAX_SHIFT = 31
-"""Of a word."""
+Array = NDArray[Any]
 
 _INT32 = (-(2**31), 2**31 - 1)
 

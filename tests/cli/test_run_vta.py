@@ -161,10 +161,6 @@ def test_a_saved_program_says_what_its_tensors_are(
         (("--output", "uint8"), "stores requantized, int32, int8, not uint8: name one"),
         (("--relu",), "is simulated and stores requantized, int32, int8, not relu"),
         (("--backend", "generic", "--output", "requantized"), "not requantized: choose one"),
-        (
-            ("--backend", "generic", "--shift", "3"),
-            "whose results are shifted, not for vta_1x16x16 with the generic",
-        ),
         (("--backend", "generic", "--trace", "t.json"), "--trace: vta_1x16x16 with the generic"),
         (("--rank", "99"), "no candidate of rank 99"),
     ],
@@ -173,12 +169,17 @@ def test_wrong_options_are_refused(cpembed: Caller, options: tuple[str, ...], wo
     cpembed("run", *GEMM, *VTA, *options).is_one_line_error(2, words)
 
 
-def test_files_and_shifts_are_for_targets_that_have_such(cpembed: Caller) -> None:
+def test_files_are_for_targets_that_have_such(cpembed: Caller) -> None:
     other = ("run", *GEMM, "--target", "gemm_16x16x16")
     cpembed(*other, "--save", "p").is_one_line_error(
         2, "--save: gemm_16x16x16", "name a target that has"
     )
-    cpembed(*other, "--shift", "3").is_one_line_error(2, "for targets whose results are shifted")
+
+
+def test_a_cpu_shifts_too(cpembed: Caller) -> None:
+    found = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--shift", "3", "--relu", "--json")
+    assert (found.code, found.json["stored"], found.json["shift"]) == (0, "int8", 3)
+    assert found.json["verified"]
 
 
 def test_portable_code_that_was_asked_for_lacks_nothing(cpembed: Caller) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from cpembed.api.solve import solve
-from cpembed.errors import WorkloadError
+from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.epilogue import (
+    BIAS,
     RESULT_TYPES,
     SCALE,
     Epilogue,
@@ -26,6 +27,7 @@ from cpembed.kernel.epilogue import (
 from cpembed.operators.convolutions import conv2d, depthwise
 from cpembed.operators.einsum import dot, gemm
 from cpembed.targets.cpu.build import BackendChoice, build
+from cpembed.targets.vta.tail import epilogue_of, tail_of
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
 
@@ -144,3 +146,56 @@ def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendCh
     assert {vector.shape for vector in vectors.values()} == {()}
     solved = solve(workload, spec, "in_place_padded", top=1)
     check(solved.embeddings[0].candidate.program, spec.name, epilogue, backend)
+
+
+INTEGERS = [
+    Epilogue("int8", shift=7),
+    Epilogue("int8", bias=True, relu=True, shift=9),
+    Epilogue("uint8", bias=True, shift=8, clip=(3, 200)),
+    Epilogue("int32", shift=3),
+    Epilogue("int8", clip=(-100, 6)),
+    Epilogue("int8", wraps=True),
+]
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("target, backend", [("avx512_vnni", "native"), ("avx512_vnni", "generic")])
+@pytest.mark.parametrize("epilogue", INTEGERS, ids=str)
+@pytest.mark.parametrize("words", ["conv", "gemm"])
+def test_shifted_and_clipped_integers(
+    words: str, epilogue: Epilogue, target: str, backend: BackendChoice
+) -> None:
+    spec = load_hardware_spec(target)
+    if backend == "native" and (missing := missing_features(spec)):
+        pytest.skip(f"missing: {', '.join(missing)}")
+    program = solve(WORKLOADS[words](TARGETS[target]), spec, top=1).embeddings[0].candidate.program
+    check(program, target, epilogue, backend)
+
+
+@pytest.mark.parametrize("epilogue", [one for one in INTEGERS if one.dtype == "int8"], ids=str)
+def test_one_description_is_the_same_on_vta(epilogue: Epilogue) -> None:
+    sums = np.random.default_rng(3).integers(-(2**14), 2**14, (5, 7), np.int32)
+    bias = np.arange(-3, 4, dtype=np.int32) * 1000
+    tail = tail_of(epilogue, (1,) if epilogue.bias else ())
+    given = () if not epilogue.bias else (bias,)
+    channel = np.broadcast_to(np.arange(7), sums.shape)
+    assert np.array_equal(tail.reference(sums, *given), epilogue.apply(sums, {BIAS: bias}, channel))
+    assert tail_of(epilogue_of(tail), tail.bias) == tail
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    [Epilogue("uint8"), Epilogue("int8", scale=True), Epilogue("int32", shift=2)],
+    ids=str,
+)
+def test_what_vta_cannot_store_is_refused(epilogue: Epilogue) -> None:
+    with pytest.raises(LoweringError, match="name a target that a CPU executes"):
+        tail_of(epilogue)
+
+
+def test_steps_of_integers_do_not_go_with_floats() -> None:
+    for options in ({"scale": True, "shift": 3}, {"clip": (5, 4)}, {"shift": 32}):
+        with pytest.raises(WorkloadError):
+            Epilogue("int8", **options)
+    with pytest.raises(WorkloadError, match="are of integers"):
+        Epilogue("float32", shift=1)

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
-from cpembed.kernel.epilogue import Storing
+from cpembed.kernel.epilogue import MAX_SHIFT, Epilogue, Storing
 from cpembed.targets.vta.isa import AluOp
 
 Array = NDArray[Any]
 
 AluStep = tuple[AluOp, int]
 """An operation on every accumulator, with its immediate."""
-
-MAX_SHIFT = 31
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,38 @@ class Truncated:
 
 
 Tail = Requantized | Exact | Truncated
+
+
+def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
+    """An epilogue in VTA's terms; ``bias`` are the dimensions of the output that its bias has.
+
+    Raises :class:`LoweringError` where the ALU cannot do it: it adds, shifts and clips integers,
+    and stores bytes.
+
+    >>> tail_of(Epilogue("int8", relu=True, shift=9))
+    Requantized(shift=9, low=0, high=127, bias=())
+    """
+    plain = not (epilogue.bias or epilogue.relu or epilogue.shift or epilogue.clip)
+    if epilogue.dtype == "int32" and plain and not epilogue.scale:
+        return Exact()
+    if epilogue.dtype != "int8" or epilogue.scale or (epilogue.wraps and not plain):
+        raise LoweringError(
+            f"VTA's ALU adds a bias, shifts and clips to int8, and does not make {epilogue}: "
+            "name a target that a CPU executes"
+        )
+    if epilogue.wraps:
+        return Truncated()
+    low, high = epilogue.range
+    return Requantized(epilogue.shift, max(low, 0) if epilogue.relu else low, high, bias)
+
+
+def epilogue_of(tail: Tail) -> Epilogue:
+    """A tail as the epilogue that all targets have; :func:`tail_of` of that is the tail, but for
+    the dimensions of a bias."""
+    if isinstance(tail, Requantized):
+        clip = tail.low, tail.high
+        return Epilogue("int8", bias=bool(tail.bias), shift=tail.shift, clip=clip)
+    return Epilogue("int32") if isinstance(tail, Exact) else Epilogue("int8", wraps=True)
 
 
 def default_tail(workload: Computation) -> Tail:

@@ -18,7 +18,7 @@ from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
+from cpembed.kernel.epilogue import MAX_SHIFT, Storing
 from cpembed.measure.runner import Quantiles, Timing
 from cpembed.measure.verification import Expected, Verification, compare_integers
 from cpembed.provenance import Provenance
@@ -37,7 +37,6 @@ from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.simulator import require_simulated, simulate
 from cpembed.targets.vta.space import Machine, Nest, VtaSpace
 from cpembed.targets.vta.tail import (
-    MAX_SHIFT,
     Exact,
     Requantized,
     Tail,

@@ -35,7 +35,7 @@ ATTRIBUTES = ("+avx512f", "+avx512bw", "+avx512bf16")
 def stored_together(epilogue: Epilogue | None, sums: str, *, halves: bool = True) -> int:
     """How many vectors of 16 sums are narrowed at a time; 1 where they are not. ``halves``: the
     CPU has VCVTNE2PS2BF16."""
-    if epilogue is None or sums not in ("int32", "float32"):
+    if epilogue is None or epilogue.is_integral or sums not in ("int32", "float32"):
         return 1
     if epilogue.dtype in _BYTES:
         return 4
@@ -57,7 +57,7 @@ def write_narrow(script: Script, nest: Nest, sums: str, *, halves: bool = True) 
     written, where these are neither rounded nor narrowed together. ``halves`` as for
     :func:`stored_together`."""
     epilogue, output = nest.epilogue, nest.operands[2]
-    if epilogue is None:
+    if epilogue is None or epilogue.is_integral:
         return False
     together = stored_together(epilogue, nest.sums, halves=halves)
     rounded = is_integer(epilogue.dtype) and not epilogue.in_integers(nest.sums)
