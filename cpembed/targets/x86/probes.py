@@ -1,8 +1,8 @@
 """Times of many small pieces of work on a machine that is shared with others.
 
 Disturbances only ever add time, and last from microseconds to minutes. So the pieces are short, are
-timed interleaved, and what counts is the best few of many rounds; pieces whose best few still differ
-get further rounds, until a time limit.
+timed interleaved, and what counts is the best few of many rounds; pieces whose best few still
+differ get further rounds, until a time limit.
 """
 
 from __future__ import annotations
