@@ -129,6 +129,17 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def schedule_text(self, embedding: Embedding, schedule: Knobs) -> str:
         return report.knobs(schedule, embedding)
 
+    def schedule_json(self, schedule: Knobs) -> Any:
+        """Under the field's names, and until 0.2 under the older ones too."""
+        return {
+            **super().schedule_json(schedule),
+            "register_tiles": dict(schedule.blocks),
+            "outermost": "second factor" if schedule.columns_outermost else "first factor",
+            "cache_tiles": dict(schedule.panels),
+            "non_temporal": schedule.streams,
+            "split_k": schedule.parts,
+        }
+
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
         again = "other work on the machine disturbed the times: run it again when it is idle"
         if self.machine.is_default:
