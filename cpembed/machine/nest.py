@@ -69,12 +69,12 @@ class TileOperand:
 class TileNest:
     """The loops around an instruction, those of more than one iteration, and its operands.
 
-    ``lanes`` are the extents of the instruction's axes; ``executed`` is the share of the iterations
+    ``axes`` are the extents of the instruction's axes; ``executed`` is the share of the iterations
     that multiply more than padding.
     """
 
     loops: tuple[Loop, ...]
-    lanes: Mapping[str, int]
+    axes: Mapping[str, int]
     operands: tuple[TileOperand, ...]
     executed: float = 1.0
 
@@ -86,7 +86,7 @@ class TileNest:
     @cached_property
     def fixed(self) -> dict[str, Floats]:
         """Sizes of what no tiling changes."""
-        return {name: np.full(1, float(extent)) for name, extent in self.lanes.items()}
+        return {name: np.full(1, float(extent)) for name, extent in self.axes.items()}
 
     @property
     def has_reduction(self) -> bool:
@@ -98,7 +98,7 @@ def tile_nest(program: DerivedProgram) -> TileNest:
     """The nest of a program."""
     loops = tuple(loop for loop in program.loops if loop.extent > 1)
     single = {loop.name: 1 for loop in program.loops if loop.extent == 1}
-    lanes = {**{lane.name: lane.extent for lane in program.instruction_axes}, **single}
+    axes = {**{axis.name: axis.extent for axis in program.instruction_axes}, **single}
     computation = program.instruction.computation
     outputs = {operand.name for operand in computation.outputs}
     operands: list[TileOperand] = []
@@ -116,7 +116,7 @@ def tile_nest(program: DerivedProgram) -> TileNest:
                 ours.name in outputs,
             )
         )
-    return TileNest(loops, lanes, tuple(operands), executed_share(program))
+    return TileNest(loops, axes, tuple(operands), executed_share(program))
 
 
 def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:

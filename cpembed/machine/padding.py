@@ -74,12 +74,12 @@ def _groups(coordinates: Sequence[Coordinate]) -> Iterator[list[Coordinate]]:
 def _inside(group: Sequence[Coordinate], names: set[str], program: DerivedProgram) -> float:
     """Of the iterations of the loops, those with an element inside."""
     loops = [loop for loop in program.loops if loop.name in names]
-    axes = [axis for axis in program.instruction_axes if axis.name in names]
-    extents = [iterator.extent for iterator in itertools.chain(loops, axes)]
+    inner = [axis for axis in program.instruction_axes if axis.name in names]
+    extents = [iterator.extent for iterator in itertools.chain(loops, inner)]
     if math.prod(extents) > _POSITIONS:
         return 1.0
     grid = np.ogrid[tuple(slice(extent) for extent in extents)]
-    values = dict(zip((i.name for i in itertools.chain(loops, axes)), grid, strict=True))
+    values = dict(zip((i.name for i in itertools.chain(loops, inner)), grid, strict=True))
     inside = np.ones(extents, bool)
     for index, size in group:
         at = np.asarray(index.evaluate(values))

@@ -157,7 +157,7 @@ def cut_ranges(ranges: Ranges, tile: Mapping[str, int], order: Sequence[str]) ->
 def touched(operand: TileOperand, given: TileNest, ranges: Ranges) -> int:
     """Elements, counted one by one."""
     loops = sorted(operand.loops)
-    fixed = dict.fromkeys(given.instruction_axes, 0)
+    fixed = dict.fromkeys(given.axes, 0)
     points = itertools.product(*(ranges[name] for name in loops))
     return len(
         {

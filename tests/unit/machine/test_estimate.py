@@ -162,12 +162,10 @@ def counted_share(given: DerivedProgram) -> float:
         useful = True
         for operand in (operand for operand in given.operands if operand.name in inputs):
             seen = False
-            for lanes in itertools.product(
-                *(range(lane.extent) for lane in given.instruction_axes)
-            ):
+            for inner in itertools.product(*(range(a.extent) for a in given.instruction_axes)):
                 where = {
                     **at,
-                    **dict(zip((n.name for n in given.instruction_axes), lanes, strict=True)),
+                    **dict(zip((a.name for a in given.instruction_axes), inner, strict=True)),
                 }
                 packed = [index.evaluate(where) for index in operand.access]
                 names = dict(zip((d.name for d in operand.dimensions), packed, strict=True))

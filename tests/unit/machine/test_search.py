@@ -81,6 +81,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("given, m", CASES)
 def test_no_tiling_and_no_order_is_better(given: TileNest, m) -> None:
     """All tilings by divisors in all orders of the loops at each level."""
