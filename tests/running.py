@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.api.solve import solve, workload
 from cpembed.hw.instruction import HardwareSpec
@@ -13,11 +16,29 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array
 from cpembed.ir.reference import random_inputs, reference
+from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue
 from cpembed.kernel.packing import packed_before
-from cpembed.measure.verification import Expected
+from cpembed.measure.verification import Expected, Verification
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.variants import with_variants
+
+
+def verify(kernel: CompiledKernel, workload: Computation, seed: int = 0) -> Verification:
+    """Run the kernel on random inputs, a bias and a scale included, and compare with the
+    reference."""
+    inputs = random_inputs(workload, seed)
+    expected = Expected(workload, inputs)
+    vectors = expected.vectors(kernel.epilogue, seed)
+    found = kernel.run({**inputs, **vectors})
+    return expected.judge_stored(found, kernel.epilogue, vectors)
+
+
+def compare(
+    workload: Computation, inputs: Mapping[str, NDArray[Any]], found: NDArray[Any]
+) -> Verification:
+    """Judge an output that was computed from ``inputs``."""
+    return Expected(workload, inputs).judge(found)
 
 
 def exact_inputs(given: Computation, seed: int) -> dict[str, Array]:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
-from cpembed.ir.reference import random_inputs, reference
-from cpembed.kernel.compiled import CompiledKernel
+from cpembed.ir.reference import reference
 from cpembed.kernel.epilogue import (
     BIAS,
     SCALE,
@@ -50,23 +49,6 @@ class Verification:
     max_error: float
     verified: bool
     tolerance: float
-
-
-def verify(kernel: CompiledKernel, workload: Computation, seed: int = 0) -> Verification:
-    """Run the kernel on random inputs, a bias and a scale included, and compare with the
-    reference."""
-    inputs = random_inputs(workload, seed)
-    expected = Expected(workload, inputs)
-    vectors = expected.vectors(kernel.epilogue, seed)
-    found = kernel.run({**inputs, **vectors})
-    return expected.judge_stored(found, kernel.epilogue, vectors)
-
-
-def compare(
-    workload: Computation, inputs: Mapping[str, NDArray[Any]], found: NDArray[Any]
-) -> Verification:
-    """Judge an output that was computed from ``inputs``."""
-    return Expected(workload, inputs).judge(found)
 
 
 class Expected:

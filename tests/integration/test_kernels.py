@@ -22,7 +22,6 @@ from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import Knobs
-from cpembed.measure.verification import verify
 from cpembed.operators.convolutions import conv1d, conv2d, conv3d
 from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build, schedule_space
@@ -30,6 +29,7 @@ from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
 from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
+from tests.running import verify
 from tests.unit.kernel.handwritten import conv2d_program, gemm_program
 
 ROOT = Path(__file__).parents[2]

@@ -18,11 +18,11 @@ from cpembed.kernel.nest import Nest
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.prefetch import Prefetch, prefetch_c
 from cpembed.kernel.traffic import Reuse
-from cpembed.measure.verification import verify
 from cpembed.targets.cpu import build as kernel
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.x86.features import missing_features
+from tests.running import verify
 from tests.unit.kernel.prefetched import asked
 from tests.unit.kernel.prefetched import nest_of as asked_nest_of
 

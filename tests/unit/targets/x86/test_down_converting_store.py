@@ -15,10 +15,10 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, saturated_range
 from cpembed.kernel.plan import Knobs
-from cpembed.measure.verification import verify
 from cpembed.targets.cpu.build import build
 from cpembed.targets.x86 import features
 from cpembed.targets.x86.features import missing_features
+from tests.running import verify
 
 AMX, BF16 = hardware_spec("amx_int8"), hardware_spec("amx_bf16")
 LAYER = "conv2d n=1 c=64 h=9 w=7 k=192 r=3 s=3 layout=NHWC"
