@@ -19,25 +19,13 @@ from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.runtime import Function, compile_plan
 from cpembed.kernel.script import HEADER
 
+_PADDING = ("pads_before", "skipped", "pads_after")
+"""What ``ZeroPadding`` goes through, in order; of a module, what is left of each."""
+
 INSTRUCTION = (
-    "module",
-    "reads",
-    "duration",
-    "client",
-    "address",
-    "row_bytes",
-    "rows",
-    "stride",
-    "lead",
-    "latency",
-    "pads_before",
-    "skipped",
-    "pads_after",
-    "pop_a",
-    "pop_b",
-    "push_a",
-    "push_b",
-)
+    "module", "reads", "duration", "client", "address", "row_bytes", "rows", "stride", "lead",
+    "latency", *_PADDING, "pop_a", "pop_b", "push_a", "push_b",
+)  # fmt: skip
 """What the loop knows of an instruction, in cycles and bytes; -1 for no queue. ``reads``: it waits
 for DRAM, else it takes ``duration``. ``lead``: cycles until the first command; ``latency``: from
 the bus to SRAM. Pads are written in cycles without data, one a cycle; between them ``skipped`` rows
@@ -54,8 +42,6 @@ first instruction's dispatch."""
 CLIENTS = ("fetch", "uop", "inp", "wgt", "acc")
 """Who reads DRAM, the highest priority first."""
 
-_PADDING = ("pads_before", "skipped", "pads_after")
-"""What ``ZeroPadding`` goes through, in order; of a module, what is left of each."""
 MODULE_STATE = (
     "head", "fetched", "free", "loading", "request", "row", "at", "end", "beats", "padded_until",
     *_PADDING,
