@@ -26,8 +26,8 @@ from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
 from cpembed.api.chosen import BackendChoice
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, default_dtypes, hardware_spec
-from cpembed.api.widening import WIDER
+from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.baselines.base import Baseline
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError

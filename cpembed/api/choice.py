@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, SolveResult, solve
-from cpembed.api.widening import WELL_USED
+from cpembed.api.solve import SolveResult, solve
+from cpembed.api.widening import DEFAULT_CONSTRAINTS, WELL_USED
 from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides

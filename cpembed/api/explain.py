@@ -15,14 +15,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from cpembed.api.choice import pick
 from cpembed.api.identified import identified
-from cpembed.api.solve import (
-    SearchOptions,
-    SolveResult,
-    embedding_json,
-    hardware_spec,
-    solve,
-    workload_json,
-)
+from cpembed.api.solve import SearchOptions, SolveResult, hardware_spec, solve
+from cpembed.api.solve_result import embedding_json, workload_json
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, Progress, SolveResult, solve
-from cpembed.api.widening import WIDER
+from cpembed.api.solve import Progress, SolveResult, solve
+from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.search import find_embeddings

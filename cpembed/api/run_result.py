@@ -10,7 +10,8 @@ import msgspec
 
 from cpembed.api.chosen import AnyTarget, Instead
 from cpembed.api.expectation import Expectation
-from cpembed.api.solve import SolveResult, workload_json
+from cpembed.api.solve import SolveResult
+from cpembed.api.solve_result import workload_json
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.runner import Timing

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from cpembed.api.solve_result import OtherSet, SolveResult, embedding_json, workload_json
+from cpembed.api.solve_result import SolveResult
 from cpembed.api.widening import (
-    DEFAULT_CONSTRAINTS,
     Rescored,
     best_of,
     default_searches,
@@ -41,16 +40,6 @@ from cpembed.targets.known import require_known
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
-
-__all__ = [
-    "DEFAULT_CONSTRAINTS",
-    "OtherSet",
-    "SolveResult",
-    "embedding_json",
-    "solve",
-    "workload",
-    "workload_json",
-]
 
 _EXPLAINED, _PROVEN = 0.5, 1.0
 """Seconds that a reason gets where the search took all the time, and after the limit until proofs,

@@ -21,7 +21,8 @@ from typing import Any, TypedDict, Unpack
 
 from cpembed import worker
 from cpembed.api.chosen import AnyTarget, Chosen, Request, choose
-from cpembed.api.solve import Progress, SolveResult, hardware_spec, solve, workload_json
+from cpembed.api.solve import Progress, SolveResult, hardware_spec, solve
+from cpembed.api.solve_result import workload_json
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec

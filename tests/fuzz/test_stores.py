@@ -15,8 +15,9 @@ import pytest
 from rich.console import Console
 
 from cpembed.api.bench import Bench, open_bench
-from cpembed.api.solve import DEFAULT_CONSTRAINTS, hardware_spec
+from cpembed.api.solve import hardware_spec
 from cpembed.api.tune import known
+from cpembed.api.widening import DEFAULT_CONSTRAINTS
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore

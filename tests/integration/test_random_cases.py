@@ -10,7 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cpembed.api.solve import SolveResult, embedding_json, solve
+from cpembed.api.solve import SolveResult, solve
+from cpembed.api.solve_result import embedding_json
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError

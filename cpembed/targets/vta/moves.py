@@ -34,6 +34,12 @@ class Move:
     target: Array
 
 
+def move_source(operand: PackedOperand, direction: Direction) -> str:
+    """TVMScript of a move, on as many threads as it is worth."""
+    threads = threads_worth(operand, calibration(), runtime.thread_count())
+    return packing_source(operand, threads, direction)
+
+
 class Moves:
     """The packing of a program's inputs and the unpacking of its output, compiled on first use."""
 
@@ -77,9 +83,8 @@ class Moves:
         self, operand: PackedOperand, direction: Direction, source: Array, target: Array
     ) -> Move:
         if operand.name not in self._kernels:
-            threads = threads_worth(operand, calibration(), runtime.thread_count())
-            text = packing_source(operand, threads, direction)
-            self._kernels[operand.name] = runtime.compile_plan(KernelPlan("packing", text))
+            plan = KernelPlan("packing", move_source(operand, direction))
+            self._kernels[operand.name] = runtime.compile_plan(plan)
         kernel = self._kernels[operand.name]
         buffers = runtime.shared(source.reshape(-1)), runtime.shared(target.reshape(-1))
         return Move(lambda: kernel(*buffers), target)

@@ -10,12 +10,9 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from cpembed.kernel import runtime
 from cpembed.kernel.layout_transform import Direction
-from cpembed.kernel.packing import packing_source
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.layout_cost import threads_worth
 from cpembed.targets.vta.lower import LoweredVta
+from cpembed.targets.vta.moves import move_source
 from cpembed.targets.vta.relax_execution import EXECUTE, saved
 from cpembed.transform.program import PackedOperand
 
@@ -64,7 +61,5 @@ def _flat(elements: int, dtype: str) -> relax.TensorType:
 
 
 def _function(operand: PackedOperand, direction: Direction) -> Any:
-    threads = threads_worth(operand, calibration(), runtime.thread_count())
-    text = packing_source(operand, threads, direction)
-    function = tvm.script.from_source(text).without_attr("global_symbol")
+    function = tvm.script.from_source(move_source(operand, direction)).without_attr("global_symbol")
     return function.with_attrs({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})
