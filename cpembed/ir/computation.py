@@ -208,10 +208,6 @@ class Computation:
             outputs=tuple(change(operand) for operand in self.outputs),
         )
 
-    def with_accesses(self, change: Callable[[Access], Access]) -> Computation:
-        """The same operations on the same operands through changed accesses."""
-        return replace(self, statements=changed_accesses(self.statements, change))
-
     def __str__(self) -> str:
         return "; ".join(map(str, self.statements))
 
