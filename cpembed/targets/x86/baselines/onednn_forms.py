@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.baselines.base import Arrays, NotCovered, Subject
+from cpembed.ir.dtypes import dtype_info
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue
 from cpembed.targets.x86.baselines.problems import BatchedProduct, Convolution, Product, problem_of
 
@@ -51,7 +52,7 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
     problem = problem_of(subject)
     if isinstance(problem, NotCovered):
         return NotCovered(f"oneDNN through torch: {problem.reason}")
-    types = tuple(operand.dtype for operand in subject.workload.operands)
+    types = tuple(dtype_info(operand.dtype).in_memory for operand in subject.workload.operands)
     make = {
         (Convolution, _INTEGER): _integer_convolution,
         (Convolution, _BFLOAT): _bfloat_convolution,
