@@ -44,7 +44,7 @@ def decoded(text: bytes, kind: type[T], flaw: Callable[[T], str | None] = sound)
         row = msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
         what, _, place = str(error).partition(" - at ")
-        # msgspec names places as `$.knobs.parts`.
+        # msgspec names places as `$.knobs.split_k`.
         place = place.strip("`").removeprefix("$").removeprefix(".")
         raise NotARow(f"{place}: {what}" if place else what) from None
     except UnicodeDecodeError:

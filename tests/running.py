@@ -78,7 +78,7 @@ def check_schedules(words: str, spec: HardwareSpec, rng: random.Random, count: i
         assert np.array_equal(kernel.run(inputs), sums), (words, knobs)
         assert np.array_equal(kernel.run_whole(inputs, ahead), sums), (words, knobs)
     # Threads do not share sums that have a bias or a scale.
-    epilogue, knobs = random_epilogue(rng), replace(knobs, parts=1)
+    epilogue, knobs = random_epilogue(rng), replace(knobs, split_k=1)
     kernel = build(program, spec, backend="native", knobs=knobs, epilogue=epilogue)
     vectors = expected.vectors(epilogue, rng.randrange(1 << 30))
     for found in (

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from cpembed.stores import Count
+
+LoopOrder = Literal["columns", "rows"]
+"""The factor whose loops are outermost."""
 
 
 @dataclass(frozen=True)
 class Knobs:
     """Choices that change a kernel's speed and not its result.
 
-    ``blocks`` gives, by program loop, how many points one task computes with its accumulators in
-    registers; ``columns_outermost`` whether tasks walk the loops of the second factor (weights)
-    outside those of the first, so that few weights stay near, or inside. ``panels`` gives, by
-    program loop, how many points are taken together before any others are: all tasks of a panel
-    come before those of the next, so that a panel's data stay in a farther cache. ``streams``: the
-    factor that the inner tasks move is loaded past the nearest cache, which the other factor keeps.
-    ``parts``: into how many parts a reduction is cut, which different tasks sum.
+    ``register_tiles`` gives, by program loop, how many points one task computes with its
+    accumulators in registers; ``loop_order`` the factor whose loops tasks walk outside the other's:
+    that of the columns (weights), of which few then stay near, or that of the rows. ``cache_tiles``
+    gives, by program loop, how many points are taken together before any others are: all tasks of a
+    tile come before those of the next, so that its data stay in a farther cache. ``non_temporal``:
+    the factor that the inner tasks move is loaded past the nearest cache, which the other factor
+    keeps. ``split_k``: into how many parts a reduction is cut, which different tasks sum.
     """
 
-    blocks: Mapping[str, Count] = field(default_factory=dict[str, int])
-    columns_outermost: bool = True
-    panels: Mapping[str, Count] = field(default_factory=dict[str, int])
-    streams: bool = False
-    parts: Count = 1
+    register_tiles: Mapping[str, Count] = field(default_factory=dict[str, int])
+    loop_order: LoopOrder = "columns"
+    cache_tiles: Mapping[str, Count] = field(default_factory=dict[str, int])
+    non_temporal: bool = False
+    split_k: Count = 1
+
+    @property
+    def columns_outermost(self) -> bool:
+        return self.loop_order == "columns"
 
 
 @dataclass(frozen=True)

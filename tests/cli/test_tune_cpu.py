@@ -28,7 +28,17 @@ TRIAL = {
     "identifier": str,
     "rank": int,
     "constraints": str,
-    "knobs": {"blocks": Map(int), "columns_outermost": bool, "panels": Map(int)},
+    "knobs": {
+        "register_tiles": Map(int),
+        "loop_order": str,
+        "cache_tiles": Map(int),
+        "non_temporal": bool,
+        "split_k": int,
+        # Names of before, until 0.2.
+        "blocks": Map(int),
+        "columns_outermost": bool,
+        "panels": Map(int),
+    },
     "estimate_us": NUMBER,
     "estimated_moves_us": NUMBER,
     "latency_us": QUANTILES,

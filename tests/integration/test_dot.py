@@ -94,7 +94,7 @@ def test_threads_share_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     given = workload("gemm m=1 n=1 k=4096", target=DOT)
     inputs = random_inputs(given, 3)
     program = solve(given, DOT, "in_place_padded", top=1).embeddings[0].candidate.program
-    kernel = build(program, DOT, backend="native", knobs=Knobs(parts=2))
+    kernel = build(program, DOT, backend="native", knobs=Knobs(split_k=2))
     assert np.array_equal(kernel.run(inputs), reference(given, inputs))
 
 
@@ -102,7 +102,7 @@ def test_a_block_fits_the_registers() -> None:
     given = workload("gemm m=64 n=8 k=128", target=DOT)
     program = solve(given, DOT, "in_place_padded", top=1).embeddings[0].candidate.program
     space = schedule_space(program, DOT)
-    assert all(np.prod([*knobs.blocks.values(), 1]) <= 28 for _, knobs in space.ranked())
+    assert all(np.prod([*knobs.register_tiles.values(), 1]) <= 28 for _, knobs in space.ranked())
     with pytest.raises(LoweringError, match="does not fit the registers"):
         space.applied(Knobs({"m.o": 8, "n.o": 8}))
 

@@ -88,7 +88,7 @@ def test_parts_pack_only_what_they_read(target: str, monkeypatch: pytest.MonkeyP
         space = schedule_space(ranked.candidate.program, spec)
         for _, knobs in space.ranked():
             packing = space.packing(ranked.candidate.program, knobs)
-            if packing is not None and not knobs.panels:
+            if packing is not None and not knobs.cache_tiles:
                 shares[knobs.columns_outermost].add(packing.share())
     assert max(shares[True]) == 1.0
     # 30 of 58 rows, or 32 of 62 where rows of tiles are padded.

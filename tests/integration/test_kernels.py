@@ -81,7 +81,7 @@ def test_every_knob_setting_gives_the_same_result() -> None:
     program = vnni_conv(1, 8, 9, 11, 48, 3, 3, pad=1)
     candidates = [knobs for _, knobs in schedule_space(program, VNNI).ranked()[::10]]
     assert len({str(knobs) for knobs in candidates}) >= 4
-    candidates.append(Knobs({"k.o": 1}, panels={"k.o": 2}))
+    candidates.append(Knobs({"k.o": 1}, cache_tiles={"k.o": 2}))
     for knobs in candidates:
         kernel = build(program, VNNI, backend="native", knobs=knobs)
         assert verify(kernel, program.workload, seed=1).verified, knobs

@@ -61,7 +61,7 @@ def test_parts_of_sums_are_added_up(
             program = ranked.candidate.program
             for epilogue in (None, Epilogue("float32", relu=True)):
                 space = schedule_space(program, spec, epilogue=epilogue)
-                knobs = replace(space.best(), parts=parts)
+                knobs = replace(space.best(), split_k=parts)
                 if loop_to_split(space.nest, parts) is None:
                     with pytest.raises(LoweringError, match=f"multiple of {parts} steps"):
                         space.scheduled(program, knobs)
@@ -86,15 +86,15 @@ def test_threads_without_a_task_share_sums(
     (ranked, *_) = candidates("gemm m=16 n=16 k=1048576", "amx_int8")
     program = ranked.candidate.program
     space = schedule_space(program, SPECS["amx_int8"])
-    assert space.best().parts == parts
+    assert space.best().split_k == parts
     with_bias = schedule_space(program, SPECS["amx_int8"], epilogue=Epilogue("int32", bias=True))
-    assert with_bias.best().parts == 1
+    assert with_bias.best().split_k == 1
     with pytest.raises(LoweringError, match="bias"):
-        with_bias.scheduled(program, replace(with_bias.best(), parts=2))
+        with_bias.scheduled(program, replace(with_bias.best(), split_k=2))
 
 
 def test_enough_tasks_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "4")
     (ranked, *_) = candidates("gemm m=64 n=256 k=1024", "amx_int8")
     space = schedule_space(ranked.candidate.program, SPECS["amx_int8"])
-    assert all(knobs.parts == 1 for _, knobs in space.ranked())
+    assert all(knobs.split_k == 1 for _, knobs in space.ranked())

@@ -125,8 +125,8 @@ def test_a_block_is_of_neighbours_and_fits_the_registers() -> None:
     program = solve(given, INT8, "in_place_padded", top=1).embeddings[0].candidate.program
     space = schedule_space(program, INT8)
     for _, knobs in space.ranked():
-        assert set(knobs.blocks) <= {"q.o", "c.o"}
-        assert math.prod(knobs.blocks.values()) <= 16
+        assert set(knobs.register_tiles) <= {"q.o", "c.o"}
+        assert math.prod(knobs.register_tiles.values()) <= 16
     with pytest.raises(LoweringError, match=r"loop p\.o cannot be blocked"):
         space.applied(Knobs({"p.o": 2}))
     with pytest.raises(LoweringError, match="a tile of 7 x 4 does not fit the registers"):

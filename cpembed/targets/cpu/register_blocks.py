@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import get_args
 
 from cpembed.errors import LoweringError
 from cpembed.kernel.halo import reads_no_padding
 from cpembed.kernel.loop_order import order_tasks
 from cpembed.kernel.nest import Nest, Pass, TileLoop
 from cpembed.kernel.per_thread_packing import PerThreadPacking, pack_per_thread, plan_packing
-from cpembed.kernel.plan import Knobs
+from cpembed.kernel.plan import Knobs, LoopOrder
 from cpembed.kernel.prefetch import Prefetch, prefetch_a, prefetch_b, prefetch_c
 from cpembed.kernel.remainder import shorten_remainder
 from cpembed.kernel.split_k import loop_to_split, split_k
@@ -52,10 +53,10 @@ class RegisterModel:
     def non_temporal(self, nest: Nest, knobs: Knobs) -> int | None:
         """The factor, by number, that is loaded past the nearest cache: the one that the innermost
         loop over blocks moves."""
-        if not knobs.streams:
+        if not knobs.non_temporal:
             return None
         rows, columns = (
-            any(loop.tiles_of(knobs.blocks.get(loop.origin, 1)) > 1 for loop in loops)
+            any(loop.tiles_of(knobs.register_tiles.get(loop.origin, 1)) > 1 for loop in loops)
             for loops in (self.rows(nest), self.columns(nest))
         )
         return 0 if rows and (knobs.columns_outermost or not columns) else 1
@@ -63,7 +64,7 @@ class RegisterModel:
     def sides(self, nest: Nest, knobs: Knobs) -> tuple[int, int]:
         """Rows and columns of accumulators in a register block."""
         rows, columns = (
-            math.prod(knobs.blocks.get(loop.origin, 1) for loop in loops)
+            math.prod(knobs.register_tiles.get(loop.origin, 1) for loop in loops)
             for loops in (self.rows(nest), self.columns(nest))
         )
         return rows, columns
@@ -96,7 +97,7 @@ class Schedules:
         usual = self.estimate(knobs), knobs
         if not self.model.streams:
             return usual
-        streaming = replace(knobs, streams=True)
+        streaming = replace(knobs, non_temporal=True)
         return min(usual, (self.estimate(streaming), streaming), key=lambda pair: pair[0].us)
 
     def best(self) -> Knobs:
@@ -110,7 +111,7 @@ class Schedules:
         past = self.model.non_temporal(self.nest, knobs)
         nest, reuse = self._executed(knobs)
         found = estimate(nest, step, self.machine, self.threads, reuse, past, packed_bytes)
-        if knobs.parts == 1:
+        if knobs.split_k == 1:
             return found
         more = adding_us(nest, self.machine, self.threads)
         return replace(found, us=found.us + more, overhead_us=found.overhead_us + more)
@@ -121,9 +122,9 @@ class Schedules:
 
     def _executed(self, knobs: Knobs) -> tuple[Nest, Reuse]:
         """The same with and without streaming, and estimated for either and for whole calls."""
-        blocks, panels = tuple(knobs.blocks.items()), tuple(knobs.panels.items())
-        key = blocks, panels, knobs.columns_outermost, knobs.parts
-        if key not in self._kept or (knobs.streams and not self.model.streams):
+        blocks, panels = tuple(knobs.register_tiles.items()), tuple(knobs.cache_tiles.items())
+        key = blocks, panels, knobs.loop_order, knobs.split_k
+        if key not in self._kept or (knobs.non_temporal and not self.model.streams):
             nest = apply_knobs(self.nest, self.model, knobs)
             self._kept[key] = nest, Reuse(nest, self.threads)
         return self._kept[key]
@@ -163,7 +164,7 @@ class Schedules:
         """How the parts of a kernel pack the first factor; None where they do not, because it is
         read where it is or they share sums. Raises as :func:`apply_knobs`."""
         nest = self.applied(knobs)
-        if knobs.parts > 1 or self.on_original(knobs) is not None:
+        if knobs.split_k > 1 or self.on_original(knobs) is not None:
             return None
         shares, sizes = figures().packing_shares, self.machine.cache_bytes
         rooms = [share * size for share, size in zip(shares, sizes, strict=False)]
@@ -171,14 +172,15 @@ class Schedules:
 
     def _proposals(self) -> Iterator[Knobs]:
         for blocks in self._blocks():
-            for columns_outermost in (True, False):
-                knobs = Knobs(blocks, columns_outermost)
+            orders: tuple[LoopOrder, ...] = get_args(LoopOrder)
+            for order in orders:
+                knobs = Knobs(blocks, order)
                 yield knobs
                 parts = self._parts(knobs)
                 if parts > 1:
-                    yield replace(knobs, parts=parts)
+                    yield replace(knobs, split_k=parts)
                 for panels in self._panels(knobs):
-                    yield replace(knobs, panels=panels)
+                    yield replace(knobs, cache_tiles=panels)
 
     def _blocks(self) -> list[dict[str, int]]:
         """Register blocks, those whose steps take least for what they compute first."""
@@ -232,7 +234,7 @@ class Schedules:
         found: set[tuple[str, int]] = set()
         for loop, operand, share in filling:
             each = max(1, touched(operand, everything | {loop.name: 1}))
-            size = knobs.blocks.get(loop.origin, 1)
+            size = knobs.register_tiles.get(loop.origin, 1)
             points = size * max(1, int(room * share / each) // size)
             if size <= points < loop.steps and (loop.origin, points) not in found:
                 found.add((loop.origin, points))
@@ -252,26 +254,30 @@ def passes(nest: Nest, model: RegisterModel, knobs: Knobs) -> list[Pass]:
     """
     rows, columns = model.rows(nest), model.columns(nest)
     by_origin = {loop.origin: loop for loop in (*rows, *columns)}
-    strange = [name for name in (*knobs.blocks, *knobs.panels) if name not in by_origin]
+    strange = [
+        name for name in (*knobs.register_tiles, *knobs.cache_tiles) if name not in by_origin
+    ]
     if strange:
         raise LoweringError(f"loop {strange[0]} cannot be tiled: use one of {', '.join(by_origin)}")
     sides = model.sides(nest, knobs)
-    if knobs.streams and not model.streams:
+    if knobs.non_temporal and not model.streams:
         raise LoweringError("only loads of tiles can leave the nearest cache as it is")
     if not model.fits(*sides):
         raise LoweringError(f"a tile of {sides[0]} x {sides[1]} does not fit the registers")
     outer, inner = (columns, rows) if knobs.columns_outermost else (rows, columns)
     # What is inside stays in registers while it is used again and again: the shorter side.
     longer, shorter = (rows, columns) if sides[0] >= sides[1] else (columns, rows)
-    names = [loop.origin for loop in (*longer, *shorter) if loop.origin in knobs.blocks]
+    names = [loop.origin for loop in (*longer, *shorter) if loop.origin in knobs.register_tiles]
     found: list[Pass] = [
         partial(order_tasks, outermost_first=[loop.name for loop in (*outer, *inner)]),
-        partial(cache_tile, tiles={by_origin[n].name: size for n, size in knobs.panels.items()}),
-        partial(register_tile, tiles={by_origin[n].name: knobs.blocks[n] for n in names}),
+        partial(
+            cache_tile, tiles={by_origin[n].name: size for n, size in knobs.cache_tiles.items()}
+        ),
+        partial(register_tile, tiles={by_origin[n].name: knobs.register_tiles[n] for n in names}),
         shorten_remainder,
         drop_unit_loops,
     ]
-    return found if knobs.parts == 1 else [*found, partial(split_k, parts=knobs.parts)]
+    return found if knobs.split_k == 1 else [*found, partial(split_k, parts=knobs.split_k)]
 
 
 def _choices(loops: Sequence[TileLoop], largest: int) -> Iterator[tuple[int, tuple[int, ...], int]]:

@@ -15,23 +15,23 @@ _MINIMISED: dict[Objective, str] = {
 
 
 def knobs(chosen: Knobs, embedding: Embedding) -> str:
-    """``k.o:2  q.o:2 in registers, W outermost, panels of p.o:8``: what a task computes, the factor
-    whose loops are outside the other's, what comes before anything else.
+    """``k.o:2  q.o:2 in registers, W outermost, cache tiles of p.o:8``: what a task computes, the
+    factor whose loops are outside the other's, what comes before anything else.
 
-    >>> chosen = Knobs({"k.o": 2, "q.o": 2}, False, {"p.o": 8})
+    >>> chosen = Knobs({"k.o": 2, "q.o": 2}, "rows", {"p.o": 8})
     >>> knobs(chosen, Embedding({"A": "I", "B": "W", "C": "O"}, {}, {}))
-    'k.o:2  q.o:2 in registers, I outermost, panels of p.o:8'
+    'k.o:2  q.o:2 in registers, I outermost, cache tiles of p.o:8'
     """
     first, second, *_ = embedding.operands.values()
-    blocks = "  ".join(f"{loop}:{size}" for loop, size in chosen.blocks.items())
-    panels = "  ".join(f"{loop}:{size}" for loop, size in chosen.panels.items())
+    blocks = "  ".join(f"{loop}:{size}" for loop, size in chosen.register_tiles.items())
+    panels = "  ".join(f"{loop}:{size}" for loop, size in chosen.cache_tiles.items())
     return ", ".join(
         (
             f"{blocks or 'one tile'} in registers",
             f"{second if chosen.columns_outermost else first} outermost",
-            *((f"panels of {panels}",) if panels else ()),
-            *(("streamed past L1",) if chosen.streams else ()),
-            *((f"sums in {chosen.parts} parts",) if chosen.parts > 1 else ()),
+            *((f"cache tiles of {panels}",) if panels else ()),
+            *(("non-temporal loads",) if chosen.non_temporal else ()),
+            *((f"split-K in {chosen.split_k}",) if chosen.split_k > 1 else ()),
         )
     )
 

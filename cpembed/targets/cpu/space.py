@@ -8,7 +8,7 @@ from functools import cached_property
 from random import Random
 
 from cpembed.kernel.nest import TileLoop
-from cpembed.kernel.plan import Knobs
+from cpembed.kernel.plan import Knobs, LoopOrder
 from cpembed.targets.cpu.choice import PRODUCTS, Objective, moved, whole_call
 from cpembed.targets.cpu.estimate import Estimate
 from cpembed.targets.cpu.register_blocks import Schedules, apply_knobs
@@ -49,7 +49,7 @@ class CpuSpace(Space[Knobs]):
     @cached_property
     def _has_panels(self) -> bool:
         """Whether there is more data than the near caches hold, so that panels matter."""
-        return any(knobs.panels for _, knobs in self._kernels)
+        return any(knobs.cache_tiles for _, knobs in self._kernels)
 
     @cached_property
     def loops(self) -> tuple[tuple[TileLoop, ...], tuple[TileLoop, ...]]:
@@ -128,51 +128,53 @@ class CpuSpace(Space[Knobs]):
             found = ((names[name], size) for name, size in sizes if name in names)
             return {loop.origin: min(size, loop.steps) for loop, size in found}
 
-        blocks, panels = here(schedule.blocks.items()), here(schedule.panels.items())
-        return replace(schedule, blocks=blocks, panels=panels)
+        blocks, panels = here(schedule.register_tiles.items()), here(schedule.cache_tiles.items())
+        return replace(schedule, register_tiles=blocks, cache_tiles=panels)
 
     def canonical(self, schedule: Knobs) -> Knobs:
         """Blocks of one point, and panels of a whole loop, are none; with loops of one kind only
         there is no order."""
         rows, columns = self.loops
         extents = {loop.origin: loop.steps for loop in (*rows, *columns)}
-        blocks = {n: schedule.blocks[n] for n in extents if schedule.blocks.get(n, 1) > 1}
+        blocks = {
+            n: schedule.register_tiles[n] for n in extents if schedule.register_tiles.get(n, 1) > 1
+        }
         panels = {
             name: size
             for name in extents
             if blocks.get(name, 1)
-            <= (size := schedule.panels.get(name, extents[name]))
+            <= (size := schedule.cache_tiles.get(name, extents[name]))
             < extents[name]
         }
         nest, model = self.schedules.nest, self.schedules.model
         sides = (model.rows(nest), model.columns(nest))
         walked = [any(loop.tiles_of(1) > 1 for loop in loops) for loops in sides]
-        ordered = schedule.columns_outermost or not all(walked)
-        streams = schedule.streams and model.streams
-        return Knobs(blocks, ordered, panels, streams, schedule.parts)
+        order: LoopOrder = schedule.loop_order if all(walked) else "columns"
+        streams = schedule.non_temporal and model.streams
+        return Knobs(blocks, order, panels, streams, schedule.split_k)
 
     def _changed(self, knobs: Knobs, change: str, random: Random) -> Knobs:
         if change == "order":
-            return replace(knobs, columns_outermost=not knobs.columns_outermost)
+            return replace(knobs, loop_order="rows" if knobs.columns_outermost else "columns")
         if change == "stream":
-            return replace(knobs, streams=not knobs.streams)
+            return replace(knobs, non_temporal=not knobs.non_temporal)
         loops = [loop for loops in self.loops for loop in loops]
         if not loops or (change == "panel" and not self._has_panels):
             return knobs
         loop = random.choice(loops)
         if change == "block":
-            size = knobs.blocks.get(loop.origin, 1) + random.choice((-1, 1))
+            size = knobs.register_tiles.get(loop.origin, 1) + random.choice((-1, 1))
             size = max(1, min(loop.steps, size))
-            return replace(knobs, blocks={**knobs.blocks, loop.origin: size})
-        return replace(knobs, panels=_other_panels(knobs, loop, random))
+            return replace(knobs, register_tiles={**knobs.register_tiles, loop.origin: size})
+        return replace(knobs, cache_tiles=_other_panels(knobs, loop, random))
 
 
 def _other_panels(knobs: Knobs, loop: TileLoop, random: Random) -> dict[str, int]:
     """A panel of the loop added, or one that is there removed, doubled or halved, in whole
     blocks."""
-    block = knobs.blocks.get(loop.origin, 1)
-    others = {name: size for name, size in knobs.panels.items() if name != loop.origin}
-    size = knobs.panels.get(loop.origin)
+    block = knobs.register_tiles.get(loop.origin, 1)
+    others = {name: size for name, size in knobs.cache_tiles.items() if name != loop.origin}
+    size = knobs.cache_tiles.get(loop.origin)
     if size is None:
         wanted = loop.steps // random.choice((2, 4, 8))
     else:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
@@ -129,15 +131,15 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def schedule_text(self, embedding: Embedding, schedule: Knobs) -> str:
         return report.knobs(schedule, embedding)
 
-    def schedule_json(self, schedule: Knobs) -> Any:
-        """Under the field's names, and until 0.2 under the older ones too."""
-        return {
-            **super().schedule_json(schedule),
-            "register_tiles": dict(schedule.blocks),
-            "outermost": "second factor" if schedule.columns_outermost else "first factor",
-            "cache_tiles": dict(schedule.panels),
-            "non_temporal": schedule.streams,
-            "split_k": schedule.parts,
+    def schedule_json(self, schedule: Knobs) -> dict[str, Any]:
+        """Under the older names too, until 0.2."""
+        document: dict[str, Any] = msgspec.to_builtins(schedule)
+        return document | {
+            "blocks": document["register_tiles"],
+            "columns_outermost": schedule.columns_outermost,
+            "panels": document["cache_tiles"],
+            "streams": schedule.non_temporal,
+            "parts": schedule.split_k,
         }
 
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
@@ -184,7 +186,8 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return report.tuning_rows(best, untuned, self.objective)
 
     def trial_json(self, trial: CpuTrial) -> dict[str, Any]:
-        return {**super().trial_json(trial), "total_us": trial.total_us}
+        own = {"knobs": self.schedule_json(trial.knobs), "total_us": trial.total_us}
+        return super().trial_json(trial) | own
 
     def storing_kernel(
         self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue

@@ -122,11 +122,11 @@ class CpuTrial(Trial, frozen=True):
 def schedule_key(knobs: Knobs) -> str:
     """What no two schedules of an embedding share."""
     parts = (
-        sorted(knobs.blocks.items()),
-        knobs.columns_outermost,
-        sorted(knobs.panels.items()),
-        knobs.streams,
-        *([knobs.parts] if knobs.parts > 1 else []),
+        sorted(knobs.register_tiles.items()),
+        knobs.loop_order,
+        sorted(knobs.cache_tiles.items()),
+        knobs.non_temporal,
+        *([knobs.split_k] if knobs.split_k > 1 else []),
     )
     return repr(parts)
 

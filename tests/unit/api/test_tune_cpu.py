@@ -44,7 +44,7 @@ SPEC = hardware_spec(TARGET)
 
 def bumpy(proposal: CpuProposal) -> float | None:
     """Blocks of three points are fast, those of five have no kernel."""
-    sizes = list(proposal.schedule.blocks.values())
+    sizes = list(proposal.schedule.register_tiles.values())
     return None if 5 in sizes else proposal.estimate * (2.0 - 0.2 * sizes.count(3))
 
 
@@ -109,13 +109,17 @@ def test_rejected_trials_and_those_without_a_kernel_are_never_the_best(tmp_path:
     untuned = kernels(designs()[0])[0]
 
     def failing(proposal: CpuProposal) -> float | None:
-        return None if proposal.schedule.blocks == untuned.blocks else 3.0 * proposal.estimate
+        return (
+            None
+            if proposal.schedule.register_tiles == untuned.register_tiles
+            else 3.0 * proposal.estimate
+        )
 
     result, _ = tuned(tmp_path, us=failing)
     failed = [trial for trial in result.trials if trial.error]
     assert failed
     assert {trial.latency_us for trial in failed} == {None}
-    assert result.best.knobs.blocks != untuned.blocks
+    assert result.best.knobs.register_tiles != untuned.register_tiles
     # What runs untuned has no kernel: what was found is compared with itself.
     assert result.trials[0].error == "no kernel"
     assert result.speedup == 1

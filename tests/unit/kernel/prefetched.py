@@ -115,5 +115,5 @@ def nest_of(spec: HardwareSpec, words: str, knobs: Knobs) -> Nest:
 def known(knobs: Knobs, nest: Nest) -> Knobs:
     """The same without blocks of loops that the nest lacks."""
     names = {loop.origin for loop in nest.tasks}
-    blocks = {name: size for name, size in knobs.blocks.items() if name in names}
-    return replace(knobs, blocks=blocks)
+    blocks = {name: size for name, size in knobs.register_tiles.items() if name in names}
+    return replace(knobs, register_tiles=blocks)

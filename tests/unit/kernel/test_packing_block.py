@@ -143,7 +143,9 @@ def test_what_nobody_else_reads_is_packed_in_the_nearest_cache(
     windows = next(i for i in with_variants(found, spec) if "windows" in i.constraints)
     program = windows.candidate.program
     space = schedule_space(program, spec)
-    rows_outermost = next(k for _, k in space.ranked() if not k.columns_outermost and not k.panels)
+    rows_outermost = next(
+        k for _, k in space.ranked() if not k.columns_outermost and not k.cache_tiles
+    )
     nest = replace(space.applied(rows_outermost), threads=1)
     packing = plan_packing(program, nest, (24 << 10, 512 << 10), PACKED_IN)
     assert packing is not None

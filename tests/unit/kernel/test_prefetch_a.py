@@ -73,8 +73,8 @@ KERNELS = [
     ),
     (VNNI, "conv2d n=1 c=64 h=9 w=9 k=32 r=3 s=3 pad=1", Knobs({"q.o": 2, "p.o": 2})),
     (VNNI, "gemm m=22 n=64 k=512", Knobs({"m.o": 6, "n.o": 2})),
-    (VNNI, "gemm m=40 n=64 k=512", Knobs({"m.o": 5, "n.o": 2}, panels={"m.o": 10})),
-    (VNNI, "gemm m=20 n=16 k=4096", Knobs({"m.o": 4}, parts=2)),
+    (VNNI, "gemm m=40 n=64 k=512", Knobs({"m.o": 5, "n.o": 2}, cache_tiles={"m.o": 10})),
+    (VNNI, "gemm m=20 n=16 k=4096", Knobs({"m.o": 4}, split_k=2)),
 ]
 
 
@@ -92,7 +92,7 @@ def test_kernels_that_ask_compute_the_same(
     _, built = verified(spec, words, knobs, threads, monkeypatch)
     assert "prefetcht1" in built.assembly()
     # Lines of results, where a task has whole ones of its own.
-    assert "prefetchw" in built.assembly() or (spec, words, dict(knobs.blocks)) not in CASES
+    assert "prefetchw" in built.assembly() or (spec, words, dict(knobs.register_tiles)) not in CASES
 
 
 def test_the_next_task_is_named() -> None:

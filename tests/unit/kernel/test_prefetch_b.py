@@ -77,7 +77,7 @@ def test_only_tiles_from_afar_that_several_tasks_multiply() -> None:
     assert not is_annotated(nest, 0), "unknown"
     assert not is_annotated(nest_of(VNNI, "gemm m=6 n=512 k=512", knobs)), "one task"
     assert not is_annotated(nest_of(VNNI, "gemm m=48 n=48 k=4096", knobs)), "one tile"
-    inside = replace(knobs, columns_outermost=False)
+    inside = replace(knobs, loop_order="rows")
     assert not is_annotated(nest_of(VNNI, "gemm m=48 n=512 k=512", inside))
     assert not is_annotated(nest_of(VNNI, "gemm m=4800 n=512 k=512", knobs)), "seldom"
 
@@ -86,9 +86,9 @@ KERNELS = [
     *CASES,
     # A block of fewer columns; panels of rows; padding; parts of sums.
     (VNNI, "gemm m=22 n=80 k=512", Knobs({"m.o": 6, "n.o": 3})),
-    (VNNI, "gemm m=40 n=96 k=512", Knobs({"m.o": 5, "n.o": 2}, panels={"m.o": 10})),
+    (VNNI, "gemm m=40 n=96 k=512", Knobs({"m.o": 5, "n.o": 2}, cache_tiles={"m.o": 10})),
     (VNNI, "conv2d n=1 c=64 h=9 w=9 k=64 r=3 s=3 pad=1", Knobs({"q.o": 2, "p.o": 2, "k.o": 2})),
-    (VNNI, "gemm m=20 n=64 k=4096", Knobs({"m.o": 4, "n.o": 2}, parts=2)),
+    (VNNI, "gemm m=20 n=64 k=4096", Knobs({"m.o": 4, "n.o": 2}, split_k=2)),
 ]
 
 

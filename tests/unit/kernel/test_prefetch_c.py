@@ -102,18 +102,22 @@ def test_results_beyond_the_cache_are_written_whole() -> None:
     space = replace(space, machine=machine, _kept={})
     ranking = [knobs for _, knobs in space.ranked()]
     columns = space.model.columns(space.nest)[0].origin
-    assert not ranking[0].columns_outermost or ranking[0].panels
-    pieces = Knobs({columns: 4}, columns_outermost=True)
-    panels = [k for k in ranking if k.blocks == pieces.blocks and k.columns_outermost and k.panels]
+    assert not ranking[0].columns_outermost or ranking[0].cache_tiles
+    pieces = Knobs({columns: 4}, loop_order="columns")
+    panels = [
+        k
+        for k in ranking
+        if k.register_tiles == pieces.register_tiles and k.columns_outermost and k.cache_tiles
+    ]
     assert panels
-    stores = [space.estimate(replace(k, streams=False)).stores_us for k in (panels[0], pieces)]
-    whole = space.estimate(replace(pieces, columns_outermost=False)).stores_us
+    stores = [space.estimate(replace(k, non_temporal=False)).stores_us for k in (panels[0], pieces)]
+    whole = space.estimate(replace(pieces, loop_order="rows")).stores_us
     assert whole < stores[0] < stores[1]
     # Where the output stays in the cache it does not matter.
     near = replace(space, machine=replace(machine, cache_bytes=(48 << 10, 8 << 20, 64 << 20)))
     near = replace(near, _kept={})
     assert near.estimate(pieces).stores_us == pytest.approx(
-        near.estimate(replace(pieces, columns_outermost=False)).stores_us
+        near.estimate(replace(pieces, loop_order="rows")).stores_us
     )
 
 
@@ -127,7 +131,7 @@ def test_few_places_at_a_time_where_data_come_from_afar() -> None:
     near = replace(space.machine, cache_bytes=(48 << 10, 1 << 30, 1 << 31))
     afar = replace(space.machine, cache_bytes=(48 << 10, 1 << 20, 1 << 21))
     most = [
-        replace(space, machine=machine, _kept={}).best().blocks.get(rows, 1) * tile_rows
+        replace(space, machine=machine, _kept={}).best().register_tiles.get(rows, 1) * tile_rows
         for machine in (near, afar)
     ]
     assert most[0] > 32 >= most[1]

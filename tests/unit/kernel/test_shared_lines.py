@@ -49,7 +49,7 @@ def test_narrow_results_share_lines_between_threads(
     program = program_of(f"conv2d n=1 c=64 h=14 w=14 k={channels} r=1 s=1", "q:14")
     epilogue = None if stored is None else Epilogue(stored)
     space = schedule_space(program, SPEC, MACHINE, epilogue)
-    nest = space.applied(Knobs(columns_outermost=columns_outermost))
+    nest = space.applied(Knobs(loop_order="columns" if columns_outermost else "rows"))
     assert shared_lines(nest, threads) == lines
 
 

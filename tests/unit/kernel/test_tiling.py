@@ -164,13 +164,15 @@ def scheduled(nest: Nest, registers: RegisterModel) -> Schedules:
 def test_a_block_is_chosen_by_its_cost_and_must_fit() -> None:
     nest = product_nest({"p": 14}, {"k": 4})
     ranked = [knobs for _, knobs in scheduled(nest, model(largest=8, limit=8)).ranked()]
-    assert ranked[0].blocks == {"p": 2, "k": 4}
-    assert all(knobs.blocks.get("p", 1) * knobs.blocks.get("k", 1) <= 8 for knobs in ranked)
+    assert ranked[0].register_tiles == {"p": 2, "k": 4}
+    assert all(
+        knobs.register_tiles.get("p", 1) * knobs.register_tiles.get("k", 1) <= 8 for knobs in ranked
+    )
 
 
 def test_without_loops_nothing_is_blocked() -> None:
     ranked = scheduled(product_nest({}, {}), model(largest=4)).ranked()
-    assert {str(knobs.blocks) for _, knobs in ranked} == {"{}"}
+    assert {str(knobs.register_tiles) for _, knobs in ranked} == {"{}"}
 
 
 def test_knobs_order_and_block_the_tasks_and_keep_the_points() -> None:
@@ -204,7 +206,7 @@ def test_panels_come_one_after_the_other_and_keep_the_points(
     panels: dict[str, int], blocks: dict[str, int]
 ) -> None:
     nest = product_nest({"p": 3, "q": 5}, {"k": 4})
-    changed = apply_knobs(nest, model(largest=6), Knobs(blocks, panels=panels))
+    changed = apply_knobs(nest, model(largest=6), Knobs(blocks, cache_tiles=panels))
     assert points(changed) == points(nest)
     cut = [name for name, size in panels.items() if size < nest_extents(nest)[name]]
     assert [task.name for task in changed.tasks[: len(cut)]] == [f"{name}_panel" for name in cut]
@@ -219,7 +221,7 @@ def test_panels_are_proposed_where_data_outgrow_the_second_level_cache() -> None
         machine = replace(MACHINE, cache_bytes=(cache // 4, cache, 0))
         nest = product_nest({"p": 30}, {"k": 40})
         found = Schedules(nest, model(largest=4), machine).ranked()
-        return any(knobs.panels for _, knobs in found)
+        return any(knobs.cache_tiles for _, knobs in found)
 
     assert panels(1 << 10)
     assert not panels(1 << 20)

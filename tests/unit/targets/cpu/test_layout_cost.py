@@ -38,7 +38,7 @@ def near(words: str, threads: int, **how: Any) -> set[str]:
     """``how``: blocks by axis, and ``parts``."""
     parts = how.pop("parts", 1)
     blocks = {f"{axis}.o": size for axis, size in how.items()}
-    knobs = Knobs(blocks, columns_outermost=False, parts=parts)
+    knobs = Knobs(blocks, loop_order="rows", split_k=parts)
     program = program_of(words)
     space = schedule_space(program, VNNI, epilogue=Epilogue("int8"))
     free = replace(MACHINE, launch_us=0.0)
@@ -65,7 +65,7 @@ def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
     given = workload(["conv1d", "n=1", "c=64", "w=40", "k=64", "s=1", "layout=NWC"], target=target)
     (ranked, *_) = solve(given, target, "in_place_padded", top=1).embeddings
     program = ranked.candidate.program
-    rows_outermost = Knobs(columns_outermost=False)
+    rows_outermost = Knobs(loop_order="rows")
     nest = schedule_space(program, target).applied(rows_outermost)
     image = in_order(program)[0]
     tiles = next(task for task in nest.tasks if task.count > 1)
@@ -78,7 +78,7 @@ def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
 
 def test_a_launch_has_to_be_worth_it() -> None:
     program = program_of("gemm m=20 n=20 k=30")
-    nest = schedule_space(program, VNNI).applied(Knobs(columns_outermost=False))
+    nest = schedule_space(program, VNNI).applied(Knobs(loop_order="rows"))
     assert cache_affine(nest, in_order(program), replace(MACHINE, launch_us=10.0), 2) == set()
     dear = replace(MACHINE, vector_line_ns=(0.25, 0.5, 50.0, 60.0))
     assert cache_affine(nest, in_order(program), dear, 2) == {"A", "C"}
@@ -108,7 +108,7 @@ def test_kernels_pack_so(threads: str, packing: int, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(runtime, "compile_plan", compile_plan)
     program = program_of(BATCHED)
-    knobs = Knobs({"m.o": 4}, columns_outermost=False)
+    knobs = Knobs({"m.o": 4}, loop_order="rows")
     built = build(program, VNNI, backend="native", knobs=knobs)
     inputs = random_inputs(program.workload, 3)
     sources.clear()

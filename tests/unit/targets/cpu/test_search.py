@@ -14,7 +14,7 @@ LARGE = "gemm m=2048 n=2048 k=1024"
 
 def bumpy(proposal: CpuProposal) -> float:
     """Microseconds that the model knows nothing of: small panels are fast."""
-    return proposal.estimate * (1 + min(proposal.schedule.panels.values(), default=128) / 128)
+    return proposal.estimate * (1 + min(proposal.schedule.cache_tiles.values(), default=128) / 128)
 
 
 def search(trials: int, seed: int = 0, words: str = LAYER) -> list[tuple[float, CpuProposal]]:

@@ -55,13 +55,13 @@ def test_neighbours_fit_and_everything_moves(words: str) -> None:
         assert found.estimate == parts["us"] + parts["moves_us"]
         if found.design is not first.design:
             moved.add("embedding")
-        elif found.schedule.blocks != first.schedule.blocks:
+        elif found.schedule.register_tiles != first.schedule.register_tiles:
             moved.add("blocks")
         elif found.schedule.columns_outermost != first.schedule.columns_outermost:
             moved.add("order")
-        elif found.schedule.panels != first.schedule.panels:
+        elif found.schedule.cache_tiles != first.schedule.cache_tiles:
             moved.add("panels")
-        elif found.schedule.streams != first.schedule.streams:
+        elif found.schedule.non_temporal != first.schedule.non_temporal:
             moved.add("streams")
     assert {"embedding", "blocks", "order"} <= moved
     # Panels matter where there is more data than the near caches hold.
@@ -72,14 +72,14 @@ def test_neighbours_fit_and_everything_moves(words: str) -> None:
 def test_panels_are_added_doubled_halved_and_removed_in_whole_blocks() -> None:
     source, design = random.Random(1), designs(LARGE)[0]
     loop = space_of(design).loops[0][0]
-    parent = proposal(design, Knobs({loop.origin: 3}, True, {loop.origin: 12}))
+    parent = proposal(design, Knobs({loop.origin: 3}, "columns", {loop.origin: 12}))
     assert parent is not None
     assert loop.extent == 128
     sizes: set[int | None] = set()
     for _ in range(400):
         found = neighbour(parent, [design], source)
-        if found is not None and found.schedule.blocks == parent.schedule.blocks:
-            sizes.add(found.schedule.panels.get(loop.origin))
+        if found is not None and found.schedule.register_tiles == parent.schedule.register_tiles:
+            sizes.add(found.schedule.cache_tiles.get(loop.origin))
     assert {None, 6, 12, 24} <= sizes
     assert all(size is None or size % 3 == 0 for size in sizes)
 
@@ -106,16 +106,16 @@ def test_a_canonical_schedule_is_the_same_kernel() -> None:
 
 def test_a_schedule_on_another_embedding_keeps_its_blocks() -> None:
     first, second = (space_of(design) for design in designs()[:2])
-    knobs = Knobs({first.loops[0][0].origin: 3, first.loops[1][0].origin: 2}, False)
+    knobs = Knobs({first.loops[0][0].origin: 3, first.loops[1][0].origin: 2}, "rows")
     found = second.transferred(knobs, first)
     assert found is not None
-    assert found.blocks == {second.loops[0][0].origin: 3, second.loops[1][0].origin: 2}
+    assert found.register_tiles == {second.loops[0][0].origin: 3, second.loops[1][0].origin: 2}
     assert found.columns_outermost is False
     wide = Knobs({first.loops[1][0].origin: first.loops[1][0].extent})
     small = second.loops[1][0]
     moved = second.transferred(wide, first)
     assert moved is not None
-    assert moved.blocks == {small.origin: small.extent}
+    assert moved.register_tiles == {small.origin: small.extent}
 
 
 def test_embeddings_of_one_kernel_are_one_design() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,7 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.plan import Knobs
+from cpembed.kernel.plan import Knobs, LoopOrder
 from cpembed.kernel.program_nest import kernel_nest
 from cpembed.targets.cpu import dot_products
 from cpembed.targets.cpu.build import build, schedule_space
@@ -177,16 +178,16 @@ def test_amx_loads_only_into_planned_tiles(monkeypatch: pytest.MonkeyPatch) -> N
     assert {line.split("%tmm")[1][0] for line in loads} == {"1", "2"}
 
 
-@pytest.mark.parametrize("columns_outermost", [True, False])
+@pytest.mark.parametrize("order", get_args(LoopOrder))
 def test_the_factor_that_inner_tasks_move_can_go_past_the_near_cache(
-    monkeypatch: pytest.MonkeyPatch, columns_outermost: bool
+    monkeypatch: pytest.MonkeyPatch, order: LoopOrder
 ) -> None:
     monkeypatch.setenv(features.ASSUME_VARIABLE, "amx_tile,amx_int8")
     program = gemm_program(AMX, m=64, n=64, k=128, rows=16, depth=64)
-    blocks = dict.fromkeys(schedule_space(program, AMX).best().blocks, 2)
+    blocks = dict.fromkeys(schedule_space(program, AMX).best().register_tiles, 2)
     assert len(blocks) == 2
     usual, streamed = (
-        build(program, AMX, backend="native", knobs=Knobs(blocks, columns_outermost, {}, streams))
+        build(program, AMX, backend="native", knobs=Knobs(blocks, order, {}, streams))
         .assembly()
         .splitlines()
         for streams in (False, True)
@@ -199,13 +200,13 @@ def test_the_factor_that_inner_tasks_move_can_go_past_the_near_cache(
     past = tiles(streamed, "tileloaddt1")
     assert sorted(past + tiles(streamed, "tileloadd")) == sorted(tiles(usual, "tileloadd"))
     # Tiles 4 and 5 hold rows, 6 and 7 columns.
-    assert set(past) == ({"4", "5"} if columns_outermost else {"6", "7"})
+    assert set(past) == ({"4", "5"} if order == "columns" else {"6", "7"})
 
 
 def test_only_tiles_go_past_the_near_cache() -> None:
     program = gemm_program(VNNI, m=4, n=16, k=4)
     with pytest.raises(LoweringError, match="only loads of tiles"):
-        schedule_space(program, VNNI).applied(Knobs(streams=True))
+        schedule_space(program, VNNI).applied(Knobs(non_temporal=True))
 
 
 def test_an_intrinsic_that_does_not_match_is_a_lowering_error(
