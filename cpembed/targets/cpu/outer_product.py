@@ -54,7 +54,9 @@ def lane_nest(
     nest = split_axes(kernel_nest(program, epilogue, unpadded=unpadded))
     dot.check(nest)
     _check_lanes(dot, nest, lane_roles(program))
-    return replace(order_reductions(nest), peeling=Peeling.POINTS)
+    # Tiles of several rows would have many bodies at the halo, and each takes long to compile.
+    peeling = Peeling.POINTS if dot.rows == 1 else Peeling.STEPS
+    return replace(order_reductions(nest), peeling=peeling)
 
 
 def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
