@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 from rich.console import RenderableType
 
 from cpembed import wording
@@ -59,7 +58,7 @@ def stored_json(files: Sequence[Stored[Any]]) -> dict[str, Any]:
                 "key": file.key,
                 "current": file.is_current,
                 "trials": file.count,
-                "best": msgspec.to_builtins(file.best),
+                "best": None if file.best is None else file.best.document(),
             }
             for file in files
         ]

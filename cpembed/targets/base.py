@@ -346,7 +346,7 @@ class Target(ABC, Generic[L, S, A]):
 
     def trial_json(self, trial: Any) -> dict[str, Any]:
         """A trial in the document of ``tune --json``."""
-        document: dict[str, Any] = msgspec.to_builtins(trial)
+        document: dict[str, Any] = trial.document()
         del document["error"]
         return document
 

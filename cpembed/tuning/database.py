@@ -88,6 +88,10 @@ class Trial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What the model expected, in the unit of the target."""
         return None
 
+    def document(self) -> dict[str, Any]:
+        """The trial in documents."""
+        return msgspec.to_builtins(self)
+
     def standing(self, objective: str | None = None) -> str:
         """The trial as the best so far, in a few words; with what was minimised, where that is one
         of several."""

@@ -31,7 +31,7 @@ def dominated(point: tuple[int, ...], points: list[tuple[int, ...]]) -> bool:
 def test_the_front_is_that_of_all_candidates(words: str, target: str, constraints: str) -> None:
     layer = workload(words, target)
     every = solve(layer, target, constraints, top=None).embeddings
-    points = [objectives(item).as_tuple() for item in every]
+    points = [objectives(item) for item in every]
     assert len(set(points)) > 1, "the layer decides nothing"
     expected = [
         (item.rank, item.candidate.embedding.identifier())
@@ -49,7 +49,7 @@ def test_the_front_is_that_of_all_candidates(words: str, target: str, constraint
 def test_a_front_can_have_several_points() -> None:
     words, target, constraints = LAYERS[0]
     found = pareto(workload(words, target), target, constraints).candidates
-    points = {objectives(item).as_tuple() for item in found}
+    points = {objectives(item) for item in found}
     assert len(points) > 1
     assert found[0].rank == 1
     assert found[-1].rank > len(found)

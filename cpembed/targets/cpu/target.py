@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
@@ -30,7 +28,7 @@ from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
 from cpembed.targets.cpu.measure import IsolatedMeasurer
 from cpembed.targets.cpu.space import CpuSpace
-from cpembed.targets.cpu.trials import CpuTrial, key_of
+from cpembed.targets.cpu.trials import CpuTrial, key_of, schedule_json
 from cpembed.targets.cpu.tuning import CpuTuning
 from cpembed.targets.cpu.variants import require_variant, with_variants
 from cpembed.transform.program import DerivedProgram
@@ -132,15 +130,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return report.knobs(schedule, embedding)
 
     def schedule_json(self, schedule: Knobs) -> dict[str, Any]:
-        """Under the older names too, until 0.2."""
-        document: dict[str, Any] = msgspec.to_builtins(schedule)
-        return document | {
-            "blocks": document["register_tiles"],
-            "columns_outermost": schedule.columns_outermost,
-            "panels": document["cache_tiles"],
-            "streams": schedule.non_temporal,
-            "parts": schedule.split_k,
-        }
+        return schedule_json(schedule)
 
     def doubts(self, *, noisy: bool) -> tuple[str, ...]:
         again = "other work on the machine disturbed the times: run it again when it is idle"
@@ -186,8 +176,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return report.tuning_rows(best, untuned, self.objective)
 
     def trial_json(self, trial: CpuTrial) -> dict[str, Any]:
-        own = {"knobs": self.schedule_json(trial.knobs), "total_us": trial.total_us}
-        return super().trial_json(trial) | own
+        return super().trial_json(trial) | {"total_us": trial.total_us}
 
     def storing_kernel(
         self, artifact: CompiledKernel, choice: Choice, epilogue: Epilogue

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -107,6 +109,9 @@ class CpuTrial(Trial, frozen=True):
     def estimated(self) -> float:
         return self.estimate_us + self.estimated_moves_us
 
+    def document(self) -> dict[str, Any]:
+        return super().document() | {"knobs": schedule_json(self.knobs)}
+
     def standing(self, objective: str | None = None) -> str:
         ratio = 1 / (self.ratio or 1)
         time = duration(self.figure(objective) or 0)
@@ -117,6 +122,18 @@ class CpuTrial(Trial, frozen=True):
     def is_current(cls, key: Mapping[str, Any]) -> bool:
         here = _machine_key(key.get("executor"))
         return all(key.get(name) == value for name, value in here.items())
+
+
+def schedule_json(schedule: Knobs) -> dict[str, Any]:
+    """A schedule in documents: under the older names too, until 0.2."""
+    document: dict[str, Any] = msgspec.to_builtins(schedule)
+    return document | {
+        "blocks": document["register_tiles"],
+        "columns_outermost": schedule.columns_outermost,
+        "panels": document["cache_tiles"],
+        "streams": schedule.non_temporal,
+        "parts": schedule.split_k,
+    }
 
 
 def schedule_key(knobs: Knobs) -> str:
