@@ -22,7 +22,7 @@ from cpembed.kernel.plan import Knobs
 from cpembed.targets.cpu.comparison import Failed
 from cpembed.targets.cpu.measure import KernelMeasurer
 from cpembed.targets.x86.features import missing_features
-from cpembed.tuning.session import Field
+from cpembed.tuning.session import CandidatePool
 from cpembed.tuning.space import Design, Proposal
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.plot import bars
@@ -97,12 +97,12 @@ def proposal(design: Design[Knobs], knobs: Knobs) -> Proposal[Knobs] | None:
         return None
 
 
-def _untuned(field: Field[Knobs]) -> tuple[str, str]:
+def _untuned(field: CandidatePool[Knobs]) -> tuple[str, str]:
     design = field.designs[0]
     return design.identifier, repr(design.space.canonical(field.untuned))
 
 
-def everything(field: Field[Knobs]) -> dict[tuple[str, str], Proposal[Knobs]]:
+def everything(field: CandidatePool[Knobs]) -> dict[tuple[str, str], Proposal[Knobs]]:
     """All schedules of all embeddings that take part, but for hopeless ones, by embedding and
     schedule; the best by the model first."""
     found: list[Proposal[Knobs]] = []

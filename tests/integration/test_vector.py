@@ -127,7 +127,7 @@ def test_a_block_is_of_neighbours_and_fits_the_registers() -> None:
     for _, knobs in space.ranked():
         assert set(knobs.register_tiles) <= {"q.o", "c.o"}
         assert math.prod(knobs.register_tiles.values()) <= 16
-    with pytest.raises(LoweringError, match=r"loop p\.o cannot be blocked"):
+    with pytest.raises(LoweringError, match=r"loop p\.o cannot be tiled"):
         space.applied(Knobs({"p.o": 2}))
     with pytest.raises(LoweringError, match="a tile of 7 x 4 does not fit the registers"):
         space.applied(Knobs({"q.o": 7, "c.o": 4}))

@@ -21,6 +21,7 @@ from cpembed.kernel.plan import Knobs
 from cpembed.kernel.prefetch import Prefetch, write_prefetches
 from cpembed.kernel.script import Script
 from cpembed.targets.cpu import build as kernel
+from cpembed.targets.cpu import target as cpu_target
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.x86.features import missing_features
@@ -85,7 +86,8 @@ def verified(
         pytest.skip(f"missing: {', '.join(missing)}")
     monkeypatch.setenv("TVM_NUM_THREADS", threads)
     machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
-    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    for module in (kernel, cpu_target):
+        monkeypatch.setattr(module, "calibration", lambda: machine)
     program = program_of(spec, words)
     space = schedule_space(program, spec)
     knobs = known(knobs, space.nest)

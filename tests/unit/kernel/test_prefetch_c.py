@@ -19,6 +19,7 @@ from cpembed.kernel.plan import Knobs
 from cpembed.kernel.prefetch import Prefetch, prefetch_c
 from cpembed.kernel.traffic import Reuse
 from cpembed.targets.cpu import build as kernel
+from cpembed.targets.cpu import target as cpu_target
 from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.cpu.calibration import calibration
 from cpembed.targets.x86.features import missing_features
@@ -152,7 +153,8 @@ def test_results_are_written_in_the_order_of_memory() -> None:
 @pytest.mark.parametrize("dtype", ["int32", "float32", "uint8"])
 def test_vectors_that_ask_compute_the_same(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = replace(calibration(), cache_bytes=(1 << 9, 1 << 10, 1 << 20))
-    monkeypatch.setattr(kernel, "calibration", lambda: machine)
+    for module in (kernel, cpu_target):
+        monkeypatch.setattr(module, "calibration", lambda: machine)
     words = "depthwise n=2 c=64 h=9 w=7 r=3 s=3 pad=1 layout=NHWC"
     given = workload(words.split(), target=VECTORS)
     (ranked, *_) = solve(given, VECTORS, top=1).embeddings

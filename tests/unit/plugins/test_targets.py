@@ -171,7 +171,8 @@ def test_what_it_has_not_is_one_line(cpembed: Caller, tmp_path: Path) -> None:
     for option in ("--save", "--trace"):
         called = cpembed("run", *GEMM, *WORKS, option, str(tmp_path / "file"))
         called.is_one_line_error(2, f"{option}: works", "leave it out")
-    cpembed("run", *GEMM, *WORKS, "--shift", "2").is_one_line_error(2, "not for works")
+    shifted = cpembed("run", *GEMM, *WORKS, "--shift", "2", "--output", "float32")
+    shifted.is_one_line_error(2, "a shift, and clipping, are of integers")
     tuned = cpembed("tune", *GEMM, *WORKS, "--objective", "kernel")
     tuned.is_one_line_error(2, "works has no objective kernel", "leave it out")
     cpembed("run", *GEMM, "--target", "nowhere").is_one_line_error(2, "unknown target 'nowhere'")
