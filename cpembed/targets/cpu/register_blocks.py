@@ -38,7 +38,7 @@ class RegisterModel:
     with lanes in digits; ``largest`` bounds either side; ``product`` is the one whose time it
     takes. ``rows`` and ``columns`` are the loops whose points make a block, by falling distance in
     memory. ``streams``: loads can leave the nearest cache as it is
-    (:attr:`~cpembed.kernel.plan.Knobs.streams`).
+    (:attr:`~cpembed.kernel.plan.Knobs.non_temporal`).
     """
 
     fits: Callable[[int, int], bool]

@@ -27,7 +27,7 @@ from cpembed.targets.x86.microbenchmarks import (
     FEW_ROWS,
     LEVELS,
     TASK_STEPS,
-    Laboratory,
+    Microbenchmarks,
 )
 from cpembed.targets.x86.microkernels import TILE_TASK_LINES, VECTOR_TASK_LINES
 from cpembed.targets.x86.probes import Series, time_in_rounds
@@ -114,14 +114,14 @@ def _measured(
     if not products:
         reasons = "; ".join(f"{name}: {what}" for name, what in missing.items())
         raise BackendUnavailable(f"this machine has no instruction to calibrate: {reasons}")
-    laboratory = Laboratory(products, cache_bytes(), thread_count())
-    probes = laboratory.probes(partial(progress, "build"))
+    microbenchmarks = Microbenchmarks(products, cache_bytes(), thread_count())
+    probes = microbenchmarks.probes(partial(progress, "build"))
     elsewhere = Elsewhere()
     with elsewhere:
         series = dict(time_in_rounds(probes, rounds, timeout, partial(progress, "measure")))
-        alone = laboratory.alone([name for name, of in series.items() if not of.has_figure])
+        alone = microbenchmarks.alone([name for name, of in series.items() if not of.has_figure])
         series.update(time_in_rounds(alone, rounds, timeout / 4, partial(progress, "measure")))
-    calibration = assemble(series, has_tiles=laboratory.has_tiles)
+    calibration = assemble(series, has_tiles=microbenchmarks.has_tiles)
     clock = 1 / series[CLOCK].ns
     again = [probe.name for probe in alone]
     notes = disturbances(calibration, clock, elsewhere.cores, again)

@@ -80,7 +80,7 @@ class Kernel:
         return run
 
 
-class Laboratory:
+class Microbenchmarks:
     """The probes of a CPU that has the product instructions ``products``, among those of
     :data:`~cpembed.targets.cpu.calibration.OPERATIONS`."""
 

@@ -19,7 +19,7 @@ from cpembed.targets.x86.calibrate import (
     task_ns,
     usual_row_ns,
 )
-from cpembed.targets.x86.microbenchmarks import Laboratory
+from cpembed.targets.x86.microbenchmarks import Microbenchmarks
 from cpembed.targets.x86.probes import BEST, Probe, Series
 
 TIMES = {
@@ -163,14 +163,14 @@ def test_every_figure_has_its_probe(
     """The probes of a CPU, without compiling them."""
     monkeypatch.setattr("cpembed.kernel.runtime.compile_plan", lambda plan: lambda *buffers: None)
     counted: list[tuple[int, int]] = []
-    laboratory = Laboratory(products, (48 * 1024, 2**21, 2**25), 3)
-    probes = laboratory.probes(lambda *what: counted.append(what))
+    microbenchmarks = Microbenchmarks(products, (48 * 1024, 2**21, 2**25), 3)
+    probes = microbenchmarks.probes(lambda *what: counted.append(what))
     names = {probe.name for probe in probes}
     assert len(names) == len(probes)
     wanted = {
         name
         for name in TIMES
-        if (laboratory.has_tiles or not {"tile_line_ns", "split_line_ns"} & {name.split(":")[0]})
+        if (microbenchmarks.has_tiles or not {"tile_line_ns", "split_line_ns"} & {name.split(":")[0]})
         and (":" not in name or name.split(":")[1][:3] not in ("tdp", "vpd"))
     }
     for product in products:
@@ -180,11 +180,11 @@ def test_every_figure_has_its_probe(
     assert names == wanted
     assert counted[-1][0] == counted[-1][1] == len(counted)
     assert all(probe.short < probe.long for probe in probes)
-    assemble(series(dict.fromkeys(names, 1.0)), has_tiles=laboratory.has_tiles)
+    assemble(series(dict.fromkeys(names, 1.0)), has_tiles=microbenchmarks.has_tiles)
     alone = {"tile_line_ns:L3", "vector_line_ns:memory", "product_shared_ns:tdpbusd"} & names
-    again = {probe.name for probe in laboratory.alone(alone)}
+    again = {probe.name for probe in microbenchmarks.alone(alone)}
     assert again == {name for name in alone if "line" in name}
-    assert laboratory.alone([]) == []
+    assert microbenchmarks.alone([]) == []
 
 
 def test_an_instruction_that_ends_its_process_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
