@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cpembed.tuning.database import DIRECTORY_VARIABLE
@@ -45,6 +46,22 @@ scope = "memory"
 tile = ["y"]
 
 [memories.memory]
+
+[machines.board]
+source = "made up"
+known = "assumed"
+clock_mhz = 100
+
+[machines.board.compute]
+cycles = 1
+
+[machines.board.memories.memory]
+parent = "dram"
+capacity_bytes = 4096
+
+[machines.board.memories.dram]
+read_bytes_per_cycle = 4
+write_bytes_per_cycle = 4
 """
 
 GEMM = ("gemm", "m=4", "n=8", "k=9")
@@ -125,6 +142,31 @@ def test_solve_and_explain_know_it(done: Callable[..., Called]) -> None:
     assert chosen["schedule"] == {"count": 2}
     assert chosen["candidate"] in {entry["id"] for entry in found["embeddings"]}
     assert "on 2 of its threads" in done("explain", *GEMM, *WORKS, "--chosen").out
+
+
+def test_its_machine_is_estimated(done: Callable[..., Called]) -> None:
+    document = done("solve", *GEMM, *WORKS, "--rank-by", "estimate", "--json").json
+    assert document["machine"] == "board"
+    assert all(entry["estimate"]["us"] > 0 for entry in document["embeddings"])
+
+
+def test_the_tvm_plug_in_takes_it() -> None:
+    from tvm.relax import op
+
+    import cpembed.tvm
+    from tests.unit.tvm.modules import module_of, random, run
+
+    shapes = (5, 9), (9, 6)
+    module = module_of(
+        lambda x, w: op.matmul(x, w, out_dtype="int32"),
+        x=(shapes[0], "int8"),
+        w=(shapes[1], "int8"),
+    )
+    offload = cpembed.tvm.offload("works")
+    changed = offload(module)
+    assert [entry.reason for entry in offload.report.operators] == [None]
+    arrays = [random(number, shape) for number, shape in enumerate(shapes)]
+    assert np.array_equal(run(changed, *arrays), run(module, *arrays))
 
 
 def test_what_it_stores_is_asked_for_as_elsewhere(done: Callable[..., Called]) -> None:

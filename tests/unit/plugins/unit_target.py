@@ -83,10 +83,9 @@ class Unit(Target[Lowered, Threads, CompiledKernel]):
             os.write(2, b"LLVM ERROR: no such instruction\n")
             os.abort()
         made = portable.plan(program, schedule.count, epilogue)
-        output = program.workload.output.name
         lines = made.source.splitlines()
         first = next(n for n, line in enumerate(lines) if "T.func_attr" in line)
-        call = f'T.evaluate(T.call_extern("int32", "behave", T.address_of({output}[0])))'
+        call = 'T.evaluate(T.call_extern("int32", "behave", T.address_of(C[0])))'
         lines.insert(first + 1, " " * 4 + call)
         text = LLVM.get(self.kind, LLVM["works"])
         body = f"define i32 @behave(ptr %buffer) {{\nentry:\n  {text}\n}}\n"

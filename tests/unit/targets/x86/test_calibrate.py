@@ -170,7 +170,10 @@ def test_every_figure_has_its_probe(
     wanted = {
         name
         for name in TIMES
-        if (microbenchmarks.has_tiles or not {"tile_line_ns", "split_line_ns"} & {name.split(":")[0]})
+        if (
+            microbenchmarks.has_tiles
+            or not {"tile_line_ns", "split_line_ns"} & {name.split(":")[0]}
+        )
         and (":" not in name or name.split(":")[1][:3] not in ("tdp", "vpd"))
     }
     for product in products:
