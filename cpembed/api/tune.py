@@ -253,9 +253,7 @@ def _field(
     for item in (*ranked, *target.variants(others, fuses=fuses)):
         try:
             lowered = target.lower(item.candidate.program, epilogue)
-            design = Design(item, lowered, target.space(lowered))
-            design.space.best()
-            designs.append(design)
+            designs.append(Design(item, lowered, target.space(lowered)))
         except LoweringError as error:
             refused[item.candidate.identifier] = str(error)
     if not designs:
