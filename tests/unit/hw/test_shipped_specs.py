@@ -475,6 +475,7 @@ def test_machines_are_described(spec: HardwareSpec) -> None:
         ("amx_int8", "xeon_8480"): 56 * 2.0 * 16 * 16 * 64 / 16,
         ("amx_bf16", "xeon_8480"): 56 * 2.0 * 16 * 16 * 32 / 16,
         ("avx512_vnni", "epyc_9755"): 128 * 2.7 * 128,
+        ("avx512_vnni", "epyc_9654"): 96 * 2.4 * 64,
         ("avx512_vnni", "xeon_8480"): 56 * 2.0 * 128,
         ("avx_vnni", "epyc_9755"): 128 * 2.7 * 64,
         ("arm_sdot", "graviton2"): 64 * 2.5 * 32,
