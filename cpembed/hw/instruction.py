@@ -108,6 +108,8 @@ class OperandMemory:
     def reads_contiguously(self, axis: str, element_bytes: int, extents: Mapping[str, int]) -> bool:
         """Whether an axis can walk neighbouring elements wherever they begin: it is the last of an
         unaligned tile, and the other axes take any stride or, by ``extents``, one step."""
+        if not self.tile:
+            return False
         last = self.tile[-1]
         return (
             (last.axis, last.divisor, last.modulus) == (axis, 1, None)

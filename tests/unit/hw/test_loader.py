@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import StrideRule, TileDimension
+from cpembed.hw.instruction import OperandMemory, StrideRule, TileDimension
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from tests.unit.hw.toy import GOOD, edited, write
 
@@ -174,3 +174,7 @@ def test_targets_are_listed_by_name() -> None:
     names = available_targets()
     assert names == tuple(sorted(names))
     assert {"vta_1x16x16", "amx_int8"} <= set(names)
+
+
+def test_a_scalar_has_no_neighbours() -> None:
+    assert not OperandMemory("memory", ()).reads_contiguously("x", 1, {"x": 4})
