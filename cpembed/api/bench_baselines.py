@@ -67,8 +67,8 @@ def baseline_row(result: RunResult, baseline: Baseline, subject: Subject) -> Bas
         # Bytes take less of a line than sums: another kernel may suit them, as `run --output` says.
         return target.storing_kernel(kernel, result.choice, Epilogue(dtype))
 
-    pace = target.throttle_probe()
-    found = compare_interleaved(storing, baseline, subject, inputs, seed=result.seed, pace=pace)
+    probe = target.throttle_probe()
+    found = compare_interleaved(storing, baseline, subject, inputs, seed=result.seed, probe=probe)
     if isinstance(found, NotCovered):
         return BaselineRow(missing=found.reason)
     return _compared(found)
@@ -93,7 +93,7 @@ def _compared(found: Comparison) -> BaselineRow:
         primitive_ratio_with_packing=found.primitive_ratio(packing=True),
         peak_us=found.peak,
         primitive_over_peak=found.primitive_over_peak,
-        elsewhere_cores=found.turns.elsewhere,
-        slow_rounds=found.turns.slow,
-        noisy=found.turns.is_noisy,
+        elsewhere_cores=found.interleaved.elsewhere,
+        slow_rounds=found.interleaved.slow,
+        noisy=found.interleaved.is_noisy,
     )

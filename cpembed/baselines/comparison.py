@@ -49,28 +49,30 @@ class Comparison:
     verification: Verification
     reorder_us: float | None
     weights_us: float | None
-    turns: Interleaved
+    interleaved: Interleaved
     share: float | None = None
 
     @property
     def ours(self) -> Quantiles:
         """Microseconds of the contraction on packed operands."""
-        return self.turns.times(_OURS)
+        return self.interleaved.times(_OURS)
 
     @property
     def ours_with_packing(self) -> Quantiles:
         """One call that also packs the inputs which are not packed ahead and unpacks the output."""
-        return self.turns.times(_PACKING)
+        return self.interleaved.times(_PACKING)
 
     @property
     def call(self) -> Quantiles:
         """One call of the baseline's form."""
-        return self.turns.times(_CALL)
+        return self.interleaved.times(_CALL)
 
     @property
     def primitive(self) -> Quantiles | None:
         """What the library itself says that its computation took."""
-        return self.turns.times(_PRIMITIVE) if _PRIMITIVE in self.turns.samples else None
+        return (
+            self.interleaved.times(_PRIMITIVE) if _PRIMITIVE in self.interleaved.samples else None
+        )
 
     @property
     def peak(self) -> Quantiles | None:
@@ -78,28 +80,28 @@ class Comparison:
         rounds."""
         if self.share is None:
             return None
-        return quantiles([us * self.share for us in self.turns.samples[_PRODUCTS]])
+        return quantiles([us * self.share for us in self.interleaved.samples[_PRODUCTS]])
 
     @property
     def primitive_over_peak(self) -> Quantiles | None:
         """The baseline's computation over :attr:`peak` in the same round: what no kernel of the
         same products exceeds beside it."""
-        if self.share is None or _PRIMITIVE not in self.turns.samples:
+        if self.share is None or _PRIMITIVE not in self.interleaved.samples:
             return None
-        found = self.turns.ratio(_PRIMITIVE, _PRODUCTS)
+        found = self.interleaved.ratio(_PRIMITIVE, _PRODUCTS)
         return Quantiles(*(of / self.share for of in (found.median, found.p10, found.p90)))
 
     def call_ratio(self, *, packing: bool) -> Quantiles:
         """The baseline's call over ours, round by round: above 1 where ours is faster."""
-        return self.turns.ratio(_CALL, _PACKING if packing else _OURS)
+        return self.interleaved.ratio(_CALL, _PACKING if packing else _OURS)
 
     def primitive_ratio(self, *, packing: bool) -> Quantiles | None:
         """The baseline's computation over ours; with our packing, its reorders count too."""
-        if _PRIMITIVE not in self.turns.samples:
+        if _PRIMITIVE not in self.interleaved.samples:
             return None
         if packing:
-            return self.turns.ratio(_PRIMITIVE, _PACKING, self.reorder_us or 0.0)
-        return self.turns.ratio(_PRIMITIVE, _OURS)
+            return self.interleaved.ratio(_PRIMITIVE, _PACKING, self.reorder_us or 0.0)
+        return self.interleaved.ratio(_PRIMITIVE, _OURS)
 
 
 def compare_interleaved(
@@ -111,14 +113,14 @@ def compare_interleaved(
     seed: int = 0,
     rounds: int = 11,
     round_ms: float = 10.0,
-    pace: SpeedProbe | None = None,
+    probe: SpeedProbe | None = None,
 ) -> Comparison | NotCovered:
     """Compare our kernel with the fastest of a baseline's forms that are right.
 
     ``kernel_of`` gives ours by the type of the results that it stores: that of the baseline's form,
     since bytes take a quarter of the memory of sums. Where the subject says what is stored, both
     sides get the same bias and scale, random ones of ``seed``. :class:`NotCovered` where the
-    baseline has no form of the workload, or only wrong ones. ``pace`` is that of the instruction:
+    baseline has no form of the workload, or only wrong ones. ``probe`` is that of the instruction:
     rounds in which it is slow are repeated, and its products are timed beside the others.
 
     Raises :class:`InvariantError` where our kernel's numbers are wrong.
@@ -156,10 +158,10 @@ def compare_interleaved(
     account = _Account(chosen)
     if account.names is not None:
         sides[_PRIMITIVE] = Work(account, baseline.pool)
-    if pace is not None:
-        sides[_PRODUCTS] = Work(wall_clock(pace.stretch), OUR_POOL)
-    usual = None if pace is None else pace.wait
-    found = time_interleaved(sides, rounds=rounds, round_ms=round_ms, usual=usual)
+    if probe is not None:
+        sides[_PRODUCTS] = Work(wall_clock(probe.stretch), OUR_POOL)
+    unthrottled = None if probe is None else probe.wait
+    found = time_interleaved(sides, rounds=rounds, round_ms=round_ms, unthrottled=unthrottled)
     return Comparison(
         chosen.form,
         stored,
@@ -168,7 +170,7 @@ def compare_interleaved(
         account.mean_us("reorder_us"),
         account.mean_us("weights_us"),
         found,
-        None if pace is None else subject.workload.macs / pace.macs,
+        None if probe is None else subject.workload.macs / probe.macs,
     )
 
 

@@ -1,4 +1,4 @@
-"""Timing several kinds of work beside each other, in turns: what disturbs one disturbs all."""
+"""Interleaved timing of several kinds of work: what disturbs one disturbs all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ATTEMPTS = 3
 
 UNSURE = 1.25
 """The middle half of the rounds' ratios must lie within this factor, or their median means little.
-A few rounds in which the machine changed its pace do not matter."""
+A few rounds in which the machine changed its speed do not matter."""
 
 BUSY = 0.2
 """Cores that others may have while we measure. Two threads that wait for each other, spinning, one
@@ -48,14 +48,14 @@ class Interleaved:
 
     ``elsewhere``: cores that other processes had meanwhile. ``rested``: whether each pool of
     threads slept before another one's turn. ``slow``: rounds that are left out because the CPU's
-    product instruction was slow in them; ``paced``: whether that leaves enough, else they are in.
+    product instruction was slow in them; ``enough``: whether that leaves enough, else they are in.
     """
 
     samples: Mapping[str, Sequence[float]]
     elsewhere: float
     rested: bool
     slow: int = 0
-    paced: bool = True
+    enough: bool = True
 
     def times(self, name: str) -> Quantiles:
         return quantiles(self.samples[name])
@@ -69,13 +69,13 @@ class Interleaved:
     @property
     def is_noisy(self) -> bool:
         """Whether the machine had other work, or a ratio varied too much to mean something."""
-        disturbed = self.elsewhere > BUSY or not self.rested or not self.paced
+        disturbed = self.elsewhere > BUSY or not self.rested or not self.enough
         return disturbed or self._spread > UNSURE
 
     @property
     def disturbance(self) -> tuple[bool, bool, float]:
         """Less is better."""
-        return not self.paced, self.elsewhere > BUSY, self._spread
+        return not self.enough, self.elsewhere > BUSY, self._spread
 
     @property
     def _spread(self) -> float:
@@ -114,14 +114,14 @@ def time_interleaved(
     rounds: int = 11,
     round_ms: float = 10.0,
     attempts: int = ATTEMPTS,
-    usual: Callable[[], bool] | None = None,
+    unthrottled: Callable[[], bool] | None = None,
 ) -> Interleaved:
     """Time each kind of work ``rounds`` times for about ``round_ms``, interleaved.
 
     Every other round goes through them backwards. Between kinds of work of different pools the
     process pauses until no thread spins, and each turn begins with calls that are not timed.
-    ``usual`` says before every turn, on our own threads, whether the machine is as fast as it is at
-    best, having waited for it or not (:class:`SpeedProbe`): rounds in which it is not are
+    ``unthrottled`` says before every turn, on our own threads, whether the machine is as fast as it
+    is at best, having waited for it or not (:class:`SpeedProbe`): rounds in which it is not are
     repeated, up to :data:`PATIENCE` times as many.
     """
     calls: dict[str, int] = {}
@@ -129,11 +129,11 @@ def time_interleaved(
         if _has_several_pools(sides):
             wait_for_idle_threads()
         calls[name] = calls_in(side.sample, round_ms)
-    best = _attempt(sides, calls, rounds, usual)
+    best = _attempt(sides, calls, rounds, unthrottled)
     for _ in range(attempts - 1):
         if not best.is_noisy:
             break
-        again = _attempt(sides, calls, rounds, usual)
+        again = _attempt(sides, calls, rounds, unthrottled)
         best = min(best, again, key=lambda found: found.disturbance)
     return best
 
@@ -146,7 +146,7 @@ def _attempt(
     sides: Mapping[str, Work],
     calls: Mapping[str, int],
     rounds: int,
-    usual: Callable[[], bool] | None,
+    unthrottled: Callable[[], bool] | None,
 ) -> Interleaved:
     kept: list[dict[str, float]] = []
     slow: list[dict[str, float]] = []
@@ -163,10 +163,10 @@ def _attempt(
             if side.pool != pool:
                 rested &= wait_for_idle_threads()
                 pool = side.pool
-            if usual is not None:
+            if unthrottled is not None:
                 if pool != OUR_POOL:
                     rested &= wait_for_idle_threads()
-                right &= usual()
+                right &= unthrottled()
                 if pool != OUR_POOL:
                     rested &= wait_for_idle_threads()
             # A tenth of a turn wakes the pool's threads and fills the caches again.
@@ -174,7 +174,7 @@ def _attempt(
             with elsewhere:
                 took[name] = side.sample(calls[name])
         (kept if right else slow).append(took)
-    paced = len(kept) >= max(1, int(rounds * ENOUGH))
-    rows = kept if paced else kept + slow
+    enough = len(kept) >= max(1, int(rounds * ENOUGH))
+    rows = kept if enough else kept + slow
     samples = {name: [took[name] for took in rows] for name in sides}
-    return Interleaved(samples, elsewhere.cores, rested, len(slow), paced)
+    return Interleaved(samples, elsewhere.cores, rested, len(slow), enough)

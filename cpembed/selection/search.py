@@ -75,14 +75,14 @@ def find_best(
     if limits.seconds is None:
         found = find_embeddings(workload, instruction, constraints, limits, progress, formulation)
         return ranker.rank(found)
-    clock, kept = Clock(limits.seconds), Record()
+    clock, kept = Clock(limits.seconds), BestSoFar()
     with suppress(OutOfTime):
         within(clock.left(_SEARCHED), lambda: _search_limited(ranker, limits, formulation, kept))
     return kept.best(ranker, clock)
 
 
 def _search_limited(
-    ranker: Ranker, limits: SearchLimits, formulation: Formulation, kept: Record
+    ranker: Ranker, limits: SearchLimits, formulation: Formulation, kept: BestSoFar
 ) -> None:
     if formulation in (Formulation.AUTO, Formulation.DIGITS):
         limited = LimitedSearch(ranker, limits, kept)
@@ -102,7 +102,7 @@ def _search_limited(
 
 
 @dataclass
-class Record:
+class BestSoFar:
     """Results of a limited search: all there are or some, and the best ``below`` a ceiling."""
 
     results: list[SearchResult] = field(default_factory=list[SearchResult])
@@ -182,8 +182,8 @@ class Bounded:
 class LimitedSearch:
     """The search of digit models under a time limit."""
 
-    def __init__(self, ranker: Ranker, limits: SearchLimits, kept: Record | None = None) -> None:
-        self.ranker, self.limits, self.kept = ranker, limits, kept or Record()
+    def __init__(self, ranker: Ranker, limits: SearchLimits, kept: BestSoFar | None = None) -> None:
+        self.ranker, self.limits, self.kept = ranker, limits, kept or BestSoFar()
         self.started = time.perf_counter()
         constraints = ranker.constraints
         problems = alternative_problems(ranker.workload, ranker.instruction, constraints)

@@ -30,7 +30,7 @@ _LIMIT_S = 2.0
 """Slower kernels get fewer rounds, but no fewer than the first."""
 
 _LOOK_US = 400.0
-"""What it takes to look at the machine's pace, before each turn."""
+"""What it takes to look at the machine's speed, before each turn."""
 
 _POOL = "tvm"
 
@@ -92,13 +92,13 @@ class Runner:
 
 @dataclass(frozen=True)
 class InterleavedComparison:
-    """Runners by turns; the moves of ``known`` embeddings are not timed. ``usual`` says whether
-    the machine has its usual pace: rounds in which it has not are repeated."""
+    """Runners, interleaved; packing of ``known`` embeddings is not timed. ``unthrottled`` says
+    whether the machine is as fast as it is at best: rounds in which it is not are repeated."""
 
     runners: Sequence[Runner]
     known: Mapping[str, Moves]
     objective: Objective
-    usual: Callable[[], bool] | None = None
+    unthrottled: Callable[[], bool] | None = None
 
     def run(self, rounds: int) -> Rounds:
         sides = {f"kernel {n}": Work(r.kernel, _POOL) for n, r in enumerate(self.runners)}
@@ -116,10 +116,10 @@ class InterleavedComparison:
                 for part, sample in moves.items()
                 if sample is not None and name not in self.known
             }
-        turns = time_interleaved(
-            sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, usual=self.usual
+        interleaved = time_interleaved(
+            sides, rounds=rounds, round_ms=ROUND_MS, attempts=1, unthrottled=self.unthrottled
         )
-        return Rounds(self, turns)
+        return Rounds(self, interleaved)
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,15 @@ class Rounds:
     """What the runners of a comparison took, by their numbers."""
 
     comparison: InterleavedComparison
-    turns: Interleaved
+    interleaved: Interleaved
 
     def affordable(self, rounds: int) -> int:
         """So many rounds, or fewer where they are slow."""
         # Each turn begins with at least one call that is not timed.
-        look = 0.0 if self.comparison.usual is None else _LOOK_US
+        look = 0.0 if self.comparison.unthrottled is None else _LOOK_US
         each = [
             2 * max(np.median(taken), ROUND_MS * 1e3) + look
-            for taken in self.turns.samples.values()
+            for taken in self.interleaved.samples.values()
         ]
         return max(FIRST_ROUNDS, min(rounds, int(_LIMIT_S * 1e6 / float(sum(each)))))
 
@@ -145,16 +145,16 @@ class Rounds:
     def typical(self, number: int) -> float:
         return float(np.median(self._minimised(number)))
 
-    def pace(self, number: int) -> float:
+    def fast_us(self, number: int) -> float:
         """Microseconds of a kernel alone in its fast rounds."""
-        return float(np.quantile(self.turns.samples[f"kernel {number}"], FAST))
+        return float(np.quantile(self.interleaved.samples[f"kernel {number}"], FAST))
 
     def timed(self, number: int, *, noisy: bool = False, rejected: bool = False) -> Timed:
         """A kernel's times and its ratio to the first."""
         ours, theirs = (float(np.quantile(self._minimised(runner), FAST)) for runner in (number, 0))
-        latency = quantiles(self.turns.samples[f"kernel {number}"])
-        noisy = noisy or self.turns.is_noisy or latency.is_noisy
-        whole = self.turns.samples.get(f"whole {number}")
+        latency = quantiles(self.interleaved.samples[f"kernel {number}"])
+        noisy = noisy or self.interleaved.is_noisy or latency.is_noisy
+        whole = self.interleaved.samples.get(f"whole {number}")
         return Timed(
             latency,
             self._moves(number),
@@ -166,15 +166,15 @@ class Rounds:
 
     def _minimised(self, number: int) -> NDArray[np.float64]:
         """Round by round."""
-        kernel = self.turns.samples[f"kernel {number}"]
-        return np.array(self.turns.samples.get(f"whole {number}", kernel))
+        kernel = self.interleaved.samples[f"kernel {number}"]
+        return np.array(self.interleaved.samples.get(f"whole {number}", kernel))
 
     def _moves(self, number: int) -> Moves:
         name = self.comparison.runners[number].identifier
         if name in self.comparison.known:
             return self.comparison.known[name]
         packing, unpacking = (
-            float(np.median(self.turns.samples.get(f"{part} {name}", [0.0])))
+            float(np.median(self.interleaved.samples.get(f"{part} {name}", [0.0])))
             for part in ("packing", "unpacking")
         )
         return Moves(packing, unpacking)

@@ -105,7 +105,7 @@ class KernelMeasurer:
         self._data: OrderedDict[str, _Data] = OrderedDict()
         self._kernels: dict[str, tuple[_Data, Callable[[], Any], Callable[[], Any] | None]] = {}
         """Data, the contraction, and the whole call where it is another one and counts."""
-        self._paces: dict[str, float] = {}
+        self._fastest_us: dict[str, float] = {}
         """Microseconds of kernels in their best rounds."""
 
     def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
@@ -119,7 +119,7 @@ class KernelMeasurer:
             runners = [self._runner(item) for item in (*others, proposal)]
         except LoweringError as error:
             return Failed(str(error))
-        comparison = InterleavedComparison(runners, self.known, self._objective, self._usual)
+        comparison = InterleavedComparison(runners, self.known, self._objective, self._unthrottled)
         first = comparison.run(FIRST_ROUNDS)
         slower = incumbent is not None and first.fastest(1) > SLOWER * first.typical(0)
         if slower and self._disturbance(first, 1) <= DISTURBED:
@@ -133,7 +133,7 @@ class KernelMeasurer:
         """Time schedules that were measured before beside each other; ratios are over the first."""
         self._forget({item.key for item in proposals})
         runners = [self._runner(item) for item in proposals]
-        comparison = InterleavedComparison(runners, self.known, self._objective, self._usual)
+        comparison = InterleavedComparison(runners, self.known, self._objective, self._unthrottled)
         rounds = comparison.run(FIRST_ROUNDS).affordable(FINAL_ROUNDS)
         found, noisy = self._trusted(comparison, rounds, len(runners))
         return [found.timed(number, noisy=noisy) for number in range(len(runners))]
@@ -159,11 +159,11 @@ class KernelMeasurer:
         were timed before, 1 where none was."""
         ratios: list[float] = []
         for number, runner in enumerate(rounds.comparison.runners):
-            pace = rounds.pace(number)
-            best = min(pace, self._paces.get(runner.key, pace))
-            self._paces[runner.key] = best
+            took = rounds.fast_us(number)
+            best = min(took, self._fastest_us.get(runner.key, took))
+            self._fastest_us[runner.key] = best
             if number < before:
-                ratios.append(pace / best)
+                ratios.append(took / best)
         return median(ratios) if ratios else 1.0
 
     def _runner(self, proposal: Timeable) -> Runner:
@@ -222,7 +222,7 @@ class KernelMeasurer:
         return packed_before(self._workload)
 
     @cached_property
-    def _usual(self) -> Callable[[], bool] | None:
+    def _unthrottled(self) -> Callable[[], bool] | None:
         """Whether the CPU's product instruction runs as fast as it does at best."""
         probe = open_target(self._spec).throttle_probe()
         return None if probe is None else probe.is_unthrottled

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cpembed.errors import ProgramError
 from cpembed.targets.vta.config import VtaConfig
-from cpembed.targets.vta.formats import INSTRUCTION_BYTES, CandidatePool, Opcode, formats_of
+from cpembed.targets.vta.formats import INSTRUCTION_BYTES, Field, Opcode, formats_of
 from cpembed.targets.vta.isa import (
     Alu,
     AluOp,
@@ -122,7 +122,7 @@ def unpack_uops(words: NDArray[np.uint32], config: VtaConfig) -> tuple[Numbers, 
     return dst, src, wgt
 
 
-def misfit(field: CandidatePool, value: object) -> str | None:
+def misfit(field: Field, value: object) -> str | None:
     """What is wrong with a field's value, or None."""
     if not isinstance(value, int | np.integer):
         return f"{field.name} is {value!r}, not an integer"
@@ -152,7 +152,7 @@ def _packed(columns: NDArray[Any], config: VtaConfig) -> NDArray[np.uint32]:
     return words.astype("<u4")
 
 
-def _first_misfit(columns: NDArray[Any], fields: Sequence[CandidatePool]) -> tuple[int, str] | None:
+def _first_misfit(columns: NDArray[Any], fields: Sequence[Field]) -> tuple[int, str] | None:
     """The first row with a value that its field does not take, and what is wrong with it."""
     rows: Iterable[int] = range(len(columns))
     if columns.dtype.kind in _INTEGERS:
@@ -168,13 +168,13 @@ def _first_misfit(columns: NDArray[Any], fields: Sequence[CandidatePool]) -> tup
     return None
 
 
-def _insert(words: Words, field: CandidatePool, values: Numbers) -> None:
+def _insert(words: Words, field: Field, values: Numbers) -> None:
     half, shift = divmod(field.low, 64)
     bits = values.astype(np.uint64) & np.uint64((1 << field.bits) - 1)
     words[:, half] |= bits << np.uint64(shift)
 
 
-def _extract(words: Words, field: CandidatePool) -> Numbers:
+def _extract(words: Words, field: Field) -> Numbers:
     half, shift = divmod(field.low, 64)
     bits = (words[:, half] >> np.uint64(shift)) & np.uint64((1 << field.bits) - 1)
     values = bits.astype(np.int64)
@@ -182,7 +182,7 @@ def _extract(words: Words, field: CandidatePool) -> Numbers:
 
 
 def _check_words(
-    words: Words, opcodes: Numbers, instructions: dict[Opcode, tuple[CandidatePool, ...]]
+    words: Words, opcodes: Numbers, instructions: dict[Opcode, tuple[Field, ...]]
 ) -> None:
     """Raise the error of the first word that is no instruction."""
     used = np.zeros((8, 2), dtype=np.uint64)
@@ -201,7 +201,7 @@ def _check_words(
         _refuse(row, low | high << 64, instructions)
 
 
-def _refuse(row: int, word: int, instructions: dict[Opcode, tuple[CandidatePool, ...]]) -> NoReturn:
+def _refuse(row: int, word: int, instructions: dict[Opcode, tuple[Field, ...]]) -> NoReturn:
     code = word & 7
     if code not in {*Opcode}:
         allowed = ", ".join(f"{opcode.value} {opcode.name}" for opcode in Opcode)

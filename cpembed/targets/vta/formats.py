@@ -33,7 +33,7 @@ class Opcode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CandidatePool:
+class Field:
     """``bits`` bits from bit ``low`` on; ``name`` is the attribute in :mod:`isa`, with dots.
 
     ``choices`` are the codes of a field that does not take all of its values.
@@ -64,10 +64,10 @@ class CandidatePool:
 class Formats:
     """Fields of the instructions by opcode (the opcode itself left out), and of a micro-op."""
 
-    instructions: dict[Opcode, tuple[CandidatePool, ...]]
-    uop: tuple[CandidatePool, ...]
+    instructions: dict[Opcode, tuple[Field, ...]]
+    uop: tuple[Field, ...]
 
-    def field(self, opcode: Opcode, name: str) -> CandidatePool:
+    def field(self, opcode: Opcode, name: str) -> Field:
         return next(field for field in self.instructions[opcode] if field.name == name)
 
 
@@ -130,16 +130,14 @@ def _factors(name: str, bits: int) -> tuple[tuple[str, int], tuple[str, int]]:
     return (f"{name}.outer", bits), (f"{name}.inner", bits)
 
 
-def _placed(name: str, widths: tuple[_Width, ...]) -> tuple[CandidatePool, ...]:
+def _placed(name: str, widths: tuple[_Width, ...]) -> tuple[Field, ...]:
     """Fields of an instruction, without its opcode."""
     return _packed(name, (("opcode", 3), *_TOKENS, *widths), _HALF, _WHOLE)[1:]
 
 
-def _packed(
-    name: str, widths: tuple[_Width, ...], unit: int, size: int
-) -> tuple[CandidatePool, ...]:
+def _packed(name: str, widths: tuple[_Width, ...], unit: int, size: int) -> tuple[Field, ...]:
     """Fields one after the other, none across a multiple of ``unit``, in ``size`` bits."""
-    fields: list[CandidatePool] = []
+    fields: list[Field] = []
     end = 0
     for field, bits, *choices in widths:
         low = end if end // unit == (end + bits - 1) // unit else -(-end // unit) * unit
@@ -154,5 +152,5 @@ def _packed(
             )
         if field != _RESERVED:
             signed = field == "immediate"
-            fields.append(CandidatePool(field, low, bits, signed, choices[0] if choices else None))
+            fields.append(Field(field, low, bits, signed, choices[0] if choices else None))
     return tuple(fields)

@@ -64,7 +64,7 @@ class ThrottlingProbe:
         products = [name for name, wanted in FEATURES.items() if features.issuperset(wanted)]
         if not products or lacking(FEATURES[products[0]]):
             return None
-        return _pace(products[0], thread_count())
+        return _probe(products[0], thread_count())
 
     def wait(self) -> bool:
         """Run the loop until it takes about as long as it did at best; False where it does not for
@@ -93,6 +93,6 @@ class ThrottlingProbe:
 
 
 @cache
-def _pace(product: str, threads: int) -> ThrottlingProbe:
+def _probe(product: str, threads: int) -> ThrottlingProbe:
     """One for each: what it knows of the machine's best grows."""
     return ThrottlingProbe(product, threads)

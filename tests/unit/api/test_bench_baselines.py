@@ -29,8 +29,7 @@ from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
 from cpembed.kernel.epilogue import Epilogue, channel_numbers
 from cpembed.kernel.runtime import thread_count
-from cpembed.measure import interleaved as turns
-from cpembed.measure import load
+from cpembed.measure import interleaved, load
 from cpembed.measure.runner import Quantiles
 from cpembed.report.bench import report
 from cpembed.report.bench_plot import plot_svg
@@ -67,9 +66,9 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> FakeBaseline:
         bench_baselines, "compare_interleaved", partial(compare_interleaved, rounds=3, round_ms=0.5)
     )
     # Whatever else this machine does, nothing is disturbed.
-    monkeypatch.setattr(turns, "wait_for_idle_threads", lambda: True)
+    monkeypatch.setattr(interleaved, "wait_for_idle_threads", lambda: True)
     monkeypatch.setattr(load, "_elsewhere", lambda: 0.0)
-    monkeypatch.setattr(turns, "UNSURE", math.inf)
+    monkeypatch.setattr(interleaved, "UNSURE", math.inf)
     return fake
 
 
@@ -220,7 +219,7 @@ def test_a_disturbed_comparison_is_worth_another_try(
     baseline: FakeBaseline, opened: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(turns, "wait_for_idle_threads", lambda: False)
+        patch.setattr(interleaved, "wait_for_idle_threads", lambda: False)
         row = complete(opened()).finished()[0]
     assert row.run is not None
     assert row.run.baselines["fake"].noisy

@@ -313,12 +313,12 @@ def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
 def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned(tmp_path: Path) -> None:
     opened = open_tuning(layer(), SPEC, candidates=4, database=tmp_path)
     assert isinstance(opened, OpenTuning)
-    usual = choose(Request(layer(), SPEC, untuned=True))
-    assert isinstance(usual, Chosen)
+    unthrottled = choose(Request(layer(), SPEC, untuned=True))
+    assert isinstance(unthrottled, Chosen)
     field = opened.tuning.field
     first = field.designs[0].ranked
-    assert first.candidate.identifier == usual.candidate.candidate.identifier
-    assert field.untuned == usual.choice.schedule
+    assert first.candidate.identifier == unthrottled.candidate.candidate.identifier
+    assert field.untuned == unthrottled.choice.schedule
     assert first.constraints.startswith("in_place_padded")
     sets = {design.ranked.constraints for design in field.designs}
     assert {"in_place_padded", f"in_place_padded, {OVER_ROWS}", "complete"} <= sets

@@ -19,7 +19,7 @@ from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_numbers
-from cpembed.measure import interleaved as turns
+from cpembed.measure import interleaved
 from cpembed.measure.verification import Expected
 from cpembed.operators.einsum import gemm
 from cpembed.targets.cpu.build import build
@@ -42,7 +42,7 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
     subject = Subject(workload, "conv2d", {})
     inputs = random_inputs(workload, 0)
 
-    def call(*forms: FakeForm, pace: ThrottlingProbe | None = None) -> Comparison | NotCovered:
+    def call(*forms: FakeForm, probe: ThrottlingProbe | None = None) -> Comparison | NotCovered:
         def contenders(subject: Subject, inputs: Arrays) -> Sequence[Contender]:
             right = reference(workload, inputs)
             for form in forms:
@@ -57,7 +57,7 @@ def fought(kernel: CompiledKernel) -> Callable[..., Comparison | NotCovered]:
 
         baseline = FakeBaseline(contenders)
         return compare_interleaved(
-            kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5, pace=pace
+            kernel_of, baseline, subject, inputs, rounds=2, round_ms=0.5, probe=probe
         )
 
     return call
@@ -85,9 +85,9 @@ def test_the_fastest_right_form_by_its_own_account(
     ratio, packing = (found.primitive_ratio(packing=packing) for packing in (False, True))
     assert ratio is not None
     assert packing is not None
-    ours = found.turns.samples["ours"]
+    ours = found.interleaved.samples["ours"]
     assert ratio.median == pytest.approx(np.median([200 / us for us in ours]))
-    whole = found.turns.samples["ours with packing"]
+    whole = found.interleaved.samples["ours with packing"]
     assert packing.median == pytest.approx(np.median([207 / us for us in whole]))
     assert found.call_ratio(packing=False).median > 0
 
@@ -188,7 +188,7 @@ def test_packing_is_part_of_the_second_time(
         return marked
 
     monkeypatch.setattr(runtime.Function, "bound", counted)
-    monkeypatch.setattr(turns, "wait_for_idle_threads", lambda: True)
+    monkeypatch.setattr(interleaved, "wait_for_idle_threads", lambda: True)
     fought(FakeForm("right", EXACT))
     assert not kernel.is_packed_in_place("I")
     whole = [k for k, name in enumerate(called) if name == "I"]
@@ -240,7 +240,7 @@ def test_a_bfloat16_result_may_be_off_by_its_rounding() -> None:
     assert not expected.judge_converted(wrong).verified
 
 
-class FakePace(ThrottlingProbe):
+class FakeProbe(ThrottlingProbe):
     """Products that take a millisecond, whatever the machine does."""
 
     macs = 10**6
@@ -258,10 +258,10 @@ class FakePace(ThrottlingProbe):
 def test_the_products_alone_are_timed_beside_both(
     fought: Callable[..., Comparison | NotCovered],
 ) -> None:
-    found = fought(FakeForm("right", EXACT, 1e-4, primitive_us=200.0), pace=FakePace())
+    found = fought(FakeForm("right", EXACT, 1e-4, primitive_us=200.0), probe=FakeProbe())
     assert isinstance(found, Comparison)
     assert found.share is not None
-    loops = found.turns.samples["products"]
+    loops = found.interleaved.samples["products"]
     assert found.peak is not None
     assert found.peak.median == pytest.approx(np.median(loops) * found.share)
     assert found.peak.median >= 1000 * found.share

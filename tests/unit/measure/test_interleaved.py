@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.measure import interleaved as turns
-from cpembed.measure import load
+from cpembed.measure import interleaved, load
 from cpembed.measure.interleaved import ATTEMPTS, BUSY, Interleaved, Work, time_interleaved
 
 ROUNDS = 4
@@ -41,7 +40,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         pauses.append("pause")
         return True
 
-    monkeypatch.setattr(turns, "wait_for_idle_threads", wait)
+    monkeypatch.setattr(interleaved, "wait_for_idle_threads", wait)
     monkeypatch.setattr(load, "_elsewhere", lambda: 0.0)
     return pauses
 
@@ -202,8 +201,8 @@ def test_rounds_of_a_slow_machine_are_repeated_and_left_out() -> None:
     log = Log()
     sides = {"a": log.side("a", repeat(100.0), "tvm"), "b": log.side("b", repeat(200.0), "tvm")}
     answers = chain([True, True, False, True], repeat(True))
-    found = time_interleaved(sides, rounds=ROUNDS, round_ms=1.0, usual=lambda: next(answers))
-    assert (found.slow, found.paced) == (1, True)
+    found = time_interleaved(sides, rounds=ROUNDS, round_ms=1.0, unthrottled=lambda: next(answers))
+    assert (found.slow, found.enough) == (1, True)
     assert [len(samples) for samples in found.samples.values()] == [ROUNDS, ROUNDS]
     assert not found.is_noisy
 
@@ -211,7 +210,9 @@ def test_rounds_of_a_slow_machine_are_repeated_and_left_out() -> None:
 def test_a_machine_that_is_never_itself_is_noisy() -> None:
     log = Log()
     sides = {"a": log.side("a", repeat(100.0), "tvm"), "b": log.side("b", repeat(200.0), "tvm")}
-    found = time_interleaved(sides, rounds=ROUNDS, round_ms=1.0, attempts=1, usual=lambda: False)
-    assert not found.paced
+    found = time_interleaved(
+        sides, rounds=ROUNDS, round_ms=1.0, attempts=1, unthrottled=lambda: False
+    )
+    assert not found.enough
     assert found.is_noisy
-    assert len(found.samples["a"]) == found.slow == ROUNDS * turns.PATIENCE
+    assert len(found.samples["a"]) == found.slow == ROUNDS * interleaved.PATIENCE

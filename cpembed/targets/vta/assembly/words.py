@@ -10,7 +10,7 @@ from cpembed.errors import ProgramError
 from cpembed.hw.schema import close_match, one_of
 from cpembed.targets.vta.container import NAME_RULE, TENSOR_NAME
 from cpembed.targets.vta.encoding import misfit
-from cpembed.targets.vta.formats import CandidatePool
+from cpembed.targets.vta.formats import Field
 
 NUMBER = re.compile(r"-?(?:0x[0-9a-fA-F]+|[0-9]+)")
 
@@ -98,7 +98,7 @@ class Words:
             raise self.error(word, f"{text!r} is unknown; allowed: {allowed}")
         return text
 
-    def check(self, word: Word, spec: CandidatePool, value: int) -> None:
+    def check(self, word: Word, spec: Field, value: int) -> None:
         """A value has to fit its field."""
         problem = misfit(spec, value)
         if problem is not None:

@@ -53,19 +53,19 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rounds], list[tuple[int,
     def use(rounds_of: Rounds) -> list[tuple[int, list[str]]]:
         asked: list[tuple[int, list[str]]] = []
 
-        def turns(
+        def interleaved(
             sides: Mapping[str, Work],
             *,
             rounds: int,
             round_ms: float,
             attempts: int,
-            usual: Callable[[], bool] | None,
+            unthrottled: Callable[[], bool] | None,
         ) -> Interleaved:
             asked.append((rounds, list(sides)))
             samples = {name: rounds_of(name, rounds) for name in sides}
             return Interleaved(samples, elsewhere=0.0, rested=True)
 
-        monkeypatch.setattr(cpu_contest, "time_interleaved", turns)
+        monkeypatch.setattr(cpu_contest, "time_interleaved", interleaved)
         return asked
 
     return use
@@ -197,18 +197,20 @@ def test_moves_count_in_the_total_as_whole_calls(
 def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def turns(sides: Mapping[str, Work], *, usual: Any, rounds: int, **named: Any) -> Interleaved:
-        asked.append(usual)
+    def interleaved(
+        sides: Mapping[str, Work], *, unthrottled: Any, rounds: int, **named: Any
+    ) -> Interleaved:
+        asked.append(unthrottled)
         return Interleaved({name: [10.0] * rounds for name in sides}, elsewhere=0.0, rested=True)
 
     class Slow:
         def is_unthrottled(self) -> bool:
             return False
 
-    monkeypatch.setattr(cpu_contest, "time_interleaved", turns)
+    monkeypatch.setattr(cpu_contest, "time_interleaved", interleaved)
     monkeypatch.setattr(X86Target, "throttle_probe", lambda self: Slow())
     bench("kernel").measure(proposals()[0], None)
-    assert [usual() for usual in asked] == [False, False]
+    assert [unthrottled() for unthrottled in asked] == [False, False]
 
 
 def test_moves_do_not_count_for_the_kernel_alone(timed: Callable[[Rounds], list[Any]]) -> None:

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 import pytest
 
 from cpembed.api.solve import hardware_spec
-from cpembed.targets.x86 import throttling as pace
+from cpembed.targets.x86 import throttling
 from cpembed.targets.x86.features import missing_features
 from cpembed.targets.x86.throttling import UNTHROTTLED, ThrottlingProbe
 
@@ -32,7 +32,7 @@ def test_slow_is_what_takes_longer_than_the_best() -> None:
 def test_waiting_ends_when_the_machine_is_itself_or_patience_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pace, "PATIENCE", 0.01)
+    monkeypatch.setattr(throttling, "PATIENCE", 0.01)
     assert Scripted(100, 100).wait()
     slow = Scripted(100, 100, 900)
     assert slow.wait()
