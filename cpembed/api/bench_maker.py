@@ -71,7 +71,7 @@ class RowMaker:
         kept = None if self.untuned else self._kept(layer, run.instead)
         if kept is None or run.tuned is None:
             return kept is None and run.tuned is None
-        known = kept.trial.identifier, kept.trials
+        known = kept.trial.identifier.split("+")[0], kept.trials
         return known == (run.tuned.embedding, run.tuned.trials)
 
     def _kept(self, layer: Layer, instead: str | None) -> Record[Any] | None:

@@ -111,8 +111,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     max_error: Time | None
     latency_us: Quantiles | None
     generic_latency_us: Quantiles | None
-    packing_us: Time
-    unpacking_us: Time
+    packing_us: Time | None
+    unpacking_us: Time | None
     packed_ahead: list[str]
     gops: Positive | None
     gops_with_packing: Positive | None

@@ -83,7 +83,7 @@ def _whole_us(run: RunRow) -> float:
     if run.whole_us is not None:
         return run.whole_us.median
     latency = 0.0 if run.latency_us is None else run.latency_us.median
-    return latency + run.packing_us + run.unpacking_us
+    return latency + (run.packing_us or 0.0) + (run.unpacking_us or 0.0)
 
 
 def _runs(rows: Sequence[BenchRow]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from cpembed.api.solve import Progress, SolveResult, explained, hardware_spec, s
 from cpembed.api.widening import best_of
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
-from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
+from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Storing
@@ -267,7 +267,7 @@ def _alternative(asked: Request, solved: SolveResult, ours: float | None = None)
     for name in solved.target.alternatives:
         try:
             found = choose(replace(asked, target=name))
-        except (BackendUnavailable, LoweringError, WorkloadError):
+        except (BackendUnavailable, LoweringError, SpecError, WorkloadError):
             # Also of types that the other one does not multiply.
             continue
         if not isinstance(found, Chosen):

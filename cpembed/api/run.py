@@ -74,9 +74,10 @@ def run(
 
     ``output`` is what is stored of the sums, of what the target stores: kernels of CPUs one of
     :data:`~cpembed.kernel.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
-    negative ones as 0; a VTA one of :data:`~cpembed.targets.vta.tail.OutputForm`, which may have a
-    ``shift``. ``bias`` adds a vector of the sums' type to them, ``scale`` then multiplies by one of
-    float32, both random, with an element for each channel.
+    negative ones as 0; other targets have forms of their own, with a ``shift`` where they take one
+    (:meth:`~cpembed.targets.base.Target.epilogue`). ``bias`` adds a vector of the sums' type to
+    them, ``scale`` then multiplies by one of float32, both random, with an element for each
+    channel.
 
     ``constraints`` None takes the sets that :func:`~cpembed.api.solve.solve` does. ``rank`` and
     ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are

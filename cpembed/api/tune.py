@@ -213,6 +213,9 @@ def open_tuning(
         usual = choose(asked)
         if isinstance(usual, Chosen) and usual.plan.native:
             spec, machine = usual.solved.target, usual.plan.target
+            # An alternative may be another kind of target.
+            require_tunable(spec)
+            _check_options(machine, output, objective)
     wide = solve(
         workload, spec, constraints or WIDEST, top=max(candidates, CONSIDERED), timeout=limit,
         seed=seed, progress=progress,
@@ -222,7 +225,8 @@ def open_tuning(
     first = usual.plan.choices if isinstance(usual, Chosen) and usual.plan.native else ()
     if not first and not wide.embeddings:
         return wide
-    machine = machine.minimising(objective)
+    if objective is not None:
+        machine = machine.minimising(objective)
     epilogue = machine.epilogue(workload, storing)
     if not first and machine.compares_always:
         with suppress(LoweringError):
@@ -250,7 +254,11 @@ def _field(
     ranked = [choice.candidate for choice in first]
     designs: list[Design[Any]] = []
     refused: dict[str, str] = {}
+    seen: set[str] = set()
     for item in (*ranked, *target.variants(others, fuses=fuses)):
+        if item.candidate.identifier in seen:
+            continue
+        seen.add(item.candidate.identifier)
         try:
             lowered = target.lower(item.candidate.program, epilogue)
             designs.append(Design(item, lowered, target.space(lowered)))

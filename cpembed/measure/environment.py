@@ -68,7 +68,7 @@ def source_digest() -> str:
     """Hash of the package's code and tables: in a checkout both change under one version."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*")):
-        if path.suffix in (".py", ".csv") and path.is_file():
+        if path.suffix in (".py", ".csv", ".toml") and path.is_file():
             digest.update(path.relative_to(_PACKAGE).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

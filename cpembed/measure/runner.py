@@ -52,17 +52,18 @@ class Timing:
     ``latency_us`` is the contraction alone, on packed operands; None where its numbers were
     emulated. ``cycles``, at ``clock_mhz``, are those of a simulated machine. ``packing_us`` covers
     the inputs not in ``packed_ahead`` (weights are packed once, before); it and ``unpacking_us``
-    are medians, 0 where the layouts are the same memory. ``whole_us`` is one call that does all of
-    it, each thread packing its own share inside the kernel where that is possible; None where there
-    is no such call. ``macs`` are those of the workload, padding not counted. ``noisy``: one of the
-    times still varied by more than :data:`NOISE` at the last of :data:`ATTEMPTS`.
+    are medians, 0 where the layouts are the same memory, None where they were not timed.
+    ``whole_us`` is one call that does all of it, each thread packing its own share inside the
+    kernel where that is possible; None where there is no such call. ``macs`` are those of the
+    workload, padding not counted. ``noisy``: one of the times still varied by more than
+    :data:`NOISE` at the last of :data:`ATTEMPTS`.
     """
 
     provenance: Provenance
     macs: int
     latency_us: Quantiles | None
-    packing_us: float = 0.0
-    unpacking_us: float = 0.0
+    packing_us: float | None = None
+    unpacking_us: float | None = None
     packed_ahead: tuple[str, ...] = ()
     noisy: bool = False
     whole_us: Quantiles | None = None

@@ -112,7 +112,7 @@ def _ran_simulated(row: BenchRow) -> list[str]:
         f"{run.cycles:,}",
         f"{run.simulated_us:,.1f}",
         *(form.format(own[name]) if name in own else "" for name, form in formats.items()),
-        *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
+        *_moves(run),
     ]
 
 
@@ -123,10 +123,15 @@ def _ran(row: BenchRow) -> list[str]:
     return [
         _verified(row),
         *_latency(run),
-        *(f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)),
+        *_moves(run),
         *([f"{run.gops:.1f}"] if run.gops is not None else []),
         *([f"{run.peak_share:.1%}"] if run.peak_share is not None else []),
     ]
+
+
+def _moves(run: RunRow) -> list[str]:
+    """Packing and unpacking; empty cells where they were not timed."""
+    return ["" if us is None else f"{us:.1f}" for us in (run.packing_us, run.unpacking_us)]
 
 
 def _latency(run: RunRow) -> list[str]:

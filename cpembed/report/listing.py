@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.kernel.runtime import compiled_for
@@ -39,8 +40,16 @@ def targets_json() -> dict[str, Any]:
     }
 
 
+def _missing(spec: HardwareSpec) -> tuple[str, ...]:
+    """What executing it lacks; one faulty target leaves the others of the list alone."""
+    try:
+        return missing_for(spec)
+    except SpecError as error:
+        return (str(error),)
+
+
 def _target_row(spec: HardwareSpec) -> tuple[str, ...]:
-    instruction, missing = spec.instruction, missing_for(spec)
+    instruction, missing = spec.instruction, _missing(spec)
     dtypes = "  ".join(f"{name} {'|'.join(types)}" for name, types in instruction.dtypes.items())
     extents = "  ".join(f"{axis.name} {axis.describe_allowed()}" for axis in instruction.axes)
     return spec.name, str(instruction.computation), extents, dtypes, _here(spec, missing)
@@ -54,7 +63,7 @@ def _here(spec: HardwareSpec, missing: Sequence[str]) -> str:
 
 
 def _target_json(spec: HardwareSpec) -> dict[str, Any]:
-    instruction, missing = spec.instruction, missing_for(spec)
+    instruction, missing = spec.instruction, _missing(spec)
     provenance = None if missing else open_target(spec).provenance
     return {
         "name": spec.name,

@@ -116,8 +116,7 @@ def _times(result: RunResult) -> list[_Row]:
         rows.append(("portable", f"{latency}, not the instruction's time"))
     elif times.provenance is Provenance.MEASURED:
         rows.append(("latency", f"{latency}, {times.gops:.1f} GOPS"))
-    here = "" if times.provenance is Provenance.MEASURED else "; measured on this machine"
-    return [*rows, ("packing", f"{_packing(times)}{here}"), *_noise(noisy=times.noisy)]
+    return [*rows, *_packing(times), *_noise(noisy=times.noisy)]
 
 
 def _expected(result: RunResult) -> list[_Row]:
@@ -145,10 +144,13 @@ def _quantiles(times: Quantiles) -> str:
     return f"{median} (p10 {p10}, p90 {p90})"
 
 
-def _packing(times: Timing) -> str:
+def _packing(times: Timing) -> list[_Row]:
+    if times.packing_us is None or times.unpacking_us is None:
+        return []
+    here = "" if times.provenance is Provenance.MEASURED else "; measured on this machine"
     ahead = f"; {', '.join(times.packed_ahead)} packed ahead" if times.packed_ahead else ""
     whole = ""
     if times.whole_us is not None and times.packing_us + times.unpacking_us > 0:
         whole = f"; {wording.duration(times.whole_us.median)} with the contraction, in one call"
     apart = f"unpacking {wording.duration(times.unpacking_us)}"
-    return f"{wording.duration(times.packing_us)}, {apart}{whole}{ahead}"
+    return [("packing", f"{wording.duration(times.packing_us)}, {apart}{whole}{ahead}{here}")]

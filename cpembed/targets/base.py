@@ -31,7 +31,7 @@ from cpembed.provenance import Provenance
 from cpembed.selection.candidate import Candidate
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.database import Trial, problem_key, store_of
+from cpembed.tuning.database import Trial, module_digest, problem_key, store_of
 from cpembed.tuning.plain import PlainTrial
 from cpembed.tuning.session import CandidatePool, Task, Tuning
 from cpembed.tuning.space import Proposal, S, Space
@@ -79,6 +79,8 @@ class Details:
 class Target(ABC, Generic[L, S, A]):
     """A machine with one instruction, which executes derived programs."""
 
+    objective: str | None
+    """What tuning minimises: the first of ``objectives``, unless :meth:`minimising` made this."""
     provenance: Provenance = Provenance.MEASURED
     """How its times come about."""
     unit: ClassVar[str] = "us"
@@ -86,6 +88,7 @@ class Target(ABC, Generic[L, S, A]):
 
     def __init__(self, spec: HardwareSpec) -> None:
         self.spec = spec
+        self.objective = next(iter(self.objectives), None)
 
     @abstractmethod
     def missing(self) -> tuple[str, ...]:
@@ -277,6 +280,10 @@ class Target(ABC, Generic[L, S, A]):
         return {
             **problem_key(workload, self.spec, constraints),
             "kind": self.trial.kind,
+            "executor": self.spec.backend,
+            "objective": objective,
+            "module": type(self).__module__,
+            "source": module_digest(type(self).__module__),
             "stored": None if epilogue is None else str(epilogue),
             "figures": self.figures(),
             "version": versions()["cpembed"],
@@ -295,7 +302,7 @@ class Target(ABC, Generic[L, S, A]):
         self, task: Task, field: CandidatePool[S], epilogue: Any, folder: Path
     ) -> Tuning[Any, S]:
         """A search that is ready to run."""
-        key = self.trial_key(task.workload, task.constraints, epilogue, None)
+        key = self.trial_key(task.workload, task.constraints, epilogue, self.objective)
         store = store_of(folder, key, self.trial)
 
         def measure(proposal: Proposal[S]) -> Any:
@@ -314,8 +321,9 @@ class Target(ABC, Generic[L, S, A]):
         design, time_taken, error = proposal.design, None, None
         try:
             time_taken = worker.call(
-                _time_of, type(self), self.spec, design.candidate, proposal.schedule, epilogue
-            )
+                _time_of, type(self), self.spec, self.objective,
+                design.candidate, proposal.schedule, epilogue,
+            )  # fmt: skip
         except (LoweringError, CrashError) as refused:
             error = str(refused)
         finite = proposal.estimate < float("inf")
@@ -392,12 +400,18 @@ def verified(
 def _time_of(
     kind: type[Target[Any, Any, Any]],
     spec: HardwareSpec,
+    objective: str | None,
     candidate: Candidate,
     schedule: Any,
     epilogue: Any,
-) -> float | None:
-    """What a schedule takes, in the target's unit, after its numbers were verified."""
+) -> float:
+    """What a schedule takes, in the target's unit, after its numbers were verified.
+
+    Raises :class:`LoweringError` for a target that gives no time here.
+    """
     target, workload = kind(spec), candidate.program.workload
+    if objective is not None:
+        target = target.minimising(objective)
     with step("building a schedule", workload.macs):
         artifact = target.build(target.lower(candidate.program, epilogue), schedule)
     found, inputs = verified(target, artifact, candidate.program.unfused, epilogue, seed=0)
@@ -409,6 +423,8 @@ def _time_of(
         )
     with step("timing a schedule", 10 * workload.macs):
         timing = target.time(artifact, inputs)
-    if target.unit == "cycles":
-        return timing.cycles
-    return None if timing.latency_us is None else timing.latency_us.median
+    latency = None if timing.latency_us is None else timing.latency_us.median
+    found_time = timing.cycles if target.unit == "cycles" else latency
+    if found_time is None:
+        raise LoweringError(f"{spec.name} gives no {target.unit} here: nothing to compare")
+    return found_time

@@ -7,6 +7,7 @@ trials depend on, so that those of another specification or version are never mi
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -227,6 +228,19 @@ def sources_digest(paths: Iterable[Path]) -> str:
     for path in sorted(paths):
         found.update(path.read_bytes())
     return found.hexdigest()
+
+
+def module_digest(module: str) -> str:
+    """Of the package's folder that a module is in, or of a module that is in none; empty where it
+    is not installed."""
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or found.origin is None:
+        return ""
+    path = Path(found.origin)
+    return sources_digest(path.parent.rglob("*.py") if "." in module else [path])
 
 
 def _workload_digest(key: Mapping[str, Any]) -> str:

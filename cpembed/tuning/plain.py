@@ -7,8 +7,8 @@ from typing import Any
 
 from cpembed.measure.environment import versions
 from cpembed.provenance import Provenance
-from cpembed.stores import Positive
-from cpembed.tuning.database import Trial
+from cpembed.stores import Positive, Time
+from cpembed.tuning.database import Trial, module_digest
 from cpembed.wording import duration
 
 
@@ -22,7 +22,7 @@ class PlainTrial(Trial, frozen=True):
     schedule_key: str
     unit: str
     provenance: Provenance
-    estimate: Positive | None
+    estimate: Time | None
     time: Positive | None
 
     @property
@@ -42,7 +42,8 @@ class PlainTrial(Trial, frozen=True):
 
     @classmethod
     def is_current(cls, key: Mapping[str, Any]) -> bool:
-        return key["version"] == versions()["cpembed"]
+        here = versions()["cpembed"], module_digest(key["module"])
+        return (key["version"], key["source"]) == here
 
 
 def figure(value: float, unit: str) -> str:

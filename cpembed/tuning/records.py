@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol
 
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import CpembedError, InvariantError, LoweringError
+from cpembed.errors import CpembedError, InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate, derive_candidate
@@ -213,6 +213,8 @@ def _proven(
         raise Unusable(f"is none of {workload.name} ({reason})") from error
     try:
         require_schedule(candidate, trial)
-    except LoweringError as error:
+    except (
+        CpembedError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError
+    ) as error:  # fmt: skip
         raise Unusable(f"has no such schedule ({error})") from error
     return TunedChoice(candidate, trial, kept.trials, kept.tuned_under)

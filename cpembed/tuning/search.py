@@ -90,7 +90,8 @@ class Search(Generic[S]):
             cost, parent = random.choice(parents)
             child = self._neighbour(parent, random)
             if child is not None and child.estimate < float("inf") and self._is_new(child):
-                children.append((child.estimate * cost / parent.estimate, child))
+                off = cost / parent.estimate if parent.estimate else 1.0
+                children.append((child.estimate * off, child))
         children.sort(key=lambda item: item[0])
         for _, child in children[count:]:
             self._seen.remove(child.key)

@@ -80,8 +80,8 @@ TRIAL = {
 
 
 @pytest.fixture(autouse=True)
-def unit(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(
+def unit(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = install(
         "cpembed-unit",
         {
             "cpembed.targets": {kind: f"unit_target:{kind.title()}" for kind in KINDS}
@@ -95,6 +95,7 @@ def unit(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         },
     )
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "tuned"))
+    return folder
 
 
 @pytest.fixture
@@ -194,6 +195,38 @@ def test_it_is_tuned_and_what_was_tuned_runs(done: Callable[..., Called]) -> Non
     shown = done("explain", *GEMM, *WORKS, "--chosen", "--json").json
     assert shown["tuned"] == ran["tuned"]
     assert done("run", *GEMM, *WORKS, "--untuned", "--json").json["tuned"] is None
+
+
+def test_its_trials_are_of_its_source(done: Callable[..., Called], unit: Path) -> None:
+    call = ("tune", *GEMM, *WORKS, "--trials", "2", "--candidates", "2", "--json")
+    assert done(*call).json["measured"] == 2
+    module = unit / "unit_target.py"
+    module.write_text(module.read_text(encoding="utf-8") + "# faster\n", encoding="utf-8")
+    (file,) = done("tune", "--show", "--json").json["files"]
+    assert not file["current"]
+    assert done("run", *GEMM, *WORKS, "--json").json["tuned"] is None
+    assert done(*call).json["measured"] == 2
+
+
+def test_a_schedule_that_is_none_is_left_out(done: Callable[..., Called]) -> None:
+    document = done(
+        "tune", *GEMM, *WORKS, "--trials", "2", "--candidates", "2", "--json"
+    ).json  # fmt: skip
+    file = Path(document["database"])
+    file.write_text(file.read_text(encoding="utf-8").replace('"count":', '"amount":'))
+    assert done("run", *GEMM, *WORKS, "--json").json["tuned"] is None
+
+
+def test_a_faulty_one_leaves_the_others_listed(unit: Path, done: Callable[..., Called]) -> None:
+    module = unit / "unit_target.py"
+    module.write_text(
+        module.read_text(encoding="utf-8").replace("class Aborts", "class NoMore"),
+        encoding="utf-8",
+    )
+    listed = {entry["name"]: entry for entry in done("targets", "--json").json["targets"]}
+    assert listed["works"]["available"]
+    assert not listed["aborts"]["available"]
+    assert "cpembed-unit" in listed["aborts"]["missing"][0]
 
 
 def test_a_suite_runs_on_it(cpembed: Caller, done: Callable[..., Called], tmp_path: Path) -> None:
