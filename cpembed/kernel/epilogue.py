@@ -1,7 +1,8 @@
 """Epilogue: what is stored of the sums, fused into the store; one description for every target.
 
-In floats ``(sum + bias) * scale``, then the activation, then rounding to the nearest even and
-saturation: the requantization of ONNX's QLinearConv and of oneDNN's post-ops, with zero points 0.
+In floats ``(sum + bias) * scale``, then the activation, then rounding to the nearest even, the zero
+point and saturation: the requantization of ONNX's QLinearConv and of oneDNN's post-ops. A residual
+is added to that as ONNX's QLinearAdd adds it, and stored anew.
 In integers ``(sum + bias) >> shift``, the activation, clipping and saturation: that of VTA's ALU,
 and of fixed-point inference. Each target lowers what it can and refuses the rest
 (:class:`LoweringError`).
@@ -19,8 +20,9 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
 
-SCALE, BIAS = "@scale", "@bias"
-"""Names under which a kernel takes its vectors beside the operands, whose names are identifiers."""
+SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
+"""Names under which a kernel takes its vectors, and a residual, beside the operands, whose names
+are identifiers."""
 
 BYTES = ("int8", "uint8")
 MAX_SHIFT = 31
@@ -59,14 +61,35 @@ class Storing:
 
 
 @dataclass(frozen=True)
+class Residual:
+    """Another tensor of the output's shape, of type ``dtype``, that is added to the stored values.
+
+    Both are what integers of eight bits stand for: of ``q``, which the epilogue would store with
+    zero point z, and ``r`` are stored
+    ``round(fma(q - z, own_scale, (r - zero_point) * scale)) + stored_zero_point``, limited to
+    ``clip``: in float32, the sum rounded once. Floats are added as they are, then limited to
+    at least 0 with ``relu``.
+    """
+
+    dtype: str
+    own_scale: float = 1.0
+    scale: float = 1.0
+    zero_point: int = 0
+    stored_zero_point: int = 0
+    clip: tuple[int, int] | None = None
+    relu: bool = False
+
+
+@dataclass(frozen=True)
 class Epilogue:
     """What happens to the sums before they are stored as ``dtype``.
 
     ``bias``: a vector of the sums' type, an element for each channel, is added; ``scale``: a
-    float32 vector, likewise, is multiplied in float32; ``relu``: negative values become 0. Without
-    a scale, integers stay integers on the way to an integer result: only these are shifted right,
-    by ``shift`` bits, the sign kept, and limited to ``clip``, two numbers; ``wraps``: the lower
-    bits are stored, without saturation.
+    float32 vector, likewise, is multiplied in float32; ``relu``: negative values become 0. With a
+    scale, integers are rounded, ``zero_point`` is added, and they are limited to ``clip``, two
+    numbers. Without one, integers stay integers on the way to an integer result: these are shifted
+    right by ``shift`` bits, the sign kept, and limited likewise; ``wraps``: the lower bits are
+    stored, without saturation. A ``residual`` comes last.
     """
 
     dtype: str
@@ -76,12 +99,24 @@ class Epilogue:
     shift: int = 0
     clip: tuple[int, int] | None = None
     wraps: bool = False
+    zero_point: int = 0
+    residual: Residual | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in RESULT_TYPES:
             raise WorkloadError(
                 f"a kernel stores {', '.join(RESULT_TYPES)}, not {self.dtype}: choose one of these"
             )
+        if self.residual is not None:
+            self._check_residual(self.residual)
+        if self.is_requantized:
+            if self.dtype not in BYTES or self.shift or self.wraps:
+                raise WorkloadError(
+                    "a zero point, and clipping after a scale, are of int8 and uint8 without a "
+                    "shift: store one of these"
+                )
+            self._check_range()
+            return
         if not self.is_integral:
             return
         if self.scale or not is_integer(self.dtype):
@@ -89,6 +124,18 @@ class Epilogue:
                 "a shift, and clipping, are of integers: leave them out, or the scale, and store "
                 "integers"
             )
+        self._check_range()
+
+    def _check_residual(self, residual: Residual) -> None:
+        bytes_both = self.dtype in BYTES and residual.dtype in BYTES and self.scale
+        floats_both = self.dtype == residual.dtype == "float32"
+        if not (bytes_both or floats_both):
+            raise WorkloadError(
+                f"a residual of {residual.dtype} is not added to {self.dtype}: both are float32, "
+                "or integers of eight bits with a scale"
+            )
+
+    def _check_range(self) -> None:
         low, high = self.range
         least, largest = dtype_info(self.dtype).integer_range
         if not 0 <= self.shift <= MAX_SHIFT:
@@ -104,13 +151,20 @@ class Epilogue:
             "negative results as 0": self.relu,
             f"clipped to {' … '.join(map(str, self.clip or ()))}": self.clip is not None,
             "the lower bits": self.wraps,
+            f"around {self.zero_point}": bool(self.zero_point),
+            "a residual added": self.residual is not None,
         }
         return ", ".join([self.dtype, *(step for step, taken in steps.items() if taken)])
 
     @property
     def is_integral(self) -> bool:
         """Whether there is a step that only integers have."""
-        return bool(self.shift or self.clip or self.wraps)
+        return bool(self.shift or (self.clip and not self.scale) or self.wraps)
+
+    @property
+    def is_requantized(self) -> bool:
+        """Whether rounded results are moved or limited before they are stored."""
+        return self.scale and bool(self.zero_point or self.clip)
 
     @property
     def range(self) -> tuple[int, int]:
@@ -125,12 +179,18 @@ class Epilogue:
     def vector_dtype(self, name: str, sums: str) -> str:
         return "float32" if name == SCALE else sums
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """All that a kernel takes beside the operands, in its order."""
+        return self.vectors if self.residual is None else (*self.vectors, RESIDUAL)
+
     def in_integers(self, sums: str) -> bool:
         """Whether no float is involved."""
         return is_integer(sums) and is_integer(self.dtype) and not self.scale
 
-    def expression(self, value: str, sums: str, channel: str) -> str:
-        """TVMScript of the result, from the sum ``value`` of type ``sums``."""
+    def expression(self, value: str, sums: str, channel: str, residual: str = "") -> str:
+        """TVMScript of the result, from the sum ``value`` of type ``sums``; ``residual`` is the
+        element of that."""
         if self.bias:
             value = f"({value} + Bias[{channel}])"
         if self.in_integers(sums):
@@ -141,7 +201,36 @@ class Epilogue:
             value = f"{value} * Scale[{channel}]"
         if self.relu:
             value = f"T.max({value}, T.float32(0))"
+        if self.residual is not None:
+            return self._added(value, self.residual, residual)
         return self._converted(value)
+
+    def _added(self, value: str, residual: Residual, other: str) -> str:
+        if self.dtype == "float32":
+            value = f"({value} + {other})"
+            return f"T.max({value}, T.float32(0))" if residual.relu else value
+        low, high = self.stored_range
+        value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
+        moved = f'T.cast(T.cast({other}, "int32") - {residual.zero_point}, "float32")'
+        value = (
+            f"T.fma({value}, {float32(residual.own_scale)}, {moved} * {float32(residual.scale)})"
+        )
+        low, high = self.residual_range
+        return _byte_bits(value, self.dtype, low, high, residual.stored_zero_point)
+
+    @property
+    def stored_range(self) -> tuple[int, int]:
+        """What rounded results are limited to before the zero point is added."""
+        low, high = self.range
+        return low - self.zero_point, high - self.zero_point
+
+    @property
+    def residual_range(self) -> tuple[int, int]:
+        """What the sum with a residual is limited to before its zero point is added."""
+        assert self.residual is not None
+        low, high = self.residual.clip or dtype_info(self.dtype).integer_range
+        moved = self.residual.stored_zero_point
+        return low - moved, high - moved
 
     def _integer(self, value: str, sums: str) -> str:
         if self.shift:
@@ -161,13 +250,17 @@ class Epilogue:
         if self.dtype == "bfloat16":
             return f'T.cast({_bfloat16_bits(value)}, "uint16")'
         if self.dtype in BYTES:
-            return f'T.cast({_byte_bits(value, self.dtype)}, "{self.dtype}")'
+            return _byte_bits(value, self.dtype, *self.stored_range, self.zero_point)
         low, high = saturated_range(self.dtype)
         clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
         return f'T.cast(T.nearbyint({clipped}), "{self.dtype}")'
 
     def apply(
-        self, sums: NDArray[Any], vectors: dict[str, NDArray[Any]], channel: NDArray[np.int64]
+        self,
+        sums: NDArray[Any],
+        vectors: dict[str, NDArray[Any]],
+        channel: NDArray[np.int64],
+        residual: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
         """What a kernel stores, by numpy; ``channel`` holds each element's channel.
 
@@ -192,8 +285,26 @@ class Epilogue:
                 low, high = self.range
             else:
                 value = np.rint(value)
+                low, high = self.stored_range if self.dtype in BYTES else (low, high)
             value = np.clip(value, low, high)
+        if self.residual is not None and residual is not None:
+            value = self._with_residual(value, self.residual, residual)
+        elif self.zero_point:
+            value = value + value.dtype.type(self.zero_point)
         return value.astype(numpy_dtype(self.dtype))
+
+    def _with_residual(
+        self, value: NDArray[Any], residual: Residual, other: NDArray[Any]
+    ) -> NDArray[Any]:
+        if self.dtype == "float32":
+            value = value + other
+            return np.maximum(value, np.float32(0)) if residual.relu else value
+        moved = (other.astype(np.int32) - residual.zero_point).astype(np.float32)
+        added = (moved * np.float32(residual.scale)).astype(np.float64)
+        # The product of two float32 is exact in float64, so that the sum is rounded once.
+        exact = value.astype(np.float64) * np.float64(np.float32(residual.own_scale)) + added
+        low, high = self.residual_range
+        return np.clip(np.rint(exact.astype(np.float32)), low, high) + residual.stored_zero_point
 
 
 def saturated_range(dtype: str) -> tuple[float, float]:
@@ -215,15 +326,21 @@ _WHOLE = 3 << 22
 is rounded to the nearest even, and its lower bits are the integer's, in two's complement."""
 
 
-def _byte_bits(value: str, dtype: str) -> str:
-    """An int32 whose low eight bits are a float32, rounded and saturated.
+def _byte_bits(value: str, dtype: str, low: int, high: int, zero_point: int) -> str:
+    """The byte of a float32, limited, rounded, and moved by the zero point.
 
     Not by a conversion to integers, some vectors of which LLVM takes apart lane by lane (half the
-    time of a 1x1 layer from 64 to 256 channels).
+    time of a 1x1 layer from 64 to 256 channels): the low eight bits of an int32 are taken.
     """
-    low, high = dtype_info(dtype).integer_range
     clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
-    return f'T.reinterpret({clipped} + T.float32({_WHOLE}), dtype="int32")'
+    whole = f'T.reinterpret({clipped} + T.float32({_WHOLE}), dtype="int32")'
+    moved = f"{whole} + T.int32({zero_point})" if zero_point else whole
+    return f'T.cast({moved}, "{dtype}")'
+
+
+def float32(value: float) -> str:
+    """A constant of TVMScript that is this float32 and no neighbour."""
+    return f"T.float32({float(np.float32(value))!r})"
 
 
 def _bfloat16_bits(value: str) -> str:

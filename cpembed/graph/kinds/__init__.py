@@ -1,0 +1,46 @@
+"""What an operator of a network computes: one class a kind, each with its types and its definition
+in numpy. The set is small and closed: front ends write everything with it."""
+
+from cpembed.graph.kinds.base import Kind, TensorType
+from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input, Number, Scalar
+from cpembed.graph.kinds.movement import (
+    Concat,
+    Expand,
+    Gather,
+    Pad,
+    Reshape,
+    Resize,
+    Slice,
+    Transpose,
+)
+from cpembed.graph.kinds.product import Product
+from cpembed.graph.kinds.quantization import Dequantize, DynamicQuantize, Quantize, Table
+from cpembed.graph.kinds.reductions import LayerNorm, Reduce, Softmax
+from cpembed.graph.kinds.windows import Pool
+
+__all__ = [
+    "Apply",
+    "Concat",
+    "Dequantize",
+    "DynamicQuantize",
+    "Elementwise",
+    "Expand",
+    "Gather",
+    "Input",
+    "Kind",
+    "LayerNorm",
+    "Number",
+    "Pad",
+    "Pool",
+    "Product",
+    "Quantize",
+    "Reduce",
+    "Reshape",
+    "Resize",
+    "Scalar",
+    "Slice",
+    "Softmax",
+    "Table",
+    "TensorType",
+    "Transpose",
+]

@@ -1,0 +1,168 @@
+"""Scalar expressions at every element: arithmetic, activations, comparisons, conversions.
+
+Numbers are float32 unless every input is an integer or a Boolean. A product that is added to
+something is written as one operation, ``fma``, where both sides are to round alike: it rounds once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.graph.kinds.base import Array, Kind, TensorType
+
+
+@dataclass(frozen=True)
+class Input:
+    """An element of an input, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """A constant."""
+
+    value: float | int
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An operation, a key of :data:`OPERATIONS`."""
+
+    operation: str
+    arguments: tuple[Scalar, ...]
+
+
+Scalar = Input | Number | Apply
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """One rounding: the product of two float32 is exact in float64."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+def _erf(x: Array) -> Array:
+    flat = np.fromiter((math.erf(v) for v in x.reshape(-1)), np.float64, x.size)
+    return flat.reshape(x.shape).astype(x.dtype)
+
+
+def _sigmoid(x: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return (1.0 / (1.0 + np.exp(-x.astype(np.float64)))).astype(x.dtype)
+
+
+OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
+    "add": (2, np.add),
+    "sub": (2, np.subtract),
+    "mul": (2, np.multiply),
+    "div": (2, np.divide),
+    "fma": (3, _fma),
+    "max": (2, np.maximum),
+    "min": (2, np.minimum),
+    "pow": (2, np.power),
+    "neg": (1, np.negative),
+    "abs": (1, np.abs),
+    "exp": (1, np.exp),
+    "log": (1, np.log),
+    "sqrt": (1, np.sqrt),
+    "erf": (1, _erf),
+    "tanh": (1, np.tanh),
+    "sigmoid": (1, _sigmoid),
+    "sin": (1, np.sin),
+    "cos": (1, np.cos),
+    "floor": (1, np.floor),
+    "ceil": (1, np.ceil),
+    "round": (1, np.rint),
+    "equal": (2, np.equal),
+    "less": (2, np.less),
+    "less_equal": (2, np.less_equal),
+    "and": (2, np.logical_and),
+    "or": (2, np.logical_or),
+    "not": (1, np.logical_not),
+    "where": (3, np.where),
+}
+"""Arguments and definition of each operation. ``round``: to the nearest even. ``where``: the second
+argument where the first is true, else the third."""
+
+BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
+"""Operations whose result is a Boolean."""
+
+
+@dataclass(frozen=True)
+class Elementwise(Kind):
+    """``expression`` at every element of inputs that are broadcast to one shape as numpy does; the
+    result is converted to ``dtype``: floats to integers by rounding to the nearest even and
+    saturation."""
+
+    expression: Scalar
+    dtype: str
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        try:
+            shape = np.broadcast_shapes(*(i.shape for i in inputs))
+        except ValueError:
+            shapes = " and ".join(str(list(i.shape)) for i in inputs)
+            raise WorkloadError(f"shapes {shapes} do not broadcast") from None
+        return (TensorType(tuple(shape), self.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (kind,) = self.types([TensorType.of(i) for i in inputs])
+        computing = computing_dtype([str(i.dtype) for i in inputs])
+        taken = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
+        with np.errstate(all="ignore"):
+            value = np.broadcast_to(_value(self.expression, taken, computing), kind.shape)
+            return (converted(value, self.dtype),)
+
+    @property
+    def label(self) -> str:
+        names: list[str] = []
+
+        def walk(node: Scalar) -> None:
+            if isinstance(node, Apply):
+                for argument in node.arguments:
+                    walk(argument)
+                names.append(node.operation)
+
+        walk(self.expression)
+        return "+".join(names[:3]) + ("…" if len(names) > 3 else "") or "copy"
+
+
+def computing_dtype(dtypes: Sequence[str]) -> str:
+    """The type in which an expression of such inputs is computed."""
+    if "float64" in dtypes:
+        return "float64"
+    if any(np.dtype(d).kind == "f" or d == "bfloat16" for d in dtypes):
+        return "float32"
+    return "int64" if "int64" in dtypes else "int32"
+
+
+def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
+    if isinstance(node, Input):
+        return inputs[node.number]
+    if isinstance(node, Number):
+        return np.asarray(node.value, np.bool_ if isinstance(node.value, bool) else dtype)
+    count, definition = OPERATIONS[node.operation]
+    arguments = [_value(argument, inputs, dtype) for argument in node.arguments]
+    if len(arguments) != count:
+        raise WorkloadError(f"{node.operation} takes {count} arguments, not {len(arguments)}")
+    return definition(*arguments)
+
+
+def converted(value: Array, dtype: str) -> Array:
+    """To an element type; floats to integers by rounding to the nearest even and saturation."""
+    target = np.dtype(dtype) if dtype != "bfloat16" else _bfloat16()
+    if target.kind in "iu" and value.dtype.kind == "f":
+        limits = np.iinfo(str(target))
+        value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, limits.max)
+    return value.astype(target)
+
+
+def _bfloat16() -> np.dtype[np.generic]:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)

@@ -1,0 +1,203 @@
+"""Operators that only move elements: every element of the result is one of the input, or a pad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
+
+
+@dataclass(frozen=True)
+class Reshape(Kind):
+    """The same elements in row-major order, in another shape."""
+
+    shape: tuple[int, ...]
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        if inputs[0].elements != math.prod(self.shape):
+            raise WorkloadError(f"{inputs[0]} cannot be reshaped to {list(self.shape)}")
+        return (TensorType(self.shape, inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return (inputs[0].reshape(self.shape),)
+
+
+@dataclass(frozen=True)
+class Transpose(Kind):
+    """``order``: of each axis of the result, the axis of the input."""
+
+    order: tuple[int, ...]
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        shape = inputs[0].shape
+        if sorted(self.order) != list(range(len(shape))):
+            raise WorkloadError(f"{list(self.order)} is no order of {len(shape)} axes")
+        return (TensorType(tuple(shape[axis] for axis in self.order), inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return (np.ascontiguousarray(inputs[0].transpose(self.order)),)
+
+
+@dataclass(frozen=True)
+class Concat(Kind):
+    """The inputs one after the other along an axis."""
+
+    axis: int
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        first = inputs[0]
+        axis = axis_of(self.axis, len(first.shape))
+        for other in inputs[1:]:
+            same = len(other.shape) == len(first.shape) and all(
+                a == b for k, (a, b) in enumerate(zip(first.shape, other.shape, strict=True))
+                if k != axis
+            )  # fmt: skip
+            if not same or other.dtype != first.dtype:
+                raise WorkloadError(f"{first} and {other} cannot follow each other on axis {axis}")
+        shape = list(first.shape)
+        shape[axis] = sum(i.shape[axis] for i in inputs)
+        return (TensorType(tuple(shape), first.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return (np.concatenate(inputs, self.axis),)
+
+
+@dataclass(frozen=True)
+class Slice(Kind):
+    """Of each axis the elements from ``starts`` to before ``stops`` by ``steps``, one of each a
+    dimension, within the shape; a step may be negative, then ``stops`` may be -1."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def _ranges(self, shape: Sequence[int]) -> list[range]:
+        if len(shape) != len(self.starts):
+            raise WorkloadError(f"a slice of {len(self.starts)} axes of {list(shape)}")
+        parts = zip(self.starts, self.stops, self.steps, strict=True)
+        ranges = [range(start, stop, step) for start, stop, step in parts]
+        for part, size in zip(ranges, shape, strict=True):
+            if len(part) and not (0 <= part[0] < size and 0 <= part[-1] < size):
+                raise WorkloadError(f"a slice {part} of an axis of {size}")
+        return ranges
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        shape = tuple(len(part) for part in self._ranges(inputs[0].shape))
+        return (TensorType(shape, inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        ranges = self._ranges(inputs[0].shape)
+        return (np.ascontiguousarray(inputs[0][np.ix_(*ranges)]),)
+
+
+@dataclass(frozen=True)
+class Pad(Kind):
+    """``before`` and ``after`` each axis; ``mode``: constant (``value``), edge or reflect."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    value: float | int = 0
+    mode: str = "constant"
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        shape = inputs[0].shape
+        if not len(shape) == len(self.before) == len(self.after):
+            raise WorkloadError(f"padding of {len(self.before)} axes of {list(shape)}")
+        sizes = [b + s + a for b, s, a in zip(self.before, shape, self.after, strict=True)]
+        return (TensorType(tuple(sizes), inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        widths = list(zip(self.before, self.after, strict=True))
+        if self.mode == "constant":
+            return (np.pad(inputs[0], widths, constant_values=self.value),)
+        mode = "edge" if self.mode == "edge" else "reflect"
+        return (np.pad(inputs[0], widths, mode=mode),)
+
+
+@dataclass(frozen=True)
+class Gather(Kind):
+    """The indices (the second input, which may be below 0) along an axis of the first."""
+
+    axis: int
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        data, indices = inputs
+        axis = axis_of(self.axis, len(data.shape))
+        shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+        return (TensorType(shape, data.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        data, indices = inputs
+        size = data.shape[self.axis]
+        if indices.size and not (-size <= indices.min() and indices.max() < size):
+            raise WorkloadError(f"an index beyond the {size} of axis {self.axis}")
+        return (np.take(data, indices, self.axis),)
+
+
+@dataclass(frozen=True)
+class Expand(Kind):
+    """Broadcast to a shape, as numpy does."""
+
+    shape: tuple[int, ...]
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        try:
+            shape = np.broadcast_shapes(inputs[0].shape, self.shape)
+        except ValueError:
+            raise WorkloadError(f"{inputs[0]} does not broadcast to {list(self.shape)}") from None
+        return (TensorType(tuple(shape), inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (kind,) = self.types([TensorType.of(inputs[0])])
+        return (np.ascontiguousarray(np.broadcast_to(inputs[0], kind.shape)),)
+
+
+@dataclass(frozen=True)
+class Resize(Kind):
+    """Another size of the last axes. ``mode``: ``nearest`` or ``linear``; ``coordinates``:
+    ``half_pixel``, ``asymmetric`` or ``align_corners`` (ONNX's coordinate_transformation_mode);
+    ``nearest``: how a coordinate becomes an index, ``round_prefer_floor`` or ``floor``."""
+
+    sizes: tuple[int, ...]
+    mode: str = "nearest"
+    coordinates: str = "half_pixel"
+    nearest: str = "round_prefer_floor"
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        shape = inputs[0].shape
+        return (TensorType((*shape[: -len(self.sizes)], *self.sizes), inputs[0].dtype),)
+
+    def places(self, size: int, result: int) -> Array:
+        """Where, on an axis of ``size``, each of ``result`` elements is read."""
+        at = np.arange(result, dtype=np.float64)
+        if self.coordinates == "align_corners":
+            return at * ((size - 1) / (result - 1)) if result > 1 else at
+        scale = size / result
+        return at * scale if self.coordinates == "asymmetric" else (at + 0.5) * scale - 0.5
+
+    def indices(self, size: int, result: int) -> Array:
+        """The index that each element reads, for ``nearest``."""
+        places = self.places(size, result)
+        rounded = np.floor(places) if self.nearest == "floor" else np.ceil(places - 0.5)
+        return np.clip(rounded, 0, size - 1).astype(np.int64)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        value = inputs[0]
+        for k, result in enumerate(self.sizes):
+            axis = value.ndim - len(self.sizes) + k
+            size = value.shape[axis]
+            if self.mode == "nearest":
+                value = np.take(value, self.indices(size, result), axis)
+                continue
+            places = np.clip(self.places(size, result), 0, size - 1)
+            low = np.floor(places).astype(np.int64)
+            high = np.minimum(low + 1, size - 1)
+            weight = (places - low).reshape([-1 if d == axis else 1 for d in range(value.ndim)])
+            a, b = (np.take(value, i, axis).astype(np.float64) for i in (low, high))
+            value = a * (1 - weight) + b * weight
+        return (value.astype(inputs[0].dtype),)

@@ -1,0 +1,98 @@
+"""Products: what instructions are embedded in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.graph.kinds.base import Array, Kind, TensorType
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import is_integer
+from cpembed.ir.reference import reference
+from cpembed.kernel.epilogue import Epilogue, channel_axes, channel_numbers
+
+
+@dataclass(frozen=True)
+class Product(Kind):
+    """``sum (A - a) * (B - b)`` and what is stored of it.
+
+    ``computation`` has two inputs, A and B, and is indexed as they come, so that a transposition is
+    an index; its shapes are those of the tensors, but for axes that are split (groups of channels:
+    a reshape). Its padding is the zero point, which adds nothing. ``zero_points`` are a and b.
+
+    The inputs are A, B, then the vectors that the ``epilogue`` takes (bias, scale: an element a
+    channel), then the residual where it adds one. Without an epilogue the sums are the result.
+    ``shape`` is the result's, a reshape of the computation's.
+    """
+
+    computation: Computation
+    shape: tuple[int, ...]
+    zero_points: tuple[int, int] = (0, 0)
+    epilogue: Epilogue | None = None
+
+    @property
+    def dtype(self) -> str:
+        """What is stored."""
+        return self.computation.output.dtype if self.epilogue is None else self.epilogue.dtype
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """What the inputs after A and B are: vectors of the epilogue by their names."""
+        return () if self.epilogue is None else self.epilogue.vectors
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        for operand, given in zip(self.computation.inputs, inputs, strict=False):
+            if given.elements != operand.elements or given.dtype != operand.dtype:
+                raise WorkloadError(
+                    f"operand {operand.name} is {given}, the product takes {operand.dtype} "
+                    f"{list(operand.shape)}"
+                )
+        if math.prod(self.shape) != self.computation.output.elements:
+            raise WorkloadError(f"a product of {self.computation.output.shape} as {self.shape}")
+        return (TensorType(self.shape, self.dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        sums = self.sums(inputs[0], inputs[1])
+        if self.epilogue is None:
+            return (sums.reshape(self.shape),)
+        workload, count = self.computation, len(self.vectors)
+        named = zip(self.vectors, inputs[2 : 2 + count], strict=True)
+        vectors = {name: vector.reshape(-1) for name, vector in named}
+        residual = inputs[2 + count].reshape(sums.shape) if self.epilogue.residual else None
+        stored = self.epilogue.apply(sums, vectors, channel_numbers(workload), residual)
+        return (stored.reshape(self.shape),)
+
+    def sums(self, first: Array, second: Array) -> Array:
+        """Before the epilogue, in the computation's shape."""
+        workload = self.computation
+        arrays: dict[str, Array] = {}
+        wide: dict[str, str] = {}
+        for operand, array, zero in zip(
+            workload.inputs, (first, second), self.zero_points, strict=True
+        ):
+            shaped = array.reshape(operand.shape)
+            if zero:
+                shaped = shaped.astype(np.int16) - np.int16(zero)
+                wide[operand.name] = "int16"
+            arrays[operand.name] = shaped
+        if is_integer(workload.output.dtype) and wide:
+            workload = workload.with_dtypes(wide)
+        return reference(workload, arrays)
+
+    @property
+    def channels(self) -> int:
+        """Elements of a vector of the epilogue."""
+        extents = self.computation.extents
+        return math.prod(extents[axis] for axis in channel_axes(self.computation))
+
+    def storing(self, epilogue: Epilogue | None) -> Product:
+        """The same product with another epilogue."""
+        return replace(self, epilogue=epilogue)
+
+    @property
+    def label(self) -> str:
+        return self.computation.name

@@ -1,0 +1,93 @@
+"""Functions of whole rows of a tensor: sums, means, softmax, layer normalisation. In float64,
+rounded once: kernels are compared within a tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
+
+
+@dataclass(frozen=True)
+class Reduce(Kind):
+    """``what``: sum, mean, max, min or prod over ``axes``, which stay with extent 1 where ``keeps``
+    says so."""
+
+    what: str
+    axes: tuple[int, ...]
+    keeps: bool
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        shape = inputs[0].shape
+        axes = {axis_of(axis, len(shape)) for axis in self.axes}
+        kept = [
+            1 if k in axes else size for k, size in enumerate(shape) if self.keeps or k not in axes
+        ]
+        return (TensorType(tuple(kept), inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (x,) = inputs
+        wide = x.astype(np.float64) if x.dtype.kind == "f" or self.what == "mean" else x
+        function = {
+            "sum": np.sum,
+            "mean": np.mean,
+            "max": np.max,
+            "min": np.min,
+            "prod": np.prod,
+        }[self.what]
+        value = function(wide, axis=self.axes, keepdims=self.keeps)
+        if x.dtype.kind in "iu" and self.what == "mean":
+            value = np.rint(value)
+        return (np.asarray(value).astype(x.dtype),)
+
+    @property
+    def label(self) -> str:
+        return f"reduce {self.what}"
+
+
+@dataclass(frozen=True)
+class Softmax(Kind):
+    """``exp(x - max) / sum(exp(x - max))`` along an axis; ``log``: its logarithm."""
+
+    axis: int
+    log: bool = False
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        axis_of(self.axis, len(inputs[0].shape))
+        return (inputs[0],)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        (x,) = inputs
+        wide = x.astype(np.float64)
+        shifted = wide - wide.max(axis=self.axis, keepdims=True)
+        total = np.exp(shifted).sum(axis=self.axis, keepdims=True)
+        value = shifted - np.log(total) if self.log else np.exp(shifted) / total
+        return (value.astype(x.dtype),)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Kind):
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on; the
+    inputs are x, the scale and the bias, of those axes' shape."""
+
+    axis: int
+    epsilon: float
+
+    def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
+        axis_of(self.axis, len(inputs[0].shape))
+        return (inputs[0],)
+
+    def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        x, scale, bias = (i.astype(np.float64) for i in inputs)
+        axes = tuple(range(axis_of(self.axis, x.ndim), x.ndim))
+        centred = x - x.mean(axis=axes, keepdims=True)
+        variance = (centred**2).mean(axis=axes, keepdims=True)
+        value = centred / np.sqrt(variance + self.epsilon) * scale + bias
+        return (value.astype(inputs[0].dtype),)
+
+    @property
+    def label(self) -> str:
+        return "layer norm"
