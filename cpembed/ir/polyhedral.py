@@ -48,3 +48,12 @@ def _term_text(term: IndexTerm, dims: Mapping[str, str]) -> str:
     if term.modulus is not None:
         body = f"(({body}) mod {term.modulus})"
     return f"({term.coefficient} * ({body}))"
+
+
+def same_map(first: str, second: str) -> bool:
+    """Whether two relations, as isl writes them, are the same.
+
+    >>> same_map("{ [i] -> [i + i] }", "{ [i] -> [2i] }")
+    True
+    """
+    return bool(isl.Map(first).is_equal(isl.Map(second)))

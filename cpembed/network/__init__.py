@@ -1,0 +1,1 @@
+"""Whole networks: matched, laid out, compiled, run."""
