@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cpembed.errors import WorkloadError
 from cpembed.ir.dtypes import numpy_dtype, require_values
 from cpembed.kernel import runtime
-from cpembed.kernel.epilogue import Epilogue, channel_axes
+from cpembed.kernel.epilogue import RESIDUAL, Epilogue, channel_axes
 from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
@@ -95,8 +95,8 @@ class CompiledKernel:
     @property
     def input_names(self) -> tuple[str, ...]:
         """What :meth:`run` wants: workload operands, and the vectors of the epilogue."""
-        vectors = () if self.epilogue is None else self.epilogue.vectors
-        return (*(operand.name for operand in self._factors), *vectors)
+        others = () if self.epilogue is None else self.epilogue.parameters
+        return (*(operand.name for operand in self._factors), *others)
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
         """Pack, execute and unpack: arrays in the original layouts, by workload operand."""
@@ -108,6 +108,9 @@ class CompiledKernel:
         the axes of :func:`~cpembed.kernel.epilogue.channel_axes`."""
         if self.epilogue is not None and name in self.epilogue.vectors:
             return self._vector(self.epilogue, name, array)
+        if self.epilogue is not None and self.epilogue.residual is not None and name == RESIDUAL:
+            place = self.epilogue.residual.placement
+            return self._processor.from_array(array if place is None else place.placed(array))
         original = self.original(name, array)
         if self.is_packed_in_place(name):
             return original
@@ -215,6 +218,10 @@ class CompiledKernel:
     def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
         shape = self._output.original_shape
+        if self.epilogue is not None and self.epilogue.placement is not None:
+            place = self.epilogue.placement
+            whole = self._processor.to_array(packed, (place.elements,))
+            return place.view(whole, shape).copy()
         if self.is_packed_in_place(self._output.name):
             return self._processor.to_array(packed, shape)
         original = self.original(self._output.name)
@@ -242,12 +249,14 @@ class CompiledKernel:
 
     def empty(self, name: str) -> Any:
         """A buffer for an operand's packed layout, zeroed."""
-        operand = self._operand(name)
-        return self._processor.empty(operand.elements, operand.dtype)
+        operand, elements = self._operand(name), self._operand(name).elements
+        if operand is self._output and self.epilogue is not None and self.epilogue.placement:
+            elements = self.epilogue.placement.elements
+        return self._processor.empty(elements, operand.dtype)
 
     def is_packed_in_place(self, name: str) -> bool:
         """Whether the original memory is the packed one: packing moves nothing."""
-        if self.epilogue is not None and name in self.epilogue.vectors:
+        if self.epilogue is not None and name in self.epilogue.parameters:
             return True
         return self.program.operand(name).is_identity
 

@@ -104,6 +104,9 @@ def _parameters(nest: Nest) -> list[str]:
         for name in nest.epilogue.vectors:
             dtype = nest.epilogue.vector_dtype(name, nest.sums)
             vectors.append(buffer(VECTOR_PARAMETERS[name], nest.channels.elements, dtype))
+    if nest.residual is not None:
+        added = nest.residual
+        vectors.append(buffer(added.parameter, added.elements, added.dtype))
     if nest.packing is None:
         return [first, second, *vectors, result]
     given = nest.packing.original

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info, is_integer, numpy_dtype
+from cpembed.kernel.placement import Placement
 
 SCALE, BIAS, RESIDUAL = "@scale", "@bias", "@residual"
 """Names under which a kernel takes its vectors, and a residual, beside the operands, whose names
@@ -68,7 +69,7 @@ class Residual:
     zero point z, and ``r`` are stored
     ``round(fma(q - z, own_scale, (r - zero_point) * scale)) + stored_zero_point``, limited to
     ``clip``: in float32, the sum rounded once. Floats are added as they are, then limited to
-    at least 0 with ``relu``.
+    at least 0 with ``relu``. ``placement``: where it lies; None: as the output's original does.
     """
 
     dtype: str
@@ -78,6 +79,7 @@ class Residual:
     stored_zero_point: int = 0
     clip: tuple[int, int] | None = None
     relu: bool = False
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Epilogue:
     scale, integers are rounded, ``zero_point`` is added, and they are limited to ``clip``, two
     numbers. Without one, integers stay integers on the way to an integer result: these are shifted
     right by ``shift`` bits, the sign kept, and limited likewise; ``wraps``: the lower bits are
-    stored, without saturation. A ``residual`` comes last.
+    stored, without saturation. A ``residual`` comes last. ``placement``: where the output's
+    elements are stored; None: in a buffer of their own.
     """
 
     dtype: str
@@ -101,6 +104,7 @@ class Epilogue:
     wraps: bool = False
     zero_point: int = 0
     residual: Residual | None = None
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in RESULT_TYPES:
@@ -183,6 +187,11 @@ class Epilogue:
     def parameters(self) -> tuple[str, ...]:
         """All that a kernel takes beside the operands, in its order."""
         return self.vectors if self.residual is None else (*self.vectors, RESIDUAL)
+
+    @property
+    def is_of_sum_alone(self) -> bool:
+        """Whether a result depends on its sum only, and lies where the sum would."""
+        return not (self.parameters or self.placement)
 
     def in_integers(self, sums: str) -> bool:
         """Whether no float is involved."""

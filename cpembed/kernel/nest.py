@@ -123,10 +123,10 @@ class Nest:
 
     ``operands`` are the two factors in the instruction's order and the output, to which ``sums``
     are stored; with an ``epilogue`` their types differ, and ``channels`` are the vectors that it
-    takes, by the index of an element. ``halo`` are coordinates of the first factor that leave its
-    original dimensions, of ``elements`` each, where it holds padding; ``peeling`` says what is left
-    out there. ``unpadded``: it holds no padding but lies as it came, and nothing outside of it may
-    be read.
+    takes, by the index of an element, ``residual`` is what it adds. ``halo`` are coordinates of the
+    first factor that leave its original dimensions, of ``elements`` each, where it holds padding;
+    ``peeling`` says what is left out there. ``unpadded``: it holds no padding but lies as it came,
+    and nothing outside of it may be read.
 
     Annotations: ``threads`` share the tasks in as many chunks; ``prefetched`` are the operands with
     software prefetch; ``packing``: each chunk packs the first factor for itself, and the nest reads
@@ -141,6 +141,7 @@ class Nest:
     operands: tuple[KernelOperand, KernelOperand, KernelOperand]
     epilogue: Epilogue | None = None
     channels: KernelOperand | None = None
+    residual: KernelOperand | None = None
     sums_dtype: str = ""
     halo: tuple[KernelOperand, ...] = ()
     peeling: Peeling = Peeling.STEPS
@@ -160,14 +161,17 @@ class Nest:
     @property
     def accessed(self) -> tuple[KernelOperand, ...]:
         """Everything that the loops index."""
-        return self.operands if self.channels is None else (*self.operands, self.channels)
+        others = (self.channels, self.residual)
+        return (*self.operands, *(operand for operand in others if operand is not None))
 
     def changed(self, change: Callable[[KernelOperand], KernelOperand], **others: Any) -> Nest:
         """The nest with everything that the loops index changed, and other fields replaced."""
         first, second, output = (change(operand) for operand in self.operands)
         channels = None if self.channels is None else change(self.channels)
+        residual = None if self.residual is None else change(self.residual)
         halo = tuple(change(coordinate) for coordinate in self.halo)
-        kept = {"operands": (first, second, output), "channels": channels, "halo": halo}
+        kept = {"operands": (first, second, output), "halo": halo}
+        kept |= {"channels": channels, "residual": residual}
         return replace(self, **(kept | others))
 
     def after(self, passes: Iterable[Pass]) -> Nest:

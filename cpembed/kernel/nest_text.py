@@ -67,6 +67,8 @@ def region_lines(nest: Nest, *, packs: bool = False, stages: bool = False) -> tu
     if nest.epilogue is not None and nest.channels is not None:
         size = nest.channels.elements
         read_regions += [f"{VECTOR_PARAMETERS[name]}[0:{size}]" for name in nest.epilogue.vectors]
+    if nest.residual is not None:
+        read_regions.append(f"{nest.residual.parameter}[0:{nest.residual.elements}]")
     written = [regions[2]]
     if packs and nest.packing is not None:
         written.append(regions[0])
@@ -110,4 +112,5 @@ def store_statement(nest: Nest, value: str) -> str:
     if nest.epilogue is None:
         return f"{output} = {value}"
     channel = "" if nest.channels is None else str(nest.channels.access)
-    return f"{output} = {nest.epilogue.expression(value, nest.sums, channel)}"
+    residual = "" if nest.residual is None else element(nest.residual)
+    return f"{output} = {nest.epilogue.expression(value, nest.sums, channel, residual)}"

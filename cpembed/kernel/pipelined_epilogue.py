@@ -50,7 +50,13 @@ class PipelinedEpilogue:
 
         first, second, output = self.nest.operands
         channels = None if self.nest.channels is None else renamed(self.nest.channels)
-        nest = replace(self.nest, operands=(first, second, renamed(output)), channels=channels)
+        residual = None if self.nest.residual is None else renamed(self.nest.residual)
+        nest = replace(
+            self.nest,
+            operands=(first, second, renamed(output)),
+            channels=channels,
+            residual=residual,
+        )
         statement = store_statement(nest, f"{STAGE}[{nest.accumulator_access}]")
         with script.nested('with T.sblock("results"):'):
             bind_task(script, nest, task, named)

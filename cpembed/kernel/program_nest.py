@@ -12,6 +12,7 @@ from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.kernel.epilogue import Epilogue, channel_axes
 from cpembed.kernel.nest import KernelOperand, Nest, TileLoop
+from cpembed.kernel.placement import Placement
 from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
 
 _MAX_ELEMENTS = 2**31 - 1
@@ -92,7 +93,25 @@ def kernel_nest(
             parameter, operand.dtype, operand.elements, access.rename(lambda name: names[name])
         )
 
+    def placed(parameter: str, dtype: str, place: Placement) -> KernelOperand:
+        where = _coordinates(program, output, names, overlaps)
+        return _placed(KernelOperand(parameter, dtype, place.elements, IndexExpr()), place, where)
+
     coordinates = _coordinates(program, first, names, overlaps)
+    stored, residual = flat("C", output), None
+    if epilogue is not None and (epilogue.placement or epilogue.residual):
+        if not output.is_identity:
+            raise LoweringError(
+                f"{output.name} is stored in a layout of the instruction's, which has no place in "
+                "another buffer: take another embedding"
+            )
+        if epilogue.placement is not None:
+            stored = placed("C", output.dtype, epilogue.placement)
+        if epilogue.residual is not None:
+            at = epilogue.residual.placement
+            at = at or Placement.inside(output.original_shape, (0,) * len(output.original_shape),
+                                        output.original_shape)  # fmt: skip
+            residual = placed("Residual", epilogue.residual.dtype, at)
     return Nest(
         tasks=tuple(task(loop) for loop in spatial),
         reductions=tuple(renamed(loop) for loop in reductions),
@@ -100,9 +119,10 @@ def kernel_nest(
         operands=(
             _as_it_came(first, coordinates) if unpadded else flat("A", first),
             flat("B", second),
-            flat("C", output),
+            stored,
         ),
         epilogue=epilogue,
+        residual=residual,
         channels=_channels(program, names, overlaps) if epilogue and epilogue.vectors else None,
         sums_dtype=sums,
         halo=tuple(place for place, leaves in coordinates if place and leaves),
@@ -165,6 +185,21 @@ def _as_it_came(
         access = access + IndexExpr.of(terms, coordinate.access.constant * stride)
         stride *= coordinate.elements
     return KernelOperand("A", factor.dtype, stride, access)
+
+
+def _placed(
+    operand: KernelOperand,
+    place: Placement,
+    coordinates: Sequence[tuple[KernelOperand | None, bool]],
+) -> KernelOperand:
+    """An operand over the output's elements, at places of its own."""
+    access = IndexExpr.of([], place.offset)
+    for (coordinate, _), stride in zip(coordinates, place.strides, strict=True):
+        if coordinate is None:
+            raise LoweringError("the output's elements are not affine in the loops")
+        terms = [term.times(stride) for term in coordinate.access.terms]
+        access = access + IndexExpr.of(terms, coordinate.access.constant * stride)
+    return replace(operand, access=access)
 
 
 def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:

@@ -74,8 +74,8 @@ def split_k(nest: Nest, parts: int) -> Nest:
     Raises :class:`LoweringError` where no loop can be cut so, or the epilogue has vectors, whose
     element the place of a sum does not tell.
     """
-    if nest.epilogue is not None and nest.epilogue.vectors:
-        raise LoweringError("with a bias or a scale, a reduction is not split")
+    if nest.epilogue is not None and not nest.epilogue.is_of_sum_alone:
+        raise LoweringError("with a bias, a scale or a place of its own, a reduction is not split")
     found = loop_to_split(nest, parts)
     if found is None:
         raise LoweringError(f"no loop of the reductions has a multiple of {parts} steps")

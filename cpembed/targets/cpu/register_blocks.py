@@ -206,8 +206,8 @@ class Schedules:
     def _parts(self, knobs: Knobs) -> int:
         """As many parts of a reduction as give each thread a task, or nearly; 1 where tasks are
         enough, or sums are not shared."""
-        tasks = self.applied(knobs).task_count
-        if tasks >= self.threads or (self.nest.epilogue and self.nest.epilogue.vectors):
+        tasks, epilogue = self.applied(knobs).task_count, self.nest.epilogue
+        if tasks >= self.threads or (epilogue and not epilogue.is_of_sum_alone):
             return 1
         wanted = -(-self.threads // tasks)
         return next((n for n in range(wanted, 1, -1) if loop_to_split(self.nest, n)), 1)

@@ -106,6 +106,8 @@ def tail_of(epilogue: Epilogue, bias: tuple[int, ...] = ()) -> Tail:
     Requantized(shift=9, low=0, high=127, bias=())
     """
     plain = not (epilogue.bias or epilogue.relu or epilogue.shift or epilogue.clip)
+    if epilogue.residual is not None or epilogue.placement is not None:
+        raise LoweringError("a VTA program adds no residual and stores in a buffer of its own")
     if epilogue.dtype == "int32" and plain and not epilogue.scale:
         return Exact()
     if epilogue.dtype != "int8" or epilogue.scale or (epilogue.wraps and not plain):

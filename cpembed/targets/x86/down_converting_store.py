@@ -16,8 +16,15 @@ from dataclasses import dataclass
 
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, saturated_range
-from cpembed.kernel.nest import Nest
+from cpembed.kernel.epilogue import (
+    BIAS,
+    SCALE,
+    Epilogue,
+    Residual,
+    float32,
+    saturated_range,
+)
+from cpembed.kernel.nest import KernelOperand, Nest
 from cpembed.kernel.nest_text import VECTOR_PARAMETERS
 from cpembed.kernel.script import Script
 from cpembed.targets.x86.features import lacking
@@ -44,12 +51,13 @@ def stored_together(epilogue: Epilogue | None, sums: str, *, halves: bool = True
 
 @dataclass(frozen=True)
 class _Vector:
-    """Sixteen neighbours: where they are among a task's sums, where their results and their
-    channels are, from those of the task's first."""
+    """Sixteen neighbours: where they are among a task's sums, where their results, their channels
+    and the residual's elements are, from those of the task's first."""
 
     sums: int
     result: int
-    channel: int
+    channel: int = 0
+    residual: int = 0
 
 
 def write_narrow(script: Script, nest: Nest, sums: str, *, halves: bool = True) -> bool:
@@ -67,12 +75,10 @@ def write_narrow(script: Script, nest: Nest, sums: str, *, halves: bool = True) 
         together, vectors = 1, vectors if rounded else []
     if not vectors:
         return False
-    inner = {loop.name for loop in nest.spatial_inner}
-    first = _outside(output.access, inner)
-    channel = None if nest.channels is None else _outside(nest.channels.access, inner)
+    first = _outside(nest, output)
     for start in range(0, len(vectors), together):
         group = vectors[start : start + together]
-        values = [_value(nest, epilogue, sums, vector, channel, together) for vector in group]
+        values = [_value(nest, epilogue, sums, vector, together) for vector in group]
         values += values[-1:] * (together - len(values))
         for at, count in _neighbours(group):
             place = f"{output.parameter}[T.Ramp({first + group[at].result}, 1, {_LANES * count})]"
@@ -90,9 +96,11 @@ def _vectors(nest: Nest) -> list[_Vector]:
     """A task's sums in the order of their results; none where the innermost loop is not over 16
     neighbours."""
     *others, lane = nest.spatial_inner
-    accesses = [nest.accumulator_access, nest.operands[2].access]
-    if nest.channels is not None:
-        accesses.append(nest.channels.access)
+    named = {"sums": nest.accumulator_access, "result": nest.operands[2].access}
+    for name, operand in (("channel", nest.channels), ("residual", nest.residual)):
+        if operand is not None:
+            named[name] = operand.access
+    accesses = named.values()
     inner = [loop.name for loop in nest.spatial_inner]
     parts = [IndexExpr.of([t for t in a.terms if set(t.iterators) & set(inner)]) for a in accesses]
     known = all(set(t.iterators) <= set(inner) for part in parts for t in part.terms)
@@ -107,27 +115,23 @@ def _vectors(nest: Nest) -> list[_Vector]:
     found: list[_Vector] = []
     for point in itertools.product(*(range(loop.extent) for loop in others)):
         values = {**dict(zip((loop.name for loop in others), point, strict=True)), lane.name: 0}
-        sums, result, *channel = (int(part.evaluate(values)) for part in parts)
-        found.append(_Vector(sums, result, channel[0] if channel else 0))
+        places = (int(part.evaluate(values)) for part in parts)
+        found.append(_Vector(**dict(zip(named, places, strict=True))))
     return sorted(found, key=lambda vector: vector.result)
 
 
-def _outside(access: IndexExpr, inner: set[str]) -> IndexExpr:
+def _outside(nest: Nest, operand: KernelOperand) -> IndexExpr:
+    """The place of a task's first element."""
+    inner, access = {loop.name for loop in nest.spatial_inner}, operand.access
     return IndexExpr.of([t for t in access.terms if not inner & set(t.iterators)], access.constant)
 
 
-def _value(
-    nest: Nest,
-    epilogue: Epilogue,
-    sums: str,
-    vector: _Vector,
-    channel: IndexExpr | None,
-    together: int,
-) -> str:
+def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, together: int) -> str:
     """What narrowing alone makes results of, and saturates: nothing is left to do for the least of
     a type, nor in integers for its largest. Of the range without a sign that VPMOVUSDB, which takes
     one vector at a time, saturates to, it is the other way round."""
     value, kind = f"{sums}[T.Ramp({vector.sums}, 1, {_LANES})]", nest.sums
+    channel = None if nest.channels is None else _outside(nest, nest.channels)
     for name, symbol in ((BIAS, "+"), (SCALE, "*")):
         if name not in epilogue.vectors or channel is None:
             continue
@@ -135,10 +139,15 @@ def _value(
             value, kind = f'T.cast({value}, "float32x{_LANES}")', "float32"
         place = f"T.Ramp({channel + vector.channel}, 1, {_LANES})"
         value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
-    if epilogue.relu and epilogue.dtype != "uint8":
+    saturates = epilogue.dtype == "uint8" and not (epilogue.is_requantized or epilogue.residual)
+    if epilogue.relu and not saturates:
         value = f"T.max({value}, {_broadcast(f'T.{kind}(0)')})"
     if epilogue.dtype == "bfloat16" and kind != "float32":
         return f'T.cast({value}, "float32x{_LANES}")'
+    if kind == "float32" and epilogue.residual is not None:
+        return _with_residual(nest, epilogue, epilogue.residual, value, vector)
+    if kind == "float32" and epilogue.is_requantized:
+        return _moved(_rounded(_limited(value, epilogue.stored_range)), epilogue.zero_point)
     if kind == "float32" and epilogue.dtype == "uint8" and together == 1:
         # What is too large becomes the least integer, which is the largest without a sign.
         return _rounded(f"T.max({value}, {_broadcast('T.float32(0)')})")
@@ -146,6 +155,31 @@ def _value(
         largest = _broadcast(f"T.float32({saturated_range(epilogue.dtype)[1]})")
         return _rounded(f"T.min({value}, {largest})")
     return value
+
+
+def _with_residual(
+    nest: Nest, epilogue: Epilogue, residual: Residual, value: str, vector: _Vector
+) -> str:
+    assert nest.residual is not None
+    place = f"T.Ramp({_outside(nest, nest.residual) + vector.residual}, 1, {_LANES})"
+    other = f"{nest.residual.parameter}[{place}]"
+    floats = f"float32x{_LANES}"
+    own = f'T.cast({_rounded(_limited(value, epilogue.stored_range))}, "{floats}")'
+    other = _moved(f'T.cast({other}, "int32x{_LANES}")', -residual.zero_point)
+    other = f'T.cast({other}, "{floats}") * {_broadcast(float32(residual.scale))}'
+    added = f"T.fma({own}, {_broadcast(float32(residual.own_scale))}, {other})"
+    limited = _limited(added, epilogue.residual_range)
+    return _moved(_rounded(limited), residual.stored_zero_point)
+
+
+def _limited(value: str, limits: tuple[int, int]) -> str:
+    """Floats within integers that a byte holds: what is then rounded saturates no more."""
+    low, high = (_broadcast(f"T.float32({limit})") for limit in limits)
+    return f"T.max(T.min({value}, {high}), {low})"
+
+
+def _moved(value: str, by: int) -> str:
+    return f"({value} + {_broadcast(f'T.int32({by})')})" if by else value
 
 
 def _rounded(value: str) -> str:

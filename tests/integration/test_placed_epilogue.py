@@ -1,0 +1,89 @@
+"""Zero points, residuals and places in larger buffers, native and portable, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpembed.api.chosen import Chosen, Request, choose
+from cpembed.api.solve import hardware_spec, workload
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import (
+    RESIDUAL,
+    Epilogue,
+    Residual,
+    channel_numbers,
+    random_vectors,
+)
+from cpembed.kernel.placement import Placement
+from cpembed.measure.verification import Expected
+from cpembed.targets.portable import PortableTarget
+from cpembed.targets.registry import missing_for, open_target
+
+CONV = "conv2d n=1 c=32 h=9 w=9 k=48 r=3 s=3 pad=1 layout=NHWC"
+LAYERS = (CONV, "gemm m=37 n=48 k=64", "depthwise n=1 c=80 h=9 w=9 r=3 s=3 pad=1 layout=NHWC")
+
+
+def epilogues(shape: tuple[int, ...], dtype: str) -> dict[str, Epilogue]:
+    moved = 3 if dtype == "uint8" else -5
+    before = (0,) + (1,) * (len(shape) - 2) + (0,)
+    whole = tuple(size + 2 * b for size, b in zip(shape, before, strict=True))
+    place = Placement.inside(whole, before, shape)
+    wide = Placement.inside((shape[0] + 1, *shape[1:]), (0,) * len(shape), shape)
+    plain = Epilogue(dtype, scale=True, bias=True)
+    residual = Residual(dtype, 0.7, 0.31, 4, 6, (5, 120), placement=place)
+    return {
+        "zero point": replace(plain, zero_point=moved),
+        "zero point and relu": replace(plain, zero_point=moved, relu=True),
+        "limits": replace(plain, zero_point=moved, clip=(10, 100)),
+        "placed": replace(plain, placement=place),
+        "residual": replace(plain, zero_point=moved, residual=residual),
+        "residual, placed": replace(plain, residual=residual, placement=wide),
+    }
+
+
+@pytest.fixture(scope="module")
+def chosen() -> dict[str, Chosen]:
+    found: dict[str, Chosen] = {}
+    for words in LAYERS:
+        result = choose(Request(workload(words, hardware_spec("avx512_vnni")), "avx512_vnni"))
+        assert isinstance(result, Chosen)
+        found[words] = result
+    return found
+
+
+def built(chosen: Chosen, epilogue: Epilogue, native: bool) -> CompiledKernel:
+    program = chosen.candidate.candidate.program
+    if not native:
+        target = PortableTarget(hardware_spec("avx512_vnni"))
+        return target.build(target.lower(program, epilogue), None)
+    target = open_target(chosen.solved.target)
+    lowered = target.lower(program, epilogue)
+    return target.build(lowered, target.space(lowered).best().schedule)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "portable"])
+@pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("words", LAYERS, ids=["conv2d", "gemm", "depthwise"])
+def test_bit_for_bit(chosen: dict[str, Chosen], words: str, dtype: str, native: bool) -> None:
+    if native and missing_for(hardware_spec("avx512_vnni")):
+        pytest.skip("the processor has no AVX512-VNNI")
+    layer = chosen[words].solved.workload
+    inputs = random_inputs(layer, 1)
+    expected = Expected(layer, inputs)
+    for name, epilogue in epilogues(layer.output.shape, dtype).items():
+        vectors = random_vectors(layer, epilogue, expected.result, 1)
+        other = None
+        if epilogue.residual is not None:
+            limits = np.iinfo(dtype)
+            random = np.random.default_rng(2)
+            shape = layer.output.shape
+            other = random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+            vectors[RESIDUAL] = other
+        found = built(chosen[words], epilogue, native).run({**inputs, **vectors})
+        flat = {n: v.reshape(-1) for n, v in vectors.items()}
+        wanted = epilogue.apply(expected.result, flat, channel_numbers(layer), other)
+        assert np.array_equal(found, wanted), name
