@@ -97,10 +97,16 @@ BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
 class Elementwise(Kind):
     """``expression`` at every element of inputs that are broadcast to one shape as numpy does; the
     result is converted to ``dtype``: floats to integers by rounding to the nearest even and
-    saturation."""
+    saturation. ``computing``: the type of its arithmetic, to which inputs are converted, where that
+    is not :func:`computing_dtype` of them: float32 of integers of eight bits."""
 
     expression: Scalar
     dtype: str
+    computing: str | None = None
+
+    def computes_in(self, dtypes: Sequence[str]) -> str:
+        """The type of the arithmetic on inputs of these types."""
+        return self.computing or computing_dtype(dtypes)
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         try:
@@ -112,7 +118,7 @@ class Elementwise(Kind):
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (kind,) = self.types([TensorType.of(i) for i in inputs])
-        computing = computing_dtype([str(i.dtype) for i in inputs])
+        computing = self.computes_in([str(i.dtype) for i in inputs])
         taken = [i if i.dtype == np.bool_ else i.astype(computing) for i in inputs]
         with np.errstate(all="ignore"):
             value = np.broadcast_to(_value(self.expression, taken, computing), kind.shape)

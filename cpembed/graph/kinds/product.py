@@ -10,8 +10,9 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
-from cpembed.ir.computation import Computation
+from cpembed.ir.computation import Computation, changed_accesses
 from cpembed.ir.dtypes import is_integer
+from cpembed.ir.expression import Access
 from cpembed.ir.reference import reference
 from cpembed.kernel.epilogue import Epilogue, channel_axes, channel_numbers
 
@@ -22,7 +23,8 @@ class Product(Kind):
 
     ``computation`` has two inputs, A and B, and is indexed as they come, so that a transposition is
     an index; its shapes are those of the tensors, but for axes that are split (groups of channels:
-    a reshape). Its padding is the zero point, which adds nothing. ``zero_points`` are a and b.
+    a reshape). ``zero_points`` are a and b. Reads outside A yield ``a + padding``: the zero point,
+    which adds nothing, or another number where a is 0 (a zero point that the bias allows for).
 
     The inputs are A, B, then the vectors that the ``epilogue`` takes (bias, scale: an element a
     channel), then the residual where it adds one. Without an epilogue the sums are the result.
@@ -33,6 +35,7 @@ class Product(Kind):
     shape: tuple[int, ...]
     zero_points: tuple[int, int] = (0, 0)
     epilogue: Epilogue | None = None
+    padding: int = 0
 
     @property
     def dtype(self) -> str:
@@ -79,6 +82,9 @@ class Product(Kind):
                 shaped = shaped.astype(np.int16) - np.int16(zero)
                 wide[operand.name] = "int16"
             arrays[operand.name] = shaped
+        if self.padding:
+            name = workload.inputs[0].name
+            workload, arrays[name] = with_margin(workload, arrays[name], self.padding)
         if is_integer(workload.output.dtype) and wide:
             workload = workload.with_dtypes(wide)
         return reference(workload, arrays)
@@ -96,3 +102,23 @@ class Product(Kind):
     @property
     def label(self) -> str:
         return self.computation.name
+
+
+def with_margin(workload: Computation, first: Array, value: int) -> tuple[Computation, Array]:
+    """The computation, and its first operand with all that it reads outside it: ``value``."""
+    operand = workload.inputs[0]
+    access = workload.access(operand.name)
+    bounds = [index.bounds(workload.extents) for index in access.index]
+    margins = [
+        (max(0, -low), max(0, high - size + 1))
+        for (low, high), size in zip(bounds, operand.shape, strict=True)
+    ]
+    padded = np.pad(first, margins, constant_values=value)
+    moved = tuple(i + before for i, (before, _) in zip(access.index, margins, strict=True))
+
+    def change(read: Access) -> Access:
+        return replace(read, index=moved) if read.operand == operand.name else read
+
+    inputs = (replace(operand, shape=padded.shape), *workload.inputs[1:])
+    statements = changed_accesses(workload.statements, change)
+    return replace(workload, inputs=inputs, statements=statements), padded

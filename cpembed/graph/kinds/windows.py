@@ -18,7 +18,10 @@ class Pool(Kind):
     """``what``: ``max`` or ``mean``. ``window``, ``strides``, ``before``, ``after`` (padding) and
     ``dilation`` have an element for each of the last axes. Padding is no part of a maximum; of a
     mean it is where ``counts_padding``, as zeros. A mean of integers is computed in float32 and
-    rounded; of a quantized tensor, whose 0 is ``zero_point``, padding counts as that."""
+    rounded; of a quantized tensor, whose 0 is ``zero_point``, padding counts as that. With a
+    ``ratio`` of scales (of the input's to the result's) the mean is stored anew, rounded once:
+    ``saturate(round((sum - count * zero_point) * (ratio / count)) + stored_zero_point)``, the
+    quotient as one float32."""
 
     what: str
     window: tuple[int, ...]
@@ -28,6 +31,8 @@ class Pool(Kind):
     dilation: tuple[int, ...]
     counts_padding: bool = False
     zero_point: int = 0
+    ratio: float | None = None
+    stored_zero_point: int = 0
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         shape, axes = inputs[0].shape, len(self.window)
@@ -76,6 +81,12 @@ class Pool(Kind):
         count = np.full(count.shape, math.prod(self.window)) if self.counts_padding else count
         if x.dtype.kind == "f":
             return ((total / count).astype(x.dtype),)
+        if self.ratio is not None:
+            centred = (total - count * self.zero_point).astype(np.float32)
+            scaled = np.rint(centred * (self.ratio / count).astype(np.float32))
+            limits = np.iinfo(x.dtype)
+            stored = np.clip(scaled + self.stored_zero_point, limits.min, limits.max)
+            return (stored.astype(x.dtype),)
         mean = total.astype(np.float32) * (np.float32(1) / count.astype(np.float32))
         return (np.rint(mean).astype(x.dtype),)
 
