@@ -1,0 +1,60 @@
+"""Inception-v3 (Szegedy et al. 2016), without its auxiliary classifier."""
+
+from __future__ import annotations
+
+import onnx
+
+from tests.models.building import ModelBuilder
+
+
+def inception_v3(
+    image: int = 299, classes: int = 1000, width: int = 32, seed: int = 0
+) -> onnx.ModelProto:
+    """``width``: channels of the stem's first convolution; the others in proportion."""
+    net = ModelBuilder("inception_v3", seed)
+
+    def conv(x: str, channels: int, kernel: int | tuple[int, int] = 1, stride: int = 1,
+             pads: int | None = None) -> str:  # fmt: skip
+        return net.conv(x, max(1, channels * width // 32), kernel, stride=stride, pads=pads)
+
+    def averaged(x: str, channels: int) -> str:
+        return conv(net.pool(x, "Average", 3, 1, 1, count_include_pad=1), channels)
+
+    def chain(x: str, channels: int, *kernels: int) -> str:
+        """Convolutions of a row or a column, by turns."""
+        for k, size in enumerate(kernels):
+            x = conv(x, channels, (size, 1) if k % 2 == 0 else (1, size))
+        return x
+
+    def five(x: str, pooled: int) -> str:
+        """35 x 35 in the original size."""
+        double = conv(conv(conv(x, 64), 96, 3), 96, 3)
+        return net.concat(conv(x, 64), conv(conv(x, 48), 64, 5), double, averaged(x, pooled))
+
+    def seven(x: str, middle: int) -> str:
+        """17 x 17 in the original size."""
+        single = conv(conv(conv(x, middle), middle, (1, 7)), 192, (7, 1))
+        double = conv(chain(conv(x, middle), middle, 7, 7, 7), 192, (1, 7))
+        return net.concat(conv(x, 192), single, double, averaged(x, 192))
+
+    def three(x: str) -> str:
+        """8 x 8 in the original size."""
+        single = conv(x, 384)
+        double = conv(conv(x, 448), 384, 3)
+        split = [conv(y, 384, kernel) for y in (single, double) for kernel in ((1, 3), (3, 1))]
+        return net.concat(conv(x, 320), *split, averaged(x, 192))
+
+    x = conv(net.input("input", (1, 3, image, image)), 32, 3, 2, 0)
+    x = conv(conv(x, 32, 3, 1, 0), 64, 3)
+    x = conv(conv(net.pool(x, "Max", 3, 2), 80), 192, 3, 1, 0)
+    x = net.pool(x, "Max", 3, 2)
+    for pooled in (32, 64, 64):
+        x = five(x, pooled)
+    halved = conv(conv(conv(x, 64), 96, 3), 96, 3, 2, 0)
+    x = net.concat(conv(x, 384, 3, 2, 0), halved, net.pool(x, "Max", 3, 2))
+    for middle in (128, 160, 160, 192):
+        x = seven(x, middle)
+    long = conv(conv(conv(conv(x, 192), 192, (1, 7)), 192, (7, 1)), 192, 3, 2, 0)
+    x = net.concat(conv(conv(x, 192), 320, 3, 2, 0), long, net.pool(x, "Max", 3, 2))
+    x = three(three(x))
+    return net.model(logits=net.classifier(x, classes))
