@@ -13,6 +13,7 @@ SUBCOMMANDS: dict[str, str] = {
     "explain": "Show one candidate in full, or why nothing fits.",
     "run": "Generate the kernel, verify its numbers, time or simulate it.",
     "bench": "Run a whole suite, one row a layer.",
+    "match": "Say which operators of a model an instruction computes, and how well.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",

@@ -1,0 +1,120 @@
+"""The report of ``cpembed match``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from cpembed.api.across import Figure
+from cpembed.network.match import MatchResult, OperatorMatch, TargetMatch, figure
+from cpembed.report import across, words
+from cpembed.report.blocks import header, table
+from cpembed.wording import plural, verb
+
+_COLUMNS = ("operator", "kind", "MACs>", "on", "mapping", "used>", "estimate>", "why")
+_FOLDED = {"operator": 40, "mapping": 40, "why": 60}
+
+
+def report(result: MatchResult) -> Iterator[RenderableType]:
+    """One row an operator of each target, or one table of all targets; then the totals."""
+    if len(result.targets) == 1:
+        (found,) = result.targets
+        yield _operators(found)
+        yield ""
+        yield _totals(result, found)
+        return
+    yield from _compared(result)
+    yield ""
+    yield across.lines(found.line for found in result.targets)
+    yield ""
+    for found in result.targets:
+        yield _totals(result, found)
+        yield ""
+    yield across.LEGEND
+
+
+def _operators(found: TargetMatch) -> RenderableType:
+    result = table(_COLUMNS, (_row(operator) for operator in found.operators))
+    for column in result.columns:
+        column.max_width = _FOLDED.get(str(column.header))
+    return result
+
+
+def _row(operator: OperatorMatch) -> tuple[str, ...]:
+    found, macs = operator.found, across.macs_text(operator.macs)
+    if found is None or found.embedding is None:
+        return operator.name, operator.label, macs, "no", "", "", "", operator.reason or ""
+    time = found.estimated
+    return (
+        operator.name,
+        operator.label,
+        macs,
+        found.embedded_on or "no",
+        words.mapping(found.embedding),
+        across.percent(found.utilisation),
+        "" if time is None else across.amount_text(time.amount, time.unit),
+        operator.reason or "",
+    )
+
+
+def _totals(result: MatchResult, found: TargetMatch) -> RenderableType:
+    line = found.line
+    products = f"{found.embedded} of {found.products} embedded"
+    if found.on_alternatives:
+        products += f", {found.on_alternatives} of them on alternatives"
+    if found.layers != found.products:
+        products += f"; {found.layers} distinct"
+    macs = f"{across.share(line.embedded_macs, line.macs)} of {across.macs_text(line.macs)}"
+    rows = [
+        ("network", f"{result.network} on {found.target}: {_operators_text(result, found)}"),
+        ("products", products),
+        ("MACs", macs),
+    ]
+    if line.use is not None:
+        used = f"{line.use:.1%} in the mean"
+        rows.append(("used", f"{used}, {line.use_by_macs:.1%} of all that is multiplied"))
+    if line.times:
+        rows.append(("time", f"{across.times_text(line)}, each product by itself{_where(found)}"))
+    if found.retyped:
+        rows.append(("types", _retyped(found.retyped)))
+    return header(rows)
+
+
+def _operators_text(result: MatchResult, found: TargetMatch) -> str:
+    operators = f"{found.embedded} of {plural(len(found.operators), 'operator')} mapped"
+    if len(found.operators) == result.operators:
+        return operators
+    return f"{operators}; the model has {result.operators} before they are fused"
+
+
+def _where(found: TargetMatch) -> str:
+    """The described machines that estimates are of, where not this one."""
+    estimates = [o.found.estimated for o in found.fitting if o.found is not None]
+    machines = dict.fromkeys(e.machine for e in estimates if e is not None and e.machine)
+    return f" on {', '.join(machines)} as it is described" if machines else ""
+
+
+def _retyped(number: int) -> str:
+    have = "has" if number == 1 else "have"
+    return (
+        f"{plural(number, 'product')} {have} other types than the instruction takes, and "
+        f"{'is' if number == 1 else 'are'} matched as if quantized to these"
+    )
+
+
+def _compared(result: MatchResult) -> Iterator[RenderableType]:
+    """The products of all targets by their names, in the order of the first that has them."""
+    names = list(dict.fromkeys(o.name for found in result.targets for o in found.matched))
+    by_name = {found.target: {o.name: o for o in found.matched} for found in result.targets}
+    targets = [found.target for found in result.targets]
+    figures: dict[str, list[Figure | None]] = {
+        target: [figure(known[name]) if name in known else None for name in names]
+        for target, known in by_name.items()
+    }
+    macs = {o.name: o.macs for found in reversed(result.targets) for o in found.matched}
+    rows = [(name, across.macs_text(macs[name])) for name in names]
+    yield from across.by_layer(rows, ("product", "MACs>"), targets, figures)
+    rest = len(result.targets[0].operators) - result.targets[0].products
+    if rest:
+        yield f"{plural(rest, 'other operator')} {verb(rest, 'contain')} no product"

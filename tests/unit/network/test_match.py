@@ -1,0 +1,175 @@
+"""Networks are matched product by product: each as a search of it alone says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.api.matching import matched, typed_for
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.errors import CrashError, SpecError
+from cpembed.network import match as match_module
+from cpembed.network.match import MatchResult, match
+from tests.unit.network.networks import macs, network
+
+VTA = "vta_1x16x16"
+FULL = "gemm m=8 n=32 k=32"
+PARTLY = "gemm m=8 n=24 k=16"
+DEPTHWISE = "depthwise n=1 c=64 h=30 w=30 r=3 s=3"
+LARGEST = "C[m,n] max= A[m,k] * B[k,n] m=8 n=16 k=16"
+"""No sum of products."""
+
+
+def only(result: MatchResult) -> match_module.TargetMatch:
+    (found,) = result.targets
+    return found
+
+
+def test_a_product_is_matched_as_its_search_says() -> None:
+    found = only(match(network("n", {"a": FULL, "b": PARTLY}), [VTA], prepares=False))
+    for name, words in {"a": FULL, "b": PARTLY}.items():
+        (row,) = [o for o in found.operators if o.name == name]
+        best = solve(workload(words, VTA), VTA, top=1).embeddings[0]
+        assert row.found is not None
+        assert row.found.utilisation == best.overheads.utilisation
+        assert row.found.embedded_on == VTA
+    assert [o.reason for o in found.operators] == [None, "no product"] * 2
+
+
+def test_equal_products_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    real = match_module.match_in_worker
+
+    def counted(layer, spec, *, timeout=None):  # type: ignore[no-untyped-def]
+        searched.append(str(layer.extents))
+        return real(layer, spec, timeout=timeout)
+
+    monkeypatch.setattr(match_module, "match_in_worker", counted)
+    graph = network("n", {"a": FULL, "b": PARTLY, "c": FULL})
+    found = only(match(graph, [VTA], prepares=False))
+    assert len(searched) == 2
+    assert (found.layers, found.products, found.embedded) == (2, 3, 3)
+    assert [o.layer for o in found.matched] == [0, 1, 0]
+
+
+def test_equal_work_of_other_sizes_is_searched_by_itself() -> None:
+    graph = network("n", {"a": "gemm m=4 n=16 k=16", "b": "gemm m=8 n=16 k=16"})
+    assert only(match(graph, [VTA], prepares=False)).layers == 2
+
+
+def test_totals_are_those_of_the_rows() -> None:
+    graph = network("n", {"a": FULL, "b": PARTLY, "c": LARGEST, "d": FULL})
+    found = only(match(graph, [VTA], prepares=False))
+    by_name = {o.name: o for o in found.matched}
+    assert not by_name["c"].is_embedded
+    assert by_name["c"].reason
+    assert (found.embedded, found.products, len(found.operators)) == (3, 4, 8)
+    line = found.line
+    assert line.macs == 2 * macs(FULL) + macs(PARTLY) + macs(LARGEST)
+    assert line.embedded_macs == 2 * macs(FULL) + macs(PARTLY)
+    # 24 columns take two tiles of 16: three quarters of what is executed is useful.
+    assert line.use == pytest.approx((1 + 0.75 + 1) / 3)
+    executed = 2 * macs(FULL) + macs(PARTLY) / 0.75
+    assert line.use_by_macs == pytest.approx(line.embedded_macs / executed)
+    document = only(match(graph, [VTA], prepares=False)).to_json()
+    assert document["totals"]["embedded"] == 3
+    assert [o["embedded_on"] for o in document["operators"]][::2] == [VTA, VTA, None, VTA]
+
+
+def test_an_alternative_takes_what_the_instruction_cannot() -> None:
+    """An instruction that scales and shifts has no sum of products."""
+    spec = replace(hardware_spec("requantize"), alternatives=("gemm_16x16x16",))
+    graph = network("n", {"a": FULL})
+    found = only(match(graph, [spec], prepares=False))
+    (row,) = found.matched
+    assert row.found is not None
+    assert row.found.embedded_on == "gemm_16x16x16"
+    assert (found.embedded, found.on_alternatives) == (1, 1)
+    assert row.reason
+    alone = only(match(graph, [spec], prepares=False, alternatives=False))
+    assert (alone.embedded, alone.on_alternatives) == (0, 0)
+    assert alone.matched[0].reason == row.reason
+
+
+def test_an_alternative_takes_what_would_leave_the_instruction_idle() -> None:
+    """Matrix tiles have little to do in a depthwise convolution."""
+    spec = hardware_spec("amx_int8")
+    (row,) = only(match(network("n", {"c": DEPTHWISE}), [spec], prepares=False)).matched
+    assert row.found is not None
+    assert row.found.embedded_on in spec.alternatives
+    assert row.reason
+
+
+def test_types_follow_the_target() -> None:
+    """Floats are matched as what the instruction multiplies, and that is counted."""
+    graph = network("n", {"a": FULL + " dtype=float32", "b": FULL})
+    found = only(match(graph, [VTA], prepares=False))
+    assert found.embedded == 2
+    assert found.retyped == 1
+    assert found.layers == 2
+    spec = hardware_spec("avx512_vnni")
+    typed = typed_for(workload(FULL + " dtype=float32"), spec)
+    assert [o.dtype for o in typed.operands] == ["uint8", "int8", "int32"]
+
+
+def test_types_that_the_instruction_takes_stay() -> None:
+    given = workload(FULL + " dtype=int8,uint8,int32")
+    assert typed_for(given, hardware_spec("amx_int8")) == given
+
+
+def test_cycles_become_time_where_a_clock_is_known() -> None:
+    found = matched(workload(FULL, VTA), hardware_spec(VTA))
+    assert found.estimated is not None
+    assert found.estimated.unit == "cycles"
+    clock = hardware_spec(VTA).machine
+    assert clock is not None
+    assert found.estimated.us == pytest.approx(found.estimated.amount / clock.clock_mhz)
+
+
+def test_what_executes_nowhere_is_estimated_for_a_described_machine() -> None:
+    spec = hardware_spec("gemmini_16x16")
+    found = matched(workload(FULL, spec), spec)
+    assert found.embedded_on == spec.name
+    if spec.machines:
+        assert found.estimated is not None
+        assert found.estimated.machine in spec.machines
+    else:
+        assert found.estimated is None
+
+
+def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise CrashError.of("matching gemm", -9, "")
+
+    monkeypatch.setattr("cpembed.api.matching.worker.call", dies)
+    found = only(match(network("n", {"a": FULL}), [VTA], prepares=False))
+    assert found.embedded == 0
+    assert "SIGKILL" in (found.matched[0].reason or "")
+
+
+def test_several_targets_have_a_result_each_in_the_order_asked() -> None:
+    graph = network("n", {"a": FULL})
+    result = match(graph, ["gemm_16x16x16", VTA], prepares=False)
+    assert [found.target for found in result.targets] == ["gemm_16x16x16", VTA]
+    assert result.operators == 2
+
+
+def test_progress_ends_with_all_done() -> None:
+    told: list[tuple[str, int, int]] = []
+    graph = network("n", {"a": FULL, "b": PARTLY})
+    match(graph, [VTA], prepares=False, progress=lambda *args: told.append(args))
+    assert [done for _, done, _ in told] == [0, 1, 2]
+    assert {total for *_, total in told} == {2}
+    assert told[0][0] == f"a on {VTA}"
+
+
+def test_a_wrong_target_is_said_before_anything_is_searched() -> None:
+    with pytest.raises(SpecError, match="nowhere"):
+        match(network("n", {"a": FULL}), [VTA, "nowhere"], prepares=False)
+
+
+def test_a_network_without_products_has_no_use() -> None:
+    graph = replace(network("n", {"a": FULL}), operators=(), outputs=())
+    found = only(match(graph, [VTA], prepares=False))
+    assert (found.products, found.line.use, found.line.use_by_macs) == (0, None, None)
