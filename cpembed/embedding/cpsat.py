@@ -71,7 +71,7 @@ class _Collector(cmh.SolutionCallback):
             self.StopSearch()
 
 
-def _solve(wrapper: Any, proto: Any) -> Any:
+def solve_in_thread(wrapper: Any, proto: Any) -> Any:
     """Solve in a thread, so that this one can take an interrupt and stop the search."""
     responses: list[Any] = []
     thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
@@ -203,7 +203,7 @@ def enumerate_solutions(
     if control.stop is not None:
         control.stop.listen(wrapper)
     try:
-        response = _solve(wrapper, model.proto)
+        response = solve_in_thread(wrapper, model.proto)
     finally:
         if control.stop is not None:
             control.stop.leave(wrapper)
@@ -241,7 +241,7 @@ def minimise(model: CompiledModel, terms: Mapping[int, int], limits: SearchLimit
     model.proto.objective.coeffs.extend(list(free.values()))
     wrapper = cmh.SolveWrapper()
     wrapper.set_parameters(_parameters(limits))
-    response = _solve(wrapper, model.proto)
+    response = solve_in_thread(wrapper, model.proto)
     if response.status.name == "INFEASIBLE":
         return None
     if response.status.name == "MODEL_INVALID":

@@ -1,0 +1,40 @@
+"""Layouts across a network: one option for each operator, one layout for each tensor.
+
+>>> tensors = (
+...     Tensor("x", ("NCHW", "NHWC"), {(0, 1): 3.0, (1, 0): 3.0}, given=0),
+...     Tensor("y", ("NCHW", "NHWC"), {(0, 1): 3.0, (1, 0): 3.0}, wanted=(0,)),
+... )
+>>> plain, last = Option("plain", (0, 0), 10.0), Option("channels last", (1, 1), 5.0)
+>>> found = assign(Problem((Node("conv", ("x",), ("y",), (plain, last)),), tensors))
+>>> found.options, found.cost, found.proven
+({'conv': 0}, 10.0, True)
+"""
+
+from cpembed.network.assignment.assign import assign
+from cpembed.network.assignment.evaluation import Outcome, evaluate
+from cpembed.network.assignment.problem import (
+    ANY,
+    Assignment,
+    Conversion,
+    Node,
+    Option,
+    Problem,
+    Progress,
+    Size,
+    Tensor,
+)
+
+__all__ = [
+    "ANY",
+    "Assignment",
+    "Conversion",
+    "Node",
+    "Option",
+    "Outcome",
+    "Problem",
+    "Progress",
+    "Size",
+    "Tensor",
+    "assign",
+    "evaluate",
+]

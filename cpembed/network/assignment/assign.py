@@ -1,0 +1,145 @@
+"""One option for each node and one layout for each tensor, at the least cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cpembed.errors import InvariantError, LoweringError
+from cpembed.network.assignment.descent import descend
+from cpembed.network.assignment.elimination import Bounds, Order, Reduced, eliminate, plan
+from cpembed.network.assignment.evaluation import evaluate
+from cpembed.network.assignment.formulation import Formulation, formulate
+from cpembed.network.assignment.obstacle import obstacle
+from cpembed.network.assignment.problem import Assignment, Problem, Progress, Size
+from cpembed.network.assignment.pruning import kept_options
+
+_WHOLE = Bounds(joined=1 << 22, result=1 << 22, total=1 << 26)
+"""Of reductions that leave nothing over: half a second at most."""
+
+_PART = Bounds(joined=1 << 16, result=1 << 11, total=1 << 24)
+"""Of reductions before the solver, to which each entry that is left is a Boolean."""
+
+_TOLERANCE = 1e-9
+"""Of costs added in another order, as a part of them."""
+
+
+def assign(
+    problem: Problem,
+    *,
+    time_limit: float = 10.0,
+    progress: Progress | None = None,
+    seed: int = 0,
+    workers: int = 1,
+    reductions: bool = True,
+) -> Assignment:
+    """The assignment that costs least, or the best that was found within ``time_limit`` seconds of
+    wall time. Without ``reductions`` the solver gets the problem as it is, to compare. Where no
+    assignment is possible, a :class:`LoweringError` names a tensor that cannot be converted."""
+    started = time.perf_counter()
+    run = _Run(problem, started, time_limit, progress, seed, workers)
+    all_options = formulate(problem, [tuple(range(len(node.options))) for node in problem.nodes])
+    if not reductions:
+        reduced = eliminate(all_options.network, Order((), False))
+        return run.finish(all_options, all_options, reduced)
+    form = formulate(problem, kept_options(problem))
+    tables = form.network.as_tables()
+    order = plan(tables, _WHOLE)
+    if order.complete:
+        return run.finish(all_options, form, eliminate(tables, order))
+    return run.finish(all_options, form, eliminate(form.network, plan(form.network, _PART)))
+
+
+@dataclass(frozen=True)
+class _Run:
+    problem: Problem
+    started: float
+    time_limit: float
+    progress: Progress | None
+    seed: int
+    workers: int
+
+    def finish(self, whole: Formulation, form: Formulation, reduced: Reduced) -> Assignment:
+        """Solve what is left and put the assignment together."""
+        if reduced.constant == math.inf:
+            raise self.impossible()
+        values, bound, proven = reduced.complete([0] * len(reduced.rest.sizes)), math.inf, True
+        if reduced.variables:
+            options, bound, proven = self.search(form, reduced)
+        else:
+            options = form.options(values)
+        outcome = evaluate(self.problem, options)
+        if not reduced.variables:
+            self.agree(outcome.cost, reduced.constant)
+            bound = outcome.cost
+        self.agree(min(outcome.cost, bound), bound)
+        bound = min(outcome.cost, bound)
+        if self.progress is not None:
+            self.progress(outcome.cost, bound)
+        names = [node.name for node in self.problem.nodes]
+        return Assignment(
+            dict(zip(names, options, strict=True)),
+            outcome.written,
+            outcome.conversions,
+            outcome.cost,
+            bound,
+            proven,
+            time.perf_counter() - self.started,
+            _size(whole),
+            _left(reduced),
+            len(reduced.steps),
+            reduced.repeated,
+        )
+
+    def search(self, form: Formulation, reduced: Reduced) -> tuple[tuple[int, ...], float, bool]:
+        """Options, a bound of the cost of all, and whether no others cost less."""
+        from cpembed.network.assignment.solving import Effort, State, minimise
+
+        first = tuple(descend(self.problem, form.kept))
+        outcome = evaluate(self.problem, first)
+        start = None
+        if outcome.cost < math.inf:
+            start = (form.values(first, outcome.written), outcome.cost - reduced.constant)
+        left = max(0.0, self.time_limit - (time.perf_counter() - self.started))
+        constant = reduced.constant
+
+        def receive(cost: float, bound: float) -> None:
+            if self.progress is not None:
+                self.progress(constant + cost, constant + bound)
+
+        effort = Effort(left, self.workers, self.seed)
+        solution = minimise(reduced.rest, effort, start, receive)
+        if solution.state is State.IMPOSSIBLE:
+            raise self.impossible()
+        best = [(outcome.cost, first)] if start else []
+        if solution.values is not None:
+            values = [solution.values.get(k, 0) for k in range(len(reduced.rest.sizes))]
+            options = form.options(reduced.complete(values))
+            best.append((evaluate(self.problem, options).cost, options))
+        if not best:
+            raise LoweringError(
+                f"no layouts of the network's tensors were found within {self.time_limit:g} s: "
+                "allow more time"
+            )
+        return min(best)[1], constant + solution.bound, solution.state is State.PROVEN
+
+    def agree(self, cost: float, other: float) -> None:
+        """Two ways of adding the same costs up."""
+        if not math.isclose(cost, other, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
+            raise InvariantError(f"an assignment costs {cost}, and was said to cost {other}")
+
+    def impossible(self) -> LoweringError:
+        return LoweringError(obstacle(self.problem))
+
+
+def _size(form: Formulation) -> Size:
+    sizes: Sequence[int] = form.network.sizes
+    return Size(len(sizes), sum(sizes), form.network.entries)
+
+
+def _left(reduced: Reduced) -> Size:
+    variables = reduced.variables
+    values = sum(reduced.rest.sizes[k] for k in variables)
+    return Size(len(variables), values, reduced.rest.entries)

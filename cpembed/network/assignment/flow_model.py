@@ -1,0 +1,151 @@
+"""A cost network as a CP-SAT model whose linear relaxation is tight.
+
+Each value of a variable is a Boolean, and so is each combination of values that a table allows:
+those with one value sum to the Boolean of that value, as a flow does. A shared conversion has such
+a flow from the written layout to each reader, and a Boolean for each conversion that is no less
+than any of them. Implications between the Booleans of values would say the same; but fractions of
+values, which the linear relaxation takes, would then need no conversion, and its bound is weak.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model_helper as cmh
+
+from cpembed.network.assignment.consistency import Alive
+from cpembed.network.assignment.cost_network import CostNetwork, Costs, Shared, Table
+
+_STEPS = 10_000_000
+"""Costs are whole numbers of units to the solver; the dearest assignment has at most so many, or
+one that is known."""
+
+
+@dataclass
+class FlowModel:
+    """The model of the values in ``alive`` and its objective, which is whole: the network costs
+    ``offset`` and ``unit`` times the objective, or more by less than a unit for each table and each
+    conversion, since costs are rounded down. ``known``: the cost of some solution."""
+
+    network: CostNetwork
+    alive: Alive
+    known: float = math.inf
+    proto: Any = field(default_factory=cmh.CpModelProto)
+    offset: float = 0.0
+    unit: float = 1.0
+    booleans: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    costs: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
+
+    def __post_init__(self) -> None:
+        used = {k for part in (*self.network.tables, *self.network.shared) for k in part.scope}
+        for variable in sorted(used):
+            values = [self._boolean() if lives else -1 for lives in self.alive[variable].tolist()]
+            self.booleans[variable] = values
+            literals = [value for value in values if value >= 0]
+            self.proto.constraints.add().exactly_one.literals.extend(literals)
+        for table in self.network.tables:
+            self._post(table)
+        for shared in self.network.shared:
+            self._share(shared)
+        self._objective()
+
+    def values(self, solution: Sequence[int]) -> dict[int, int]:
+        """The value of each variable in a solution of the model."""
+        return {
+            variable: next(
+                k for k, literal in enumerate(literals) if literal >= 0 and solution[literal]
+            )
+            for variable, literals in self.booleans.items()
+        }
+
+    def hint(self, values: Sequence[int]) -> None:
+        """Where the search starts: values of all of the network's variables."""
+        for variable, literals in self.booleans.items():
+            for value, literal in enumerate(literals):
+                if literal >= 0:
+                    self.proto.solution_hint.vars.extend([literal])
+                    self.proto.solution_hint.values.extend([int(values[variable] == value)])
+
+    def _boolean(self) -> int:
+        self.proto.variables.add().domain.extend([0, 1])
+        return len(self.proto.variables) - 1
+
+    def _sum(self, parts: list[int], whole: int) -> None:
+        """The Booleans sum to another one."""
+        linear = self.proto.constraints.add().linear
+        linear.vars.extend([*parts, whole])
+        linear.coeffs.extend([1] * len(parts) + [-1])
+        linear.domain.extend([0, 0])
+
+    def _post(self, table: Table) -> None:
+        costs = self._shifted(table)
+        if len(table.scope) == 1:
+            (variable,) = table.scope
+            for literal, cost in zip(self.booleans[variable], costs.tolist(), strict=True):
+                if literal >= 0:
+                    self.costs.append((literal, cost))
+            return
+        flows = self._flows(table.scope, np.isfinite(costs))
+        self.costs += [(int(flows[at]), float(costs[at])) for at in _where(flows >= 0)]
+
+    def _shifted(self, table: Table) -> Costs:
+        """Costs from the least on, infinite where a value is not possible."""
+        costs = table.costs.copy()
+        for axis, variable in enumerate(table.scope):
+            at: list[Any] = [slice(None)] * costs.ndim
+            at[axis] = ~self.alive[variable]
+            costs[tuple(at)] = np.inf
+        least = float(costs.min())
+        self.offset += least
+        return costs - least
+
+    def _flows(self, scope: tuple[int, ...], allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """A Boolean for each allowed combination of values; -1 elsewhere."""
+        flows = np.full(allowed.shape, -1, np.int64)
+        for at in _where(allowed):
+            flows[at] = self._boolean()
+        for axis, variable in enumerate(scope):
+            for value, literal in enumerate(self.booleans[variable]):
+                if literal >= 0:
+                    through = np.take(flows, value, axis)
+                    self._sum(through[through >= 0].tolist(), literal)
+        return flows
+
+    def _share(self, shared: Shared) -> None:
+        rows, columns = shared.costs.shape
+        paid = np.full((rows, columns), -1, np.int64)
+        for row, column in _where((shared.costs > 0) & np.isfinite(shared.costs)):
+            paid[row, column] = self._boolean()
+            self.costs.append((int(paid[row, column]), float(shared.costs[row, column])))
+        free = np.concatenate([shared.costs, np.zeros((rows, 1))], axis=1)
+        for reader, needs in zip(shared.readers, shared.needs, strict=True):
+            allowed = np.isfinite(free[:, list(needs)])
+            allowed &= self.alive[shared.written][:, None] & self.alive[reader][None, :]
+            flows = self._flows((shared.written, reader), allowed)
+            for value, column in enumerate(needs):
+                for row in range(rows):
+                    if column >= 0 and flows[row, value] >= 0 and paid[row, column] >= 0:
+                        implied = self.proto.constraints.add()
+                        implied.enforcement_literal.extend([int(flows[row, value])])
+                        implied.bool_and.literals.extend([int(paid[row, column])])
+
+    def _objective(self) -> None:
+        dearest = math.fsum(cost for _, cost in self.costs)
+        limit = max(min(dearest, self.known - self.offset), dearest / _STEPS)
+        self.unit = limit / _STEPS if limit > 0 else 1.0
+        whole = [(literal, int(cost / self.unit)) for literal, cost in self.costs]
+        whole = [(literal, cost) for literal, cost in whole if cost]
+        self.proto.objective.vars.extend([literal for literal, _ in whole])
+        self.proto.objective.coeffs.extend([cost for _, cost in whole])
+
+
+def _where(mask: NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """The indices at which a mask is true."""
+    return [tuple(at) for at in np.argwhere(mask).tolist()]
