@@ -56,6 +56,8 @@ class Request:
     progress: Progress | None = None
     storing: Storing = AS_IT_IS
     untuned: bool = False
+    epilogue: Any = None
+    """What is stored of the sums, as the target has it, in the place of ``storing``."""
 
     @property
     def any_embedding(self) -> bool:
@@ -99,7 +101,8 @@ class Plan:
     epilogue: Any
     missing: tuple[str, ...] = ()
     insists: bool = False
-    storing: Storing = AS_IT_IS
+    storing: Storing | None = AS_IT_IS
+    """None: the epilogue is stored as it is, whatever executes it."""
 
     @property
     def native(self) -> bool:
@@ -108,9 +111,11 @@ class Plan:
 
     def portable(self, *missing: str) -> Plan:
         """The same candidate as portable code; of what that does not store, the sums."""
-        target, epilogue = PortableTarget(self.target.spec), None
-        with suppress(WorkloadError):
-            epilogue = target.epilogue(self.candidate.candidate.program.unfused, self.storing)
+        target, epilogue = PortableTarget(self.target.spec), self.epilogue
+        if self.storing is not None:
+            epilogue = None
+            with suppress(WorkloadError):
+                epilogue = target.epilogue(self.candidate.candidate.program.unfused, self.storing)
         choice = Choice(self.candidate, None)
         return replace(self, target=target, choices=(choice,), epilogue=epilogue, missing=missing)
 
@@ -168,7 +173,7 @@ def choose(asked: Request) -> Chosen | SolveResult:
     Raises as :func:`~cpembed.api.run.run` does before anything is built.
     """
     target, missing = _executing(asked)
-    epilogue = target.epilogue(asked.workload, asked.storing)
+    epilogue = asked.epilogue or target.epilogue(asked.workload, asked.storing)
     solved, candidate, found = _searched(asked, target)
     if not solved.count:
         other = None
@@ -176,7 +181,8 @@ def choose(asked: Request) -> Chosen | SolveResult:
             other = _alternative(asked, solved)
         return other or solved
     candidate = candidate or pick(solved, asked.rank or 1)
-    plan = Plan(target, candidate, (), epilogue, missing, asked.backend == "native", asked.storing)
+    storing = None if asked.epilogue else asked.storing
+    plan = Plan(target, candidate, (), epilogue, missing, asked.backend == "native", storing)
     forced = asked.anything and is_forced(solved)
     if not plan.native:
         other = _alternative(asked, solved) if forced else None

@@ -211,7 +211,7 @@ class CompiledKernel:
         """The call to be timed that unpacks the output; none where its layouts are the same
         memory."""
         name = self._output.name
-        if self.is_packed_in_place(name):
+        if self.is_packed_in_place(name) or (self.epilogue and self.epilogue.placement):
             return []
         return [self._mover(name).bound(packed, self.original(name))]
 

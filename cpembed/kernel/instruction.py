@@ -98,11 +98,22 @@ class InstructionText:
         set; None where nothing is."""
         if not self.intrinsics:
             return None
+        return Tensorizing(
+            tuple(
+                (block_name(name, number), intrinsic, place)
+                for name, (intrinsic, place) in self.intrinsics.items()
+                for number in range(len(index_sets(nest)) if name == UPDATE else 1)
+            )
+        )
 
-        def schedule(work: Any) -> None:
-            for name, (intrinsic, place) in self.intrinsics.items():
-                for number in range(len(index_sets(nest)) if name == UPDATE else 1):
-                    block = work.get_sblock(block_name(name, number), "main")
-                    work.tensorize(work.get_loops(block)[place], intrinsic.register())
 
-        return schedule
+@dataclass(frozen=True)
+class Tensorizing:
+    """Replaces blocks of a kernel, by their names, by intrinsics, each from a loop on."""
+
+    replaced: tuple[tuple[str, Intrinsic, int], ...]
+
+    def __call__(self, work: Any) -> None:
+        for name, intrinsic, place in self.replaced:
+            block = work.get_sblock(name, "main")
+            work.tensorize(work.get_loops(block)[place], intrinsic.register())

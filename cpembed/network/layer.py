@@ -1,0 +1,207 @@
+"""Which kernel computes a product on tensors in given layouts, and the calls that it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.api.chosen import Chosen, Request, choose
+from cpembed.embedding.cpsat import Status
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.kernel import portable
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.epilogue import RESIDUAL, Epilogue
+from cpembed.network.recorder import Memory, RecordedCall, Recorder, thread_count
+from cpembed.selection.candidate import Candidate
+from cpembed.targets.cpu.build import Lowered
+from cpembed.targets.registry import open_target
+from cpembed.transform.data import pack
+
+Array = NDArray[Any]
+
+FALLBACK = "axpy"
+"""The instruction in whose terms a product is portable code where nothing embeds: a vector times a
+number, which any processor has."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A kernel for a product: on ``target``, of ``candidate`` by ``schedule`` (None: portable
+    code), as ``cost_us`` estimates it, packing and unpacking included (infinite where nothing
+    estimates it). ``reason``: why it is not on the target that was asked for, or not by its
+    instruction. ``moves``: its output cannot be stored in a larger buffer."""
+
+    target: str
+    candidate: Candidate
+    schedule: Any
+    epilogue: Epilogue | None
+    cost_us: float
+    utilisation: float
+    reason: str | None = None
+
+    @property
+    def is_native(self) -> bool:
+        return self.schedule is not None
+
+    @property
+    def places(self) -> bool:
+        """Whether its output can be stored in a larger buffer."""
+        return self.epilogue is not None and self.epilogue.placement is not None
+
+    @property
+    def embedding(self) -> str:
+        return self.candidate.embedding.identifier()
+
+
+def choose_layer(
+    workload: Computation,
+    target: HardwareSpec,
+    epilogue: Epilogue | None,
+    timeout: float | None = None,
+) -> Layer:
+    """The kernel for a workload that stores an epilogue: on a target, one of its alternatives, or
+    as portable code.
+
+    An epilogue with a placement asks for a kernel that stores in a larger buffer; one that can is
+    searched first.
+    """
+    found = _chosen(Request(workload, target, epilogue=epilogue, timeout=timeout))
+    if isinstance(found, Chosen) and found.plan.native:
+        choice, spec = found.choice, found.solved.target
+        cost = choice.estimated
+        return Layer(
+            spec.name,
+            choice.candidate.candidate,
+            choice.schedule,
+            epilogue,
+            float("inf") if cost is None else cost,
+            choice.candidate.overheads.utilisation,
+            None if spec.name == target.name else f"{target.name}: {_why(found)}",
+        )
+    reason = "; ".join(found.plan.missing) if isinstance(found, Chosen) else found
+    return _portable(workload, epilogue, reason)
+
+
+def _chosen(asked: Request) -> Chosen | str:
+    """The choice, or why there is none."""
+    try:
+        found = choose(asked)
+    except (LoweringError, BackendUnavailable) as error:
+        return str(error)
+    if isinstance(found, Chosen):
+        return found
+    if found.status is Status.INFEASIBLE:
+        return "no embedding" if found.conflict is None else found.conflict.words[0]
+    return "no embedding found in time"
+
+
+def _why(found: Chosen) -> str:
+    instead = found.instead
+    if instead is None or instead.asked is None:
+        return "no embedding"
+    return f"{instead.asked:.3g} us estimated"
+
+
+def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> Layer:
+    """Portable code in terms of :data:`FALLBACK`, with the workload's own element types."""
+    spec = load_hardware_spec(FALLBACK)
+    types = [operand.dtype for operand in (*workload.inputs, workload.output)]
+    names = [operand.name for operand in spec.instruction.computation.operands]
+    dtypes = {name: (dtype,) for name, dtype in zip(names, types, strict=True)}
+    instruction = replace(spec.instruction, dtypes=dtypes)
+    spec = replace(spec, instruction=instruction)
+    found = choose(Request(workload, spec, backend="generic", epilogue=epilogue))
+    if not isinstance(found, Chosen):
+        raise LoweringError(f"{workload}: no kernel, not even a portable one")
+    candidate = found.candidate
+    used = candidate.overheads.utilisation
+    return Layer("portable", candidate.candidate, None, epilogue, float("inf"), used, reason)
+
+
+@dataclass(frozen=True)
+class LayerCalls:
+    """``calls`` of a layer on its first factor, the output and the others by ``buffers``: names of
+    operands and of :data:`~cpembed.kernel.epilogue.RESIDUAL`. Memories that are not named are
+    workspace, or have contents."""
+
+    calls: tuple[RecordedCall, ...]
+    buffers: Mapping[str, Memory]
+
+
+def recorded(
+    layer: Layer, epilogue: Epilogue | None, constants: Mapping[str, Array], threads: int = 0
+) -> LayerCalls:
+    """The calls of a layer that stores an epilogue (with its placements); ``constants`` are the
+    second factor, where it does not vary, and the vectors, in the workload's shapes."""
+    recorder = Recorder(threads or thread_count())
+    kernel = _kernel(layer, epilogue, recorder)
+    workload = layer.candidate.program.unfused
+    zeros = {operand.name: _no_data(operand.shape, operand.dtype) for operand in workload.inputs}
+    inputs = {**zeros, **constants}
+    packed: dict[str, Memory] = {}
+    buffers: dict[str, Memory] = {}
+    ahead: set[str] = set()
+    for name in kernel.input_names:
+        if name == RESIDUAL:
+            residual = epilogue.residual if epilogue is not None else None
+            assert residual is not None
+            place = residual.placement
+            elements = workload.output.elements if place is None else place.elements
+            buffers[name] = packed[name] = recorder.empty(elements, residual.dtype)
+        elif name in constants:
+            packed[name] = _constant(kernel, recorder, name, constants[name])
+            ahead.add(name)
+        elif kernel.is_packed_in_place(name):
+            packed[name] = kernel.original(name, inputs[name])
+        else:
+            packed[name] = kernel.empty(name)
+    output = kernel.empty(workload.output.name)
+    recorder.calls.clear()
+    kernel.bound_whole(inputs, packed, ahead, output)
+    given = {id(inputs[name]): name for name in zeros if name not in ahead}
+    calls: list[RecordedCall] = []
+    for call in recorder.calls:
+        taken: list[Memory] = []
+        for memory in call.buffers:
+            name = given.get(id(memory.contents))
+            if name is not None:
+                memory = buffers.setdefault(name, replace(memory, contents=None))
+            taken.append(memory)
+        calls.append(RecordedCall(call.plan, tuple(taken)))
+    in_place = kernel.is_packed_in_place(workload.output.name)
+    placed = epilogue is not None and epilogue.placement is not None
+    last = output if in_place or placed else calls[-1].buffers[-1]
+    return LayerCalls(tuple(calls), {**buffers, workload.output.name: last})
+
+
+def _no_data(shape: tuple[int, ...], dtype: str) -> Array:
+    return np.zeros(shape, numpy_dtype(dtype))
+
+
+def _constant(kernel: CompiledKernel, recorder: Recorder, name: str, array: Array) -> Memory:
+    """An input whose packed elements are known now."""
+    epilogue = kernel.epilogue
+    if epilogue is not None and name in epilogue.vectors:
+        return kernel.pack(name, array)
+    operand = kernel.program.operand(name)
+    shaped = array.reshape(operand.original_shape)
+    return recorder.from_array(shaped if operand.is_identity else pack(operand, shaped))
+
+
+def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
+    program = layer.candidate.program
+    if layer.schedule is None:
+        plan = portable.plan(program, recorder.threads, epilogue)
+        return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
+    target = open_target(load_hardware_spec(layer.target))
+    lowered = target.lower(program, epilogue)
+    assert isinstance(lowered, Lowered)
+    return replace(lowered, processor=recorder).compiled(layer.schedule)
