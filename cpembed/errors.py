@@ -47,6 +47,10 @@ class WorkloadError(CpembedError):
     """A workload's expression, sizes or dtypes are wrong."""
 
 
+class ModelError(CpembedError):
+    """A model's file is wrong, or holds what the package does not take (file, operator, remedy)."""
+
+
 class ProgramError(CpembedError):
     """An accelerator's program is wrong: its text, its bytes, or what it would do."""
 

@@ -1,0 +1,227 @@
+"""A graph in the making: operators are added one by one, and what is constant is computed at once.
+
+Of a constant that is quantized (integers, then a :class:`Dequantize`) the integers are kept: it is
+no constant of floats. What moves its elements moves the integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Dequantize, Kind, Product, Reshape, TensorType, Transpose
+from cpembed.graph.kinds.base import Array, axis_of
+
+LARGEST_CONSTANT = 1 << 30
+"""Bytes of a constant that is computed: what is larger is left to be computed in every call."""
+_MOST_PRODUCTS = 1 << 30
+"""Of numbers, of a product that is computed at once."""
+
+
+@dataclass
+class Builder:
+    """``types`` of all tensors so far, ``constants`` among them by their arrays."""
+
+    name: str
+    types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
+    constants: dict[str, Array] = field(default_factory=dict[str, Array])
+    inputs: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
+    operators: list[Operator] = field(default_factory=list[Operator])
+    _quantized: dict[str, tuple[str, Dequantize]] = field(
+        default_factory=dict[str, tuple[str, Dequantize]]
+    )
+    _dequantized: dict[str, Array] = field(default_factory=dict[str, Array])
+
+    def new_name(self, wanted: str) -> str:
+        """A name that no tensor has, of what is ``wanted``."""
+        name, k = wanted, 1
+        while name in self.types:
+            k += 1
+            name = f"{wanted}#{k}"
+        return name
+
+    def input(self, name: str, kind: TensorType) -> str:
+        self.inputs[name] = self.types[name] = kind
+        return name
+
+    def constant(self, array: Array, wanted: str = "constant") -> str:
+        """The name of a new constant."""
+        name = self.new_name(wanted)
+        self.constants[name] = array
+        self.types[name] = TensorType.of(array)
+        return name
+
+    def value(self, tensor: str) -> Array | None:
+        """Of a constant, quantized or not; None for what is made anew in every call."""
+        if tensor in self.constants:
+            return self.constants[tensor]
+        if tensor not in self._quantized:
+            return None
+        if tensor not in self._dequantized:
+            integers, kind = self._quantized[tensor]
+            (self._dequantized[tensor],) = kind.evaluate([self.constants[integers]])
+        return self._dequantized[tensor]
+
+    def is_constant(self, tensor: str) -> bool:
+        return tensor in self.constants or tensor in self._quantized
+
+    def is_quantized(self, tensor: str) -> bool:
+        """Whether it is a constant of integers that is dequantized."""
+        return tensor in self._quantized
+
+    def add(self, kind: Kind, inputs: Sequence[str], name: str, wanted: str | None = None) -> str:
+        """The only output of an operator that stands at ``name`` in the model; as ``wanted`` the
+        tensor is named."""
+        (output,) = self.add_all(kind, inputs, name, wanted)
+        return output
+
+    def add_all(
+        self, kind: Kind, inputs: Sequence[str], name: str, wanted: str | None = None
+    ) -> tuple[str, ...]:
+        """The outputs of an operator: constants where all inputs are.
+
+        Raises :class:`WorkloadError` for inputs that the kind does not take.
+        """
+        types = kind.types([self.types[tensor] for tensor in inputs])
+        wanted = wanted or name
+        if len(inputs) == 1 and inputs[0] in self._quantized:
+            moved = self._moved(kind, inputs[0], name, wanted)
+            if moved is not None:
+                return (moved,)
+        quantizes = isinstance(kind, Dequantize) and inputs[0] in self.constants
+        if not quantizes and self._folds(kind, inputs, types):
+            values = [self.value(tensor) for tensor in inputs]
+            results = kind.evaluate([value for value in values if value is not None])
+            return tuple(self.constant(result, wanted) for result in results)
+        outputs: list[str] = []
+        for k, result in enumerate(types):
+            outputs.append(self.new_name(wanted if len(types) == 1 else f"{wanted}:{k}"))
+            self.types[outputs[-1]] = result
+        self.operators.append(Operator(name, kind, tuple(inputs), tuple(outputs)))
+        if isinstance(kind, Dequantize) and quantizes:
+            self._quantized[outputs[0]] = (inputs[0], kind)
+        return tuple(outputs)
+
+    def _folds(self, kind: Kind, inputs: Sequence[str], types: Sequence[TensorType]) -> bool:
+        if not all(map(self.is_constant, inputs)):
+            return False
+        size = sum(t.elements * np.dtype(t.dtype).itemsize for t in types)
+        slow = isinstance(kind, Product) and kind.computation.macs > _MOST_PRODUCTS
+        return size <= LARGEST_CONSTANT and not slow
+
+    def _moved(self, kind: Kind, tensor: str, name: str, wanted: str) -> str | None:
+        """A quantized constant whose integers are moved instead; None where they cannot be."""
+        integers, dequantize = self._quantized[tensor]
+        shape = self.types[tensor].shape
+        one = len(dequantize.scale) == len(dequantize.zero_point) == 1
+        axis = 0
+        if not one:
+            axis = axis_of(dequantize.axis, len(shape))
+            match kind:
+                case Transpose(order):
+                    axis = order.index(axis)
+                case Reshape(other):
+                    found = reshaped_axis(shape, axis, other)
+                    if found is None:
+                        return None
+                    axis = found
+                case _:
+                    return None
+        elif not isinstance(kind, Transpose | Reshape):
+            return None
+        moved = self.add(kind, [integers], name, f"{wanted}/integers")
+        return self.add(replace(dequantize, axis=axis), [moved], name, wanted)
+
+    def rename(self, tensor: str, wanted: str) -> str:
+        """The name that a tensor has now: ``wanted``, where it is what was added last and nothing
+        has that name."""
+        if wanted in self.types or not (tensor in self.constants or self._is_last(tensor)):
+            return tensor
+        self.types[wanted] = self.types.pop(tensor)
+        for table in (self.constants, self._quantized, self._dequantized):
+            if tensor in table:
+                table[wanted] = table.pop(tensor)  # pyright: ignore[reportArgumentType]
+        if self._is_last(tensor):
+            last = self.operators[-1]
+            outputs = tuple(wanted if name == tensor else name for name in last.outputs)
+            self.operators[-1] = replace(last, outputs=outputs)
+        return wanted
+
+    def _is_last(self, tensor: str) -> bool:
+        return bool(self.operators) and tensor in self.operators[-1].outputs
+
+    def graph(self, outputs: Mapping[str, str]) -> Graph:
+        """The graph whose outputs are the tensors that ``outputs`` names; of all operators those
+        that they need, with names that no two have."""
+        written = {name for operator in self.operators for name in operator.outputs}
+        new: dict[str, str] = {}
+        for wanted, given in outputs.items():
+            tensor = given
+            if tensor == wanted:
+                continue
+            if tensor not in written or tensor in new or tensor in outputs:
+                # It has another name already, which it keeps.
+                copy = self.new_name(f"{wanted}/copy")
+                self.types[copy] = kind = self.types[tensor]
+                self.operators.append(Operator(wanted, Reshape(kind.shape), (tensor,), (copy,)))
+                tensor = copy
+            new[tensor] = wanted
+        taken = {*new.values()}
+        for name in [name for name in self.types if name in taken and outputs[name] != name]:
+            # A tensor within the network gives the name up.
+            if name not in new:
+                new[name] = self.new_name(f"{name}/inner")
+        final = {name: old for old, name in new.items()}
+        needed = _needed(self.operators, [final.get(wanted, wanted) for wanted in outputs])
+        operators = [
+            replace(
+                operator,
+                inputs=tuple(new.get(name, name) for name in operator.inputs),
+                outputs=tuple(new.get(name, name) for name in operator.outputs),
+            )
+            for operator in needed
+        ]
+        read = {name for operator in operators for name in operator.inputs} | {*outputs}
+        constants = {new.get(name, name): array for name, array in self.constants.items()}
+        return Graph(
+            self.name,
+            dict(self.inputs),
+            tuple(outputs),
+            {name: array for name, array in constants.items() if name in read},
+            tuple(_named_apart(operators)),
+        )
+
+
+def reshaped_axis(shape: Sequence[int], axis: int, other: Sequence[int]) -> int | None:
+    """Where an axis is after a reshape; None where it does not stay one axis.
+
+    >>> reshaped_axis((6, 4, 5), 0, (6, 20)), reshaped_axis((6, 4), 0, (2, 3, 4))
+    (0, None)
+    """
+    before, size = math.prod(shape[:axis]), shape[axis]
+    for k, extent in enumerate(other):
+        if extent == size and math.prod(other[:k]) == before:
+            return k
+    return None
+
+
+def _needed(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Operator]:
+    """Those that outputs depend on, in their order."""
+    wanted, kept = {*outputs}, list[Operator]()
+    for operator in reversed(operators):
+        if wanted.intersection(operator.outputs):
+            wanted.update(operator.inputs)
+            kept.append(operator)
+    return kept[::-1]
+
+
+def _named_apart(operators: Iterable[Operator]) -> Iterable[Operator]:
+    """The operators, a number added to a name that an earlier one has."""
+    seen: dict[str, int] = {}
+    for operator in operators:
+        count = seen[operator.name] = seen.get(operator.name, 0) + 1
+        yield operator if count == 1 else replace(operator, name=f"{operator.name}#{count}")

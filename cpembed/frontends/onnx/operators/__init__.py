@@ -1,0 +1,1 @@
+"""Translations of ONNX's operators, a module for each group of them; all of them: ``table``."""

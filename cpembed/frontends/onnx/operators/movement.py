@@ -1,0 +1,302 @@
+"""Operators that move elements, and shapes, which are constants here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.frontends.builder import LARGEST_CONSTANT
+from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.graph.kinds import Concat, Gather, Pad, Slice
+from cpembed.graph.kinds.base import Array, axis_of
+
+
+def identity(site: Site) -> str:
+    return site.input()
+
+
+def dropout(site: Site) -> list[str]:
+    if any(site.wanted[1:]):
+        site.refuse("the mask of Dropout is asked for: export the model for inference")
+    return [site.input()]
+
+
+def constant(site: Site) -> str:
+    for name, value in site.node.attributes.items():
+        match name:
+            case "value":
+                return site.tensor(value)
+            case "value_float" | "value_floats":
+                return site.tensor(value, "float32")
+            case "value_int" | "value_ints":
+                return site.tensor(value, "int64")
+            case _:
+                pass
+    site.refuse("its value is no dense tensor of numbers: use one")
+
+
+def reshape(site: Site) -> str:
+    asked = site.list_or_input("shape", 1)
+    if asked is None:
+        site.refuse("no shape is given")
+    given = site.type().shape
+    shape = list(asked)
+    if not site.flag("allowzero"):
+        if any(size == 0 and k >= len(given) for k, size in enumerate(shape)):
+            raise WorkloadError(f"{list(given)} cannot be reshaped to {list(asked)}")
+        shape = [given[k] if size == 0 else size for k, size in enumerate(shape)]
+    if shape.count(-1) == 1:
+        rest = -math.prod(shape)
+        shape[shape.index(-1)] = site.type().elements // rest if rest else 0
+    if min(shape, default=0) < 0:
+        raise WorkloadError(f"{list(given)} cannot be reshaped to {list(asked)}")
+    return site.reshaped(site.input(), shape)
+
+
+def flatten(site: Site) -> str:
+    shape = site.type().shape
+    axis = site.whole("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise WorkloadError(f"axis {axis} of a tensor of {len(shape)} dimensions")
+    axis = axis + len(shape) if axis < 0 else axis
+    return site.reshaped(site.input(), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+def squeeze(site: Site) -> str:
+    shape = site.type().shape
+    axes = site.list_or_input("axes", 1)
+    if axes is None:
+        axes = tuple(k for k, size in enumerate(shape) if size == 1)
+    gone = {axis_of(axis, len(shape)) for axis in axes}
+    if any(shape[axis] != 1 for axis in gone):
+        raise WorkloadError(f"axes {sorted(gone)} of {list(shape)} are not all of size 1")
+    return site.reshaped(site.input(), [s for k, s in enumerate(shape) if k not in gone])
+
+
+def unsqueeze(site: Site) -> str:
+    axes = site.list_or_input("axes", 1) or ()
+    rank = site.rank() + len(axes)
+    new = {axis_of(axis, rank) for axis in axes}
+    if len(new) != len(axes):
+        raise WorkloadError(f"axes {list(axes)} are named twice")
+    rest = iter(site.type().shape)
+    return site.reshaped(site.input(), [1 if k in new else next(rest) for k in range(rank)])
+
+
+def transpose(site: Site) -> str:
+    order = site.list_of("perm", tuple(reversed(range(site.rank())))) or ()
+    if sorted(order) != list(range(site.rank())):
+        raise WorkloadError(f"{list(order)} is no order of {site.rank()} axes")
+    return site.transposed(site.input(), order)
+
+
+def concat(site: Site) -> str:
+    tensors = site.all_inputs()
+    axis = site.axis(1 if site.version < 4 else 0)
+    return tensors[0] if len(tensors) == 1 else site.emit(Concat(axis), *tensors)
+
+
+def sliced(site: Site, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
+    """A part of one axis."""
+    shape = site.type_of(x).shape
+    if (start, stop, step) == (0, shape[axis], 1):
+        return x
+    starts, stops, steps = [0] * len(shape), [*shape], [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = start, stop, step
+    return site.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
+
+
+def split(site: Site) -> list[str]:
+    axis, x = site.axis(), site.input()
+    size = site.type().shape[axis]
+    parts = site.list_or_input("split", 1)
+    if parts is None:
+        count = site.whole("num_outputs", len(site.node.outputs))
+        each = -(-size // max(1, count))
+        parts = tuple(max(0, min(each, size - k * each)) for k in range(count))
+    if sum(parts) != size or min(parts, default=0) < 0:
+        raise WorkloadError(f"parts {list(parts)} of an axis of {size}")
+    ends = np.cumsum(parts).tolist()
+    return [sliced(site, x, axis, end - n, end) for n, end in zip(parts, ends, strict=True)]
+
+
+def slice_(site: Site) -> str:
+    shape = site.type().shape
+    if site.version < 10:
+        begins, ends = site.list_of("starts") or (), site.list_of("ends") or ()
+        axes, steps = site.list_of("axes"), None
+    else:
+        begins, ends = site.integers(1, "starts"), site.integers(2, "ends")
+        axes = None if site.optional(3) is None else site.integers(3, "axes")
+        steps = None if site.optional(4) is None else site.integers(4, "steps")
+    axes = tuple(range(len(begins))) if axes is None else axes
+    steps = (1,) * len(begins) if steps is None else steps
+    if not len(begins) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise WorkloadError("starts, ends, axes and steps do not go together")
+    x = site.input()
+    for axis, part in zip(axes, map(slice, begins, ends, steps), strict=True):
+        place = axis_of(axis, len(shape))
+        x = sliced(site, x, place, *part.indices(shape[place]))
+    return x
+
+
+def pad(site: Site) -> str:
+    x, rank = site.input(), site.rank()
+    pads = site.list_of("paddings") if "paddings" in site.node.attributes else (
+        site.list_or_input("pads", 1)
+    )  # fmt: skip
+    value = site.number("value", 0.0) if site.version < 11 else 0.0
+    if site.version >= 11 and (given := site.optional_constant(2, "the value")) is not None:
+        value = given.reshape(-1)[0].item()
+    axes = tuple(range(rank))
+    if (named := site.optional_constant(3, "axes")) is not None:
+        axes = tuple(axis_of(int(axis), rank) for axis in named.reshape(-1))
+    if pads is None or len(pads) != 2 * len(axes):
+        raise WorkloadError(f"pads do not name two numbers for each of {len(axes)} axes")
+    before, after = [0] * rank, [0] * rank
+    for k, axis in enumerate(axes):
+        before[axis], after[axis] = pads[k], pads[k + len(axes)]
+    x = _cropped(site, x, before, after)
+    before, after = [max(0, n) for n in before], [max(0, n) for n in after]
+    mode = site.text("mode", "constant")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        site.refuse(f"mode {mode} is not known: use constant, edge, reflect or wrap")
+    if not any((*before, *after)):
+        return x
+    if mode == "wrap":
+        for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+            places = np.arange(-low, site.type_of(x).shape[axis] + high)
+            if low or high:
+                places %= site.type_of(x).shape[axis]
+                x = site.emit(Gather(axis), x, site.tensor(places))
+        return x
+    if mode == "reflect":
+        _check_reflection(site.type_of(x).shape, before, after)
+    if site.type_of(x).dtype.startswith(("int", "uint", "bool")):
+        value = int(value)
+    return site.emit(Pad(tuple(before), tuple(after), value, mode), x)
+
+
+def _check_reflection(shape: Sequence[int], before: Sequence[int], after: Sequence[int]) -> None:
+    if any(max(b, a) >= size for size, b, a in zip(shape, before, after, strict=True) if b or a):
+        raise WorkloadError(f"a reflection of more than {list(shape)} has")
+
+
+def _cropped(site: Site, x: str, before: Sequence[int], after: Sequence[int]) -> str:
+    """Without what padding below 0 takes away."""
+    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
+        size = site.type_of(x).shape[axis]
+        x = sliced(site, x, axis, max(0, -low), size - max(0, -high))
+    return x
+
+
+def expand(site: Site) -> str:
+    given, asked = site.type().shape, site.integers(1, "the shape")
+    try:
+        shape = np.broadcast_shapes(given, asked)
+    except ValueError:
+        raise WorkloadError(f"{list(given)} does not broadcast to {list(asked)}") from None
+    return site.expanded(site.input(), shape)
+
+
+def tile(site: Site) -> str:
+    x, shape = site.input(), site.type().shape
+    repeats = site.integers(1, "the repeats")
+    if len(repeats) != len(shape) or min(repeats, default=1) < 1:
+        raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
+    between = [size for n in shape for size in (1, n)]
+    wider = [size for r, n in zip(repeats, shape, strict=True) for size in (r, n)]
+    x = site.expanded(site.reshaped(x, between), wider)
+    return site.reshaped(x, [r * n for r, n in zip(repeats, shape, strict=True)])
+
+
+def gather(site: Site) -> str:
+    return site.emit(Gather(site.axis()), site.input(0), site.input(1))
+
+
+def depth_to_space(site: Site) -> str:
+    n, c, h, w = site.type().shape
+    b = site.whole("blocksize", 0)
+    if b < 1 or c % (b * b):
+        raise WorkloadError(f"blocks of {b} of {c} channels: the blocks have to be whole")
+    if site.text("mode", "DCR") == "DCR":
+        x, order = site.reshaped(site.input(), (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)
+    else:
+        x, order = site.reshaped(site.input(), (n, c // b**2, b, b, h, w)), (0, 1, 4, 2, 5, 3)
+    return site.reshaped(site.transposed(x, order), (n, c // b**2, h * b, w * b))
+
+
+def space_to_depth(site: Site) -> str:
+    n, c, h, w = site.type().shape
+    b = site.whole("blocksize", 0)
+    if b < 1 or h % b or w % b:
+        raise WorkloadError(f"blocks of {b} of {h} by {w}: the blocks have to be whole")
+    x = site.reshaped(site.input(), (n, c, h // b, b, w // b, b))
+    return site.reshaped(site.transposed(x, (0, 3, 5, 1, 2, 4)), (n, c * b * b, h // b, w // b))
+
+
+def shape(site: Site) -> str:
+    sizes = site.type().shape
+    part = slice(site.attribute("start"), site.attribute("end"))
+    return site.tensor(sizes[part], "int64")
+
+
+def size(site: Site) -> str:
+    return site.tensor(site.type().elements, "int64")
+
+
+def constant_of_shape(site: Site) -> str:
+    sizes = site.integers(0, "the shape")
+    value = site.attribute("value")
+    value = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    _check_size(sizes, value.itemsize)
+    return site.tensor(np.full(sizes, value.reshape(-1)[0], value.dtype))
+
+
+def range_(site: Site) -> str:
+    start, limit, step = (site.constant(k, "the range").reshape(-1)[0] for k in range(3))
+    if not step or abs((float(limit) - float(start)) / float(step)) * 8 > LARGEST_CONSTANT:
+        raise WorkloadError(f"a range from {start} to {limit} by {step}")
+    count = max(0, math.ceil((limit.item() - start.item()) / step.item()))
+    return site.tensor((start + np.arange(count) * step).astype(start.dtype))
+
+
+def _check_size(sizes: Sequence[int], bytes_each: int) -> None:
+    if min(sizes, default=1) < 0 or math.prod(sizes) * bytes_each > LARGEST_CONSTANT:
+        raise WorkloadError(
+            f"a constant of {list(sizes)} is of more than {LARGEST_CONSTANT >> 20} MiB"
+        )
+
+
+def flat_gather(site: Site, data: str, places: Array) -> str:
+    """Elements by their numbers in row-major order, in the shape of ``places``."""
+    flat = site.reshaped(data, (site.type_of(data).elements,))
+    return site.emit(Gather(0), flat, site.tensor(places.astype(np.int64)))
+
+
+TABLE: dict[str, Translation] = {
+    "Identity": identity,
+    "Dropout": dropout,
+    "Constant": constant,
+    "Reshape": reshape,
+    "Flatten": flatten,
+    "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze,
+    "Transpose": transpose,
+    "Concat": concat,
+    "Split": split,
+    "Slice": slice_,
+    "Pad": pad,
+    "Expand": expand,
+    "Tile": tile,
+    "Gather": gather,
+    "DepthToSpace": depth_to_space,
+    "SpaceToDepth": space_to_depth,
+    "Shape": shape,
+    "Size": size,
+    "ConstantOfShape": constant_of_shape,
+    "Range": range_,
+}

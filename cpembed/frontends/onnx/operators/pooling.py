@@ -1,0 +1,95 @@
+"""Pooling, and the normalization over neighbouring channels, which is written with it."""
+
+from __future__ import annotations
+
+import math
+
+from cpembed.errors import WorkloadError
+from cpembed.frontends.expressions import X, Y, add, apply, div, mul
+from cpembed.frontends.onnx.operators.windows import Window, window
+from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.graph.kinds import Pad, Pool
+
+
+def _taps(site: Site) -> tuple[int, ...]:
+    taps = site.list_of("kernel_shape")
+    if taps is None or len(taps) != site.rank() - 2:
+        site.refuse("kernel_shape does not name a size for each image axis")
+    return taps
+
+
+def _pool(what: str, moving: Window, counts_padding: bool = False) -> Pool:
+    return Pool(
+        what, moving.taps, moving.strides, moving.before, moving.after, moving.dilations,
+        counts_padding,
+    )  # fmt: skip
+
+
+def max_pool(site: Site) -> str:
+    if any(site.wanted[1:]):
+        site.refuse("the indices of the maxima are asked for: export the model without them")
+    image = site.type().shape[2:]
+    moving = window(site, _taps(site), image)
+    if site.flag("ceil_mode"):
+        moving = moving.rounded_up(image)
+    return site.emit(_pool("max", moving), site.input())
+
+
+def average_pool(site: Site) -> str:
+    x = site.input()
+    image = site.type().shape[2:]
+    moving = window(site, _taps(site), image)
+    counts = site.flag("count_include_pad")
+    if not site.flag("ceil_mode"):
+        return site.emit(_pool("mean", moving, counts), x)
+    larger = moving.rounded_up(image)
+    if counts and larger != moving:
+        # Padding that the node names counts, what rounding up adds to it does not.
+        axes = len(image)
+        x = site.emit(Pad((0, 0, *moving.before), (0, 0, *moving.after)), x)
+        more = tuple(a - b for a, b in zip(larger.after, moving.after, strict=True))
+        larger = Window(moving.taps, moving.strides, moving.dilations, (0,) * axes, more)
+        counts = False
+    return site.emit(_pool("mean", larger, counts), x)
+
+
+def global_pool(what: str) -> Translation:
+    def translate(site: Site) -> str:
+        return whole_image(site, what, site.input())
+
+    return translate
+
+
+def whole_image(site: Site, what: str, x: str) -> str:
+    """The mean or maximum of each channel, as pooling with one window."""
+    taps = site.type_of(x).shape[2:]
+    ones, zeros = (1,) * len(taps), (0,) * len(taps)
+    if not taps:
+        return x
+    return site.emit(Pool(what, taps, ones, zeros, zeros, ones), x)
+
+
+def local_response(site: Site) -> str:
+    """``x / (bias + alpha * mean of squares) ** beta`` over a window of channels, outside of which
+    are zeros."""
+    size = site.whole("size", 1)
+    alpha, beta = site.number("alpha", 1e-4), site.number("beta", 0.75)
+    bias, shape = site.number("bias", 1.0), site.type().shape
+    if size < 1 or len(shape) < 2:
+        raise WorkloadError(f"a window of {size} channels of {site.type()}")
+    rows = (shape[0], 1, shape[1], math.prod(shape[2:]))
+    squares = site.reshaped(site.elementwise(mul(X, X), site.input()), rows)
+    before = (size - 1) // 2
+    pool = Pool("mean", (size, 1), (1, 1), (before, 0), (size - 1 - before, 0), (1, 1), True)
+    means = site.reshaped(site.emit(pool, squares), shape)
+    below = apply("pow", add(bias, mul(Y, alpha)), beta)
+    return site.elementwise(div(X, below), site.input(), means)
+
+
+TABLE: dict[str, Translation] = {
+    "MaxPool": max_pool,
+    "AveragePool": average_pool,
+    "GlobalMaxPool": global_pool("max"),
+    "GlobalAveragePool": global_pool("mean"),
+    "LRN": local_response,
+}

@@ -1,0 +1,249 @@
+# pyright: basic
+"""From a file to a :class:`Model`: nothing in it is run, and nothing outside its folder is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cpembed.errors import ModelError
+from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
+from cpembed.graph.kinds.base import Array
+
+LARGEST_FILE = 2**31 - 1
+"""Bytes of one protobuf message."""
+ELEMENT_TYPES = (
+    "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32",
+    "uint32", "int64", "uint64", "bool",
+)  # fmt: skip
+_FOUR_BITS = {"int4": "int8", "uint4": "uint8"}
+
+
+def read_model(path: Path) -> Model:
+    """The model in a file.
+
+    Raises :class:`ModelError`, one line, where it cannot be read or is not one.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise ModelError(
+            f"{path}: ONNX models are read with the package onnx: pip install 'cpembed[network]'"
+        ) from None
+    data = _bytes(path)
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:
+        raise ModelError(
+            f"{path}: not an ONNX model, or a part of one ({_line(error)}): get the whole file"
+        ) from None
+    if not proto.HasField("graph") or not proto.graph.node:
+        raise ModelError(f"{path}: holds no graph of operators: not an ONNX model")
+    _check(proto, path)
+    if proto.functions:
+        proto = _inlined(proto, path)
+    versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+    return Model(path.name, _Reading(path, versions).body(proto.graph), versions)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise ModelError(
+                f"{path}: {size:,} bytes are more than the 2 GiB of a protobuf message: save its "
+                "tensors as external data"
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"{path}: cannot be read: {reason}") from None
+
+
+def _check(proto: Any, path: Path) -> None:
+    """The checks of the format itself. Tensors outside the file are checked where they are read."""
+    import onnx
+
+    if any(_is_external(tensor) for tensor in proto.graph.initializer):
+        bare = onnx.ModelProto()
+        bare.CopyFrom(proto)
+        for tensor in bare.graph.initializer:
+            if _is_external(tensor):
+                # To the checker an input of the same type is as good.
+                value = onnx.helper.make_tensor_value_info(
+                    tensor.name, tensor.data_type, list(tensor.dims)
+                )
+                if tensor.name not in {given.name for given in bare.graph.input}:
+                    bare.graph.input.append(value)
+        kept = [t for t in bare.graph.initializer if not _is_external(t)]
+        del bare.graph.initializer[:]
+        bare.graph.initializer.extend(kept)
+        proto = bare
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as error:
+        raise ModelError(f"{path}: not a valid model: {_line(error)}") from None
+
+
+def _inlined(proto: Any, path: Path) -> Any:
+    """The model without functions of its own: each call is replaced by what it stands for."""
+    import onnx.inliner
+
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:
+        raise ModelError(f"{path}: its functions cannot be inlined: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """What a library says, as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_external(tensor: Any) -> bool:
+    return tensor.data_location == tensor.EXTERNAL
+
+
+class _Reading:
+    """The conversion of one file's messages."""
+
+    def __init__(self, path: Path, versions: Mapping[str, int]) -> None:
+        self.path = path
+        self.versions = versions
+        self.numbers = iter(range(1, 1 << 62))
+
+    def body(self, graph: Any) -> Body:
+        constants = {t.name: self.array(t, f"constant {t.name}") for t in graph.initializer}
+        for sparse in graph.sparse_initializer:
+            raise ModelError(
+                f"{self.path}: constant {sparse.values.name} is sparse: save the model with dense "
+                "constants"
+            )
+        inputs = tuple(self._inputs(graph, constants))
+        outputs = tuple(value.name for value in graph.output)
+        nodes = tuple(self._node(node) for node in graph.node)
+        return Body(inputs, outputs, constants, nodes)
+
+    def _inputs(self, graph: Any, constants: Mapping[str, Array]) -> Iterator[ModelInput]:
+        for value in graph.input:
+            if value.name in constants:
+                continue
+            if not value.type.HasField("tensor_type"):
+                raise ModelError(f"{self.path}: input {value.name} is no tensor: give a tensor")
+            tensor = value.type.tensor_type
+            dtype = self._dtype(tensor.elem_type, f"input {value.name}")
+            sizes = None
+            if tensor.HasField("shape"):
+                sizes = tuple(
+                    d.dim_value if d.HasField("dim_value") else d.dim_param
+                    for d in tensor.shape.dim
+                )
+            yield ModelInput(value.name, dtype, sizes)
+
+    def _node(self, node: Any) -> Node:
+        number = next(self.numbers)
+        where = f"{node.op_type} {node.name}".strip() + f" (node {number})"
+        domain = node.domain or "ai.onnx"
+        attributes = {a.name: self._attribute(a, where) for a in node.attribute}
+        version = self.versions.get(domain, 1)
+        return Node(
+            number, node.op_type, domain, version, node.name, tuple(node.input),
+            tuple(node.output), attributes,
+        )  # fmt: skip
+
+    def _attribute(self, attribute: Any, where: str) -> Any:
+        import onnx
+
+        what = f"attribute {attribute.name} of {where}"
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            return self.array(attribute.t, what)
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            return self.body(attribute.g)
+        try:
+            value = onnx.helper.get_attribute_value(attribute)
+        except Exception as error:
+            raise ModelError(f"{self.path}: {what}: {_line(error)}") from None
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if isinstance(value, int | float):
+            return value
+        if attribute.type == onnx.AttributeProto.STRINGS:
+            return tuple(text.decode("utf-8", "replace") for text in value)
+        if attribute.type in (onnx.AttributeProto.INTS, onnx.AttributeProto.FLOATS):
+            return tuple(value)
+        raise ModelError(f"{self.path}: {what} is of a kind that is not read: leave it out")
+
+    def _dtype(self, number: int, what: str) -> str:
+        import onnx
+
+        try:
+            name = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)))
+        except Exception:
+            raise ModelError(f"{self.path}: {what} has no element type") from None
+        if name not in ELEMENT_TYPES and name not in _FOUR_BITS:
+            raise ModelError(
+                f"{self.path}: {what} is of type {name}, which no network here takes: convert it "
+                "to float32 or integers"
+            )
+        return name
+
+    def array(self, tensor: Any, what: str) -> Array:
+        """A tensor of the file, or of one beside it."""
+        import onnx
+
+        dtype = self._dtype(tensor.data_type, what)
+        shape = tuple(tensor.dims)
+        if any(size < 0 for size in shape):
+            raise ModelError(f"{self.path}: {what} has the shape {list(shape)}")
+        try:
+            if _is_external(tensor):
+                return self._external(tensor, dtype, shape, what)
+            array = onnx.numpy_helper.to_array(tensor)
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"{self.path}: {what} is damaged: {_line(error)}") from None
+        if array.shape != shape:
+            raise ModelError(f"{self.path}: {what} is damaged: not {math.prod(shape)} elements")
+        return array.astype(_FOUR_BITS[dtype]) if dtype in _FOUR_BITS else array
+
+    def _external(self, tensor: Any, dtype: str, shape: tuple[int, ...], what: str) -> Array:
+        """The elements of a file beside the model, which has to lie in the model's folder."""
+        import onnx
+
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        place = said.get("location", "")
+        folder = self.path.resolve().parent
+        file = folder / place
+        parts = Path(place).parts
+        if not place or Path(place).is_absolute() or ".." in parts or "\\" in place:
+            raise ModelError(
+                f"{self.path}: {what} lies in {place!r}: external data is read from the model's "
+                "own folder only"
+            )
+        linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
+        if linked or not file.is_file():
+            reason = "which is a link" if linked else "which is no file"
+            raise ModelError(f"{self.path}: {what} lies in {place!r}, {reason}: copy it there")
+        element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        if dtype in _FOUR_BITS:
+            raise ModelError(f"{self.path}: {what} of {dtype} as external data: store bytes")
+        try:
+            offset = int(said.get("offset", "0"))
+            size = math.prod(shape) * element.itemsize
+            length = int(said.get("length", str(size)))
+        except ValueError:
+            offset = size = length = -1
+        if offset < 0 or length != size or offset + size > file.stat().st_size:
+            raise ModelError(
+                f"{self.path}: {what} does not lie in {place!r}, which is shorter or of another "
+                "size: get the whole file"
+            )
+        with file.open("rb") as opened:
+            opened.seek(offset)
+            return np.frombuffer(opened.read(size), element).reshape(shape)

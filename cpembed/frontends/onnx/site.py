@@ -1,0 +1,171 @@
+"""One node of a model as its translation sees it: inputs, attributes, what is emitted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from cpembed.errors import ModelError
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.onnx.model import Body, Node
+from cpembed.graph.kinds import Elementwise, Expand, Kind, Reshape, Scalar, TensorType, Transpose
+from cpembed.graph.kinds.base import Array, axis_of
+
+Translation = Callable[["Site"], "str | Sequence[str]"]
+"""From a node to the tensors that are its outputs; those at the end that nothing reads may be
+missing."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """``inputs``: of each of the node's inputs, the tensor in the ``builder``'s graph; None for one
+    that is left out. ``readers``: how many nodes, and outputs of the model, read each of the node's
+    inputs. ``run`` translates the nodes of a branch and returns its outputs."""
+
+    node: Node
+    builder: Builder
+    inputs: tuple[str | None, ...]
+    readers: tuple[int, ...]
+    wanted: tuple[bool, ...]
+    run: Callable[[Body], Sequence[str]]
+    memory: dict[str, Any]
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Raise :class:`ModelError`: what is wrong, and what to do."""
+        raise ModelError(reason)
+
+    # Inputs
+
+    def optional(self, k: int) -> str | None:
+        return self.inputs[k] if k < len(self.inputs) else None
+
+    def input(self, k: int = 0) -> str:
+        tensor = self.optional(k)
+        if tensor is None:
+            self.refuse(f"input {k} is left out: give it")
+        return tensor
+
+    def all_inputs(self) -> list[str]:
+        return [self.input(k) for k in range(len(self.inputs))]
+
+    def type(self, k: int = 0) -> TensorType:
+        return self.builder.types[self.input(k)]
+
+    def type_of(self, tensor: str) -> TensorType:
+        return self.builder.types[tensor]
+
+    def rank(self, k: int = 0) -> int:
+        return len(self.type(k).shape)
+
+    def constant(self, k: int, what: str) -> Array:
+        """An input that has to be the same in every call."""
+        value = self.builder.value(self.input(k))
+        if value is None:
+            self.refuse(f"{what} is computed while the network runs: it has to be a constant")
+        return value
+
+    def optional_constant(self, k: int, what: str) -> Array | None:
+        return None if self.optional(k) is None else self.constant(k, what)
+
+    def integers(self, k: int, what: str) -> tuple[int, ...]:
+        return tuple(int(value) for value in self.constant(k, what).reshape(-1))
+
+    # Attributes
+
+    @property
+    def version(self) -> int:
+        return self.node.version
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.node.attributes.get(name, default)
+
+    def number(self, name: str, default: float) -> float:
+        value = self.attribute(name, default)
+        if not isinstance(value, int | float):
+            self.refuse(f"attribute {name} is no number: give one")
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        return int(self.number(name, default))
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return bool(self.number(name, int(default)))
+
+    def text(self, name: str, default: str) -> str:
+        return str(self.attribute(name, default))
+
+    def list_of(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
+        value = self.attribute(name, default)
+        if value is None:
+            return None
+        listed = cast("Sequence[object]", value) if isinstance(value, tuple | list) else (None,)
+        integers = tuple(v for v in listed if isinstance(v, int))
+        if len(integers) != len(listed):
+            self.refuse(f"attribute {name} is no list of integers: give one")
+        return integers
+
+    def list_or_input(self, name: str, k: int) -> tuple[int, ...] | None:
+        """What is an attribute in older versions of an operator and an input in later ones."""
+        if name in self.node.attributes:
+            return self.list_of(name)
+        return None if self.optional(k) is None else self.integers(k, name)
+
+    def axis(self, default: int = 0, rank: int | None = None) -> int:
+        return axis_of(self.whole("axis", default), self.rank() if rank is None else rank)
+
+    # Emission
+
+    @property
+    def label(self) -> str:
+        """How the node's operators are called: the node's own name or its output's."""
+        return self.node.name or next(filter(None, self.node.outputs), self.node.operator)
+
+    def emit(self, kind: Kind, *inputs: str) -> str:
+        (output,) = self.emit_all(kind, *inputs)
+        return output
+
+    def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
+        first = next(filter(None, self.node.outputs), self.node.operator)
+        return self.builder.add_all(
+            kind, inputs, self.label, f"{first}/{type(kind).__name__.lower()}"
+        )
+
+    def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
+        """An expression of inputs; the result has the type of the first where none is named."""
+        return self.emit(Elementwise(expression, dtype or self.type_of(inputs[0]).dtype), *inputs)
+
+    def tensor(self, value: Array | Sequence[Any] | float, dtype: str | None = None) -> str:
+        """A constant."""
+        first = next(filter(None, self.node.outputs), self.node.operator)
+        return self.builder.constant(np.asarray(value, dtype), f"{first}/constant")
+
+    def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
+        if self.type_of(tensor).shape == tuple(shape):
+            return tensor
+        return self.emit(Reshape(tuple(int(size) for size in shape)), tensor)
+
+    def transposed(self, tensor: str, order: Sequence[int]) -> str:
+        if list(order) == list(range(len(order))):
+            return tensor
+        return self.emit(Transpose(tuple(order)), tensor)
+
+    def expanded(self, tensor: str, shape: Sequence[int]) -> str:
+        if self.type_of(tensor).shape == tuple(shape):
+            return tensor
+        return self.emit(Expand(tuple(shape)), tensor)
+
+    def cast(self, tensor: str, dtype: str) -> str:
+        """Another element type, values kept where it holds them."""
+        if self.type_of(tensor).dtype == dtype:
+            return tensor
+        from cpembed.frontends.expressions import X
+
+        return self.elementwise(X, tensor, dtype=dtype)
+
+    def channels(self, tensor: str, rank: int) -> str:
+        """A vector with an element a channel, so that it broadcasts over [n, channels, …]."""
+        (size,) = self.type_of(tensor).shape or (1,)
+        return self.reshaped(tensor, (size, *(1,) * (rank - 2)))

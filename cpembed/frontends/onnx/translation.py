@@ -1,0 +1,215 @@
+"""From a :class:`Model` to a graph: node by node, each by the translation of its operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cpembed.errors import CpembedError, ModelError
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
+from cpembed.frontends.onnx.operators.table import STANDARD_DOMAINS, TRANSLATIONS
+from cpembed.frontends.onnx.site import Site
+from cpembed.graph.graph import Graph
+from cpembed.graph.kinds import TensorType
+
+
+def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
+    """The graph of a model; ``shapes`` of inputs whose sizes it leaves open.
+
+    Raises :class:`ModelError` for what has no translation, by name and place.
+    """
+    _refuse_unknown(model)
+    builder = Builder(model.name)
+    values: dict[str, str] = {}
+    for name, kind in _input_types(model, shapes).items():
+        values[name] = builder.input(name, kind)
+    run = _Run(model, builder, {})
+    run.body(model.body, values)
+    missing = [name for name in model.body.outputs if name not in values]
+    if missing:
+        raise ModelError(f"{model.name}: nothing writes the output {missing[0]}")
+    return builder.graph({name: values[name] for name in model.body.outputs})
+
+
+def _all_nodes(body: Body) -> Iterator[Node]:
+    for node in body.nodes:
+        yield node
+        for value in node.attributes.values():
+            if isinstance(value, Body):
+                yield from _all_nodes(value)
+
+
+def _key(node: Node) -> str:
+    return node.operator if node.domain in STANDARD_DOMAINS else f"{node.domain}.{node.operator}"
+
+
+def _refuse_unknown(model: Model) -> None:
+    nodes = list(_all_nodes(model.body))
+    unknown = [node for node in nodes if _key(node) not in TRANSLATIONS]
+    if not unknown:
+        return
+    counts = Counter(map(_key, unknown))
+    first = unknown[0]
+    others = [f"{count} of {name}" for name, count in counts.items() if name != _key(first)]
+    also = f"; also unknown: {', '.join(others)}" if others else ""
+    named = f" {first.name}" if first.name else ""
+    raise ModelError(
+        f"{model.name}: operator {_key(first)} of node{named} (number {first.number} of "
+        f"{len(nodes)}) is not known, there are {counts[_key(first)]} of it{also}: export the "
+        "model with other operators, or cut it before"
+    )
+
+
+def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, TensorType]:
+    """Of every input, the open sizes set: an open size of one name is the same everywhere."""
+    inputs = {given.name: given for given in model.body.inputs}
+    for name in shapes:
+        if name not in inputs:
+            known = ", ".join(inputs) or "none"
+            raise ModelError(f"{model.name} has no input {name}: its inputs are {known}")
+    sizes: dict[str, int] = {}
+    for name, shape in shapes.items():
+        _check_shape(model.name, inputs[name], shape)
+        for size, given in zip(inputs[name].sizes or (), shape, strict=False):
+            if isinstance(size, str) and size and sizes.setdefault(size, int(given)) != given:
+                raise ModelError(
+                    f"{model.name}: the size {size} is given as {sizes[size]} and as {given}: give "
+                    "one"
+                )
+    return {
+        name: TensorType(_shape(model.name, given, shapes.get(name), sizes), given.dtype)
+        for name, given in inputs.items()
+    }
+
+
+def _check_shape(model: str, given: ModelInput, shape: Sequence[int]) -> None:
+    said = ",".join(map(str, shape))
+    if any(size < 1 for size in shape):
+        raise ModelError(f"{model}: the shape {said} of input {given.name}: sizes are at least 1")
+    if given.sizes is None:
+        return
+    if len(given.sizes) != len(shape):
+        raise ModelError(
+            f"{model}: input {given.name} has {len(given.sizes)} dimensions, the shape {said} has "
+            f"{len(shape)}"
+        )
+    for k, (size, asked) in enumerate(zip(given.sizes, shape, strict=True)):
+        if not _is_open(size) and size != asked:
+            raise ModelError(
+                f"{model}: dimension {k} of input {given.name} is {size} in the model, not "
+                f"{asked}: give {size}, or export the model anew"
+            )
+
+
+def _is_open(size: int | str) -> bool:
+    return isinstance(size, str) or size < 1
+
+
+def _shape(
+    model: str, given: ModelInput, asked: Sequence[int] | None, sizes: Mapping[str, int]
+) -> tuple[int, ...]:
+    if asked is not None:
+        return tuple(int(size) for size in asked)
+    if given.sizes is None:
+        raise ModelError(
+            f"{model}: input {given.name} has no shape: give it with shapes= or --shape "
+            f"{given.name}=1,3,224,224"
+        )
+    example = ",".join(str(1 if _is_open(size) else size) for size in given.sizes)
+    found: list[int] = []
+    for k, size in enumerate(given.sizes):
+        if isinstance(size, str) and size in sizes:
+            found.append(sizes[size])
+        elif isinstance(size, str) or size < 1:
+            named = f" ({size})" if isinstance(size, str) and size else ""
+            raise ModelError(
+                f"{model}: dimension {k}{named} of input {given.name} is left open: networks here "
+                f"have fixed shapes; give them with shapes= or --shape {given.name}={example}"
+            )
+        else:
+            found.append(size)
+    return tuple(found)
+
+
+class _Run:
+    """The translation of one model's nodes into a builder. ``memory``: what
+    translations know of tensors, by name, for later ones."""
+
+    def __init__(self, model: Model, builder: Builder, memory: dict[str, Any]) -> None:
+        self.model = model
+        self.builder = builder
+        self.memory = memory
+
+    def body(self, body: Body, values: dict[str, str]) -> None:
+        """Translate a body's nodes; ``values``: the tensor of each of its names."""
+        for name, array in body.constants.items():
+            values[name] = self.builder.constant(array, name)
+        readers = Counter(name for node in _all_nodes(body) for name in {*node.inputs})
+        readers.update(body.outputs)
+        readers.update(name for inner in _branches(body) for name in inner.outputs)
+        for node in body.nodes:
+            self._node(node, values, readers)
+
+    def _node(self, node: Node, values: dict[str, str], readers: Counter[str]) -> None:
+        for name in node.inputs:
+            if name and name not in values:
+                raise ModelError(
+                    f"{self.model.name}: {node} reads {name}, which nothing before it writes"
+                )
+
+        def branch(body: Body) -> Sequence[str]:
+            inner = dict(values)
+            self.body(body, inner)
+            return [inner[name] for name in body.outputs]
+
+        site = Site(
+            node,
+            self.builder,
+            tuple(values[name] if name else None for name in node.inputs),
+            tuple(readers[name] for name in node.inputs),
+            tuple(bool(name) and readers[name] > 0 for name in node.outputs),
+            branch,
+            self.memory,
+        )
+        try:
+            with np.errstate(all="ignore"):
+                results = TRANSLATIONS[_key(node)](site)
+        except ModelError as error:
+            if str(error).startswith(f"{self.model.name}: "):
+                raise
+            raise ModelError(f"{self.model.name}: {node}: {error}") from error
+        except CpembedError as error:
+            raise ModelError(f"{self.model.name}: {node}: {error}") from error
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError,
+                ZeroDivisionError, AttributeError) as error:  # fmt: skip
+            # Attributes and shapes that contradict each other, in a damaged file.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ModelError(
+                f"{self.model.name}: {node} does not fit its inputs or attributes: {reason}"
+            ) from error
+        results = [results] if isinstance(results, str) else list(results)
+        for k, name in enumerate(node.outputs):
+            if k < len(results):
+                if name:
+                    if name in values:
+                        raise ModelError(f"{self.model.name}: {node} writes {name} again")
+                    values[name] = self.builder.rename(results[k], name)
+                    if results[k] in self.memory:
+                        self.memory[values[name]] = self.memory[results[k]]
+            elif name and readers[name]:
+                raise ModelError(
+                    f"{self.model.name}: {node}: its output {k}, {name}, is not computed here: "
+                    "export the model without it"
+                )
+
+
+def _branches(body: Body) -> Iterator[Body]:
+    for node in body.nodes:
+        for value in node.attributes.values():
+            if isinstance(value, Body):
+                yield value
+                yield from _branches(value)
