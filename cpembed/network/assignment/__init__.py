@@ -10,7 +10,7 @@
 ({'conv': 0}, 10.0, True)
 """
 
-from cpembed.network.assignment.assign import assign
+from cpembed.network.assignment.assigning import assign
 from cpembed.network.assignment.evaluation import Outcome, evaluate
 from cpembed.network.assignment.problem import (
     ANY,

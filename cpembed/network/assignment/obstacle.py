@@ -50,7 +50,7 @@ def _possible(problem: Problem, count: int) -> bool:
     order = plan(tables, _BOUNDS)
     if order.complete:
         return eliminate(tables, order).constant < math.inf
-    from cpembed.network.assignment.solving import Effort, State, minimise
+    from cpembed.network.assignment.cpsat import Effort, State, minimise
 
     solution = minimise(network, Effort(_SECONDS, 1, 0), None, lambda cost, bound: None)
     return solution.state is not State.IMPOSSIBLE

@@ -95,7 +95,7 @@ class _Run:
 
     def search(self, form: Formulation, reduced: Reduced) -> tuple[tuple[int, ...], float, bool]:
         """Options, a bound of the cost of all, and whether no others cost less."""
-        from cpembed.network.assignment.solving import Effort, State, minimise
+        from cpembed.network.assignment.cpsat import Effort, State, minimise
 
         first = tuple(descend(self.problem, form.kept))
         outcome = evaluate(self.problem, first)
