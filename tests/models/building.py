@@ -44,7 +44,7 @@ class ModelBuilder:
 
     def constant(self, array: NDArray[Any], name: str = "") -> str:
         name = name or f"constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.constants.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
 
     def scalar(self, value: float) -> str:

@@ -92,6 +92,15 @@ def test_efficientnet_lite0_has_as_many_weights_as_published():
     assert weights == pytest.approx(4.65e6, rel=0.01)
 
 
+def test_scalars_are_scalars():
+    """The bounds of a Clip have no dimension."""
+    model = MODELS["mobilenet_v2"](**TINY["mobilenet_v2"])
+    sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    bounds = [n for node in model.graph.node if node.op_type == "Clip" for n in node.input[1:]]
+    assert bounds
+    assert all(sizes[name] == [] for name in bounds)
+
+
 def test_the_same_seed_gives_the_same_model_and_another_one_another():
     first, again, other = (MODELS["tiny"](seed=seed).SerializeToString() for seed in (0, 0, 1))
     assert first == again != other
