@@ -1,0 +1,133 @@
+"""What follows a product at every element of its result: factors and biases of the channels,
+limits, and quantization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Dequantize, Elementwise, Product, Quantize, Reshape
+from cpembed.graph.passes.channels import Floats, result_vector
+from cpembed.graph.passes.expressions import both_inputs, limits, with_number
+from cpembed.graph.passes.quantization import quantizing
+from cpembed.graph.passes.rewriting import Array, only_reader, producer_of
+
+UNLIMITED = (-math.inf, math.inf)
+RELU = (0.0, math.inf)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``quantize(clip(sums * factor + addend))``, up to the operator ``last``.
+
+    ``factor`` and ``addend`` have an element for each channel, or are None; ``integers`` is the
+    operator that makes the addend of integers, where it is that of one. ``limits`` are those of the
+    clipping, ``shape`` is the last tensor's.
+    """
+
+    product: Product
+    shape: tuple[int, ...]
+    last: Operator
+    factor: Floats | None = None
+    addend: Floats | None = None
+    integers: Operator | None = None
+    limits: tuple[float, float] = UNLIMITED
+    quantize: Quantize | None = None
+
+
+def chains(graph: Graph, operator: Operator, product: Product) -> Iterator[Chain]:
+    """The chain after a product, step by step, each longer than the one before; first that of the
+    product alone."""
+    chain = Chain(product, product.shape, operator)
+    while True:
+        yield chain
+        reader = only_reader(graph, chain.last.output)
+        if reader is None or chain.quantize is not None:
+            return
+        found = _longer(graph, chain, reader)
+        if found is None:
+            return
+        chain = replace(found, last=reader, shape=graph.types[reader.output].shape)
+
+
+def _longer(graph: Graph, chain: Chain, reader: Operator) -> Chain | None:
+    match reader.kind:
+        case Reshape():
+            return chain
+        case Quantize():
+            kind = quantizing(reader)
+            return None if kind is None else replace(chain, quantize=kind)
+        case Elementwise() as kind:
+            dtypes = [graph.types[name].dtype for name in reader.inputs]
+            if kind.dtype != "float32" or kind.computes_in(dtypes) != "float32":
+                return None
+            return _elementwise(graph, chain, reader, kind)
+        case _:
+            return None
+
+
+def _elementwise(graph: Graph, chain: Chain, reader: Operator, kind: Elementwise) -> Chain | None:
+    if len(reader.inputs) == 1:
+        found = limits(kind.expression)
+        if found is not None:
+            low, high = chain.limits
+            kept = max(low, found[0]), min(high, found[1])
+            return replace(chain, limits=kept) if kept[0] <= kept[1] else None
+    if chain.limits != UNLIMITED:
+        return None
+    for operation in ("add", "mul"):
+        vector = _vector(graph, chain, reader, kind, operation)
+        if vector is None:
+            continue
+        if operation == "mul":
+            factor = vector if chain.factor is None else chain.factor * vector
+            addend = None if chain.addend is None else chain.addend * vector
+            return replace(chain, factor=factor, addend=addend, integers=None)
+        whole = vector if chain.addend is None else chain.addend + vector
+        integers = None if chain.addend is not None else _integers(graph, chain, reader)
+        return replace(chain, addend=whole, integers=integers)
+    return None
+
+
+def _vector(
+    graph: Graph, chain: Chain, reader: Operator, kind: Elementwise, operation: str
+) -> Floats | None:
+    """What each channel is combined with."""
+    number = with_number(kind.expression, operation)
+    if number is not None and len(reader.inputs) == 1:
+        return np.full(chain.product.channels, np.float32(number), np.float64)
+    if len(reader.inputs) != 2 or not both_inputs(kind.expression, operation):
+        return None
+    other = _other(chain, reader)
+    array = value_of(graph, other)
+    if array is None or graph.types[reader.output].shape != chain.shape:
+        return None
+    return result_vector(chain.product, chain.shape, array)
+
+
+def _other(chain: Chain, reader: Operator) -> str:
+    first, second = reader.inputs
+    return second if first == chain.last.output else first
+
+
+def _integers(graph: Graph, chain: Chain, reader: Operator) -> Operator | None:
+    """The operator that dequantizes the addend."""
+    if len(reader.inputs) != 2:
+        return None
+    found = producer_of(graph, _other(chain, reader), Dequantize)
+    return None if found is None else found[0]
+
+
+def value_of(graph: Graph, tensor: str) -> Array | None:
+    """A constant, dequantized where it is one of integers."""
+    if tensor in graph.constants:
+        return graph.constants[tensor]
+    found = producer_of(graph, tensor, Dequantize)
+    if found is None or found[0].inputs[0] not in graph.constants:
+        return None
+    (array,) = found[1].evaluate([graph.constants[found[0].inputs[0]]])
+    return array

@@ -1,0 +1,145 @@
+"""Sums, products and means of quantized tensors are computed from the integers, rounded once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Elementwise, Input, Pool, Quantize, Reduce, Reshape, Scalar
+from cpembed.graph.passes.chains import UNLIMITED
+from cpembed.graph.passes.element_types import DISTANCE, conversion
+from cpembed.graph.passes.expressions import apply, both_inputs, limits
+from cpembed.graph.passes.quantization import (
+    Quantized,
+    dequantized,
+    float32,
+    quantizing,
+    range_of,
+    stored,
+)
+from cpembed.graph.passes.requantization import clipped, moved
+from cpembed.graph.passes.rewriting import Rewriting, only_reader
+
+
+def integer_elementwise(graph: Graph) -> Graph:
+    """Sums and products of two dequantized tensors, and means of one, that are limited and
+    quantized are computed from the integers at once: results differ by at most one quantum, since
+    scales are combined."""
+    rewriting = Rewriting(graph)
+    for operator in graph.operators:
+        kind = quantizing(operator)
+        if kind is not None:
+            _convert(rewriting, operator, kind)
+    return rewriting.graph()
+
+
+def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
+    graph = rewriting.source
+    limited, tensor = UNLIMITED, operator.inputs[0]
+    while True:
+        before = graph.producers.get(tensor)
+        if before is None or only_reader(graph, tensor) is None:
+            return
+        match before.kind:
+            case Elementwise() as inner if len(before.inputs) == 1:
+                found = limits(inner.expression)
+                if found is None or inner.dtype != "float32":
+                    return
+                limited = max(limited[0], found[0]), min(limited[1], found[1])
+                tensor = before.inputs[0]
+            case Elementwise(dtype="float32") as inner:
+                _combine(rewriting, operator, before, inner, kind, limited)
+                return
+            case Pool() | Reduce() if limited == UNLIMITED:
+                _mean(rewriting, operator, before, kind)
+                return
+            case _:
+                return
+
+
+def _combine(
+    rewriting: Rewriting,
+    operator: Operator,
+    before: Operator,
+    inner: Elementwise,
+    kind: Quantize,
+    limited: tuple[float, float],
+) -> None:
+    """A sum, a difference or a product."""
+    graph = rewriting.source
+    if len(before.inputs) != 2:
+        return
+    first, second = (dequantized(graph, name) for name in before.inputs)
+    if first is None or second is None:
+        return
+    value = combined(inner.expression, first, second, float32(kind.scale[0]))
+    if value is None:
+        return
+    zero = kind.zero_point[0]
+    low, high = (stored(limit, kind) - zero for limit in limited)
+    whole = apply("round", value)
+    if (low + zero, high + zero) != range_of(kind.dtype):
+        whole = clipped(whole, low, high)
+    new = Elementwise(moved(whole, zero), kind.dtype, "float32")
+    inputs = (first.tensor, second.tensor)
+    rewriting.replace(operator, Operator(before.name, new, inputs, operator.outputs))
+
+
+def combined(expression: Scalar, first: Quantized, second: Quantized, unit: float) -> Scalar | None:
+    """A sum, a difference or a product of two tensors in units of a third, from their integers."""
+    a = moved(Input(0), -first.zero_point)
+    b = moved(Input(1), -second.zero_point)
+    if both_inputs(expression, "mul"):
+        scale = first.scale * second.scale / unit
+        return apply("mul", apply("mul", a, b), float32(scale))
+    sign = 1.0
+    if both_inputs(expression, "sub"):
+        sign = 1.0 if expression == apply("sub", Input(0), Input(1)) else -1.0
+    elif not both_inputs(expression, "add"):
+        return None
+    other = -sign if both_inputs(expression, "sub") else 1.0
+    scaled = apply("mul", b, float32(other * second.scale / unit))
+    return apply("fma", a, float32(sign * first.scale / unit), scaled)
+
+
+def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quantize) -> None:
+    """A mean of a window, stored anew with the scale of the result."""
+    graph = rewriting.source
+    source = dequantized(graph, before.inputs[0])
+    pool = None if source is None else _as_pool(before, graph.types[source.tensor].shape)
+    if source is None or pool is None:
+        return
+    ratio = source.scale / float32(kind.scale[0])
+    distance = DISTANCE.get((kind.dtype, source.dtype), 0)
+    stored_zero = kind.zero_point[0] + distance
+    pool = replace(pool, zero_point=source.zero_point, ratio=ratio, stored_zero_point=stored_zero)
+    # Pools keep the element type of what they read.
+    name = rewriting.fresh(f"{operator.output} mean")
+    shape = graph.types[operator.output].shape
+    steps = [Operator(before.name, pool, (source.tensor,), (name,))]
+    pooled = pool.types([graph.types[source.tensor]])[0].shape
+    if pooled != shape:
+        new = rewriting.fresh(f"{operator.output} reshaped")
+        steps.append(Operator(before.name, Reshape(shape), (name,), (new,)))
+    if distance:
+        new = rewriting.fresh(f"{operator.output} converted")
+        table = conversion(source.dtype, kind.dtype)
+        steps.append(Operator(before.name, table, (steps[-1].output,), (new,)))
+    steps[-1] = replace(steps[-1], outputs=operator.outputs)
+    rewriting.replace(operator, *steps)
+
+
+def _as_pool(operator: Operator, shape: tuple[int, ...]) -> Pool | None:
+    """A mean over windows, or over all of the last axes, as pooling."""
+    match operator.kind:
+        case Pool(what="mean", ratio=None) as kind:
+            return kind
+        case Reduce(what="mean", axes=axes):
+            places = sorted(axis % len(shape) for axis in axes)
+            count = len(places)
+            if places != list(range(len(shape) - count, len(shape))):
+                return None
+            ones, none = (1,) * count, (0,) * count
+            return Pool("mean", shape[len(shape) - count :], ones, none, none, ones)
+        case _:
+            return None

@@ -1,0 +1,176 @@
+"""Products of dequantized tensors become products of the integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Dequantize, Product
+from cpembed.graph.kinds.quantization import along
+from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
+from cpembed.graph.passes.channels import Floats, reduced, result_vector, weights_vector
+from cpembed.graph.passes.quantization import BYTES, Quantized, dequantized, range_of, stored
+from cpembed.graph.passes.rewriting import Array, Rewriting, producer_of
+from cpembed.kernel.epilogue import Epilogue
+
+_LARGEST_SUM = 2**31 - 1
+_LARGEST_PRODUCT = 255 * 255
+
+
+def integer_products(graph: Graph) -> Graph:
+    """Of each product whose operands are dequantized from eight bits, the product of the integers.
+
+    A factor and a bias of each channel, limits, and a quantization that follow go into its
+    epilogue: results are those of exact sums, rounded once, and differ from those of the graph by
+    at most one quantum. Without a quantization the epilogue stores floats, which differ by at most
+    half a unit of the bias. Left as they are: second operands with scales of other axes than the
+    channels, and with several zero points.
+    """
+    rewriting = Rewriting(graph)
+    for operator in graph.operators:
+        match operator.kind:
+            case Product(epilogue=None) as product if product.dtype == "float32":
+                _convert(rewriting, operator, product)
+            case _:
+                pass
+    return rewriting.graph()
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The second operand: of its integers the scales, an element for each channel, and zero
+    point; ``shifted`` is the array itself where it has to be another one."""
+
+    tensor: str
+    dtype: str
+    scale: Floats
+    zero_point: int
+    shifted: Array | None = None
+
+
+def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None:
+    graph = rewriting.source
+    first = dequantized(graph, operator.inputs[0])
+    second = _weights(graph, operator.inputs[1], product)
+    if first is None or second is None:
+        return
+    best: tuple[Chain, Epilogue, dict[str, Array]] | None = None
+    for chain in chains(graph, operator, product):
+        found = _epilogue(graph, chain, first, second)
+        if found is not None:
+            best = chain, *found
+    if best is None:
+        return
+    chain, epilogue, vectors = best
+    weights = second.tensor
+    if second.shifted is not None:
+        weights = rewriting.constant(f"{second.tensor} around 0", second.shifted)
+    a, b = (operand.name for operand in product.computation.inputs)
+    dtypes = {a: first.dtype, b: second.dtype, product.computation.output.name: "int32"}
+    integers = Product(
+        product.computation.with_dtypes(dtypes),
+        chain.shape,
+        (first.zero_point, second.zero_point),
+        epilogue,
+    )
+    names = [rewriting.constant(f"{operator.name} {key}", v) for key, v in vectors.items()]
+    inputs = (first.tensor, weights, *names)
+    rewriting.replace(chain.last, Operator(operator.name, integers, inputs, chain.last.outputs))
+
+
+def _weights(graph: Graph, tensor: str, product: Product) -> _Weights | None:
+    found = producer_of(graph, tensor, Dequantize)
+    if found is None:
+        return None
+    operator, kind = found
+    name = operator.inputs[0]
+    given = graph.types[name]
+    if given.dtype not in BYTES or min(kind.scale) <= 0:
+        return None
+    scale, zero = (
+        _of_channels(product, given.shape, along(values, kind.axis, len(given.shape), "float32"))
+        for values in (kind.scale, kind.zero_point)
+    )
+    if scale is None or zero is None:
+        return None
+    if not zero.any():
+        return _Weights(name, given.dtype, scale, 0)
+    if name in graph.constants:
+        zeros = along(kind.zero_point, kind.axis, len(given.shape), "int32")
+        centred = graph.constants[name].astype(np.int32) - zeros
+        for dtype in ("int8", given.dtype):
+            low, high = range_of(dtype)
+            if low <= centred.min() and centred.max() <= high:
+                return _Weights(name, dtype, scale, 0, centred.astype(dtype))
+    if np.any(zero != zero[0]):
+        return None
+    return _Weights(name, given.dtype, scale, int(zero[0]))
+
+
+def _of_channels(product: Product, shape: tuple[int, ...], values: Array) -> Floats | None:
+    if values.size == 1:
+        return np.full(product.channels, values.reshape(()), np.float64)
+    return weights_vector(product, np.broadcast_to(values, shape))
+
+
+def _epilogue(
+    graph: Graph, chain: Chain, first: Quantized, second: _Weights
+) -> tuple[Epilogue, dict[str, Array]] | None:
+    """What is stored at the end of a chain, and the vectors for that; None where an epilogue
+    cannot say it."""
+    unit = first.scale * second.scale
+    scale = unit if chain.factor is None else unit * chain.factor
+    bias = _bias(graph, chain, unit, scale)
+    if bias is not None and not _fits(chain, bias):
+        return None
+    vectors: dict[str, Array] = {}
+    if bias is not None and bias.any():
+        vectors["bias"] = bias.astype(np.int32)
+    has_bias = "bias" in vectors
+    if chain.quantize is None:
+        if chain.limits not in (UNLIMITED, RELU):
+            return None
+        vectors["scale"] = scale.astype(np.float32)
+        relu = chain.limits == RELU
+        return Epilogue("float32", scale=True, bias=has_bias, relu=relu), vectors
+    kind = chain.quantize
+    vectors["scale"] = (scale / np.float64(np.float32(kind.scale[0]))).astype(np.float32)
+    low, high = (stored(limit, kind) for limit in chain.limits)
+    clip = None if (low, high) == range_of(kind.dtype) else (low, high)
+    zero = kind.zero_point[0]
+    return Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero), vectors
+
+
+def _bias(graph: Graph, chain: Chain, unit: Floats, scale: Floats) -> Floats | None:
+    """The addend in units of the sums, rounded; its own integers where it has them in that unit."""
+    if chain.addend is None:
+        return None
+    if chain.integers is not None and chain.factor is None:
+        exact = _own_integers(graph, chain, chain.integers, unit)
+        if exact is not None:
+            return exact
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = np.where(chain.addend == 0, 0, chain.addend / scale)
+    return np.rint(quotient)
+
+
+def _own_integers(graph: Graph, chain: Chain, operator: Operator, unit: Floats) -> Floats | None:
+    kind = operator.kind
+    integers = graph.constants.get(operator.inputs[0])
+    if not isinstance(kind, Dequantize) or integers is None or any(kind.zero_point):
+        return None
+    scales = along(kind.scale, kind.axis, integers.ndim, "float32")
+    spread = np.broadcast_to(scales, integers.shape)
+    found = [result_vector(chain.product, chain.shape, a) for a in (integers, spread)]
+    values, factors = found
+    if values is None or factors is None or not np.allclose(factors, unit, rtol=1e-6, atol=0):
+        return None
+    return values
+
+
+def _fits(chain: Chain, bias: Floats) -> bool:
+    """Whether sums with the bias stay within 32 bits."""
+    sums = reduced(chain.product) * _LARGEST_PRODUCT
+    return bool(np.all(np.isfinite(bias)) and np.abs(bias).max() + sums <= _LARGEST_SUM)

@@ -1,0 +1,32 @@
+"""All passes in their order."""
+
+from __future__ import annotations
+
+from cpembed.graph.graph import Graph
+from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.integer_elementwise import integer_elementwise
+from cpembed.graph.passes.integer_products import integer_products
+from cpembed.graph.passes.movements import movements
+from cpembed.graph.passes.residuals import residuals
+from cpembed.graph.passes.tables import tables
+from cpembed.graph.passes.zero_points import without_zero_points
+
+
+def prepare(
+    graph: Graph, *, first: str = "uint8", second: str = "int8", fuse: bool = True
+) -> Graph:
+    """The graph whose operators are compiled.
+
+    ``first`` and ``second``: the element types of the two factors that the target's instruction
+    multiplies. Integers and their parameters are those of the model; a result differs from the
+    model's own arithmetic in floats by at most one quantum at each operator. ``fuse``: operators
+    between products are merged.
+    """
+    graph = movements(fold(graph))
+    graph = integer_products(fold(graph))
+    graph = tables(residuals(graph))
+    graph = integer_elementwise(graph)
+    graph = element_types(fold(graph), first, second)
+    graph = without_zero_points(graph)
+    return fold(graph, weights=True)

@@ -1,0 +1,67 @@
+"""Questions about quantized tensors that several passes ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Dequantize, Quantize
+from cpembed.graph.passes.rewriting import producer_of
+
+BYTES = ("int8", "uint8")
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A tensor of integers of eight bits that stands for ``(q - zero_point) * scale``."""
+
+    tensor: str
+    dtype: str
+    scale: float
+    zero_point: int
+
+
+def range_of(dtype: str) -> tuple[int, int]:
+    """Least and largest of an integer type."""
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def dequantized(graph: Graph, tensor: str) -> Quantized | None:
+    """The integers of eight bits, of one scale, that a tensor of floats was made of."""
+    found = producer_of(graph, tensor, Dequantize)
+    if found is None:
+        return None
+    operator, kind = found
+    dtype = graph.types[operator.inputs[0]].dtype
+    if dtype not in BYTES or not is_plain(kind):
+        return None
+    return Quantized(operator.inputs[0], dtype, float32(kind.scale[0]), kind.zero_point[0])
+
+
+def is_plain(kind: Quantize | Dequantize) -> bool:
+    """Whether one scale, above 0, and one zero point are those of all elements."""
+    return len(kind.scale) == len(kind.zero_point) == 1 and kind.scale[0] > 0
+
+
+def quantizing(operator: Operator | None) -> Quantize | None:
+    """The kind of an operator that makes integers of eight bits of one scale."""
+    if operator is None or not isinstance(operator.kind, Quantize):
+        return None
+    kind = operator.kind
+    return kind if is_plain(kind) and kind.dtype in BYTES else None
+
+
+def stored(value: float, kind: Quantize) -> int:
+    """The integer that a number becomes; infinity the last one."""
+    low, high = range_of(kind.dtype)
+    whole = np.clip(
+        np.float64(np.float32(value)) / np.float64(np.float32(kind.scale[0])), -1e9, 1e9
+    )
+    return int(np.clip(np.rint(whole) + kind.zero_point[0], low, high))
+
+
+def float32(value: float) -> float:
+    return float(np.float32(value))

@@ -1,0 +1,153 @@
+"""What passes share: replacing operators of a graph, and questions about what stands around one.
+
+A pass looks at the operators of a graph, writes down what takes the place of some of them, and
+makes the new graph of all of that at once. Tensors keep their names; what nothing reads any more is
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Kind
+
+Array = NDArray[Any]
+K = TypeVar("K", bound=Kind)
+
+
+class Rewriting:
+    """Changes of a graph that are collected, then made by :meth:`graph`.
+
+    The operators that take another's place stand where it stood, so that they may read all that it
+    could. Between them they write its outputs, or these are said to be other tensors
+    (:meth:`equal`).
+    """
+
+    def __init__(self, source: Graph) -> None:
+        self.source = source
+        self.constants: dict[str, Array] = {}
+        self._replaced: dict[str, tuple[Operator, ...]] = {}
+        self._equal: dict[str, str] = {}
+        self._outputs: dict[str, str] = {}
+        self._names = {*source.inputs, *source.constants, *source.producers}
+
+    def fresh(self, wanted: str) -> str:
+        """A name that no tensor has yet: the wanted one, numbered where it is in use."""
+        name, number = wanted, 1
+        while name in self._names:
+            number += 1
+            name = f"{wanted}.{number}"
+        self._names.add(name)
+        return name
+
+    def constant(self, wanted: str, array: Array) -> str:
+        """The name of a new constant; one that was made of the same numbers is taken again."""
+        for name, known in self.constants.items():
+            if known.dtype == array.dtype and np.array_equal(known, array):
+                return name
+        name = self.fresh(wanted)
+        self.constants[name] = array
+        return name
+
+    def replace(self, operator: Operator, *others: Operator) -> None:
+        self._replaced[operator.outputs[0]] = others
+
+    def is_replaced(self, operator: Operator) -> bool:
+        return operator.outputs[0] in self._replaced
+
+    def equal(self, tensor: str, other: str) -> bool:
+        """Whoever reads ``tensor`` reads ``other``, which is written before it, and the operator
+        that wrote it is left out.
+
+        False, and nothing is changed, where both are to be seen from outside: an output of the
+        network that is an input of it, or another output.
+        """
+        other = self.name_of(other)
+        if tensor in self.source.outputs:
+            if other in self.source.constants or other in self.constants:
+                self.constants[tensor] = self.constants.get(other, self.source.constants.get(other))  # pyright: ignore[reportArgumentType]
+            elif (
+                other in self.source.inputs
+                or other in self.source.outputs
+                or other in self._outputs
+            ):
+                return False
+            else:
+                self._outputs[other] = tensor
+            self._replaced[tensor] = ()
+            return True
+        self._equal[tensor] = other
+        self._replaced[tensor] = ()
+        return True
+
+    def name_of(self, tensor: str) -> str:
+        """The tensor that a tensor was said to be equal to, or itself."""
+        while tensor in self._equal:
+            tensor = self._equal[tensor]
+        return tensor
+
+    def graph(self) -> Graph:
+        """The graph with all changes, and without operators that nothing reads."""
+        if not self._replaced:
+            return self.source
+        operators = [
+            new
+            for old in self.source.operators
+            for new in self._replaced.get(old.outputs[0], (old,))
+        ]
+
+        def final(name: str) -> str:
+            name = self.name_of(name)
+            return self._outputs.get(name, name)
+
+        renamed = [
+            replace(
+                operator,
+                inputs=tuple(map(final, operator.inputs)),
+                outputs=tuple(map(final, operator.outputs)),
+            )
+            for operator in operators
+        ]
+        return live(self.source, renamed, {**self.source.constants, **self.constants})
+
+
+def live(source: Graph, operators: Iterable[Operator], constants: Mapping[str, Array]) -> Graph:
+    """A graph of the operators that something reads, and of the constants that these read."""
+    wanted = {*source.outputs}
+    kept: list[Operator] = []
+    for operator in reversed(list(operators)):
+        if wanted.intersection(operator.outputs):
+            kept.append(operator)
+            wanted |= {*operator.inputs}
+    used = {name: array for name, array in constants.items() if name in wanted}
+    return replace(source, operators=tuple(reversed(kept)), constants=used)
+
+
+def producer_of(graph: Graph, tensor: str, kind: type[K]) -> tuple[Operator, K] | None:
+    """The operator that writes a tensor, and its kind, where that is of a class."""
+    operator = graph.producers.get(tensor)
+    if operator is None or not isinstance(operator.kind, kind):
+        return None
+    return operator, operator.kind
+
+
+def only_reader(graph: Graph, tensor: str) -> Operator | None:
+    """The operator that alone reads a tensor, which is no output of the network."""
+    readers = graph.readers[tensor]
+    if len(readers) != 1 or tensor in graph.outputs:
+        return None
+    return readers[0]
+
+
+def scalar_of(graph: Graph, tensor: str) -> float | int | None:
+    """The number that a constant of one element is."""
+    array = graph.constants.get(tensor)
+    if array is None or array.size != 1:
+        return None
+    return array.reshape(-1)[0].item()
