@@ -22,7 +22,7 @@ class Time:
             "amount": self.amount,
             "unit": self.unit,
             "us": self.us,
-            "provenance": self.provenance,
+            "provenance": str(self.provenance),
         }
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed import worker
+from cpembed.api.bench_layers import NamedSuite, named_suite
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
@@ -40,6 +41,7 @@ from cpembed.measure.runner import ATTEMPTS, NOISE
 from cpembed.provenance import Provenance
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
+from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer, suite
 
 STRICT = "strict"
@@ -189,14 +191,15 @@ def open_bench(
 ) -> Bench:
     """A suite ready to run, with the rows that an earlier run completed.
 
-    ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
-    can execute here and only solves elsewhere; ``generic`` runs portable code anywhere. ``results``
-    is the folder of the store, ``fresh`` forgets what it holds of this suite. ``constraints`` None
-    and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are ``output``, ``relu``,
-    ``bias`` and ``scale``, for kernels that are not simulated. ``baselines`` names libraries to run
-    beside each kernel (:attr:`~cpembed.targets.base.Target.baselines`): they store the same,
-    and without any of ``output`` to ``scale`` both sides store what the library's fastest form
-    does.
+    ``suite_name`` is a shipped one, or a file: a table of layers as CSV, or a model, whose distinct
+    products are the layers. ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where
+    the target's instruction can execute here and only solves elsewhere; ``generic`` runs portable
+    code anywhere. ``results`` is the folder of the store, ``fresh`` forgets what it holds of this
+    suite. ``constraints`` None and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are
+    ``output``, ``relu``, ``bias`` and ``scale``, for kernels that are not simulated. ``baselines``
+    names libraries to run beside each kernel (:attr:`~cpembed.targets.base.Target.baselines`): they
+    store the same, and without any of ``output`` to ``scale`` both sides store what the library's
+    fastest form does.
 
     Raises :class:`WorkloadError` for an unknown suite, layer or baseline, for a baseline of kernels
     that have no time of their own here, for something to be stored where nothing is to run, and
@@ -204,8 +207,9 @@ def open_bench(
     constraint set; :class:`BackendUnavailable` for an impossible ``native`` or baseline, and for
     something to be stored by an instruction that this machine lacks.
     """
-    chosen = select_layers(suite_name, layers)
     spec = hardware_spec(target)
+    named_layers = named_suite(suite_name, spec)
+    chosen = selected(named_layers, layers)
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
@@ -216,6 +220,11 @@ def open_bench(
         epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
     if baselines:
         _check_comparable(spec, execute, backend, missing)
+        if any(isinstance(layer, ComputedLayer) for layer in chosen):
+            raise WorkloadError(
+                f"{named_layers.name} has layers that no operator's sizes make, which no library "
+                "is called with: leave the baseline out"
+            )
         if epilogue is not None and output is None:
             raise WorkloadError(
                 "what a baseline stores after these steps has to be said: add --output (output=), "
@@ -235,12 +244,12 @@ def open_bench(
         epilogue=epilogue,
         baselines=_open_baselines(baselines, spec, epilogue),
     )
-    names = (suite_name, spec.name, maker.constraints.name)
-    key, flaw = _key(suite_name, maker), _row_flaw(suite(suite_name))
+    names = (named_layers.name, spec.name, maker.constraints.name)
+    key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
     store = ResultStore(results or default_directory(), names, key, BenchRow, flaw)
     store.open(fresh=fresh)
     rows = _usable(store.load(), chosen, maker)
-    return Bench(suite_name, chosen, maker, missing, store, rows, len(rows))
+    return Bench(named_layers.name, chosen, maker, missing, store, rows, len(rows))
 
 
 def _check_stored(
@@ -305,12 +314,17 @@ def _open_baselines(
 
 
 def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
-    """Layers by index and range, in the suite's order; None selects all.
+    """Layers of a shipped suite by index and range, in its order; None selects all.
 
     >>> [layer.index for layer in select_layers("deepbench", "3,0,5-7")]
     [0, 3, 5, 6, 7]
     """
-    layers = suite(suite_name)
+    return selected(NamedSuite(suite_name, suite(suite_name)), text)
+
+
+def selected(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
+    """As :func:`select_layers`, of any suite."""
+    layers = named.layers
     if text is None:
         return layers
     picked: set[int] = set()
@@ -320,7 +334,7 @@ def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
             raise WorkloadError(f"layers {text!r}: {part!r} is neither 3 nor 3-7")
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= len(layers):
-            allowed = f"{suite_name} has layers 0 to {len(layers) - 1}"
+            allowed = f"{named.name} has layers 0 to {len(layers) - 1}"
             raise WorkloadError(f"layers {text!r}: there is no {part.strip()}; {allowed}")
         picked.update(range(first, last + 1))
     return tuple(layer for layer in layers if layer.index in picked)
@@ -354,11 +368,13 @@ def _usable(
     }
 
 
-def _key(suite_name: str, maker: RowMaker) -> dict[str, Any]:
+def _key(named: NamedSuite, maker: RowMaker) -> dict[str, Any]:
     """Everything that the rows depend on."""
     here = machine()
+    own = {} if named.digest is None else {"layers": named.digest}
     return {
-        "suite": suite_name,
+        "suite": named.name,
+        **own,
         "target": maker.spec.name,
         "spec": _specifications(maker.spec),
         "constraints": maker.constraints.name,

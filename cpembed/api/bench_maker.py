@@ -12,6 +12,7 @@ import msgspec
 
 from cpembed import worker
 from cpembed.api.bench_baselines import BaselineRow, baseline_row
+from cpembed.api.bench_layers import layer_workload
 from cpembed.api.bench_results import error_row, run_row, solved_row
 from cpembed.api.bench_rows import (
     BenchRow,
@@ -32,6 +33,7 @@ from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue, Storing
 from cpembed.targets.registry import open_target
 from cpembed.tuning.records import Lookup, Record, best_record
+from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer
 
 Phase = Callable[[str, int], None]
@@ -60,6 +62,8 @@ class RowMaker:
 
     def workload(self, layer: Layer) -> Computation:
         """The layer on the target's element types."""
+        if isinstance(layer, ComputedLayer):
+            return layer_workload(layer, self.layout, self.spec)
         named = layer.workload(default_dtypes(self.spec), self.layout)
         return named if is_typed([layer.label]) else typed_by_roles(named, self.spec.instruction)
 

@@ -16,8 +16,10 @@ from typing import Any
 from cpembed import worker
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.solve import SolveResult, default_dtypes, typed_by_roles
+from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, CrashError, InvariantError, SpecError, TransformError
+from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.packing import packed_before
@@ -102,21 +104,47 @@ def typed_for(workload: Computation, spec: HardwareSpec) -> Computation:
     return typed_by_roles(workload.with_dtypes(first), instruction)
 
 
+def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
+    """A network in the form in which its products are run, on the element types that a target
+    multiplies, as far as these are integers where it is quantized."""
+    from cpembed.graph.passes import prepare
+
+    inputs = default_dtypes(spec)[:-1]
+    if len(inputs) < 2:
+        return prepare(graph)
+    return prepare(graph, first=inputs[0], second=inputs[1])
+
+
 def match_in_worker(
-    workload: Computation, spec: HardwareSpec, *, timeout: float | None = None
+    workload: Computation,
+    spec: HardwareSpec,
+    *,
+    constraints: str | ConstraintSet | None = None,
+    timeout: float | None = None,
+    untuned: bool = False,
 ) -> Match:
     """:func:`matched` in the worker, whose death is a reason."""
     started = time.perf_counter()
     try:
-        return worker.call(matched, workload, spec, timeout=timeout)
+        return worker.call(
+            matched, workload, spec, constraints=constraints, timeout=timeout, untuned=untuned
+        )
     except CrashError as error:
         return Match(reason=str(error), seconds=time.perf_counter() - started)
 
 
-def matched(workload: Computation, spec: HardwareSpec, *, timeout: float | None = None) -> Match:
+def matched(
+    workload: Computation,
+    spec: HardwareSpec,
+    *,
+    constraints: str | ConstraintSet | None = None,
+    timeout: float | None = None,
+    untuned: bool = False,
+) -> Match:
     """Search for the instruction, and where it does not fit or is mostly idle, for those of its
-    ``alternatives``: a specification without any is matched alone. ``timeout`` bounds each search
-    in seconds. What a search refuses is a reason."""
+    ``alternatives``: a specification without any, or a constraint set, is matched alone.
+    ``timeout`` bounds each search in seconds; ``untuned``: what tuning found is not used. What a
+    search refuses is a reason."""
     started = time.perf_counter()
     typed = typed_for(workload, spec)
     retyped = typed != workload
@@ -124,7 +152,7 @@ def matched(workload: Computation, spec: HardwareSpec, *, timeout: float | None 
     allowed = SLOWEST * (timeout or 0.0) * searches
     try:
         with step(f"matching {workload.name} on {spec.name}", workload.macs + allowed):
-            found = choose(Request(typed, spec, timeout=timeout))
+            found = choose(Request(typed, spec, constraints, timeout=timeout, untuned=untuned))
             seconds = time.perf_counter() - started
             if isinstance(found, Chosen):
                 return _of_chosen(found, spec, retyped, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,14 @@ from cpembed.cli.options import (
     Subcommand,
     backend_option,
     constraints_option,
+    distinct,
     file_option,
     folder_option,
     json_option,
     output_option,
     seed_option,
     steps_options,
-    target_option,
+    targets_option,
     threads_option,
     timeout_option,
     untuned_option,
@@ -44,7 +46,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 
 @click.command(cls=Subcommand)
 @click.argument("suite", shell_complete=suites)
-@target_option()
+@targets_option
 @constraints_option(
     "Constraint set of the best candidate, beside `strict`, which is always tried. "
     "Default: in_place_padded."
@@ -86,7 +88,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 def command(
     *,
     suite: str,
-    target: str,
+    targets: tuple[str, ...],
     constraints: str | None,
     layers: str | None,
     backend: BackendChoice,
@@ -109,7 +111,8 @@ def command(
     """Run SUITE: search, verify and time each layer.
 
     SUITE is deepbench, resnet18, resnet50, unit16, unit_conv3d, mobilenet, attention, amos, odd or
-    gemm.
+    gemm, or a file: a table of layers (.csv), or a model (.onnx, .pt2), whose distinct products are
+    the layers.
 
     A row is kept as soon as it is complete: an interrupted run resumes where it stopped.
 
@@ -118,42 +121,58 @@ def command(
     cpembed bench deepbench --target avx512_vnni --layers 0,10-20 --layout NHWC
     cpembed bench unit16 --target amx_int8 --baseline onednn
     cpembed bench resnet50 --target avx512_vnni --output uint8 --bias --scale --relu
+    cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
     """
     use_threads(threads)
     from cpembed.api.bench import open_bench
 
     if plot is not None:
         _check_plot(baselines)
-    bench = open_bench(
-        suite,
-        target,
-        constraints=constraints,
-        layers=layers,
-        backend=backend,
-        execute=not no_run,
-        layout=layout,
-        timeout=timeout,
-        seed=seed,
-        results=results,
-        fresh=fresh,
-        output=output,
-        relu=relu,
-        bias=bias,
-        scale=scale,
-        untuned=untuned,
-        baselines=[name.strip() for names in baselines for name in names.split(",")],
-    )
-    _announce(bench)
+    names = distinct(targets)
+    if len(names) > 1 and (plot is not None or baselines):
+        several = "--baseline and --plot are of one target: leave them, or the other targets, out"
+        raise click.UsageError(several, click.get_current_context())
+    benches = [
+        open_bench(
+            suite,
+            target,
+            constraints=constraints,
+            layers=layers,
+            backend=backend,
+            execute=not no_run,
+            layout=layout,
+            timeout=timeout,
+            seed=seed,
+            results=results,
+            fresh=fresh,
+            output=output,
+            relu=relu,
+            bias=bias,
+            scale=scale,
+            untuned=untuned,
+            baselines=[name.strip() for names in baselines for name in names.split(",")],
+        )
+        for target in names
+    ]
 
     def interrupted() -> str:
-        done = f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
+        done = "; ".join(
+            f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
+            for bench in benches
+        )
         return f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes"
 
     with Stop("row", interrupted) as stop:
-        _run(bench, stop)
+        for bench in benches:
+            if not stop.asked:
+                _announce(bench)
+                _run(bench, stop)
     if stop.asked:
         message(interrupted())
         return INTERRUPTED
+    if len(benches) > 1:
+        return _print_across(benches, as_json=as_json)
+    (bench,) = benches
     if plot is not None:
         from cpembed.files import write_whole
         from cpembed.report.bench_plot import plot_svg
@@ -167,6 +186,26 @@ def command(
 
         print_text(*report(bench))
     return bench.exit_code()
+
+
+def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
+    """Several targets beside each other."""
+    from cpembed.api.bench_across import across
+
+    with Bar("", None) as bar:
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.show(f"comparing {what}", total=total, completed=done)
+
+        found = across(benches, progress)
+    if as_json:
+        documents = [bench.to_json() for bench in benches]
+        print_json({"suite": found.suite, "targets": documents, **found.to_json()})
+    else:
+        from cpembed.report.across import report
+
+        print_text(*report(found))
+    return max(bench.exit_code() for bench in benches)
 
 
 def _check_plot(baselines: tuple[str, ...]) -> None:

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import click
 
-from cpembed.cli.completion import targets as target_names
-from cpembed.cli.options import Subcommand, json_option, timeout_option, together
-from cpembed.cli.output import Bar, message, print_json, print_text
+from cpembed.cli.options import (
+    Subcommand,
+    distinct,
+    json_option,
+    targets_option,
+    timeout_option,
+    together,
+)
+from cpembed.cli.output import Bar, print_json, print_text
 
 SECONDS = 10.0
 """Of each search: :data:`cpembed.network.match.TIMEOUT`, without loading the solver."""
@@ -51,15 +57,7 @@ model_options = together(
 
 @click.command(cls=Subcommand)
 @model_options
-@click.option(
-    "--target",
-    "targets",
-    required=True,
-    multiple=True,
-    shell_complete=target_names,
-    metavar="NAME|FILE",
-    help="Target: a shipped name (see `cpembed targets`) or a TOML file. May be repeated.",
-)
+@targets_option
 @click.option(
     "--alternatives/--no-alternatives",
     default=True,
@@ -88,9 +86,7 @@ def command(
     from cpembed.frontends import load_model
     from cpembed.network.match import match
 
-    names = list(dict.fromkeys(targets))
-    if len(names) < len(targets):
-        message("a target that is named more than once is matched once")
+    names = distinct(targets)
     graph = load_model(model, shapes or None)
     with Bar("", None) as bar:
 

@@ -72,6 +72,18 @@ def target_option(*, required: bool = True) -> Callable[[F], F]:
     )
 
 
+targets_option = click.option(
+    "--target",
+    "targets",
+    required=True,
+    multiple=True,
+    shell_complete=targets,
+    metavar="NAME|FILE",
+    help="Target: a shipped name (see `cpembed targets`) or a TOML file. May be repeated: the "
+    "targets are then shown beside each other.",
+)
+
+
 def constraints_option(words: str) -> Callable[[F], F]:
     return click.option(
         "--constraints", shell_complete=constraint_sets, metavar="NAME|FILE", help=words
@@ -255,6 +267,15 @@ def folder_option(name: str, words: str) -> Callable[[F], F]:
 
 
 # -- what was given -------------------------------------------------------------------------------
+
+
+def distinct(targets: Sequence[str]) -> list[str]:
+    """Targets in the order given; a usage error where one is given twice."""
+    for number, target in enumerate(targets):
+        if target in targets[:number]:
+            twice = f"target {target} is given more than once: keep one"
+            raise click.UsageError(twice, click.get_current_context())
+    return list(targets)
 
 
 def require_one(**given: bool) -> None:

@@ -31,12 +31,13 @@ from functools import cached_property
 from typing import Any
 
 from cpembed.api.across import Figure, Line, Time, line
-from cpembed.api.matching import Match, match_in_worker
-from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.api.matching import Match, match_in_worker, prepared_for
+from cpembed.api.solve import hardware_spec
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.provenance import Provenance
 
 TIMEOUT = 10.0
 """Seconds of each search, where nobody says otherwise: most take a tenth of one."""
@@ -94,7 +95,7 @@ def figure(operator: OperatorMatch) -> Figure:
         embedded_on=found.embedded_on,
         utilisation=found.utilisation,
         moved_bytes=found.moved_bytes,
-        time=None if time is None else Time(time.amount, time.unit, time.us, "estimated"),
+        time=None if time is None else Time(time.amount, time.unit, time.us, Provenance.ESTIMATED),
         reason=found.reason,
     )
 
@@ -196,7 +197,7 @@ def match(
     Raises :class:`~cpembed.errors.SpecError` for a wrong target, and what the passes raise.
     """
     specs = [hardware_spec(name) for name in targets]
-    prepared = [_prepared(graph, spec) if prepares else graph for spec in specs]
+    prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
     work = [_distinct(network) for network in prepared]
     total, done = sum(len(layers) for layers in work), 0
     found: list[TargetMatch] = []
@@ -212,16 +213,6 @@ def match(
     if progress is not None:
         progress("", done, total)
     return MatchResult(graph.name, len(graph.operators), tuple(found))
-
-
-def _prepared(graph: Graph, spec: HardwareSpec) -> Graph:
-    """The network with the element types that the target multiplies."""
-    from cpembed.graph.passes import prepare
-
-    inputs = default_dtypes(spec)[:-1]
-    if len(inputs) < 2:
-        return prepare(graph)
-    return prepare(graph, first=inputs[0], second=inputs[1])
 
 
 def _distinct(graph: Graph) -> dict[Computation, str]:

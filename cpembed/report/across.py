@@ -8,10 +8,43 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from cpembed.api.across import Figure, Line, Time, TimeSum
-from cpembed.report.blocks import table
+from cpembed.api.bench_across import Across
+from cpembed.report.blocks import bullets, heading, table
 from cpembed.wording import count, data_size, duration
 
 _FOLDED = 48
+_LISTED = 12
+"""Layer numbers that are listed before the rest is only counted."""
+
+
+def report(found: Across) -> Iterator[RenderableType]:
+    """Of ``cpembed bench`` on several targets."""
+    rows = [(str(number), label) for number, label in enumerate(found.layers)]
+    yield from by_layer(rows, ("#>", "layer"), found.targets, found.figures)
+    yield ""
+    yield lines(found.lines)
+    yield ""
+    yield from _reasons(found)
+    yield LEGEND
+
+
+def _reasons(found: Across) -> Iterator[RenderableType]:
+    """Why layers are not embedded, once for each reason."""
+    for target in found.targets:
+        reasons: dict[str, list[int]] = {}
+        for number, figure in enumerate(found.figures[target]):
+            if figure is not None and figure.embedded_on is None:
+                reasons.setdefault(figure.reason or "not known", []).append(number)
+        if reasons:
+            yield heading(f"Not embedded on {target}")
+            yield bullets(f"{_numbers(which)}: {why}" for why, which in reasons.items())
+            yield ""
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, layers[:_LISTED]))
+    more = len(layers) - _LISTED
+    return f"layer{'s' * (len(layers) > 1)} {listed}" + (f" and {more} more" if more > 0 else "")
 
 
 def by_layer(
@@ -68,8 +101,8 @@ def lines(found: Iterable[Line]) -> RenderableType:
 LEGEND = (
     "used: mean share of the instruction's MACs that is useful, of the layers that are embedded; "
     "by MACs: of all that the instructions multiply\n"
-    "moved: bytes that packing and unpacking read and write; times include them but for weights, "
-    "which are packed ahead"
+    "moved: bytes that packing and unpacking read and write; microseconds count them, but for "
+    "weights, which are packed ahead; cycles do not"
 )
 
 

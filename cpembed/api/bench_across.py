@@ -1,0 +1,122 @@
+"""A suite on several targets: the benches of each, and their layers beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cpembed.api.across import Figure, Line, Time, line
+from cpembed.api.bench import Bench
+from cpembed.api.bench_rows import BenchRow, RunRow
+from cpembed.api.matching import Match, match_in_worker
+from cpembed.provenance import Provenance
+from cpembed.workloads.suites import Layer
+
+Progress = Callable[[str, int, int], None]
+"""Called with the layer and target that are looked at, how many are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Across:
+    """``layers``: the label of each, in order; ``figures``: by target, one for each layer, None
+    where the target's suite has no such layer or no row of it."""
+
+    suite: str
+    layers: tuple[str, ...]
+    targets: tuple[str, ...]
+    figures: dict[str, list[Figure | None]]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        return tuple(
+            line(target, [f for f in self.figures[target] if f is not None])
+            for target in self.targets
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "layers": [
+                {
+                    "label": label,
+                    "targets": {
+                        target: None if found is None else found.to_json()
+                        for target in self.targets
+                        for found in [self.figures[target][number]]
+                    },
+                }
+                for number, label in enumerate(self.layers)
+            ],
+            "lines": {
+                found.target: {
+                    "layers": found.layers,
+                    "embedded": found.embedded,
+                    **found.to_json(),
+                }
+                for found in self.lines
+            },
+        }
+
+
+def across(benches: Sequence[Bench], progress: Progress | None = None) -> Across:
+    """The rows of finished benches of one suite. The embedding that is chosen, and with it what is
+    used and moved, is looked for again, as a run does; where a row has no time, it is estimated."""
+    figures: dict[str, dict[str, Figure]] = {}
+    total, done = sum(len(bench.finished()) for bench in benches), 0
+    for bench in benches:
+        target = bench.maker.spec.name
+        by_label = figures.setdefault(target, {})
+        rows = {row.index: row for row in bench.finished()}
+        for layer in bench.layers:
+            if layer.index not in rows:
+                continue
+            if progress is not None:
+                progress(f"{layer.index}: {layer.label} on {target}", done, total)
+            by_label[layer.label] = _figure(bench, layer, rows[layer.index])
+            done += 1
+    labels = tuple(dict.fromkeys(layer.label for bench in benches for layer in bench.layers))
+    targets = tuple(figures)
+    beside = {target: [figures[target].get(label) for label in labels] for target in targets}
+    return Across(benches[0].suite, labels, targets, beside)
+
+
+def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
+    maker, best = bench.maker, row.best
+    if row.error is not None and best is None:
+        return Figure(row.macs, row.count, reason=row.error.message)
+    run, reason = row.run, None if best is None or best.reason is None else best.reason.text
+    if run is None and (best is None or best.embedding is None):
+        return Figure(row.macs, row.count, reason=reason)
+    found = match_in_worker(
+        maker.workload(layer),
+        maker.spec,
+        constraints=None if maker.any_set else maker.constraints,
+        timeout=maker.timeout,
+        untuned=maker.untuned,
+    )
+    return Figure(
+        row.macs,
+        row.count,
+        found.embedded_on,
+        found.utilisation,
+        found.moved_bytes,
+        (None if run is None else _time(run)) or _estimate(found),
+        found.reason,
+    )
+
+
+def _time(run: RunRow) -> Time | None:
+    """Of the target's instruction, packing and unpacking included where they are timed with it."""
+    if run.cycles is not None:
+        return Time(run.cycles, "cycles", run.simulated_us, Provenance.SIMULATED)
+    times = run.whole_us or run.latency_us
+    if run.latency_us is None or times is None:
+        return None
+    return Time(times.median, "us", times.median, run.provenance)
+
+
+def _estimate(found: Match) -> Time | None:
+    time = found.estimated
+    if time is None:
+        return None
+    return Time(time.amount, time.unit, time.us, Provenance.ESTIMATED)
