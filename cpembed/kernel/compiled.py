@@ -88,6 +88,7 @@ class CompiledKernel:
         self.epilogue = epilogue
         if epilogue is not None:
             self._output = replace(self._output, dtype=epilogue.dtype)
+        self.plan = plan
         self._contract = self._processor.compile_plan(plan)
         self._movers: dict[str, Compiled] = {}
         self._whole = whole
@@ -160,7 +161,7 @@ class CompiledKernel:
         not come by way of ``packed``.
         """
         first = self._factors[0].name
-        inside = None if first in ahead or self.is_packed_in_place(first) else self._on_original
+        inside = None if first in ahead else self._on_original
         if inside is None:
             calls = [*self.bound_packing(inputs, packed, ahead), self.bound(packed, output)]
         else:
@@ -188,13 +189,19 @@ class CompiledKernel:
         return self.unpack(output)
 
     @cached_property
+    def plan_on_original(self) -> KernelPlan | None:
+        """The kernel on the first factor as it comes; None where that is packed before."""
+        if not self.has_inner_packing or self._whole is None:
+            return None
+        plan = self._whole()
+        return plan if plan.copies or plan.original else None
+
+    @cached_property
     def _on_original(self) -> tuple[Compiled, int] | None:
         """The kernel on the first factor as it comes, and the elements of the copies that it packs;
         compiled on first use."""
-        plan = None if self._whole is None else self._whole()
-        if plan is None or not (plan.copies or plan.original):
-            return None
-        return self._processor.compile_plan(plan), plan.copies
+        plan = self.plan_on_original
+        return None if plan is None else (self._processor.compile_plan(plan), plan.copies)
 
     def bound_packing(
         self, inputs: Mapping[str, Array], packed: Mapping[str, Any], ahead: Collection[str]
@@ -264,6 +271,23 @@ class CompiledKernel:
         """Machine code of the contraction."""
         return self._contract.assembly()
 
+    def move_plan(self, name: str) -> KernelPlan:
+        """The kernel that packs an input, or unpacks the output."""
+        operand = self._operand(name)
+        direction = Direction.UNPACK if operand is self._output else Direction.PACK
+        source = packing_source(operand, self._move_threads(operand), direction)
+        return KernelPlan("packing", source)
+
+    @property
+    def factors(self) -> tuple[PackedOperand, ...]:
+        """The operands that are multiplied, in the kernel's order of parameters."""
+        return self._factors
+
+    @property
+    def output(self) -> PackedOperand:
+        """The output, of the type that is stored."""
+        return self._output
+
     def _operand(self, name: str) -> PackedOperand:
         """By name; the output is of the type that is stored."""
         return self._output if name == self._output.name else self.program.operand(name)
@@ -272,10 +296,7 @@ class CompiledKernel:
         """The packing kernel of an input or the unpacking kernel of the output, compiled on first
         use: a search over schedules builds many contractions on the same packed operands."""
         if name not in self._movers:
-            operand = self._operand(name)
-            direction = Direction.UNPACK if operand is self._output else Direction.PACK
-            source = packing_source(operand, self._move_threads(operand), direction)
-            self._movers[name] = self._processor.compile_plan(KernelPlan("packing", source))
+            self._movers[name] = self._processor.compile_plan(self.move_plan(name))
         return self._movers[name]
 
 

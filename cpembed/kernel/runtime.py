@@ -121,7 +121,7 @@ def compile_plan(plan: KernelPlan) -> Function:
 
 
 class ObjectFile:
-    """A compiled kernel of another machine: :attr:`contents` are those of an object file."""
+    """A compiled kernel that is linked elsewhere: :attr:`contents` are those of an object file."""
 
     def __init__(self, executable: Any) -> None:
         self._module = executable.mod
@@ -145,7 +145,14 @@ def compile_object(plan: KernelPlan, triple: str) -> ObjectFile:
         return ObjectFile(_compiled(plan, tvm().target.Target(description)))
 
 
-def _compiled(plan: KernelPlan, target: Any) -> Any:
+def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
+    """Compile a kernel for this machine as the object file of the function
+    ``__tvm_ffi_<symbol>``; raises as :func:`compile_plan`."""
+    with step(f"compiling a kernel of {plan.backend}"):
+        return ObjectFile(_compiled(plan, host_target(plan.attributes, plan.options), symbol))
+
+
+def _compiled(plan: KernelPlan, target: Any, symbol: str = "main") -> Any:
     library = tvm()
     module = library.IRModule({"main": library.script.from_source(plan.source)})
     if plan.schedule is not None:
@@ -160,6 +167,8 @@ def _compiled(plan: KernelPlan, target: Any) -> Any:
         module = work.mod
     if plan.functions:
         module["main"] = _importing(module["main"], plan.functions)
+    if symbol != "main":
+        module = library.IRModule({symbol: module["main"].with_attr("global_symbol", symbol)})
     config = dict.fromkeys(_NOT_WITH_REGISTERS, plan.in_registers)
     with library.transform.PassContext(opt_level=3, config=config):
         return library.compile(module, target)

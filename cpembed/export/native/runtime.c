@@ -1,0 +1,374 @@
+/* What a library needs at run time: threads, memory, the calls of its kernels, the C interface.
+
+   It is compiled once for each library, together with the library's tables (program.h), and
+   everything but the functions of the interface stays hidden: libraries share nothing.
+
+   Kernels are called as TVM's compiled functions are: (self, arguments, their number, result), a
+   DLTensor pointer for each argument, 0 for success; parallel loops call TVMBackendParallelLaunch.
+   Sources: tvm/runtime/c_backend_api.h, tvm/ffi/c_api.h, dlpack.h. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define ALIGNMENT 64
+#define TENSOR_KIND 7 /* kTVMFFIDLTensorPtr */
+
+typedef struct { int32_t kind; int32_t zero; void *value; } Any;
+typedef struct {
+  void *data;
+  int32_t device_type, device_id, rank;
+  uint8_t type_code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} Tensor;
+typedef int (*Kernel)(void *self, const Any *arguments, int32_t count, Any *result);
+
+enum { INPUT, OUTPUT, WEIGHTS, CONSTANT, OWN, WORKSPACE };
+
+/* `place`: the number among inputs, outputs or weights; or the byte offset in the constants, in
+   the memory of the handle, or in the workspace. `copy`: where the handle keeps weights that are
+   read after they were packed, -1 where none are. */
+typedef struct {
+  const char *name, *dtype;
+  uint8_t type_code, bits, role, filled;
+  int64_t elements, bytes, place, copy;
+  uint64_t fill;
+} Buffer;
+typedef struct { Kernel kernel; const char *name; int32_t first, count; } Call;
+
+#include "program.h"
+#include "processor.h"
+#include "threads.h"
+
+struct PUBLIC(handle) {
+  Pool *pool;
+  int packed;
+  unsigned char *own;          /* packed weights, filled buffers */
+  void *workspace;             /* where the caller gives none */
+  void *mapped;                /* the file of weights */
+  size_t mapped_bytes;
+  const unsigned char *constants;
+  void *staged[BUFFER_COUNT];  /* aligned copies of what callers give */
+  Tensor tensors[BUFFER_COUNT];
+  int64_t shapes[BUFFER_COUNT];
+  Any arguments[ARGUMENT_COUNT];
+};
+
+typedef struct PUBLIC(handle) Handle;
+
+static int64_t one = 1;
+
+static void *allocated(int64_t bytes) {
+  size_t rounded = ((size_t)bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  return aligned_alloc(ALIGNMENT, rounded ? rounded : ALIGNMENT);
+}
+
+static int is_aligned(const void *memory) { return (uintptr_t)memory % ALIGNMENT == 0; }
+
+/* Sums of 64-bit words, plain and by their places (Fletcher): any damaged word changes them. */
+static void checksum(const unsigned char *data, size_t bytes, uint64_t sums[2]) {
+  uint64_t plain = 0, placed = 0, word;
+  for (size_t k = 0; k < bytes / 8; k++) {
+    memcpy(&word, data + 8 * k, 8);
+    plain += word;
+    placed += (k + 1) * word;
+  }
+  sums[0] = plain;
+  sums[1] = placed;
+}
+
+#if CONSTANTS_IN_FILE
+static int map_weights(Handle *handle, const char *path) {
+  char beside[4096];
+  Dl_info about;
+  if (path == NULL) { /* beside the library */
+    if (!dladdr((void *)PUBLIC(open), &about) || about.dli_fname == NULL)
+      return CPEMBED_NO_WEIGHTS_FILE;
+    const char *slash = strrchr(about.dli_fname, '/');
+    int folder = slash == NULL ? 0 : (int)(slash - about.dli_fname + 1);
+    int used = snprintf(beside, sizeof beside, "%.*s%s", folder, about.dli_fname, CONSTANTS_FILE);
+    if (used < 0 || used >= (int)sizeof beside) return CPEMBED_NO_WEIGHTS_FILE;
+    path = beside;
+  }
+  int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return CPEMBED_NO_WEIGHTS_FILE;
+  struct stat status;
+  if (fstat(file, &status) != 0 || status.st_size != CONSTANTS_BYTES + ALIGNMENT) {
+    close(file);
+    return CPEMBED_WEIGHTS_DAMAGED;
+  }
+  size_t bytes = (size_t)status.st_size;
+  void *mapped = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+  close(file);
+  if (mapped == MAP_FAILED) return CPEMBED_OUT_OF_MEMORY;
+  handle->mapped = mapped;
+  handle->mapped_bytes = bytes;
+  handle->constants = (const unsigned char *)mapped + ALIGNMENT;
+  const uint64_t expected[2] = {CONSTANTS_SUM, CONSTANTS_PLACED_SUM};
+  uint64_t sums[2];
+  checksum(handle->constants, CONSTANTS_BYTES, sums);
+  if (memcmp(mapped, "CPEMBEDW", 8) != 0 || memcmp(sums, expected, sizeof sums) != 0)
+    return CPEMBED_WEIGHTS_DAMAGED;
+  return CPEMBED_OK;
+}
+#endif
+
+static void fill(unsigned char *memory, const Buffer *buffer) {
+  size_t size = (size_t)(buffer->bytes / buffer->elements);
+  for (int64_t k = 0; k < buffer->elements; k++)
+    memcpy(memory + (size_t)k * size, &buffer->fill, size);
+}
+
+static void prepare_tensors(Handle *handle) {
+  for (int k = 0; k < BUFFER_COUNT; k++) {
+    const Buffer *buffer = &buffers[k];
+    void *data = NULL;
+    if (buffer->role == CONSTANT) data = (void *)(handle->constants + buffer->place);
+    if (buffer->role == OWN) data = handle->own + buffer->place;
+    if (buffer->role == WEIGHTS && buffer->copy >= 0) data = handle->own + buffer->copy;
+    handle->shapes[k] = buffer->elements;
+    handle->tensors[k] = (Tensor){.data = data, .device_type = 1, .rank = 1,
+                                  .type_code = buffer->type_code, .bits = buffer->bits, .lanes = 1,
+                                  .shape = &handle->shapes[k], .strides = &one};
+    if (buffer->filled) fill(data, buffer);
+  }
+  for (int k = 0; k < ARGUMENT_COUNT; k++)
+    handle->arguments[k] = (Any){TENSOR_KIND, 0, &handle->tensors[arguments[k]]};
+}
+
+static int call(Handle *handle, const Call *step) {
+  Any result = {0, 0, NULL};
+  int code = step->kernel(NULL, handle->arguments + step->first, step->count, &result);
+  return code == 0 ? CPEMBED_OK : CPEMBED_KERNEL_FAILED;
+}
+
+static int prepare(Handle *handle) {
+  int status = CPEMBED_OK;
+  current = handle->pool;
+  own_number = 0;
+  for (int k = 0; k < PREPARE_COUNT && status == CPEMBED_OK; k++)
+    status = call(handle, &prepare_calls[k]);
+  handle->packed = status == CPEMBED_OK;
+  return status;
+}
+
+static int aligned_copy(Handle *handle, int buffer) {
+  if (handle->staged[buffer] == NULL) handle->staged[buffer] = allocated(buffers[buffer].bytes);
+  handle->tensors[buffer].data = handle->staged[buffer];
+  return handle->staged[buffer] == NULL ? CPEMBED_OUT_OF_MEMORY : CPEMBED_OK;
+}
+
+static int bind(Handle *handle, const void *const in[], void *const out[], void *workspace) {
+  if ((INPUT_COUNT && in == NULL) || (OUTPUT_COUNT && out == NULL)) return CPEMBED_BAD_ARGUMENT;
+  for (int k = 0; k < INPUT_COUNT; k++) {
+    int buffer = input_buffers[k];
+    if (in[k] == NULL) return CPEMBED_BAD_ARGUMENT;
+    handle->tensors[buffer].data = (void *)in[k];
+    if (is_aligned(in[k])) continue;
+    if (aligned_copy(handle, buffer)) return CPEMBED_OUT_OF_MEMORY;
+    memcpy(handle->staged[buffer], in[k], (size_t)buffers[buffer].bytes);
+  }
+  for (int k = 0; k < OUTPUT_COUNT; k++) {
+    int buffer = output_buffers[k];
+    if (out[k] == NULL) return CPEMBED_BAD_ARGUMENT;
+    handle->tensors[buffer].data = out[k];
+    if (!is_aligned(out[k]) && aligned_copy(handle, buffer)) return CPEMBED_OUT_OF_MEMORY;
+  }
+  if (WORKSPACE_BYTES == 0) return CPEMBED_OK;
+  if (workspace == NULL) {
+    if (handle->workspace == NULL) handle->workspace = allocated(WORKSPACE_BYTES);
+    if (handle->workspace == NULL) return CPEMBED_OUT_OF_MEMORY;
+    workspace = handle->workspace;
+  }
+  if (!is_aligned(workspace)) return CPEMBED_BAD_ARGUMENT;
+  for (int k = 0; k < BUFFER_COUNT; k++)
+    if (buffers[k].role == WORKSPACE)
+      handle->tensors[k].data = (unsigned char *)workspace + buffers[k].place;
+  return CPEMBED_OK;
+}
+
+static int execute(Handle *handle, int first, int last, const void *const in[], void *const out[],
+                   void *workspace, double *ns) {
+  if (handle == NULL || first < 0 || last > STEP_COUNT || first > last)
+    return CPEMBED_BAD_ARGUMENT;
+  if (!handle->packed) return CPEMBED_NOT_PACKED;
+  int status = bind(handle, in, out, workspace);
+  if (status != CPEMBED_OK) return status;
+  current = handle->pool;
+  own_number = 0;
+  for (int k = first; k < last && status == CPEMBED_OK; k++) {
+    int64_t started = ns == NULL ? 0 : now_ns();
+    status = call(handle, &run_calls[k]);
+    if (ns != NULL) ns[k] = (double)(now_ns() - started);
+  }
+  for (int k = 0; k < OUTPUT_COUNT && status == CPEMBED_OK; k++)
+    if (!is_aligned(out[k]))
+      memcpy(out[k], handle->staged[output_buffers[k]], (size_t)buffers[output_buffers[k]].bytes);
+  return status;
+}
+
+/* ----------------------------------------------------------------------------------- interface */
+
+#define API __attribute__((visibility("default")))
+
+API void PUBLIC(close)(Handle *handle) {
+  if (handle == NULL) return;
+  if (handle->pool != NULL) pool_close(handle->pool);
+  for (int k = 0; k < BUFFER_COUNT; k++) free(handle->staged[k]);
+  if (handle->mapped != NULL) munmap(handle->mapped, handle->mapped_bytes);
+  free(handle->workspace);
+  free(handle->own);
+  free(handle->pool);
+  free(handle);
+}
+
+static int opened(Handle *handle, int threads, const char *weights) {
+  int status = lacking_feature();
+  if (status != CPEMBED_OK) return status;
+  handle->own = allocated(OWN_BYTES);
+  Pool *pool = allocated(sizeof *pool);
+  if (handle->own == NULL || pool == NULL) {
+    free(pool);
+    return CPEMBED_OUT_OF_MEMORY;
+  }
+  memset(handle->own, 0, OWN_BYTES);
+  memset(pool, 0, sizeof *pool);
+  handle->pool = pool;
+  if ((status = pool_open(pool, threads > 0 ? threads : DEFAULT_THREADS)) != CPEMBED_OK) return status;
+#if CONSTANTS_IN_FILE
+  if ((status = map_weights(handle, weights)) != CPEMBED_OK) return status;
+#else
+  (void)weights, (void)checksum;
+  handle->constants = CONSTANTS;
+#endif
+  prepare_tensors(handle);
+  return WEIGHT_COUNT ? CPEMBED_OK : prepare(handle);
+}
+
+API int PUBLIC(open)(int threads, const char *weights, Handle **handle) {
+  if (handle == NULL) return CPEMBED_BAD_ARGUMENT;
+  *handle = calloc(1, sizeof **handle);
+  if (*handle == NULL) return CPEMBED_OUT_OF_MEMORY;
+  int status = opened(*handle, threads, weights);
+  if (status != CPEMBED_OK) {
+    PUBLIC(close)(*handle);
+    *handle = NULL;
+  }
+  return status;
+}
+
+API int PUBLIC(pack)(Handle *handle, const void *const weights[]) {
+  if (handle == NULL || (WEIGHT_COUNT && weights == NULL)) return CPEMBED_BAD_ARGUMENT;
+  for (int k = 0; k < WEIGHT_COUNT; k++)
+    if (weights[k] == NULL) return CPEMBED_BAD_ARGUMENT;
+  int status = CPEMBED_OK;
+  for (int k = 0; k < WEIGHT_COUNT && status == CPEMBED_OK; k++) {
+    int number = weight_buffers[k];
+    const Buffer *buffer = &buffers[number];
+    Tensor *tensor = &handle->tensors[number];
+    if (buffer->copy < 0 && is_aligned(weights[k])) {
+      tensor->data = (void *)weights[k];
+      continue;
+    }
+    if (buffer->copy < 0) status = aligned_copy(handle, number);
+    if (status == CPEMBED_OK) memcpy(tensor->data, weights[k], (size_t)buffer->bytes);
+  }
+  if (status == CPEMBED_OK) status = prepare(handle);
+  for (int k = 0; k < WEIGHT_COUNT; k++) { /* copies that were for packing only */
+    free(handle->staged[weight_buffers[k]]);
+    handle->staged[weight_buffers[k]] = NULL;
+  }
+  return status;
+}
+
+API int PUBLIC(run)(Handle *handle, const void *const in[], void *const out[], void *workspace) {
+  return execute(handle, 0, STEP_COUNT, in, out, workspace, NULL);
+}
+
+API int PUBLIC(run_steps)(Handle *handle, int first, int last, const void *const in[],
+                          void *const out[], void *workspace) {
+  return execute(handle, first, last, in, out, workspace, NULL);
+}
+
+API int PUBLIC(run_timed)(Handle *handle, const void *const in[], void *const out[],
+                          void *workspace, double *ns) {
+  if (ns == NULL) return CPEMBED_BAD_ARGUMENT;
+  return execute(handle, 0, STEP_COUNT, in, out, workspace, ns);
+}
+
+API size_t PUBLIC(workspace_size)(void) { return WORKSPACE_BYTES; }
+
+API int PUBLIC(thread_count)(const Handle *handle) {
+  return handle == NULL ? 0 : handle->pool->threads;
+}
+
+API int PUBLIC(step_count)(void) { return STEP_COUNT; }
+
+API const char *PUBLIC(step_name)(int step) {
+  return step < 0 || step >= STEP_COUNT ? NULL : run_calls[step].name;
+}
+
+API int PUBLIC(input_count)(void) { return INPUT_COUNT; }
+API int PUBLIC(output_count)(void) { return OUTPUT_COUNT; }
+API int PUBLIC(weight_count)(void) { return WEIGHT_COUNT; }
+
+API const cpembed_tensor *PUBLIC(input)(int number) {
+  return number < 0 || number >= INPUT_COUNT ? NULL : &input_table[number];
+}
+API const cpembed_tensor *PUBLIC(output)(int number) {
+  return number < 0 || number >= OUTPUT_COUNT ? NULL : &output_table[number];
+}
+API const cpembed_tensor *PUBLIC(weight)(int number) {
+  return number < 0 || number >= WEIGHT_COUNT ? NULL : &weight_table[number];
+}
+
+API const void *PUBLIC(tensor)(const Handle *handle, const char *name, const char **dtype,
+                               int64_t *elements) {
+  if (handle == NULL || name == NULL) return NULL;
+  for (int k = 0; k < BUFFER_COUNT; k++)
+    if (strcmp(buffers[k].name, name) == 0) {
+      if (dtype != NULL) *dtype = buffers[k].dtype;
+      if (elements != NULL) *elements = buffers[k].elements;
+      return handle->tensors[k].data;
+    }
+  return NULL;
+}
+
+API const char *PUBLIC(kernel_message)(const Handle *handle) {
+  return handle == NULL ? "" : handle->pool->error;
+}
+
+API const char *PUBLIC(status_text)(int status) {
+  switch (status) {
+    case CPEMBED_OK: return "done";
+    case CPEMBED_BAD_ARGUMENT: return "a pointer is null or unaligned, or a number out of range";
+    case CPEMBED_OUT_OF_MEMORY: return "out of memory";
+    case CPEMBED_NO_WEIGHTS_FILE: return "the file of weights cannot be opened";
+    case CPEMBED_WEIGHTS_DAMAGED: return "the file of weights is damaged, or of another build";
+    case CPEMBED_NOT_PACKED: return "weights have to be packed before the first run";
+    case CPEMBED_KERNEL_FAILED: return "a kernel refused its arguments or found no memory";
+    case CPEMBED_NO_THREADS: return "threads cannot be started";
+    case CPEMBED_REGISTERS_REFUSED: return "the operating system does not save the registers used";
+    default: break;
+  }
+  int feature = status - CPEMBED_LACKS_FEATURE;
+  return feature >= 0 && feature < FEATURE_COUNT ? lacks_texts[feature] : "unknown status";
+}

@@ -1,0 +1,104 @@
+"""The C compiler, and what it links: a library of a program."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.export.header import header
+from cpembed.export.tables import Layout, tables
+
+NATIVE = Path(__file__).parent / "native"
+"""The runtime, in C."""
+
+OPTIONS = (
+    "-std=gnu11",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-Wl,--version-script=exports.map",
+    "-Wl,--no-undefined",
+    "-Wl,-z,noexecstack",
+)
+
+COMPILER_VARIABLE = "CC"
+"""The command to use, with its options; by default the first of :data:`COMPILERS` on the path."""
+
+COMPILERS = ("cc", "gcc", "clang")
+
+_LIMIT_SECONDS = 300
+
+
+def compiler() -> list[str]:
+    """The words of the command.
+
+    Raises :class:`BackendUnavailable` where there is none.
+    """
+    told = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
+    for words in [told] if told else [[name] for name in COMPILERS]:
+        if shutil.which(words[0]):
+            return words
+    named = f"{COMPILER_VARIABLE}={told[0]}" if told else " or ".join(COMPILERS)
+    raise BackendUnavailable(
+        f"a library is linked by a C compiler, and there is no {named} on the path: install gcc "
+        f"or clang, or set {COMPILER_VARIABLE}"
+    )
+
+
+def compile_c(arguments: Sequence[str], folder: Path) -> None:
+    """Call the compiler in a folder.
+
+    Raises :class:`BackendUnavailable` where there is none, and :class:`LoweringError` with its
+    first error where it fails.
+    """
+    command = compiler()
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LoweringError(f"{command[0]} cannot compile the library: {error}") from None
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        telling = [line for line in lines if "error" in line or "undefined" in line]
+        reason = (telling or lines or [f"exit code {done.returncode}"])[0]
+        raise LoweringError(f"{command[0]} cannot link the library: {reason}")
+
+
+def link(layout: Layout, folder: Path, *, in_file: bool, options: tuple[str, ...] = ()) -> Path:
+    """The shared library in a folder, with what it is made of; its file of weights if
+    ``in_file``."""
+    program = layout.program
+    name = program.name
+    texts = {
+        "program.h": tables(layout, in_file=in_file),
+        f"{name}.h": header(program, in_file=in_file),
+        "exports.map": f"{{ global: {name}_*; local: *; }};\n",
+    }
+    for file, text in texts.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    if in_file:
+        (folder / f"{name}.weights").write_bytes(layout.blob.file())
+    else:
+        (folder / "constants.bin").write_bytes(layout.blob.contents)
+    objects: list[str] = []
+    for number, kernel in enumerate(program.kernels.values()):
+        objects.append(f"kernel_{number}.o")
+        (folder / objects[-1]).write_bytes(kernel.contents)
+    target = f"lib{name}.so"
+    here = ["-I.", str(NATIVE / "runtime.c")]
+    compile_c([*OPTIONS, *options, *here, *objects, "-o", target, "-lm", "-ldl"], folder)
+    return folder / target
