@@ -19,7 +19,7 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
 
 
 def quantized(
-    path_in: str | Path,
+    path_in: str | Path | onnx.ModelProto,
     path_out: str | Path,
     *,
     signed: bool = False,
@@ -45,7 +45,8 @@ def quantized(
             return None if feed is None else dict(feed)
 
     if calibration is None:
-        calibration = samples(onnx.load(path_in, load_external_data=False))
+        given = path_in if isinstance(path_in, onnx.ModelProto) else onnx.load(path_in)
+        calibration = samples(given)
     logging.getLogger().setLevel(logging.ERROR)  # "please consider pre-processing", every time
     quantize_static(
         path_in,
