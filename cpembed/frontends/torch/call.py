@@ -1,0 +1,166 @@
+"""A call of an ATen operator, as the functions that write it in kinds see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cpembed.errors import ModelError
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.expressions import X, apply, truncated
+from cpembed.graph.kinds import Elementwise, Expand, Kind, Reshape, Scalar, TensorType, Transpose
+from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.graph.kinds.elementwise import computing_dtype
+
+Results = str | None | tuple[str | None, ...]
+"""The tensor that a call computes, or those; None for one that has no use in inference."""
+
+
+@dataclass
+class Notes:
+    """What calls leave for later ones. ``scaling``: of a product of constant weights, how it is
+    written anew with its channels scaled and shifted; ``dynamic``: of a scale that is computed
+    while the model runs, the tensor whose scale it is, and its integers."""
+
+    scaling: dict[str, Callable[[Array, Array], str]] = field(
+        default_factory=dict[str, Callable[[Array, Array], str]]
+    )
+    dynamic: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of ``operator`` at ``place``: where it stands in the model. ``arguments`` of its
+    schema by name, defaults included: tensors by their names in the ``builder``, element types by
+    numpy's. ``results``: the types of what it computes. ``reads_alone``: nothing else reads its
+    first tensor."""
+
+    builder: Builder
+    notes: Notes
+    operator: str
+    place: str
+    arguments: Mapping[str, Any]
+    results: tuple[TensorType | None, ...]
+    reads_alone: bool = False
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def get(self, name: str) -> Any:
+        """An argument that only some overloads have; None where it is missing."""
+        return self.arguments.get(name)
+
+    @property
+    def result(self) -> TensorType:
+        """The type of the first result."""
+        first = self.results[0]
+        if first is None:
+            raise self.error("its result is no tensor")
+        return first
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self.builder.name}: {self.place} ({self.operator}): {what}")
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        return self.builder.types[tensor].shape
+
+    def dtype(self, tensor: str) -> str:
+        return self.builder.types[tensor].dtype
+
+    def axis(self, tensor: str, axis: int) -> int:
+        """An axis that may be counted from the end, from the front; 0 of a scalar."""
+        rank = len(self.shape(tensor))
+        return axis_of(axis, rank) if rank else 0
+
+    def axes(self, tensor: str, axes: Sequence[int] | None) -> tuple[int, ...]:
+        """Axes from the front, in ascending order; all where none is given."""
+        if not axes:
+            return tuple(range(len(self.shape(tensor))))
+        return tuple(sorted(self.axis(tensor, axis) for axis in axes))
+
+    def value(self, tensor: str) -> Array | None:
+        """The elements of a constant; None for what is computed in every call."""
+        return self.builder.value(tensor)
+
+    def known(self, tensor: str, what: str) -> Array:
+        """The elements of what has to be a constant."""
+        value = self.value(tensor)
+        if value is None:
+            raise self.error(f"{what} is computed while the model runs: make it a constant")
+        return value
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def add(self, kind: Kind, *inputs: str) -> str:
+        return self.builder.add(kind, inputs, self.place)
+
+    def constant(self, array: Array) -> str:
+        return self.builder.constant(array, f"{self.place}/constant")
+
+    def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
+        """An expression of tensors, by default of the first one's element type."""
+        return self.add(Elementwise(expression, dtype or self.dtype(inputs[0])), *inputs)
+
+    def reshape(self, tensor: str, shape: Sequence[int]) -> str:
+        shape = tuple(shape)
+        return tensor if shape == self.shape(tensor) else self.add(Reshape(shape), tensor)
+
+    def transpose(self, tensor: str, order: Sequence[int]) -> str:
+        order = tuple(order)
+        return tensor if order == tuple(range(len(order))) else self.add(Transpose(order), tensor)
+
+    def expand(self, tensor: str, shape: Sequence[int]) -> str:
+        shape = tuple(shape)
+        return tensor if shape == self.shape(tensor) else self.add(Expand(shape), tensor)
+
+    def cast(self, tensor: str, dtype: str) -> str:
+        """To another element type; of floats to integers towards zero, as PyTorch converts."""
+        have = self.dtype(tensor)
+        if have == dtype:
+            return tensor
+        if dtype == "bool":
+            expression = apply("not", apply("equal", X, 0))
+        elif is_float(have) and not is_float(dtype):
+            expression = truncated(X)
+        else:
+            expression = X
+        return self.add(Elementwise(expression, dtype), tensor)
+
+    def computing(self, tensor: str, dtype: str) -> str:
+        """A tensor such that arithmetic with it is that of ``dtype``."""
+        have = self.dtype(tensor)
+        same = computing_dtype([have]) == computing_dtype([dtype])
+        mixes = same and (have == "bool") == (dtype == "bool")
+        return tensor if mixes else self.cast(tensor, dtype)
+
+    def first_of(self, result: str) -> Results:
+        """A result of which operators also return others, for training."""
+        rest = len(self.results) - 1
+        return (result, *[None] * rest) if rest else result
+
+    def channels(self, vector: str, rank: int) -> str:
+        """A vector of an element a channel, of shape [c, 1 …], which broadcasts over images of
+        ``rank`` axes."""
+        return self.reshape(vector, (self.shape(vector)[0], *[1] * (rank - 2)))
+
+
+Handler = Callable[[Call], Results]
+"""Writes a call in kinds.
+
+Raises :class:`ModelError` for arguments that it does not take.
+"""
+
+
+def is_float(dtype: str) -> bool:
+    return dtype == "bfloat16" or np.dtype(dtype).kind == "f"
+
+
+def per_axis(value: Sequence[int] | int, axes: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """A number for each axis of an image, of what PyTorch takes: one, or one for each axis."""
+    numbers = (value,) if isinstance(value, int) else tuple(value) or tuple(default)
+    return numbers * axes if len(numbers) == 1 else numbers

@@ -1,0 +1,129 @@
+"""Programs of ``torch.export`` as graphs."""
+# pyright: basic
+
+# What it imports is an extra, which a type checker need not find, and not this package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    TensorArgument,
+)
+
+from cpembed.errors import ModelError
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.torch.lowering import Lowering, is_known, outputs_by_name
+from cpembed.frontends.torch.operators import HANDLERS
+from cpembed.graph.graph import Graph
+
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def load(path: Path | str) -> Graph:
+    """The network of a file that ``torch.export.save`` wrote.
+
+    Raises :class:`ModelError` for a file that is none, and as :func:`from_exported` does.
+    """
+    path = Path(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.load(path)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path}: there is no such file") from error
+    except Exception as error:
+        # Whatever a damaged archive makes PyTorch raise.
+        raise ModelError(
+            f"{path} is no program of torch.export.save that PyTorch {torch.__version__} reads: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return from_exported(program, name=path.stem)
+
+
+def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
+    """The network of an exported program: parameters and buffers are constants, inputs and outputs
+    have the program's names.
+
+    Raises :class:`ModelError`, which says where, for an operator that is not known or is used in a
+    way that is not, for sizes that are left open, and for a program that changes its buffers.
+    """
+    program = decomposed(program)
+    signature = program.graph_signature
+    _check_state(program, name)
+    builder = Builder(name)
+    lowering = Lowering(builder)
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind in _HELD:
+            if node.users:
+                lowering.constant(node, _held(program, spec.target), str(spec.target))
+        elif isinstance(spec.arg, TensorArgument):
+            lowering.input(node, spec.arg.name)
+        elif isinstance(spec.arg, ConstantArgument):
+            lowering.values[node.name] = spec.arg.value
+        elif node.users:
+            raise ModelError(
+                f"{name}: the input {spec.arg.name} is no tensor: export it as a constant"
+            )
+    nodes = list(program.graph.nodes)
+    lowering.run(nodes)
+    returned = [
+        (spec.arg.name, value)
+        for spec, value in zip(signature.output_specs, nodes[-1].args[0], strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+    ]
+    names, values = [n for n, _ in returned], [v for _, v in returned]
+    return builder.graph(outputs_by_name(lowering, names, values))
+
+
+def decomposed(program: ExportedProgram) -> ExportedProgram:
+    """The program with operators that are not known written with others, as far as PyTorch can,
+    and without operators that change their arguments."""
+    targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    if all(map(is_known, targets)):
+        return program
+    table = default_decompositions()
+    for target in list(table.keys()):
+        if str(target) in HANDLERS:
+            table.pop(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return program.run_decompositions(table)
+
+
+def _held(program: ExportedProgram, target: str) -> torch.Tensor:
+    for table in (program.state_dict, program.constants):
+        if target in table:
+            return _dense(table[target], target)
+    raise ModelError(f"the program holds no tensor {target}: save it with torch.export.save")
+
+
+def _dense(value: Any, target: str) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        raise ModelError(f"{target} is no dense tensor: convert it before the export")
+    return value
+
+
+def _check_state(program: ExportedProgram, name: str) -> None:
+    """Raise :class:`ModelError` for a program that changes what it holds or is given."""
+    signature = program.graph_signature
+    changed: Mapping[str, str] = {
+        **signature.buffers_to_mutate,
+        **signature.user_inputs_to_mutate,
+    }
+    for target in changed.values():
+        raise ModelError(
+            f"{name}: the program changes {target}: a network computes its outputs and nothing "
+            "else; return the new value as an output"
+        )

@@ -1,0 +1,60 @@
+"""Attention, as two products of matrices around a softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from cpembed.frontends import expressions as ex
+from cpembed.frontends.expressions import X, Y
+from cpembed.frontends.products import matrix_product
+from cpembed.frontends.torch.call import Call, Handler, Results
+from cpembed.frontends.torch.operators.products import product
+from cpembed.graph.kinds import Elementwise, Input, Softmax
+
+
+def _shared(call: Call, x: str, heads: int) -> str:
+    """Keys or values that several heads of queries share, repeated for each."""
+    *lead, own, length, depth = call.shape(x)
+    if own == heads:
+        return x
+    apart = call.reshape(x, (*lead, own, 1, length, depth))
+    whole = call.expand(apart, (*lead, own, heads // own, length, depth))
+    return call.reshape(whole, (*lead, heads, length, depth))
+
+
+def _masked(call: Call, scores: str, mask: str | None, causal: bool) -> str:
+    if causal:
+        rows, columns = call.shape(scores)[-2:]
+        later = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
+        scores = call.elementwise(ex.add(X, Y), scores, call.constant(later))
+    if mask is None:
+        return scores
+    if call.dtype(mask) == "bool":
+        where = ex.where(X, Input(1), -math.inf)
+        return call.add(Elementwise(where, call.dtype(scores)), mask, scores)
+    return call.elementwise(ex.add(X, Y), scores, mask)
+
+
+def _attention(call: Call) -> Results:
+    query, key, value = call["query"], call["key"], call["value"]
+    if call.get("enable_gqa"):
+        heads = call.shape(query)[-3]
+        key, value = _shared(call, key, heads), _shared(call, value, heads)
+    scale = call["scale"]
+    scale = 1 / math.sqrt(call.shape(query)[-1]) if scale is None else scale
+    scores = product(call, matrix_product, query, key, transposed=True)
+    scores = call.elementwise(ex.mul(X, scale), scores)
+    mask = call.get("attn_mask")
+    scores = _masked(call, scores, mask, bool(call.get("is_causal")))
+    weights = call.add(Softmax(len(call.shape(scores)) - 1), scores)
+    result = product(call, matrix_product, weights, value)
+    return call.first_of(result)
+
+
+OPERATORS: Mapping[str, Handler] = {
+    "aten.scaled_dot_product_attention.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+}

@@ -1,0 +1,390 @@
+"""What moves elements: views, permutations, parts and joints of tensors, padding, other sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cpembed.frontends.torch.call import Call, Handler, per_axis
+from cpembed.graph.kinds import Concat, Gather, Pad, Resize, Slice
+
+
+def _same(call: Call) -> str:
+    return call.get("self") or call["input"]
+
+
+def _view(call: Call) -> str:
+    return call.reshape(call["self"], call.result.shape)
+
+
+def _permute(call: Call) -> str:
+    x = call["self"]
+    return call.transpose(x, [call.axis(x, axis) for axis in call["dims"]])
+
+
+def _exchange(call: Call, first: int, second: int) -> str:
+    x = call["self"]
+    order = list(range(len(call.shape(x))))
+    if order:
+        a, b = call.axis(x, first), call.axis(x, second)
+        order[a], order[b] = order[b], order[a]
+    return call.transpose(x, order)
+
+
+def _transpose(call: Call) -> str:
+    names = ("dim0", "dim1") if call.get("dim0") is not None else ("axis0", "axis1")
+    return _exchange(call, call[names[0]], call[names[1]])
+
+
+def _matrix_transpose(call: Call) -> str:
+    return _exchange(call, -2, -1) if len(call.shape(call["self"])) > 1 else call["self"]
+
+
+def _reversed_axes(call: Call) -> str:
+    return call.transpose(call["self"], range(len(call.shape(call["self"])))[::-1])
+
+
+def _move_axes(call: Call) -> str:
+    x = call["self"]
+    pairs = [per_axis(call[name], 1) for name in ("source", "destination")]
+    source, destination = ([call.axis(x, axis) for axis in axes] for axes in pairs)
+    rest = [axis for axis in range(len(call.shape(x))) if axis not in source]
+    order = [
+        source[destination.index(place)] if place in destination else rest.pop(0)
+        for place in range(len(call.shape(x)))
+    ]
+    return call.transpose(x, order)
+
+
+def _expand(call: Call) -> str:
+    x, shape = call["self"], call.result.shape
+    return call.expand(x, shape)
+
+
+def _repeat(call: Call) -> str:
+    """Each axis is expanded by one before it, of as many elements as there are repetitions."""
+    x = call["self"]
+    counts = call.get("repeats") or call["dims"]
+    rank = max(len(counts), len(call.shape(x)))
+    shape = [1] * (rank - len(call.shape(x))) + list(call.shape(x))
+    counts = [1] * (rank - len(counts)) + list(counts)
+    apart = [size for extent in shape for size in (1, extent)]
+    whole = [size for pair in zip(counts, shape, strict=True) for size in pair]
+    return call.reshape(call.expand(call.reshape(x, apart), whole), call.result.shape)
+
+
+def _repeat_each(call: Call) -> str:
+    x, count, axis = call["self"], call["repeats"], call["dim"]
+    if axis is None:
+        x, axis = call.reshape(x, (math.prod(call.shape(x)),)), 0
+    axis, shape = call.axis(x, axis), list(call.shape(x))
+    apart = [*shape[: axis + 1], 1, *shape[axis + 1 :]]
+    whole = [*shape[: axis + 1], count, *shape[axis + 1 :]]
+    return call.reshape(call.expand(call.reshape(x, apart), whole), call.result.shape)
+
+
+def part(call: Call, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
+    """Of one axis the elements from ``start`` to before ``stop``."""
+    shape = call.shape(x)
+    if (start, stop, step) == (0, shape[axis], 1):
+        return x
+    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], stops[axis], steps[axis] = start, stop, step
+    return call.add(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
+
+
+def _limits(call: Call, x: str, axis: int) -> tuple[int, int]:
+    """``start`` and ``end`` of a slice, within the axis."""
+    size = call.shape(x)[axis]
+    start = call["start"] or 0
+    stop = size if call["end"] is None else call["end"]
+    low, high = (min(max(v + size if v < 0 else v, 0), size) for v in (start, stop))
+    return low, max(low, high)
+
+
+def _slice(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    start, stop = _limits(call, x, axis)
+    return part(call, x, axis, start, stop, call["step"])
+
+
+def _slice_scatter(call: Call) -> str:
+    """The source in the place of a slice."""
+    x, source = call["self"], call["src"]
+    axis = call.axis(x, call["dim"])
+    start, stop = _limits(call, x, axis)
+    if call["step"] != 1:
+        raise call.error("elements are stored with gaps between them: store whole ranges")
+    return _replaced(call, x, source, axis, start, stop)
+
+
+def _select_scatter(call: Call) -> str:
+    x, source = call["self"], call["src"]
+    axis = call.axis(x, call["dim"])
+    index = call["index"] % call.shape(x)[axis]
+    shape = [1 if k == axis else size for k, size in enumerate(call.shape(x))]
+    return _replaced(call, x, call.reshape(source, shape), axis, index, index + 1)
+
+
+def _replaced(call: Call, x: str, source: str, axis: int, start: int, stop: int) -> str:
+    size = call.shape(x)[axis]
+    parts = [call.cast(source, call.dtype(x))]
+    if start:
+        parts.insert(0, part(call, x, axis, 0, start))
+    if stop < size:
+        parts.append(part(call, x, axis, stop, size))
+    return parts[0] if len(parts) == 1 else call.add(Concat(axis), *parts)
+
+
+def _select(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    index = call["index"] % call.shape(x)[axis]
+    return call.reshape(part(call, x, axis, index, index + 1), call.result.shape)
+
+
+def _narrow(call: Call) -> str:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    start = call["start"] % call.shape(x)[axis]
+    return part(call, x, axis, start, start + call["length"])
+
+
+def _split(call: Call) -> tuple[str, ...]:
+    """Parts of the sizes that the results have."""
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    parts: list[str] = []
+    start = 0
+    for result in call.results:
+        if result is None:
+            raise call.error("a part of a tensor is no tensor")
+        stop = start + result.shape[axis]
+        parts.append(part(call, x, axis, start, stop))
+        start = stop
+    return tuple(parts)
+
+
+def _unbind(call: Call) -> tuple[str, ...]:
+    x = call["self"]
+    axis = call.axis(x, call["dim"])
+    shape = call.result.shape
+    return tuple(
+        call.reshape(part(call, x, axis, k, k + 1), shape) for k in range(call.shape(x)[axis])
+    )
+
+
+def _cat(call: Call) -> str:
+    # An empty vector is taken whatever the rank of the others.
+    tensors = [x for x in call["tensors"] if call.shape(x) != (0,)]
+    tensors = [call.cast(x, call.result.dtype) for x in tensors]
+    axis = call.axis(tensors[0], call["dim"])
+    return tensors[0] if len(tensors) == 1 else call.add(Concat(axis), *tensors)
+
+
+def _stack(call: Call) -> str:
+    tensors = [call.cast(x, call.result.dtype) for x in call["tensors"]]
+    axis = call["dim"] % len(call.result.shape)
+    shape = list(call.result.shape)
+    shape[axis] = 1
+    return call.add(Concat(axis), *(call.reshape(x, shape) for x in tensors))
+
+
+def _flip(call: Call) -> str:
+    x = call["self"]
+    axes, shape = call.axes(x, call["dims"]), call.shape(x)
+    if not call["dims"]:
+        return x
+    ranges = [(size - 1, -1, -1) if k in axes else (0, size, 1) for k, size in enumerate(shape)]
+    starts, stops, steps = zip(*ranges, strict=True)
+    return call.add(Slice(starts, stops, steps), x)
+
+
+def _roll(call: Call) -> str:
+    x, axes = call["self"], call["dims"]
+    shape = call.shape(x)
+    if not axes:
+        x, axes = call.reshape(x, (math.prod(shape),)), [0]
+    for shift, given in zip(call["shifts"], axes, strict=True):
+        axis = call.axis(x, given)
+        size = call.shape(x)[axis]
+        place = -shift % size
+        if place:
+            ends = part(call, x, axis, place, size), part(call, x, axis, 0, place)
+            x = call.add(Concat(axis), *ends)
+    return call.reshape(x, shape)
+
+
+def _pad(call: Call, mode: str, widths: Sequence[int], value: float = 0) -> str:
+    """``widths``: before and after each axis, the last one first, below 0 where it is cut."""
+    x = call["self"]
+    rank = len(call.shape(x))
+    pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
+    pairs = [(0, 0)] * (rank - len(pairs)) + pairs
+    for axis, (before, after) in enumerate(pairs):
+        size = call.shape(x)[axis]
+        x = part(call, x, axis, max(0, -before), size - max(0, -after))
+    before, after = (tuple(max(0, pair[side]) for pair in pairs) for side in (0, 1))
+    return call.add(Pad(before, after, value, mode), x) if any((*before, *after)) else x
+
+
+def _constant_pad(call: Call) -> str:
+    return _pad(call, "constant", call["pad"], call["value"])
+
+
+def _reflection_pad(call: Call) -> str:
+    return _pad(call, "reflect", call["padding"])
+
+
+def _replication_pad(call: Call) -> str:
+    return _pad(call, "edge", call["padding"])
+
+
+def _any_pad(call: Call) -> str:
+    modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
+    if call["mode"] not in modes:
+        raise call.error(f"padding {call['mode']!r} is not known: only {', '.join(modes)}")
+    return _pad(call, modes[call["mode"]], call["pad"], call["value"] or 0)
+
+
+def _pixel_shuffle(call: Call) -> str:
+    x, factor = call["self"], call["upscale_factor"]
+    *lead, c, h, w = call.shape(x)
+    n = len(lead)
+    apart = call.reshape(x, (*lead, c // factor**2, factor, factor, h, w))
+    order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)
+    return call.reshape(call.transpose(apart, order), call.result.shape)
+
+
+def _pixel_unshuffle(call: Call) -> str:
+    x, factor = call["self"], call["downscale_factor"]
+    *lead, c, h, w = call.shape(x)
+    n = len(lead)
+    apart = call.reshape(x, (*lead, c, h // factor, factor, w // factor, factor))
+    order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)
+    return call.reshape(call.transpose(apart, order), call.result.shape)
+
+
+def _channel_shuffle(call: Call) -> str:
+    x, groups = call["self"], call["groups"]
+    n, c, *image = call.shape(x)
+    apart = call.reshape(x, (n, groups, c // groups, *image))
+    order = (0, 2, 1, *range(3, 3 + len(image)))
+    return call.reshape(call.transpose(apart, order), call.result.shape)
+
+
+def _scales(call: Call, axes: int) -> list[float | None]:
+    """Scale factors that were given, of each axis of the image."""
+    if call.get("scale_factors") is not None:
+        return list(call["scale_factors"])
+    names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
+    return [call.get(name) for name in names[axes]]
+
+
+def _upsample(mode: str, axes: int) -> Handler:
+    def handler(call: Call) -> str:
+        x = call.get("input") or call["self"]
+        sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
+        aligned = bool(call.get("align_corners"))
+        if not aligned:
+            for scale, size, result in zip(_scales(call, axes), *sizes, strict=True):
+                if scale is not None and abs(size * scale - result) > 1e-6:
+                    raise call.error(
+                        f"an axis of {size} is resized by {scale}, which is no whole size: give "
+                        "the size, or recompute_scale_factor=True"
+                    )
+        if mode == "nearest":
+            return call.add(Resize(sizes[1], "nearest", "asymmetric", "floor"), x)
+        places = "align_corners" if aligned else "half_pixel"
+        return call.add(Resize(sizes[1], "linear", places), x)
+
+    return handler
+
+
+def _nearest_exact(axes: int) -> Handler:
+    def handler(call: Call) -> str:
+        x = call.get("input") or call["self"]
+        for axis in range(len(call.shape(x)) - axes, len(call.shape(x))):
+            size, result = call.shape(x)[axis], call.result.shape[axis]
+            places = np.floor((np.arange(result) + 0.5) * (size / result))
+            index = call.constant(np.clip(places, 0, size - 1).astype(np.int64))
+            x = call.add(Gather(axis), x, index)
+        return x
+
+    return handler
+
+
+_SAME = (
+    *("clone", "contiguous", "alias", "detach", "dropout", "feature_dropout", "alpha_dropout"),
+    *("lift", "positive", "resolve_conj", "resolve_neg", "detach_"),
+)
+_VIEWS = (
+    *("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints"),
+    *("unflatten.int", "view_as.default", "reshape_as.default", "ravel.default"),
+    *("unsqueeze.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "view_copy.default"),
+    *("atleast_1d.default", "atleast_2d.default", "_reshape_alias.default"),
+)
+
+OPERATORS: Mapping[str, Handler] = {
+    **{f"aten.{name}.default": _same for name in _SAME},
+    **{f"aten.{name}": _view for name in _VIEWS},
+    "aten.permute.default": _permute,
+    "aten.transpose.int": _transpose,
+    "aten.swapaxes.default": _transpose,
+    "aten.swapdims.default": _transpose,
+    "aten.t.default": _matrix_transpose,
+    "aten.mT.default": _matrix_transpose,
+    "aten.numpy_T.default": _reversed_axes,
+    "aten.movedim.intlist": _move_axes,
+    "aten.movedim.int": _move_axes,
+    "aten.expand.default": _expand,
+    "aten.expand_as.default": _expand,
+    "aten.broadcast_to.default": _expand,
+    "aten.repeat.default": _repeat,
+    "aten.tile.default": _repeat,
+    "aten.repeat_interleave.self_int": _repeat_each,
+    "aten.slice.Tensor": _slice,
+    "aten.slice_scatter.default": _slice_scatter,
+    "aten.select.int": _select,
+    "aten.select_scatter.default": _select_scatter,
+    "aten.narrow.default": _narrow,
+    "aten.split.Tensor": _split,
+    "aten.split.sizes": _split,
+    "aten.split_with_sizes.default": _split,
+    "aten.chunk.default": _split,
+    "aten.tensor_split.sections": _split,
+    "aten.tensor_split.indices": _split,
+    "aten.unbind.int": _unbind,
+    "aten.cat.default": _cat,
+    "aten.concat.default": _cat,
+    "aten.stack.default": _stack,
+    "aten.flip.default": _flip,
+    "aten.roll.default": _roll,
+    "aten.constant_pad_nd.default": _constant_pad,
+    "aten.pad.default": _any_pad,
+    **{f"aten.reflection_pad{n}d.default": _reflection_pad for n in (1, 2, 3)},
+    **{f"aten.replication_pad{n}d.default": _replication_pad for n in (1, 2, 3)},
+    "aten.pixel_shuffle.default": _pixel_shuffle,
+    "aten.pixel_unshuffle.default": _pixel_unshuffle,
+    "aten.channel_shuffle.default": _channel_shuffle,
+    **{
+        f"aten.{name}.{overload}": _upsample(mode, axes)
+        for name, mode, axes in (
+            ("upsample_nearest1d", "nearest", 1),
+            ("upsample_nearest2d", "nearest", 2),
+            ("upsample_nearest3d", "nearest", 3),
+            ("upsample_linear1d", "linear", 1),
+            ("upsample_bilinear2d", "linear", 2),
+            ("upsample_trilinear3d", "linear", 3),
+        )
+        for overload in ("default", "vec")
+    },
+    **{
+        f"aten._upsample_nearest_exact{n}d.{overload}": _nearest_exact(n)
+        for n in (1, 2, 3)
+        for overload in ("default", "vec")
+    },
+}

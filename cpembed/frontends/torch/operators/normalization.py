@@ -1,0 +1,103 @@
+"""Batch, layer, group and instance normalisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from cpembed.frontends.expressions import X, Y, Z, add, apply, mul
+from cpembed.frontends.torch.call import Call, Handler, Results
+from cpembed.graph.kinds import LayerNorm
+from cpembed.graph.kinds.base import Array
+
+
+def _scale_and_shift(call: Call, channels: int) -> tuple[Array, Array]:
+    """Of a batch normalisation with known statistics, in float64."""
+    mean, variance = (
+        call.known(call[name], "a statistic of a batch normalisation").astype(np.float64)
+        for name in ("running_mean", "running_var")
+    )
+    weight, bias = (
+        np.full(channels, default, np.float64)
+        if call[name] is None
+        else call.known(call[name], "a weight of a batch normalisation").astype(np.float64)
+        for name, default in (("weight", 1.0), ("bias", 0.0))
+    )
+    scale = weight / np.sqrt(variance + call["eps"])
+    return scale, bias - mean * scale
+
+
+def _batch_norm(call: Call) -> Results:
+    x = call["input"]
+    if call.get("training") or call["running_mean"] is None:
+        raise call.error(
+            "a batch normalisation by the statistics of the batch itself: call model.eval() before "
+            "the export"
+        )
+    scale, shift = _scale_and_shift(call, call.shape(x)[1])
+    written_anew = call.notes.scaling.get(x) if call.reads_alone else None
+    if written_anew is not None:
+        return call.first_of(written_anew(scale, shift))
+    rank = len(call.shape(x))
+    vectors = (
+        call.channels(call.constant(vector.astype(np.float32)), rank) for vector in (scale, shift)
+    )
+    result = call.elementwise(apply("fma", X, Y, Z), x, *vectors)
+    return call.first_of(result)
+
+
+def _vector(call: Call, tensor: str | None, shape: tuple[int, ...], default: float) -> str:
+    return call.constant(np.full(shape, default, np.float32)) if tensor is None else tensor
+
+
+def _layer_norm(call: Call) -> Results:
+    x, shape = call["input"], tuple(call["normalized_shape"])
+    scale = _vector(call, call["weight"], shape, 1)
+    bias = _vector(call, call["bias"], shape, 0)
+    axis = len(call.shape(x)) - len(shape)
+    result = call.add(LayerNorm(axis, call["eps"]), x, scale, bias)
+    return call.first_of(result)
+
+
+def _grouped(call: Call, x: str, groups: int, weight: str | None, bias: str | None) -> str:
+    """Each group of channels of each image by itself."""
+    shape = call.shape(x)
+    size = math.prod(shape[1:]) // groups
+    ones, zeros = _vector(call, None, (size,), 1), _vector(call, None, (size,), 0)
+    rows = call.reshape(x, (shape[0], groups, size))
+    eps = call["eps"]
+    value = call.reshape(call.add(LayerNorm(2, eps), rows, ones, zeros), shape)
+    rank = len(shape)
+    if weight is not None:
+        value = call.elementwise(mul(X, Y), value, call.channels(weight, rank))
+    if bias is not None:
+        value = call.elementwise(add(X, Y), value, call.channels(bias, rank))
+    return value
+
+
+def _group_norm(call: Call) -> Results:
+    x = call["input"]
+    groups = call.get("num_groups") or call["group"]
+    value = _grouped(call, x, groups, call["weight"], call["bias"])
+    return call.first_of(value)
+
+
+def _instance_norm(call: Call) -> Results:
+    x = call["input"]
+    if not call["use_input_stats"]:
+        return _batch_norm(call)
+    return _grouped(call, x, call.shape(x)[1], call["weight"], call["bias"])
+
+
+OPERATORS: Mapping[str, Handler] = {
+    "aten.batch_norm.default": _batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "aten.native_batch_norm.default": _batch_norm,
+    "aten.layer_norm.default": _layer_norm,
+    "aten.native_layer_norm.default": _layer_norm,
+    "aten.group_norm.default": _group_norm,
+    "aten.native_group_norm.default": _group_norm,
+    "aten.instance_norm.default": _instance_norm,
+}

@@ -1,0 +1,150 @@
+"""Sums, means, extrema and softmax along axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cpembed.frontends import expressions as ex
+from cpembed.frontends.expressions import X, Y, apply
+from cpembed.frontends.products import matrix_product
+from cpembed.frontends.torch.call import Call, Handler, Results
+from cpembed.graph.kinds import Reduce, Softmax
+
+
+def _axes_of(call: Call, x: str) -> tuple[int, ...]:
+    axes = call.get("dim")
+    return call.axes(x, [axes] if isinstance(axes, int) else axes)
+
+
+def _keeps(call: Call) -> bool:
+    return bool(call.get("keepdim"))
+
+
+def reduce(call: Call, what: str, x: str, axes: Sequence[int], keeps: bool) -> str:
+    """``what`` over axes of a tensor; of a scalar the scalar."""
+    return call.add(Reduce(what, tuple(axes), keeps), x) if call.shape(x) else x
+
+
+def _reduction(what: str) -> Handler:
+    def handler(call: Call) -> str:
+        x = call.cast(call["self"], call.result.dtype)
+        return reduce(call, what, x, _axes_of(call, x), _keeps(call))
+
+    return handler
+
+
+def _extremum(what: str) -> Handler:
+    def handler(call: Call) -> Results:
+        x = call["self"]
+        value = reduce(call, what, x, _axes_of(call, x), _keeps(call))
+        return call.first_of(value)
+
+    return handler
+
+
+def _centred(call: Call, x: str, axes: Sequence[int]) -> tuple[str, str]:
+    """The mean, and the squares of what elements differ from it by."""
+    mean = reduce(call, "mean", x, axes, True)
+    difference = ex.sub(X, Y)
+    return mean, call.elementwise(ex.mul(difference, difference), x, mean)
+
+
+def _variance(roots: bool, with_mean: bool) -> Handler:
+    def handler(call: Call) -> Results:
+        x, axes = call["self"], _axes_of(call, call["self"])
+        correction = call.get("correction")
+        if correction is None:
+            correction = 0 if call.get("unbiased") is False else 1
+        count = math.prod(call.shape(x)[axis] for axis in axes)
+        mean, squares = _centred(call, x, axes)
+        total = reduce(call, "sum", squares, axes, _keeps(call))
+        value = ex.div(X, max(0, count - correction))
+        found = call.elementwise(apply("sqrt", value) if roots else value, total)
+        shape = call.shape(found)
+        return (found, call.reshape(mean, shape)) if with_mean else found
+
+    return handler
+
+
+def _norm(call: Call) -> str:
+    x, order = call.get("self") or call["x"], call.get("ord")
+    order = call.get("p") if order is None else order
+    order = 2 if order is None else order
+    axes, keeps = _axes_of(call, x), _keeps(call)
+    if order == 2:
+        total = reduce(call, "sum", call.elementwise(ex.mul(X, X), x), axes, keeps)
+        return call.elementwise(apply("sqrt", X), total)
+    size = call.elementwise(apply("abs", X), x)
+    if order == 1:
+        return reduce(call, "sum", size, axes, keeps)
+    if order == math.inf:
+        return reduce(call, "max", size, axes, keeps)
+    raise call.error(f"the norm of order {order} is not known: only 1, 2 and inf")
+
+
+def _softmax(log: bool) -> Handler:
+    def handler(call: Call) -> str:
+        x = call.cast(call["self"], call.result.dtype)
+        return call.add(Softmax(call.axis(x, call["dim"]), log), x) if call.shape(x) else x
+
+    return handler
+
+
+def _log_sum_exp(call: Call) -> str:
+    x, axes = call["self"], _axes_of(call, call["self"])
+    largest = reduce(call, "max", x, axes, True)
+    parts = call.elementwise(apply("exp", ex.sub(X, Y)), x, largest)
+    total = reduce(call, "sum", parts, axes, True)
+    value = call.elementwise(ex.add(apply("log", X), Y), total, largest)
+    return call.reshape(value, call.result.shape)
+
+
+def _any_or_all(what: str) -> Handler:
+    def handler(call: Call) -> str:
+        x = call.cast(call.cast(call["self"], "bool"), "int32")
+        return call.cast(reduce(call, what, x, _axes_of(call, x), _keeps(call)), "bool")
+
+    return handler
+
+
+def _cumulative_sum(call: Call) -> str:
+    """A product with the matrix whose columns say which elements a sum takes."""
+    x = call.cast(call["self"], call.result.dtype)
+    shape = call.shape(x)
+    if not shape:
+        return x
+    axis, rank = call.axis(x, call["dim"]), len(shape)
+    order = [k for k in range(rank) if k != axis] + [axis]
+    size, dtype = shape[axis], call.dtype(x)
+    if dtype not in ("float32", "int64", "int32"):
+        raise call.error(f"a cumulative sum of {dtype}: convert it to float32 or int64 before")
+    taken = call.constant(np.triu(np.ones((size, size), dtype)))
+    form = matrix_product([shape[k] for k in order], (size, size), dtypes=(dtype, dtype))
+    sums = call.add(form.product, call.transpose(x, order), taken)
+    return call.transpose(sums, [order.index(k) for k in range(rank)])
+
+
+def _table(handler: Handler, *names: str) -> dict[str, Handler]:
+    return {f"aten.{name}": handler for name in names}
+
+
+OPERATORS: Mapping[str, Handler] = {
+    **_table(_reduction("sum"), "sum.default", "sum.dim_IntList"),
+    **_table(_reduction("mean"), "mean.default", "mean.dim"),
+    **_table(_reduction("prod"), "prod.default", "prod.dim_int"),
+    **_table(_extremum("max"), "amax.default", "max.default", "max.dim"),
+    **_table(_extremum("min"), "amin.default", "min.default", "min.dim"),
+    **_table(_variance(False, False), "var.correction", "var.dim", "var.default"),
+    **_table(_variance(True, False), "std.correction", "std.dim", "std.default"),
+    **_table(_variance(False, True), "var_mean.correction", "var_mean.dim", "var_mean.default"),
+    **_table(_norm, "linalg_vector_norm.default", "norm.ScalarOpt_dim", "norm.Scalar"),
+    **_table(_softmax(False), "softmax.int", "_softmax.default"),
+    **_table(_softmax(True), "log_softmax.int", "_log_softmax.default"),
+    **_table(_log_sum_exp, "logsumexp.default"),
+    **_table(_any_or_all("max"), "any.default", "any.dim", "any.dims"),
+    **_table(_any_or_all("min"), "all.default", "all.dim", "all.dims"),
+    **_table(_cumulative_sum, "cumsum.default"),
+}
