@@ -1,4 +1,4 @@
-"""Which kernel computes a product on tensors in given layouts, and the calls that it consists of."""
+"""Which kernel computes a product on laid-out tensors, and the calls that it consists of."""
 
 from __future__ import annotations
 
@@ -172,9 +172,10 @@ def recorded(
         taken: list[Memory] = []
         for memory in call.buffers:
             name = given.get(id(memory.contents))
-            if name is not None:
-                memory = buffers.setdefault(name, replace(memory, contents=None))
-            taken.append(memory)
+            if name is None:
+                taken.append(memory)
+            else:
+                taken.append(buffers.setdefault(name, replace(memory, contents=None)))
         calls.append(RecordedCall(call.plan, tuple(taken)))
     in_place = kernel.is_packed_in_place(workload.output.name)
     placed = epilogue is not None and epilogue.placement is not None

@@ -1,0 +1,135 @@
+"""Kernels for the products of a network, in every layout of their tensors that is looked at.
+
+Each search is independent of the others and its result is kept, so that a network is searched once
+and repeated blocks once in it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.placement import Placement
+from cpembed.network.cache import Cache, digest_of, source_digest
+from cpembed.network.layer import Layer, choose_layer
+from cpembed.network.recorder import thread_count
+from cpembed.targets.registry import open_target
+
+_SOURCES = ("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "_data")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A workload that stores an epilogue; ``placed``: in a larger buffer."""
+
+    workload: Computation
+    epilogue: Epilogue | None
+    placed: bool
+
+    @property
+    def searched(self) -> Epilogue | None:
+        """The epilogue of the search: stored in its place where it is to be placed, whatever that
+        place will be."""
+        if not self.placed:
+            return self.epilogue
+        output = self.workload.output
+        epilogue = self.epilogue or Epilogue(output.dtype)
+        none = (0,) * len(output.shape)
+        return replace(epilogue, placement=Placement.inside(output.shape, none, output.shape))
+
+
+@dataclass
+class Products:
+    """Kernels on a target. ``timeout``: seconds of each search."""
+
+    target: HardwareSpec
+    cache: Cache
+    timeout: float | None = None
+    workers: int = 1
+    found: dict[Wanted, Layer | None] = field(default_factory=dict["Wanted", "Layer | None"])
+
+    def key(self, wanted: Wanted) -> str:
+        figures = open_target(self.target).figures()
+        sources = source_digest(_SOURCES)
+        threads = thread_count()
+        return digest_of("layer", wanted, self.target, figures, threads, self.timeout, sources)
+
+    def search(self, wanted: Iterable[Wanted], progress: Progress) -> None:
+        """Find the kernels that are not known yet."""
+        missing: list[Wanted] = []
+        for one in dict.fromkeys(wanted):
+            if one in self.found:
+                continue
+            kept = self.cache.get(_Kept, self.key(one))
+            if kept is not None:
+                self.found[one] = kept.layer
+            else:
+                missing.append(one)
+        total = len(missing)
+        progress("choosing kernels", 0, total)
+        if self.workers < 2 or total < 2:
+            for number, one in enumerate(missing, 1):
+                self._keep(one, _search(one, self.target, self.timeout))
+                progress("choosing kernels", number, total)
+            return
+        self._search_in_parallel(missing, progress)
+
+    def _search_in_parallel(self, missing: list[Wanted], progress: Progress) -> None:
+        context = get_context("spawn")
+        pool = ProcessPoolExecutor(self.workers, context, _without_interrupts)
+        try:
+            tasks = {pool.submit(_search, one, self.target, self.timeout): one for one in missing}
+            for number, task in enumerate(as_completed(tasks), 1):
+                self._keep(tasks[task], task.result())
+                progress("choosing kernels", number, len(missing))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _keep(self, wanted: Wanted, layer: Layer | None) -> None:
+        self.found[wanted] = layer
+        self.cache.put(self.key(wanted), _Kept(layer))
+
+    def layer(self, wanted: Wanted) -> Layer | None:
+        """The kernel; None where there is none."""
+        if wanted not in self.found:
+            self.search([wanted], _silent)
+        return self.found[wanted]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The result of a search."""
+
+    layer: Layer | None
+
+
+def _search(wanted: Wanted, target: HardwareSpec, timeout: float | None) -> Layer | None:
+    try:
+        return choose_layer(wanted.workload, target, wanted.searched, timeout)
+    except LoweringError:
+        return None
+
+
+def _without_interrupts() -> None:
+    """Of a worker: the parent is told of an interrupt, and ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _silent(what: str, done: int, of: int) -> None:
+    """Nobody watches."""
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
