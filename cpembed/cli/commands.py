@@ -14,6 +14,7 @@ SUBCOMMANDS: dict[str, str] = {
     "run": "Generate the kernel, verify its numbers, time or simulate it.",
     "bench": "Run a whole suite, one row a layer.",
     "match": "Say which operators of a model an instruction computes, and how well.",
+    "layouts": "Say which layout of a workload's tensors is the fastest, packing counted.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",
