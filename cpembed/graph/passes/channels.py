@@ -41,15 +41,34 @@ def weights_vector(product: Product, array: Array) -> Floats | None:
 def by_channel(product: Product, weights: Array) -> Array | None:
     """The second operand as a matrix: of each channel what it is multiplied with; None where a
     channel is no index of it."""
+    order = _channels_first(product)
+    if order is None:
+        return None
+    shape = product.computation.inputs[1].shape
+    return weights.reshape(shape).transpose(order).reshape(product.channels, -1)
+
+
+def weights_times(product: Product, weights: Array, factors: Floats) -> Floats | None:
+    """The second operand with all of each channel multiplied by a number, in its own shape; None
+    where a channel is no index of it."""
+    order, rows = _channels_first(product), by_channel(product, weights)
+    if order is None or rows is None:
+        return None
+    shape = product.computation.inputs[1].shape
+    turned = (rows * factors[:, None]).reshape([shape[place] for place in order])
+    return turned.transpose(np.argsort(order)).reshape(weights.shape)
+
+
+def _channels_first(product: Product) -> list[int] | None:
+    """The dimensions of the second operand, those of the channels in front."""
     operand = product.computation.inputs[1]
     index = product.computation.access(operand.name).index
-    axes = channel_axes(product.computation)
     places = {i.single_iterator: place for place, i in enumerate(index)}
+    axes = channel_axes(product.computation)
     if any(axis not in places for axis in axes):
         return None
     first = [places[axis] for axis in axes]
-    rest = [place for place in range(len(index)) if place not in first]
-    return weights.reshape(operand.shape).transpose(*first, *rest).reshape(product.channels, -1)
+    return first + [place for place in range(len(index)) if place not in first]
 
 
 def reduced(product: Product) -> int:

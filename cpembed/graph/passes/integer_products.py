@@ -10,13 +10,27 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Product
 from cpembed.graph.kinds.quantization import along
 from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
-from cpembed.graph.passes.channels import Floats, reduced, result_vector, weights_vector
-from cpembed.graph.passes.quantization import BYTES, Quantized, dequantized, range_of, stored
+from cpembed.graph.passes.channels import (
+    Floats,
+    reduced,
+    result_vector,
+    weights_times,
+    weights_vector,
+)
+from cpembed.graph.passes.quantization import (
+    BYTES,
+    Quantized,
+    dequantized,
+    float32,
+    range_of,
+    stored,
+)
 from cpembed.graph.passes.rewriting import Array, Rewriting, producer_of
 from cpembed.kernel.epilogue import Epilogue
 
 _LARGEST_SUM = 2**31 - 1
-_LARGEST_PRODUCT = 255 * 255
+_LARGEST_BIAS = 2**30
+_LARGEST_PRODUCT = 255 * 128
 
 
 def integer_products(graph: Graph) -> Graph:
@@ -56,26 +70,26 @@ def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None
     second = _weights(graph, operator.inputs[1], product)
     if first is None or second is None:
         return
-    best: tuple[Chain, Epilogue, dict[str, Array]] | None = None
+    best: tuple[Chain, _Stored] | None = None
     for chain in chains(graph, operator, product):
-        found = _epilogue(graph, chain, first, second)
+        found = _stored(graph, chain, first, second)
         if found is not None:
-            best = chain, *found
+            best = chain, found
     if best is None:
         return
-    chain, epilogue, vectors = best
+    chain, result = best
     weights = second.tensor
-    if second.shifted is not None:
-        weights = rewriting.constant(f"{second.tensor} around 0", second.shifted)
+    if result.weights is not None:
+        weights = rewriting.constant(f"{second.tensor} for {operator.name}", result.weights)
     a, b = (operand.name for operand in product.computation.inputs)
     dtypes = {a: first.dtype, b: second.dtype, product.computation.output.name: "int32"}
     integers = Product(
         product.computation.with_dtypes(dtypes),
         chain.shape,
         (first.zero_point, second.zero_point),
-        epilogue,
+        result.epilogue,
     )
-    names = [rewriting.constant(f"{operator.name} {key}", v) for key, v in vectors.items()]
+    names = [rewriting.constant(f"{operator.name} {key}", v) for key, v in result.vectors.items()]
     inputs = (first.tensor, weights, *names)
     rewriting.replace(chain.last, Operator(operator.name, integers, inputs, chain.last.outputs))
 
@@ -115,35 +129,45 @@ def _of_channels(product: Product, shape: tuple[int, ...], values: Array) -> Flo
     return weights_vector(product, np.broadcast_to(values, shape))
 
 
-def _epilogue(
-    graph: Graph, chain: Chain, first: Quantized, second: _Weights
-) -> tuple[Epilogue, dict[str, Array]] | None:
-    """What is stored at the end of a chain, and the vectors for that; None where an epilogue
-    cannot say it."""
-    unit = first.scale * second.scale
-    scale = unit if chain.factor is None else unit * chain.factor
-    bias = _bias(graph, chain, unit, scale)
+@dataclass(frozen=True)
+class _Stored:
+    """What is stored at the end of a chain, the vectors for that, and other weights for it."""
+
+    epilogue: Epilogue
+    vectors: dict[str, Array]
+    weights: Array | None
+
+
+def _stored(graph: Graph, chain: Chain, first: Quantized, second: _Weights) -> _Stored | None:
+    """None where an epilogue cannot say it."""
+    unit, weights = first.scale * second.scale, second.shifted
+    bias = _bias(graph, chain, unit)
     if bias is not None and not _fits(chain, bias):
-        return None
+        unit, weights = _coarser(graph, chain, unit, bias, second)
+        bias = _bias(graph, chain, unit)
+        if weights is None or bias is None or not _fits(chain, bias):
+            return None
+    scale = unit if chain.factor is None else unit * chain.factor
     vectors: dict[str, Array] = {}
-    if bias is not None and bias.any():
+    has_bias = bias is not None and bool(bias.any())
+    if bias is not None and has_bias:
         vectors["bias"] = bias.astype(np.int32)
-    has_bias = "bias" in vectors
-    if chain.quantize is None:
+    kind = chain.quantize
+    if kind is None:
         if chain.limits not in (UNLIMITED, RELU):
             return None
         vectors["scale"] = scale.astype(np.float32)
-        relu = chain.limits == RELU
-        return Epilogue("float32", scale=True, bias=has_bias, relu=relu), vectors
-    kind = chain.quantize
-    vectors["scale"] = (scale / np.float64(np.float32(kind.scale[0]))).astype(np.float32)
+        epilogue = Epilogue("float32", scale=True, bias=has_bias, relu=chain.limits == RELU)
+        return _Stored(epilogue, vectors, weights)
+    vectors["scale"] = (scale / float32(kind.scale[0])).astype(np.float32)
     low, high = (stored(limit, kind) for limit in chain.limits)
     clip = None if (low, high) == range_of(kind.dtype) else (low, high)
     zero = kind.zero_point[0]
-    return Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero), vectors
+    epilogue = Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero)
+    return _Stored(epilogue, vectors, weights)
 
 
-def _bias(graph: Graph, chain: Chain, unit: Floats, scale: Floats) -> Floats | None:
+def _bias(graph: Graph, chain: Chain, unit: Floats) -> Floats | None:
     """The addend in units of the sums, rounded; its own integers where it has them in that unit."""
     if chain.addend is None:
         return None
@@ -151,9 +175,26 @@ def _bias(graph: Graph, chain: Chain, unit: Floats, scale: Floats) -> Floats | N
         exact = _own_integers(graph, chain, chain.integers, unit)
         if exact is not None:
             return exact
+    scale = unit if chain.factor is None else unit * chain.factor
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(chain.addend == 0, 0, chain.addend / scale)
     return np.rint(quotient)
+
+
+def _coarser(
+    graph: Graph, chain: Chain, unit: Floats, bias: Floats, second: _Weights
+) -> tuple[Floats, Array | None]:
+    """Larger units of the channels whose bias is too large for 32 bits, and weights in them.
+
+    The weights of such a channel are next to nothing beside its bias. Rounding them anew moves a
+    sum of n products by at most ``128 n`` of a unit that the bias has 2^30 of.
+    """
+    given = graph.constants.get(second.tensor) if second.shifted is None else second.shifted
+    if given is None or second.zero_point or not np.all(np.isfinite(bias)):
+        return unit, None
+    larger = np.where(np.abs(bias) > _LARGEST_BIAS, unit * np.abs(bias) / _LARGEST_BIAS, unit)
+    scaled = weights_times(chain.product, given, unit / larger)
+    return larger, None if scaled is None else np.rint(scaled).astype(given.dtype)
 
 
 def _own_integers(graph: Graph, chain: Chain, operator: Operator, unit: Floats) -> Floats | None:

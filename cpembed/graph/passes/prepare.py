@@ -8,6 +8,7 @@ from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_elementwise import integer_elementwise
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.movements import movements
+from cpembed.graph.passes.requantizations import requantizations
 from cpembed.graph.passes.residuals import residuals
 from cpembed.graph.passes.tables import tables
 from cpembed.graph.passes.zero_points import without_zero_points
@@ -25,7 +26,7 @@ def prepare(
     """
     graph = movements(fold(graph))
     graph = integer_products(fold(graph))
-    graph = tables(residuals(graph))
+    graph = tables(residuals(requantizations(graph)))
     graph = integer_elementwise(graph)
     graph = element_types(fold(graph), first, second)
     graph = without_zero_points(graph)
