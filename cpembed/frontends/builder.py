@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Dequantize, Kind, Product, Reshape, TensorType, Transpose
+from cpembed.graph.kinds import Dequantize, Kind, Product, Reshape, Slice, TensorType, Transpose
 from cpembed.graph.kinds.base import Array, axis_of
 
 LARGEST_CONSTANT = 1 << 30
@@ -129,9 +129,12 @@ class Builder:
                     if found is None:
                         return None
                     axis = found
+                case Slice(starts, stops, steps):
+                    if (starts[axis], stops[axis], steps[axis]) != (0, shape[axis], 1):
+                        return None
                 case _:
                     return None
-        elif not isinstance(kind, Transpose | Reshape):
+        elif not isinstance(kind, Transpose | Reshape | Slice):
             return None
         moved = self.add(kind, [integers], name, f"{wanted}/integers")
         return self.add(replace(dequantize, axis=axis), [moved], name, wanted)

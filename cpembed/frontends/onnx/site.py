@@ -10,6 +10,7 @@ import numpy as np
 
 from cpembed.errors import ModelError
 from cpembed.frontends.builder import Builder
+from cpembed.frontends.expressions import X
 from cpembed.frontends.onnx.model import Body, Node
 from cpembed.graph.kinds import Elementwise, Expand, Kind, Reshape, Scalar, TensorType, Transpose
 from cpembed.graph.kinds.base import Array, axis_of
@@ -161,8 +162,6 @@ class Site:
         """Another element type, values kept where it holds them."""
         if self.type_of(tensor).dtype == dtype:
             return tensor
-        from cpembed.frontends.expressions import X
-
         return self.elementwise(X, tensor, dtype=dtype)
 
     def channels(self, tensor: str, rank: int) -> str:

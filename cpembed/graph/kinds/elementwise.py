@@ -46,6 +46,15 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
+def _div(a: Array, b: Array) -> Array:
+    """Of integers towards zero, as in C; 0 where the divisor is."""
+    if a.dtype.kind == "f" or b.dtype.kind == "f":
+        return np.divide(a, b)
+    quotient = np.floor_divide(a, b)
+    up = (quotient * b != a) & ((a < 0) != (b < 0)) & (b != 0)
+    return quotient + up
+
+
 def _erf(x: Array) -> Array:
     flat = np.fromiter((math.erf(v) for v in x.reshape(-1)), np.float64, x.size)
     return flat.reshape(x.shape).astype(x.dtype)
@@ -60,7 +69,8 @@ OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "add": (2, np.add),
     "sub": (2, np.subtract),
     "mul": (2, np.multiply),
-    "div": (2, np.divide),
+    "div": (2, _div),
+    "rem": (2, np.fmod),
     "fma": (3, _fma),
     "max": (2, np.maximum),
     "min": (2, np.minimum),
@@ -86,8 +96,9 @@ OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "not": (1, np.logical_not),
     "where": (3, np.where),
 }
-"""Arguments and definition of each operation. ``round``: to the nearest even. ``where``: the second
-argument where the first is true, else the third."""
+"""Arguments and definition of each operation. ``div``: of integers towards zero. ``rem``: what that
+leaves, with the sign of the dividend, also of floats. ``round``: to the nearest even. ``where``:
+the second argument where the first is true, else the third."""
 
 BOOLEAN = frozenset({"equal", "less", "less_equal", "and", "or", "not"})
 """Operations whose result is a Boolean."""
@@ -144,7 +155,7 @@ def computing_dtype(dtypes: Sequence[str]) -> str:
         return "float64"
     if any(np.dtype(d).kind == "f" or d == "bfloat16" for d in dtypes):
         return "float32"
-    return "int64" if "int64" in dtypes else "int32"
+    return "int64" if {"int64", "uint64", "uint32"}.intersection(dtypes) else "int32"
 
 
 def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
@@ -164,7 +175,10 @@ def converted(value: Array, dtype: str) -> Array:
     target = np.dtype(dtype) if dtype != "bfloat16" else _bfloat16()
     if target.kind in "iu" and value.dtype.kind == "f":
         limits = np.iinfo(str(target))
-        value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, limits.max)
+        largest = float(limits.max)
+        # The largest of 64 bits is no float64: the next below it is.
+        high = largest if largest <= limits.max else np.nextafter(largest, 0.0)
+        value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, high)
     return value.astype(target)
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType, axis_of
 
 
 @dataclass(frozen=True)
 class Reduce(Kind):
     """``what``: sum, mean, max, min or prod over ``axes``, which stay with extent 1 where ``keeps``
-    says so."""
+    says so; argmax or argmin: along one axis the index (int64) of the first such element."""
 
     what: str
     axes: tuple[int, ...]
@@ -26,10 +27,19 @@ class Reduce(Kind):
         kept = [
             1 if k in axes else size for k, size in enumerate(shape) if self.keeps or k not in axes
         ]
-        return (TensorType(tuple(kept), inputs[0].dtype),)
+        if self.is_index and len(axes) != 1:
+            raise WorkloadError(f"{self.what} along {len(axes)} axes: it is along one")
+        return (TensorType(tuple(kept), "int64" if self.is_index else inputs[0].dtype),)
+
+    @property
+    def is_index(self) -> bool:
+        return self.what in ("argmax", "argmin")
 
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (x,) = inputs
+        if self.is_index:
+            index = np.argmax if self.what == "argmax" else np.argmin
+            return (np.asarray(index(x, axis=self.axes[0], keepdims=self.keeps), np.int64),)
         wide = x.astype(np.float64) if x.dtype.kind == "f" or self.what == "mean" else x
         function = {
             "sum": np.sum,

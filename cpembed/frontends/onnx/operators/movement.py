@@ -95,7 +95,10 @@ def transpose(site: Site) -> str:
 
 def concat(site: Site) -> str:
     tensors = site.all_inputs()
-    axis = site.axis(1 if site.version < 4 else 0)
+    return concat_along(site, tensors, site.axis(1 if site.version < 4 else 0))
+
+
+def concat_along(site: Site, tensors: Sequence[str], axis: int) -> str:
     return tensors[0] if len(tensors) == 1 else site.emit(Concat(axis), *tensors)
 
 

@@ -36,7 +36,11 @@ def max_pool(site: Site) -> str:
 
 
 def average_pool(site: Site) -> str:
-    x = site.input()
+    return averaged(site, site.input())
+
+
+def averaged(site: Site, x: str) -> str:
+    """Average pooling of a tensor by the node's attributes."""
     image = site.type().shape[2:]
     moving = window(site, _taps(site), image)
     counts = site.flag("count_include_pad")

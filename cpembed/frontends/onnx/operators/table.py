@@ -6,22 +6,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cpembed.frontends.onnx.operators import (
+    control,
     convolution,
+    einsum,
     elementwise,
+    indexing,
+    integers,
     matrices,
     movement,
     pooling,
+    qlinear,
     quantization,
+    recurrent,
+    reductions,
+    resizing,
 )
 from cpembed.frontends.onnx.site import Translation
 
 STANDARD_DOMAINS = frozenset({"ai.onnx", ""})
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    **control.TABLE,
     **convolution.TABLE,
+    **einsum.TABLE,
     **elementwise.TABLE,
+    **indexing.TABLE,
+    **integers.TABLE,
     **matrices.TABLE,
     **movement.TABLE,
     **pooling.TABLE,
+    **qlinear.TABLE,
     **quantization.TABLE,
+    **recurrent.TABLE,
+    **reductions.TABLE,
+    **resizing.TABLE,
 }

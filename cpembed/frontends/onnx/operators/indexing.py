@@ -1,0 +1,192 @@
+"""Elements by indices that are tensors: gathered by their numbers in row-major order. Scattering at
+constant indices is gathering from the tensor and what is put into it, one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.frontends.expressions import X, Y, Z, add, apply, less, mul, where
+from cpembed.frontends.onnx.operators.elementwise import element_type
+from cpembed.frontends.onnx.operators.matrices import product
+from cpembed.frontends.onnx.operators.movement import sliced
+from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.graph.kinds import Concat, Gather
+from cpembed.graph.kinds.base import Array, axis_of
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+
+def _wrapped(site: Site, index: str, size: int) -> str:
+    """Indices below 0 counted from the end."""
+    wide = site.cast(index, "int64")
+    return site.elementwise(where(less(X, 0), add(X, size), X), wide)
+
+
+def _at(site: Site, data: str, places: str) -> str:
+    """Elements by their numbers."""
+    flat = site.reshaped(data, (site.type_of(data).elements,))
+    return site.emit(Gather(0), flat, places)
+
+
+def gather_elements(site: Site) -> str:
+    axis, shape = site.axis(), site.type(0).shape
+    picked = site.type(1).shape
+    if len(picked) != len(shape):
+        raise WorkloadError(f"indices {list(picked)} of a tensor {list(shape)}")
+    steps = _strides(shape)
+    index = _wrapped(site, site.input(1), shape[axis])
+    rest = np.zeros(picked, np.int64)
+    for k, places in enumerate(np.indices(picked, sparse=True)):
+        if k != axis:
+            rest = rest + places * steps[k]
+    places = site.elementwise(add(mul(X, steps[axis]), Y), index, site.tensor(rest))
+    return _at(site, site.input(0), places)
+
+
+def gather_nd(site: Site) -> str:
+    shape, picked = site.type(0).shape, site.type(1).shape
+    batch, depth = site.whole("batch_dims", 0), picked[-1]
+    if not 0 <= batch < len(picked) or batch + depth > len(shape):
+        raise WorkloadError(f"indices {list(picked)} of a tensor {list(shape)}")
+    steps = _strides(shape)
+    total: str | None = None
+    last = len(picked) - 1
+    for k in range(depth):
+        column = site.reshaped(sliced(site, site.input(1), last, k, k + 1), picked[:-1])
+        index = _wrapped(site, column, shape[batch + k])
+        term = site.elementwise(mul(X, steps[batch + k]), index)
+        total = term if total is None else site.elementwise(add(X, Y), total, term)
+    if total is None:
+        raise WorkloadError(f"indices {list(picked)} name no axis")
+    rows, tail = np.indices(picked[:batch], sparse=True), shape[batch + depth :]
+    offset = np.zeros((*picked[:-1], *tail), np.int64)
+    for k, places in enumerate(rows):
+        offset = offset + (places * steps[k]).reshape(*places.shape, *(1,) * (offset.ndim - batch))
+    if tail:
+        offset = offset + np.arange(math.prod(tail)).reshape(tail)
+    wide = site.reshaped(total, (*picked[:-1], *(1,) * len(tail)))
+    return _at(site, site.input(0), site.elementwise(add(X, Y), wide, site.tensor(offset)))
+
+
+def _scattered(site: Site, data: str, updates: str, places: Array) -> str:
+    """``data`` with the elements of ``updates`` at ``places``, numbers in row-major order."""
+    kind = site.type_of(data)
+    source = np.arange(kind.elements)
+    source[places.reshape(-1)] = kind.elements + np.arange(places.size)
+    both = site.emit(
+        Concat(0), site.reshaped(data, (kind.elements,)), site.reshaped(updates, (places.size,))
+    )
+    return site.emit(Gather(0), both, site.tensor(source.reshape(kind.shape)))
+
+
+def _check_reduction(site: Site) -> None:
+    if site.text("reduction", "none") != "none":
+        site.refuse("scattering with a reduction is not read: scatter without one")
+
+
+def scatter_elements(site: Site) -> str:
+    _check_reduction(site)
+    shape, axis = site.type().shape, site.axis()
+    index = site.constant(1, "where it scatters")
+    index = np.where(index < 0, index + shape[axis], index)
+    if index.ndim != len(shape) or (index < 0).any() or (index >= shape[axis]).any():
+        raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
+    steps = _strides(shape)
+    places = index * steps[axis]
+    for k, at in enumerate(np.indices(index.shape, sparse=True)):
+        if k != axis:
+            places = places + at * steps[k]
+    return _scattered(site, site.input(0), site.input(2), places)
+
+
+def scatter_nd(site: Site) -> str:
+    _check_reduction(site)
+    shape = site.type().shape
+    index = site.constant(1, "where it scatters")
+    depth = index.shape[-1]
+    sizes, steps = np.asarray(shape[:depth]), np.asarray(_strides(shape)[:depth])
+    index = np.where(index < 0, index + sizes, index)
+    if (index < 0).any() or (index >= sizes).any():
+        raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
+    tail = shape[depth:]
+    places = (index * steps).sum(-1).reshape(*index.shape[:-1], *(1,) * len(tail))
+    places = places + np.arange(math.prod(tail)).reshape(tail)
+    return _scattered(site, site.input(0), site.input(2), places)
+
+
+def one_hot(site: Site) -> str:
+    depth = site.integers(1, "the depth")[0]
+    rank = site.rank(0)
+    axis = axis_of(site.whole("axis", -1), rank + 1)
+    shape = [*site.type(0).shape]
+    shape.insert(axis, 1)
+    if not 0 < depth < 1 << 30:
+        raise WorkloadError(f"a depth of {depth}")
+    index = _wrapped(site, site.input(0), depth)
+    steps = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(rank + 1)])
+    equal = site.elementwise(
+        apply("equal", X, Y), site.reshaped(index, shape), site.tensor(steps), dtype="bool"
+    )
+    off, on = (site.reshaped(t, ()) for t in _halves(site, site.input(2)))
+    return site.elementwise(where(X, Y, Z), equal, on, off, dtype=site.type(2).dtype)
+
+
+def _halves(site: Site, pair: str) -> tuple[str, str]:
+    return sliced(site, pair, 0, 0, 1), sliced(site, pair, 0, 1, 2)
+
+
+def trilu(site: Site) -> str:
+    shape = site.type().shape
+    k = 0 if site.optional(1) is None else site.integers(1, "the diagonal")[0]
+    upper = site.flag("upper", True)
+    mask = np.ones(shape[-2:], bool)
+    mask = np.triu(mask, k) if upper else np.tril(mask, k)
+    zero = site.tensor(0, site.type().dtype)
+    return site.elementwise(
+        where(X, Y, Z), site.tensor(mask), site.input(0), zero, dtype=site.type().dtype
+    )
+
+
+def cumulative_sum(site: Site) -> str:
+    """A product with a triangle of ones along the axis."""
+    axis = axis_of(site.integers(1, "the axis")[0], site.rank())
+    x, kind = site.input(), site.type()
+    size, rank = kind.shape[axis], site.rank()
+    before = np.tri(size, size, -1 if site.flag("exclusive") else 0).T
+    triangle = before.T if site.flag("reverse") else before
+    order = [*(k for k in range(rank) if k != axis), axis]
+    rows = site.transposed(x, order)
+    wide = kind.dtype if kind.dtype.startswith("float") or kind.dtype == "int32" else "int64"
+    sums = product(site, site.cast(rows, wide), site.tensor(triangle, wide))
+    sums = site.reshaped(sums, [kind.shape[k] for k in order])
+    return site.transposed(site.cast(sums, kind.dtype), [order.index(k) for k in range(rank)])
+
+
+def eye_like(site: Site) -> str:
+    rows, columns = site.type().shape
+    dtype = element_type(site, "dtype", site.type().dtype)
+    return site.tensor(np.eye(rows, columns, site.whole("k", 0)), dtype)
+
+
+def non_zero(site: Site) -> str:
+    return site.tensor(np.asarray(np.nonzero(site.constant(0, "its input"))), "int64")
+
+
+TABLE: dict[str, Translation] = {
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "ScatterElements": scatter_elements,
+    "Scatter": scatter_elements,
+    "ScatterND": scatter_nd,
+    "OneHot": one_hot,
+    "Trilu": trilu,
+    "CumSum": cumulative_sum,
+    "EyeLike": eye_like,
+    "NonZero": non_zero,
+}

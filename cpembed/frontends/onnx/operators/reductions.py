@@ -1,0 +1,216 @@
+"""Functions of rows: sums and their like, softmax, and normalizations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.onnx.operators.elementwise import convert
+from cpembed.frontends.onnx.operators.pooling import whole_image
+from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.graph.kinds import Gather, Input, LayerNorm, Reduce, Scalar, Softmax
+from cpembed.graph.kinds.base import axis_of
+
+
+def _axes(site: Site) -> tuple[int, ...]:
+    """Those that are reduced: an attribute in older versions, later an input; all by default."""
+    axes = site.list_or_input("axes", 1)
+    if not axes:
+        return () if site.flag("noop_with_empty_axes") else tuple(range(site.rank()))
+    return tuple(sorted({axis_of(axis, site.rank()) for axis in axes}))
+
+
+def reduced(what: str, before: Scalar | None = None, after: Scalar | None = None) -> Translation:
+    """A reduction of an expression, and an expression of its result."""
+
+    def translate(site: Site) -> str:
+        x, axes, keeps = site.input(), _axes(site), site.flag("keepdims", True)
+        dtype = site.type().dtype
+        if before is not None:
+            x = site.elementwise(before, x)
+        if dtype == "bool":
+            x = site.cast(x, "uint8")
+        images = axes == tuple(range(2, site.rank())) and site.rank() in (4, 5)
+        if axes and what in ("mean", "max") and images and dtype == "float32":
+            shape = site.type().shape[:2]
+            x = whole_image(site, what, x)
+            x = x if keeps else site.reshaped(x, shape)
+        elif axes:
+            x = site.emit(Reduce(what, axes, keeps), x)
+        x = x if dtype != "bool" else convert(site, x, "bool")
+        return x if after is None else site.elementwise(after, x)
+
+    return translate
+
+
+def log_sum_exp(site: Site) -> str:
+    """The largest is taken out, so that nothing overflows."""
+    x, axes, keeps = site.input(), _axes(site), site.flag("keepdims", True)
+    largest = site.emit(Reduce("max", axes, True), x)
+    powers = site.elementwise(apply("exp", sub(X, Y)), x, largest)
+    total = site.emit(Reduce("sum", axes, True), powers)
+    result = site.elementwise(add(apply("log", X), Y), total, largest)
+    if keeps:
+        return result
+    shape = [size for k, size in enumerate(site.type().shape) if k not in axes]
+    return site.reshaped(result, shape)
+
+
+def index_of(what: str) -> Translation:
+    def translate(site: Site) -> str:
+        x, axis = site.input(), site.axis()
+        keeps = site.flag("keepdims", True)
+        if not site.flag("select_last_index"):
+            return site.emit(Reduce(what, (axis,), keeps), x)
+        size = site.type().shape[axis]
+        places = np.arange(size)[::-1].copy()
+        turned = site.emit(Gather(axis), x, site.tensor(places))
+        index = site.emit(Reduce(what, (axis,), keeps), turned)
+        return site.elementwise(sub(size - 1, X), index)
+
+    return translate
+
+
+def softmax(log: bool) -> Translation:
+    def translate(site: Site) -> str:
+        if site.version >= 13:
+            return site.emit(Softmax(site.axis(-1), log), site.input())
+        # Before, the axes from this one on were one.
+        axis, shape = site.axis(1), site.type().shape
+        rows = math.prod(shape[:axis]), math.prod(shape[axis:])
+        if axis == len(shape) - 1:
+            return site.emit(Softmax(axis, log), site.input())
+        flat = site.reshaped(site.input(), rows)
+        return site.reshaped(site.emit(Softmax(1, log), flat), shape)
+
+    return translate
+
+
+def layer_normalization(site: Site) -> str:
+    if any(site.wanted[1:]):
+        site.refuse("the mean or the deviation is asked for: export the model for inference")
+    x, shape, dtype = site.input(0), site.type().shape, site.type().dtype
+    axis = site.axis(-1)
+    rows = shape[axis:]
+    scale = site.expanded(_rows(site, site.input(1), len(rows)), rows)
+    bias = site.optional(2)
+    if bias is None:
+        bias = site.tensor(np.zeros(rows), dtype)
+    bias = site.expanded(_rows(site, bias, len(rows)), rows)
+    return site.emit(LayerNorm(axis, site.number("epsilon", 1e-5)), x, scale, bias)
+
+
+def _rows(site: Site, tensor: str, rank: int) -> str:
+    """Without leading axes of size 1 that a tensor of ``rank`` axes does not have."""
+    shape = site.type_of(tensor).shape
+    return site.reshaped(tensor, shape[max(0, len(shape) - rank) :])
+
+
+def normalized(
+    site: Site, x: str, axes: Sequence[int], epsilon: float, *, centred: bool = True
+) -> str:
+    """``(x - mean) / sqrt(variance + epsilon)`` over axes; not ``centred``: ``x`` over the root of
+    the mean of its squares."""
+    if centred:
+        mean = site.emit(Reduce("mean", tuple(axes), True), x)
+        x = site.elementwise(sub(X, Y), x, mean)
+    squares = site.elementwise(mul(X, X), x)
+    variance = site.emit(Reduce("mean", tuple(axes), True), squares)
+    return site.elementwise(div(X, apply("sqrt", add(Y, epsilon))), x, variance)
+
+
+def instance_normalization(site: Site) -> str:
+    rank = site.rank()
+    x = normalized(site, site.input(0), range(2, rank), site.number("epsilon", 1e-5))
+    scale, bias = (site.channels(site.input(k), rank) for k in (1, 2))
+    return site.elementwise(add(mul(X, Y), Z), x, scale, bias)
+
+
+def group_normalization(site: Site) -> str:
+    shape, groups = site.type().shape, site.whole("num_groups", 1)
+    if groups < 1 or shape[1] % groups:
+        raise WorkloadError(f"{shape[1]} channels in {groups} groups: the groups have to be whole")
+    rows = (shape[0], groups, math.prod(shape[1:]) // groups)
+    x = normalized(site, site.reshaped(site.input(0), rows), (2,), site.number("epsilon", 1e-5))
+    scale, bias = site.input(1), site.input(2)
+    if site.type_of(scale).shape == (groups,) and groups != shape[1]:
+        # Until version 21 a group has one factor.
+        wide = (groups, shape[1] // groups)
+        scale, bias = (
+            site.reshaped(site.expanded(site.reshaped(t, (groups, 1)), wide), (shape[1],))
+            for t in (scale, bias)
+        )
+    scale, bias = (site.channels(t, len(shape)) for t in (scale, bias))
+    return site.elementwise(add(mul(X, Y), Z), site.reshaped(x, shape), scale, bias)
+
+
+def rms_normalization(site: Site) -> str:
+    axes = range(site.axis(-1), site.rank())
+    x = normalized(site, site.input(0), axes, site.number("epsilon", 1e-5), centred=False)
+    return site.elementwise(mul(X, Y), x, site.input(1))
+
+
+def mean_variance_normalization(site: Site) -> str:
+    axes = [axis_of(axis, site.rank()) for axis in site.list_of("axes", (0, 2, 3)) or ()]
+    x = site.input()
+    mean = site.emit(Reduce("mean", tuple(axes), True), x)
+    centred = site.elementwise(sub(X, Y), x, mean)
+    variance = site.emit(Reduce("mean", tuple(axes), True), site.elementwise(mul(X, X), centred))
+    return site.elementwise(div(X, add(apply("sqrt", Y), 1e-9)), centred, variance)
+
+
+def lp_normalization(site: Site) -> str:
+    axis, p = site.axis(-1), site.whole("p", 2)
+    if p not in (1, 2):
+        site.refuse(f"p={p} is not known: use 1 or 2")
+    x = site.input()
+    parts = site.elementwise(apply("abs", X) if p == 1 else mul(X, X), x)
+    total = site.emit(Reduce("sum", (axis,), True), parts)
+    return site.elementwise(div(X, Y if p == 1 else apply("sqrt", Y)), x, total)
+
+
+def skip_layer_normalization(site: Site) -> str:
+    """com.microsoft's: a sum and its layer normalization."""
+    if any(site.wanted[1:]):
+        site.refuse("the mean, the deviation or the sum is asked for: export the model without")
+    tensors = [site.input(0), site.input(1)]
+    bias = site.optional(4)
+    if bias is not None:
+        tensors.append(bias)
+    total: Scalar = X
+    for k in range(1, len(tensors)):
+        total = add(total, Input(k))
+    x = site.elementwise(total, *tensors)
+    shift = site.optional(3) or site.tensor(np.zeros(site.type(2).shape), "float32")
+    kind = LayerNorm(site.rank() - 1, site.number("epsilon", 1e-12))
+    return site.emit(kind, x, site.input(2), shift)
+
+
+TABLE: dict[str, Translation] = {
+    "ReduceSum": reduced("sum"),
+    "ReduceMean": reduced("mean"),
+    "ReduceMax": reduced("max"),
+    "ReduceMin": reduced("min"),
+    "ReduceProd": reduced("prod"),
+    "ReduceL1": reduced("sum", apply("abs", X)),
+    "ReduceL2": reduced("sum", mul(X, X), apply("sqrt", X)),
+    "ReduceSumSquare": reduced("sum", mul(X, X)),
+    "ReduceLogSum": reduced("sum", None, apply("log", X)),
+    "ReduceLogSumExp": log_sum_exp,
+    "ArgMax": index_of("argmax"),
+    "ArgMin": index_of("argmin"),
+    "Softmax": softmax(False),
+    "LogSoftmax": softmax(True),
+    "LayerNormalization": layer_normalization,
+    "InstanceNormalization": instance_normalization,
+    "GroupNormalization": group_normalization,
+    "RMSNormalization": rms_normalization,
+    "SimplifiedLayerNormalization": rms_normalization,
+    "MeanVarianceNormalization": mean_variance_normalization,
+    "LpNormalization": lp_normalization,
+    "com.microsoft.SkipLayerNormalization": skip_layer_normalization,
+}

@@ -1,0 +1,190 @@
+"""Images of other sizes: by the kind of the graph where that says the same, else by gathering the
+neighbours of each result along one axis after the other and weighing them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpembed.errors import WorkloadError
+from cpembed.frontends.expressions import add, mul
+from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.graph.kinds import Gather, Input, Resize, Scalar
+from cpembed.graph.kinds.base import Array, axis_of
+
+_KNOWN = ("half_pixel", "asymmetric", "align_corners")
+"""Coordinates of the graph's own kind."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes of Resize, by their names in the format."""
+
+    mode: str
+    coordinates: str = "half_pixel"
+    nearest: str = "round_prefer_floor"
+    cubic: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+
+    def places(self, size: int, result: int, scale: float) -> Array:
+        """Where on an axis of ``size`` each of ``result`` elements is read."""
+        at = np.arange(result, dtype=np.float64)
+        match self.coordinates:
+            case "asymmetric":
+                return at / scale
+            case "align_corners":
+                return at * (size - 1) / (result - 1) if result > 1 else at * 0
+            case "pytorch_half_pixel":
+                return (at + 0.5) / scale - 0.5 if result > 1 else at * 0
+            case "tf_half_pixel_for_nn":
+                return (at + 0.5) / scale
+            case "half_pixel_symmetric":
+                adjusted = result / (scale * size)
+                return size / 2 * (1 - adjusted) + (at + 0.5) / scale - 0.5
+            case _:
+                return (at + 0.5) / scale - 0.5
+
+    def rounded(self, places: Array) -> Array:
+        match self.nearest:
+            case "floor":
+                return np.floor(places)
+            case "ceil":
+                return np.ceil(places)
+            case "round_prefer_ceil":
+                return np.floor(places + 0.5)
+            case _:
+                return np.ceil(places - 0.5)
+
+    def neighbours(self, size: int, result: int, scale: float) -> tuple[Array, Array]:
+        """Indices and weights of what each of ``result`` elements is made of, [neighbour,
+        element]."""
+        places = self.places(size, result, scale)
+        if self.mode == "nearest":
+            index = np.clip(self.rounded(places), 0, size - 1)[None]
+            return index.astype(np.int64), np.ones_like(index)
+        spread = max(1.0, 1 / scale) if self.antialias else 1.0
+        reach = math.ceil((2 if self.mode == "cubic" else 1) * spread)
+        low = np.floor(places)
+        index = low[None] + np.arange(1 - reach, reach + 1)[:, None]
+        distance = np.abs(places[None] - index) / spread
+        weights = self._cubic(distance) if self.mode == "cubic" else np.maximum(0, 1 - distance)
+        if self.exclude_outside or self.antialias:
+            weights = weights * ((index >= 0) & (index < size))
+        if self.exclude_outside or self.antialias:
+            weights = weights / weights.sum(0)
+        return np.clip(index, 0, size - 1).astype(np.int64), weights
+
+    def _cubic(self, x: Array) -> Array:
+        """Keys 1981, "Cubic convolution interpolation for digital image processing"."""
+        a = self.cubic
+        near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+        far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+        return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def resize(site: Site) -> str:
+    first = site.version < 11
+    settings = Settings(
+        site.text("mode", "nearest"),
+        "asymmetric" if first else site.text("coordinate_transformation_mode", "half_pixel"),
+        "floor" if first else site.text("nearest_mode", "round_prefer_floor"),
+        site.number("cubic_coeff_a", -0.75),
+        site.flag("exclude_outside"),
+        site.flag("antialias"),
+    )
+    if settings.coordinates == "tf_crop_and_resize":
+        site.refuse("coordinates of tf_crop_and_resize are not read: use half_pixel")
+    shape = site.type().shape
+    scales = site.optional_constant(1 if first else 2, "the scales")
+    sizes = None if first else site.optional_constant(3, "the sizes")
+    axes = [axis_of(axis, len(shape)) for axis in site.list_of("axes", range(len(shape))) or ()]
+    factors, results = [1.0] * len(shape), [*shape]
+    if sizes is not None and sizes.size:
+        for axis, size in zip(axes, sizes.reshape(-1).tolist(), strict=True):
+            factors[axis], results[axis] = size / shape[axis], int(size)
+        _keep_ratio(site, axes, factors, results)
+    elif scales is not None and scales.size:
+        for axis, scale in zip(axes, scales.reshape(-1).tolist(), strict=True):
+            factors[axis], results[axis] = scale, math.floor(shape[axis] * scale)
+    else:
+        site.refuse("neither scales nor sizes are given")
+    return resized(site, settings, factors, results)
+
+
+def _keep_ratio(site: Site, axes: list[int], factors: list[float], results: list[int]) -> None:
+    """``keep_aspect_ratio_policy``: one factor for all axes."""
+    policy = site.text("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return
+    chosen = (min if policy == "not_larger" else max)(factors[axis] for axis in axes)
+    for axis in axes:
+        factors[axis] = chosen
+        results[axis] = math.floor(site.type().shape[axis] * chosen + 0.5)
+
+
+def upsample(site: Site) -> str:
+    scales = site.attribute("scales")
+    if scales is None:
+        scales = site.constant(1, "the scales").reshape(-1).tolist()
+    shape = site.type().shape
+    results = [math.floor(s * n) for s, n in zip(scales, shape, strict=True)]
+    settings = Settings(site.text("mode", "nearest"), "asymmetric", "floor")
+    return resized(site, settings, list(scales), results)
+
+
+def resized(site: Site, settings: Settings, factors: list[float], results: list[int]) -> str:
+    """The input with ``results`` elements on its axes."""
+    x, shape = site.input(), site.type().shape
+    if settings.mode not in ("nearest", "linear", "cubic"):
+        site.refuse(f"mode {settings.mode} is not known: use nearest, linear or cubic")
+    if min(results, default=1) < 1 or min(factors, default=1.0) <= 0:
+        raise WorkloadError(f"{list(shape)} resized to {results}: sizes are at least 1")
+    if tuple(results) == shape and all(factor == 1.0 for factor in factors):
+        return x
+    if tuple(results[:2]) == shape[:2] and _is_known(settings, shape[2:], results[2:], factors[2:]):
+        nearest = settings.nearest
+        return site.emit(
+            Resize(tuple(results[2:]), settings.mode, settings.coordinates, nearest), x
+        )
+    for axis, (size, result) in enumerate(zip(shape, results, strict=True)):
+        if size != result or factors[axis] != 1.0:
+            index, weights = settings.neighbours(size, result, factors[axis])
+            x = _weighed(site, x, axis, index, weights)
+    return x
+
+
+def _is_known(
+    settings: Settings, shape: tuple[int, ...], results: list[int], factors: list[float]
+) -> bool:
+    """Whether the graph's own kind says the same."""
+    exact = all(r == s * f for s, r, f in zip(shape, results, factors, strict=True))
+    plain = settings.coordinates in _KNOWN and not settings.antialias and exact
+    if settings.mode == "linear":
+        return plain and not settings.exclude_outside
+    known = settings.nearest in ("floor", "round_prefer_floor")
+    return settings.mode == "nearest" and plain and known
+
+
+def _weighed(site: Site, x: str, axis: int, index: Array, weights: Array) -> str:
+    """Along one axis, of each result the neighbours by their weights."""
+    parts: list[str] = []
+    total: Scalar | None = None
+    rank = len(site.type_of(x).shape)
+    shape = [-1 if k == axis else 1 for k in range(rank)]
+    for row, factor in zip(index, weights, strict=True):
+        if not factor.any():
+            continue
+        parts.append(site.emit(Gather(axis), x, site.tensor(row)))
+        if len(weights) == 1:
+            return parts[0]
+        parts.append(site.tensor(factor.reshape(shape), "float32"))
+        term = mul(Input(len(parts) - 2), Input(len(parts) - 1))
+        total = term if total is None else add(total, term)
+    assert total is not None
+    return site.elementwise(total, *parts)
+
+
+TABLE: dict[str, Translation] = {"Resize": resize, "Upsample": upsample}
