@@ -91,17 +91,19 @@ def tokens(sentence: str, words: list[str]) -> dict[str, NDArray[np.int64]]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _parts(word: str, number: dict[str, int]) -> Iterator[str]:
+def _parts(word: str, number: dict[str, int]) -> list[str]:
+    """Of a word, unknown as a whole where one of its parts is."""
+    parts: list[str] = []
     start = 0
     while start < len(word):
         prefix = "##" if start else ""
         ends = range(len(word), start, -1)
         end = next((e for e in ends if prefix + word[start:e] in number), None)
         if end is None:
-            yield "[UNK]"
-            return
-        yield prefix + word[start:end]
+            return ["[UNK]"]
+        parts.append(prefix + word[start:end])
         start = end
+    return parts
 
 
 def meaning(hidden: NDArray[np.float32], mask: NDArray[np.int64]) -> NDArray[np.float32]:

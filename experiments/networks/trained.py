@@ -2,9 +2,9 @@
 
     python experiments/networks/trained.py MODELS [--by reference] [--int8] [NAME ...]
 
-``MODELS`` is the folder that ``collect.py`` wrote. ``--by``: ``reference``, the graph that the front
-end makes of the file, by the definition of each kind of operator; ``onnxruntime``; or a target, for
-which the network is compiled.
+``MODELS`` is the folder that ``collect.py`` wrote. ``--by``: ``reference``, the graph that the
+front end makes of the file, by the definition of each kind of operator; ``onnxruntime``; or a
+target, for which the network is compiled.
 """
 
 from __future__ import annotations
