@@ -18,6 +18,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.ir.polyhedral import same_map
 
@@ -103,6 +107,19 @@ class Layout:
         if self.block > 1:
             found[1] = 1
         return tuple(found)
+
+    def elements_of(self, buffer: NDArray[Any]) -> NDArray[Any]:
+        """The tensor, of a flat buffer: a copy in the order of its axes."""
+        array = buffer.reshape(self.physical_shape)
+        if self.block > 1:
+            # The blocks of the channels and what is within one, as one axis.
+            at = self.order.index(1)
+            array = np.moveaxis(array, -1, at + 1)
+            array = array.reshape((*array.shape[:at], -1, *array.shape[at + 2 :]))
+        places = {axis: place for place, axis in enumerate(self.order)}
+        array = array.transpose([places[axis] for axis in range(len(self.shape))])
+        cut = tuple(slice(h, h + s) for h, s in zip(self.halo, self.shape, strict=True))
+        return np.ascontiguousarray(array[cut])
 
     @cached_property
     def map_text(self) -> str:

@@ -1,0 +1,225 @@
+"""The ways in which each operator of a network can be executed, as a problem of layouts.
+
+An operator's option is a layout of each of its tensors, and for a product the kernel that is chosen
+for these; its cost is what that kernel's target estimates, packing included, or what moving the
+bytes takes. Products that nothing estimates cost what portable code of this kind takes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cpembed.errors import LoweringError
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Product, Reshape, Transpose
+from cpembed.network.assignment import Node, Option, Problem, Tensor
+from cpembed.network.generated import Placed
+from cpembed.network.laid_out import LaidOut, laid_out
+from cpembed.network.layer import Layer
+from cpembed.network.layout import Layout
+from cpembed.network.moving import conversion_us, estimate_us
+from cpembed.network.products import Products, Progress, Wanted
+from cpembed.network.tensors import Layouts, residual_of
+
+PORTABLE_MACS_PER_US = 500.0
+"""Multiply-accumulates a microsecond and thread of portable code: of the right order, so that a
+native kernel in another layout is taken before it."""
+
+Ports = tuple[Layout, ...]
+"""A layout for each port of an operator: what it reads and is no constant, then what it writes."""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One way to execute an operator; ``layer``: of a product."""
+
+    ports: Ports
+    cost_us: float
+    layer: Layer | None = None
+    aliases: bool = False
+    """Whether the result is the input's memory, and nothing is executed."""
+
+
+def ports_of(graph: Graph, operator: Operator) -> tuple[list[str], list[str]]:
+    """The tensors that it reads, but for constants, and those that it writes."""
+    return [n for n in operator.inputs if not graph.is_constant(n)], [*operator.outputs]
+
+
+@dataclass(frozen=True)
+class Ways:
+    """The executions of each operator of a graph."""
+
+    graph: Graph
+    layouts: Layouts
+    products: Products
+    threads: int
+    progress: Progress
+
+    @cached_property
+    def executions(self) -> Mapping[str, tuple[Execution, ...]]:
+        """By operator.
+
+        Raises :class:`LoweringError`, which names the operator, where there is none.
+        """
+        self.products.search(self._wanted(), self.progress)
+        found: dict[str, tuple[Execution, ...]] = {}
+        for operator in self.graph.operators:
+            ways = self._product(operator) if isinstance(operator.kind, Product) else ()
+            ways = ways or self._generated(operator)
+            if not ways:
+                raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
+            found[operator.name] = ways
+        return found
+
+    def placed(self, name: str, layout: Layout) -> Placed:
+        fill = self.layouts.fills.get(name, 0)
+        return Placed(self.graph.types[name], layout, fill)
+
+    # ------------------------------------------------------------------------------ products
+
+    def _wanted(self) -> Iterator[Wanted]:
+        for operator in self.graph.operators:
+            if isinstance(operator.kind, Product):
+                for _, wanted, _ in self._laid_out(operator, operator.kind):
+                    yield wanted
+
+    def _laid_out(
+        self, operator: Operator, kind: Product
+    ) -> Iterator[tuple[Ports, Wanted, LaidOut]]:
+        """A product in all layouts of its tensors. A kernel that cannot store in a larger buffer is
+        asked for, too, where the output has no halo and nothing is added."""
+        reads, (output,) = ports_of(self.graph, operator)
+        residual = residual_of(operator)
+        others = reads[1 : len(reads) - len(residual)]
+        for first in self.layouts.of[reads[0]]:
+            for stored in self.layouts.of[output]:
+                for added in self.layouts.of[residual[0]] if residual else (None,):
+                    try:
+                        made = laid_out(kind, first, stored, added)
+                    except LoweringError:
+                        continue
+                    plain = [Layout.plain(self.graph.types[name].shape) for name in others]
+                    ports = (first, *plain, *((added,) if added else ()), stored)
+                    yield ports, Wanted(made.computation, kind.epilogue, True), made
+                    if not stored.has_halo and added is None:
+                        yield ports, Wanted(made.computation, kind.epilogue, False), made
+
+    def _product(self, operator: Operator) -> tuple[Execution, ...]:
+        kind = operator.kind
+        assert isinstance(kind, Product)
+        found: dict[Ports, Execution] = {}
+        for ports, wanted, _ in self._laid_out(operator, kind):
+            layer = self.products.layer(wanted)
+            if layer is None:
+                continue
+            cost = layer.cost_us
+            if not layer.is_native:
+                cost = kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
+            known = found.get(ports)
+            if known is None or _order(layer, cost) < _order(known.layer, known.cost_us):
+                found[ports] = Execution(ports, cost, layer)
+        return tuple(found.values())
+
+    # ------------------------------------------------------------------------------ the others
+
+    def _generated(self, operator: Operator) -> tuple[Execution, ...]:
+        reads, writes = ports_of(self.graph, operator)
+        names = [*reads, *writes]
+        found: list[Execution] = []
+        for ports in itertools.product(*(self.layouts.of[name] for name in names)):
+            if not _alike(ports):
+                continue
+            if _aliases(operator, ports) and not self._is_outside(names):
+                found.append(Execution(ports, 0.0, aliases=True))
+                continue
+            places = dict(zip(names, ports, strict=True))
+            inputs = [self._input(name, places) for name in operator.inputs]
+            outputs = [self.placed(name, places[name]) for name in writes]
+            cost = estimate_us(operator.kind, inputs, outputs, self.threads)
+            found.append(Execution(ports, cost))
+        return tuple(found)
+
+    def _input(self, name: str, places: Mapping[str, Layout]) -> Placed:
+        kind = self.graph.types[name]
+        return self.placed(name, places[name]) if name in places else Placed.plain(kind)
+
+    def _is_outside(self, names: Sequence[str]) -> bool:
+        """Whether a tensor is the caller's memory."""
+        return any(name in self.graph.inputs or name in self.graph.outputs for name in names)
+
+    # ------------------------------------------------------------------------------ the problem
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The choice of an execution for each operator, of a layout for each tensor."""
+        return Problem(
+            tuple(self._node(operator) for operator in self.graph.operators),
+            tuple(self._tensor(name) for name in self.layouts.activations),
+        )
+
+    def _node(self, operator: Operator) -> Node:
+        reads, writes = ports_of(self.graph, operator)
+        numbers = [self.layouts.of[name].index for name in (*reads, *writes)]
+        options = [
+            Option(
+                ", ".join(map(str, way.ports)),
+                tuple(number(layout) for number, layout in zip(numbers, way.ports, strict=True)),
+                way.cost_us,
+            )
+            for way in self.executions[operator.name]
+        ]
+        return Node(operator.name, tuple(reads), tuple(writes), tuple(options))
+
+    def _tensor(self, name: str) -> Tensor:
+        layouts, kind = self.layouts.of[name], self.graph.types[name]
+        row_major = Layout.plain(kind.shape)
+        plain = next((n for n, one in enumerate(layouts) if one.same_memory(row_major)), 0)
+        conversion = {
+            (a, b): conversion_us(self.placed(name, one), self.placed(name, other), self.threads)
+            for a, one in enumerate(layouts)
+            for b, other in enumerate(layouts)
+            if a != b
+        }
+        return Tensor(
+            name,
+            tuple(map(str, layouts)),
+            conversion,
+            plain if name in self.graph.inputs else None,
+            (plain,) if name in self.graph.outputs else (),
+        )
+
+
+def _order(layer: Layer | None, cost: float) -> tuple[bool, float]:
+    """Kernels of the instruction come before portable code."""
+    return layer is None or not layer.is_native, cost
+
+
+def _alike(ports: Ports) -> bool:
+    """Whether an operator of several inputs has them all in one order: others are converted."""
+    if len(ports) < 3:
+        return True
+    ranked = {(layout.order, layout.block) for layout in ports if len(layout.shape) > 2}
+    return len(ranked) <= 1
+
+
+def _aliases(operator: Operator, ports: Ports) -> bool:
+    """Whether the result of moving elements lies as its input does."""
+    if len(ports) != 2:
+        return False
+    before, after = ports
+    if before.has_halo or after.has_halo:
+        return False
+    if isinstance(operator.kind, Reshape):
+        plain = before.same_memory(Layout.plain(before.shape))
+        return plain and after.same_memory(Layout.plain(after.shape))
+    if isinstance(operator.kind, Transpose) and before.block == after.block == 1:
+        after_in_memory = [operator.kind.order[axis] for axis in after.order]
+        moved, kept = (
+            [axis for axis in order if before.shape[axis] > 1]
+            for order in (after_in_memory, before.order)
+        )
+        return moved == kept
+    return False

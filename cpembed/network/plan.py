@@ -1,0 +1,108 @@
+"""A network planned for a target: an execution of each operator, a layout of each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.network.assignment import Assignment, assign
+from cpembed.network.assignment import Progress as AssignmentProgress
+from cpembed.network.cache import Cache
+from cpembed.network.layout import Layout
+from cpembed.network.options import Execution, Ways
+from cpembed.network.products import Products, Progress, cores
+from cpembed.network.recorder import thread_count
+from cpembed.network.tensors import Layouts
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A tensor that is copied into another layout, once, after it was written."""
+
+    tensor: str
+    source: Layout
+    target: Layout
+    cost_us: float
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """``executions`` by operator; ``written``: the layout in which each tensor is written or
+    given."""
+
+    target: HardwareSpec
+    ways: Ways
+    executions: Mapping[str, Execution]
+    written: Mapping[str, Layout]
+    conversions: tuple[Converted, ...]
+    assignment: Assignment
+
+    @property
+    def graph(self) -> Graph:
+        return self.ways.graph
+
+    @property
+    def threads(self) -> int:
+        return self.ways.threads
+
+    def execution(self, operator: Operator) -> Execution:
+        return self.executions[operator.name]
+
+
+def plan_network(
+    graph: Graph,
+    target: HardwareSpec,
+    *,
+    cache: Cache,
+    progress: Progress,
+    timeout: float | None = None,
+    time_limit: float = 10.0,
+    watch: AssignmentProgress | None = None,
+) -> NetworkPlan:
+    """Choose kernels and layouts for a graph that was prepared for the target.
+
+    ``timeout``: seconds of each search for embeddings; ``time_limit``: of the search for layouts.
+    Raises :class:`~cpembed.errors.LoweringError` where an operator has no kernel.
+    """
+    ways = ways_of(graph, target, cache=cache, progress=progress, timeout=timeout)
+    executed = ways.problem
+    progress("choosing layouts", 0, 1)
+    return planned(ways, target, assign(executed, time_limit=time_limit, progress=watch))
+
+
+def ways_of(
+    graph: Graph,
+    target: HardwareSpec,
+    *,
+    cache: Cache,
+    progress: Progress,
+    timeout: float | None = None,
+) -> Ways:
+    """The executions of each operator, as far as they are searched when they are looked at."""
+    products = Products(target, cache, timeout, cores())
+    return Ways(graph, Layouts(graph), products, thread_count(), progress)
+
+
+def planned(ways: Ways, target: HardwareSpec, assignment: Assignment) -> NetworkPlan:
+    """The plan that an assignment is."""
+    layouts = ways.layouts.of
+    problem = ways.problem
+    conversions = tuple(
+        Converted(
+            done.tensor,
+            layouts[done.tensor][done.source],
+            layouts[done.tensor][done.target],
+            problem.tensor_of[done.tensor].conversion[done.source, done.target],
+        )
+        for done in assignment.conversions
+    )
+    return NetworkPlan(
+        target,
+        ways,
+        {name: ways.executions[name][number] for name, number in assignment.options.items()},
+        {name: layouts[name][number] for name, number in assignment.written.items()},
+        conversions,
+        assignment,
+    )
