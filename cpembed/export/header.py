@@ -84,9 +84,9 @@ def header(program: Program, *, in_file: bool) -> str:
     weights = "weights_file: the path of\n   NAME.weights, NULL for the one beside the library."
     if not in_file:
         weights = "weights_file: NULL, there is none."
-    interface = (
-        _INTERFACE.replace("DEFAULT", default).replace("WEIGHTS_FILE", weights)
-    ).replace("NAME", name)
+    interface = (_INTERFACE.replace("DEFAULT", default).replace("WEIGHTS_FILE", weights)).replace(
+        "NAME", name
+    )
     given = "\n   ".join(documents(program).replace("*/", "* /").splitlines())
     note = "" if not program.of(Role.WEIGHTS) else "\n   Weights are packed before the first run."
     return (

@@ -161,4 +161,3 @@ def padding_source(dtype: str, shape: tuple[int, ...], padded: tuple[int, ...]) 
                 value = zero(dtype) if clears else f"source[{flat(shape)}]"
                 script.line(f"target[{flat(padded)}] = {value}")
     return script.text()
-

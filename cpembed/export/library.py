@@ -1,27 +1,27 @@
-"""A program as a folder that people take away: a shared library, its header, what uses it.
-
->>> sorted(files_of("net", in_file=True, python=True))
-['libnet.so', 'net.h', 'net.json', 'net.py', 'net.weights']
-"""
+"""A program as a folder that people take away: a shared library, its header, what uses it."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpembed.errors import CpembedError
+from cpembed.export.example import REPEATED, Reference, example
 from cpembed.export.header import header
 from cpembed.export.packing import packed_ahead
 from cpembed.export.program import Program
-from cpembed.export.tables import Layout, about_json, tables
-from cpembed.export.toolchain import link
+from cpembed.export.readme import readme
+from cpembed.export.tables import Layout, about_json
+from cpembed.export.toolchain import NATIVE, link
 from cpembed.export.weights import blob_of
 
 LOADER = Path(__file__).parent / "loader.py"
 
 EMBEDDED_BYTES = 1 << 18
 """Constants of more bytes are in a file beside the library, which is mapped into memory."""
+
 
 @dataclass(frozen=True)
 class Library:
@@ -37,45 +37,82 @@ class Library:
         return self.folder / f"lib{self.name}.so"
 
 
-def files_of(name: str, *, in_file: bool, python: bool) -> tuple[str, ...]:
-    """The files of a library without an example."""
-    weights = (f"{name}.weights",) if in_file else ()
-    loader = (f"{name}.py",) if python else ()
-    return (f"lib{name}.so", f"{name}.h", f"{name}.json", *weights, *loader)
+@dataclass(frozen=True)
+class Contents:
+    """What a folder holds beside the library, its header and its description: a loader that needs
+    numpy alone, an example in C with what it compares with, an operator of PyTorch. ``about`` says
+    in a sentence or two what the library computes; ``others`` are further files by name."""
+
+    python: bool = True
+    example: bool = True
+    torch: bool = False
+    reference: Reference = REPEATED
+    about: str = ""
+    others: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+EVERYTHING = Contents()
 
 
 def write_library(
-    program: Program, folder: Path, *, python: bool = True, options: tuple[str, ...] = ()
+    program: Program,
+    folder: Path,
+    contents: Contents = EVERYTHING,
+    *,
+    check: Callable[[Path], None] | None = None,
+    options: tuple[str, ...] = (),
 ) -> Library:
     """Write a program as a library; files of the same names are replaced, others stay.
 
-    Weights that are known now are packed now. ``python``: with a loader that needs numpy alone;
-    ``options``: further ones of the C compiler. Raises
-    :class:`~cpembed.errors.BackendUnavailable` without a C compiler, and
-    :class:`~cpembed.errors.LoweringError` where it fails.
+    Weights that are known now are packed now. ``check`` is called with the library's path before
+    anything is replaced, and nothing is where it raises; ``options``: further ones of the C
+    compiler.
+
+    Raises :class:`~cpembed.errors.BackendUnavailable` without a C compiler,
+    :class:`~cpembed.errors.LoweringError` where it fails, and
+    :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
     """
     program = packed_ahead(program)
     layout = Layout(program, blob_of(program))
     in_file = len(layout.blob.contents) > EMBEDDED_BYTES
-    texts = {
-        f"{program.name}.h": header(program, in_file=in_file),
-        f"{program.name}.json": about_json(layout),
-    }
-    if python:
-        texts[f"{program.name}.py"] = loader_text(program.name)
+    texts = texts_of(layout, contents, in_file=in_file)
+    linked = [f"lib{program.name}.so", *([f"{program.name}.weights"] if in_file else [])]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".draft.", dir=folder) as draft:
-            link(layout, Path(draft), in_file=in_file, options=options)
-            for name, text in texts.items():
-                (Path(draft) / name).write_text(text, encoding="utf-8")
-            files = files_of(program.name, in_file=in_file, python=python)
-            for name in files:
-                (Path(draft) / name).replace(folder / name)
+        with tempfile.TemporaryDirectory(prefix=".draft.", dir=folder) as name:
+            draft = Path(name)
+            path = link(layout, draft, in_file=in_file, options=options)
+            if check is not None:
+                check(path)
+            for file, text in texts.items():
+                (draft / file).write_text(text, encoding="utf-8")
+            files = (*linked, *texts)
+            for file in files:
+                (draft / file).replace(folder / file)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CpembedError(f"{folder} cannot be written: {reason}; name another folder") from None
     return Library(program.name, folder, files)
+
+
+def texts_of(layout: Layout, contents: Contents, *, in_file: bool) -> dict[str, str]:
+    """The files that people read, by name."""
+    program = layout.program
+    name = program.name
+    texts = {
+        f"{name}.h": header(program, in_file=in_file),
+        f"{name}.json": about_json(layout),
+    }
+    if contents.example:
+        texts["example.c"] = example(program, contents.reference)
+    if contents.python:
+        texts[f"{name}.py"] = loader_text(name)
+    if contents.torch:
+        operator = (NATIVE / "torch_operator.py.txt").read_text(encoding="utf-8")
+        texts[f"{name}_torch.py"] = operator.replace("NAME", name)
+    texts |= contents.others
+    linked = [f"lib{name}.so", *([f"{name}.weights"] if in_file else [])]
+    return texts | {"README.md": readme(program, (*linked, *texts), contents.about)}
 
 
 def loader_text(name: str) -> str:

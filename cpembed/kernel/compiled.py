@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import WorkloadError
+from cpembed.errors import InvariantError, WorkloadError
 from cpembed.ir.dtypes import numpy_dtype, require_values
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import RESIDUAL, Epilogue, channel_axes
@@ -298,6 +298,64 @@ class CompiledKernel:
         if name not in self._movers:
             self._movers[name] = self._processor.compile_plan(self.move_plan(name))
         return self._movers[name]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A kernel that nothing has compiled."""
+
+    plan: KernelPlan
+
+    def __call__(self, *buffers: Any) -> None:
+        self.assembly()
+
+    def bound(self, *buffers: Any) -> Callable[[], Any]:
+        return self.assembly
+
+    def assembly(self) -> str:
+        raise InvariantError(f"a kernel of {self.plan.backend} is planned, not compiled")
+
+
+@dataclass(frozen=True)
+class Uncompiled:
+    """A processor for whose ``threads`` kernels are planned, and compiled elsewhere: there are
+    plans (:attr:`CompiledKernel.plan`) and nothing to call."""
+
+    threads: int
+
+    def thread_count(self) -> int:
+        return self.threads
+
+    def compile_plan(self, plan: KernelPlan) -> Compiled:
+        return _Planned(plan)
+
+    def from_array(self, array: Array) -> Any:
+        raise InvariantError("kernels that are only planned have no buffers")
+
+    def empty(self, elements: int, dtype: str) -> Any:
+        raise InvariantError("kernels that are only planned have no buffers")
+
+    def to_array(self, buffer: Any, shape: Sequence[int]) -> Array:
+        raise InvariantError("kernels that are only planned have no buffers")
+
+
+def described(kernel: CompiledKernel, target: str) -> dict[str, Any]:
+    """What the buffers of a kernel are, as a document."""
+    program = kernel.program
+    return {
+        "target": target,
+        "workload": str(program.unfused),
+        "extents": program.unfused.extents,
+        "operands": {
+            operand.name: {
+                "dtype": operand.dtype,
+                "original": list(operand.original_shape),
+                "packed": list(operand.shape),
+                "in_place": operand.is_identity,
+            }
+            for operand in program.operands
+        },
+    }
 
 
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:

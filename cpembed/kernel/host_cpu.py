@@ -30,6 +30,8 @@ class _Features(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
 
     vendor: str
     alike: tuple[str, ...]
+    on_demand: tuple[str, ...]
+    not_taken: tuple[str, ...]
     llvm: dict[str, str]
     rests_on: dict[str, tuple[str, ...]]
     families: dict[str, str]
@@ -73,6 +75,23 @@ def cpu_features() -> frozenset[str]:
     while absent := {name for name in found if not found.issuperset(known.basis(name))}:
         found -= absent
     return found
+
+
+def needed_features(asked: Collection[str] = ()) -> tuple[str, ...]:
+    """What a processor has to have to execute code of this machine that is taken there
+    (:func:`taken_attributes`), by the names of :func:`cpu_features`; ``asked``: features that a
+    kernel asks for itself. Empty where processors do not report their features in these words."""
+    if not is_x86():
+        return ()
+    known = x86_features()
+    spared = {*known.on_demand, *known.not_taken}
+    found = {name for name in cpu_features() if name in known.names and name not in spared}
+    return tuple(sorted(found | {name for name in asked if name in known.names}))
+
+
+def taken_attributes() -> tuple[str, ...]:
+    """What the compiler is told beside this machine's features, of code that is taken elsewhere."""
+    return tuple(f"-{name}" for name in x86_features().not_taken) if is_x86() else ()
 
 
 def listed(variable: str) -> frozenset[str]:

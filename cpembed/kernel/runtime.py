@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import LoweringError
-from cpembed.kernel.host_cpu import NAME_VARIABLE, HostCpu, host_cpu, is_x86
+from cpembed.kernel.host_cpu import (
+    NAME_VARIABLE,
+    HostCpu,
+    host_cpu,
+    is_x86,
+    taken_attributes,
+)
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.script import storage_dtype
 from cpembed.worker import step
@@ -134,7 +140,7 @@ class ObjectFile:
         return self._module.inspect_source("asm")
 
 
-def compile_object(plan: KernelPlan, triple: str) -> ObjectFile:
+def compile_object(plan: KernelPlan, triple: str, symbol: str = "main") -> ObjectFile:
     """Compile a kernel for another machine, an LLVM triple; raises as :func:`compile_plan`."""
     description: dict[str, Any] = {"kind": "llvm", "mtriple": triple}
     if plan.attributes:
@@ -142,14 +148,15 @@ def compile_object(plan: KernelPlan, triple: str) -> ObjectFile:
     if plan.options:
         description["cl-opt"] = list(plan.options)
     with step(f"compiling a kernel of {plan.backend}"):
-        return ObjectFile(_compiled(plan, tvm().target.Target(description)))
+        return ObjectFile(_compiled(plan, tvm().target.Target(description), symbol))
 
 
 def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
-    """Compile a kernel for this machine as the object file of the function
-    ``__tvm_ffi_<symbol>``; raises as :func:`compile_plan`."""
+    """Compile a kernel as the object file of the function ``__tvm_ffi_<symbol>``, for machines
+    with :func:`~cpembed.kernel.host_cpu.needed_features`; raises as :func:`compile_plan`."""
+    attributes = (*plan.attributes, *taken_attributes())
     with step(f"compiling a kernel of {plan.backend}"):
-        return ObjectFile(_compiled(plan, host_target(plan.attributes, plan.options), symbol))
+        return ObjectFile(_compiled(plan, host_target(attributes, plan.options), symbol))
 
 
 def _compiled(plan: KernelPlan, target: Any, symbol: str = "main") -> Any:

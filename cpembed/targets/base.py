@@ -23,6 +23,7 @@ from cpembed.errors import BackendUnavailable, CrashError, InvariantError, Lower
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import Epilogue, Storing
 from cpembed.measure.environment import versions
 from cpembed.measure.runner import Timing
@@ -139,6 +140,19 @@ class Target(ABC, Generic[L, S, A]):
         Raises :class:`LoweringError` where the target has none.
         """
         raise LoweringError(f"{self.spec.name} has no timeline: leave the trace out")
+
+    triple: str | None = None
+    """LLVM's name of the machine that its kernels are compiled for; None for this one."""
+    instructions: ClassVar[str] = ""
+    """How what :meth:`save` writes is used, for those who take it away."""
+
+    def planned(self, lowered: L, schedule: S) -> CompiledKernel | None:
+        """The kernel of :meth:`build`, of which nothing is compiled yet, for a library; None for a
+        target whose programs no C compiler can link.
+
+        Raises as :meth:`build` does.
+        """
+        return None
 
     @property
     def alternatives(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from cpembed.kernel.script import storage_dtype
 from cpembed.targets.arm.emulator import emulate
 from cpembed.targets.arm.image import START, Array, image, places_of
 
-_TRIPLE = "aarch64-linux-gnu"
+TRIPLE = "aarch64-linux-gnu"
 
 
 class Function:
@@ -48,7 +48,7 @@ class EmulatedProcessor:
     def compile_plan(self, plan: KernelPlan) -> Function:
         """As :func:`cpembed.kernel.runtime.compile_plan`."""
         started = replace(plan, functions=plan.functions + START)
-        return Function(compile_object(started, _TRIPLE), plan.backend)
+        return Function(compile_object(started, TRIPLE), plan.backend)
 
     def from_array(self, array: Array) -> Array:
         return bits(array).reshape(-1).copy()

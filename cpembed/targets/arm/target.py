@@ -12,7 +12,7 @@ from cpembed.kernel.host_cpu import cpu_features
 from cpembed.measure.runner import Timing
 from cpembed.provenance import Provenance
 from cpembed.targets.arm.dot_products import DOT_PRODUCTS, LANES
-from cpembed.targets.arm.emulated import EmulatedProcessor
+from cpembed.targets.arm.emulated import TRIPLE, EmulatedProcessor
 from cpembed.targets.arm.emulator import emulator, missing
 from cpembed.targets.arm.machine import core
 from cpembed.targets.base import Array
@@ -46,6 +46,7 @@ class ArmTarget(CpuTarget):
     def __init__(self, spec: HardwareSpec, objective: Objective = "total") -> None:
         super().__init__(spec, objective)
         self.provenance = Provenance.MEASURED if is_arm() else Provenance.EMULATED
+        self.triple = None if is_arm() else TRIPLE
 
     def missing(self) -> tuple[str, ...]:
         if back_end(self.spec) is None:

@@ -95,12 +95,17 @@ class Lowered:
 
 
 def portable_kernel(
-    program: DerivedProgram, epilogue: Epilogue | None = None, fallback: str | None = None
+    program: DerivedProgram,
+    epilogue: Epilogue | None = None,
+    fallback: str | None = None,
+    processor: Processor = runtime,
 ) -> CompiledKernel:
     """Portable code; ``fallback`` says what it stands in for."""
     plan = portable.plan(program, runtime.thread_count(), epilogue)
     threads = move_threads((), calibration(), runtime.thread_count())
-    return CompiledKernel(program, plan, fallback, epilogue, move_threads=threads)
+    return CompiledKernel(
+        program, plan, fallback, epilogue, move_threads=threads, processor=processor
+    )
 
 
 def build(

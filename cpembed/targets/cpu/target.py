@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel import runtime
-from cpembed.kernel.compiled import CompiledKernel, Processor
+from cpembed.kernel.compiled import CompiledKernel, Processor, Uncompiled, described
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.plan import Knobs
@@ -83,6 +84,10 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def build(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
         return lowered.compiled(schedule)
 
+    def planned(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
+        uncompiled = Uncompiled(lowered.processor.thread_count())
+        return replace(lowered, processor=uncompiled).compiled(schedule)
+
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """On packed operands, and as one call that packs for itself, where that is other code."""
         outputs = [artifact.run(inputs)]
@@ -98,22 +103,8 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         """A folder with the kernel's assembly, and what its buffers are."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "kernel.s").write_text(artifact.assembly())
-        program = artifact.program
-        about = {
-            "target": self.spec.name,
-            "workload": str(program.unfused),
-            "extents": program.unfused.extents,
-            "operands": {
-                operand.name: {
-                    "dtype": operand.dtype,
-                    "original": list(operand.original_shape),
-                    "packed": list(operand.shape),
-                    "in_place": operand.is_identity,
-                }
-                for operand in program.operands
-            },
-        }
-        (path / "kernel.json").write_text(json.dumps(about, indent=2) + "\n")
+        document = described(artifact, self.spec.name)
+        (path / "kernel.json").write_text(json.dumps(document, indent=2) + "\n")
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
         found = compared(self, first[:1])

@@ -82,6 +82,13 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     unit = "cycles"
     compares_always = False
     files = ("--save", "--trace")
+    instructions = (
+        "A program for a VTA with its inputs, packed, in main memory: `meta.json` says where its "
+        "tensors lie. `cpembed vta run` executes it in the functional simulator, `cpembed vta "
+        "cycles` times it; a device's driver copies `dram.bin` to physical address `base` of "
+        "`meta.json`, and starts the fetch unit on `insns.bin`. The format: docs/vta.md, Saved "
+        "programs."
+    )
     trial = VtaTrial
     spread = 1.0
 

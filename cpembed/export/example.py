@@ -1,0 +1,247 @@
+"""The example in C that comes with a library, and what it compares the results with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cpembed.export.program import Program, Role
+from cpembed.export.toolchain import NATIVE
+from cpembed.ir.computation import AxisKind, Computation, Operand
+from cpembed.ir.dtypes import is_integer
+from cpembed.ir.expression import Access
+from cpembed.ir.index import IndexExpr
+from cpembed.kernel.epilogue import BYTES, Epilogue, channel_axes, saturated_range
+from cpembed.kernel.script import storage_dtype
+
+_C_TYPES: Mapping[str, str] = {
+    **{f"{sign}int{bits}": f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float16": "uint16_t",
+    "float32": "float",
+    "float64": "double",
+}
+"""By the type in memory."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """C that compares: ``text`` defines ``check(inputs, weights, outputs)``, which returns how many
+    elements are wrong; ``words`` finish the sentence of what the example does. ``scale``: the size
+    of scales with which results span their range."""
+
+    text: str
+    words: str
+    scale: float = 1.0
+
+
+REPEATED = Reference(
+    """\
+/* Whether all results are numbers. */
+static int check(const void *const inputs[], const void *const weights[], void *const outputs[]) {
+  int wrong = 0;
+  (void)inputs, (void)weights, (void)from_bfloat16;
+  for (int k = 0; k < NAME_output_count(); k++)
+    if (strcmp(NAME_output(k)->dtype, "float32") == 0)
+      for (int64_t n = 0; n < elements(NAME_output(k)); n++)
+        wrong += isnan(((const float *)outputs[k])[n]);
+  return wrong;
+}""",
+    "says how long a call takes.",
+)
+"""Of a program of which no plain definition is at hand."""
+
+
+def example(program: Program, reference: Reference = REPEATED) -> str:
+    """``example.c``."""
+    text = (NATIVE / "example.c").read_text(encoding="utf-8")
+    most = max(1, *(len(program.of(role)) for role in (Role.INPUT, Role.OUTPUT, Role.WEIGHTS)))
+    text = text.replace("/* REFERENCE */", reference.text)
+    text = text.replace("REFERENCE_WORDS", reference.words)
+    text = text.replace("* SCALE", f"* {reference.scale!r}f").replace("[MOST]", f"[{most}]")
+    return text.replace("NAME", program.name)
+
+
+def product_reference(
+    program: Program, workload: Computation, epilogue: Epilogue | None
+) -> Reference | None:
+    """Plain loops of a product-sum that stores an epilogue, of one kernel's program; None where the
+    types are not those of C."""
+    operands = (*workload.inputs, workload.output)
+    if any(operand.dtype == "float16" for operand in operands):
+        return None
+    if epilogue is not None and epilogue.residual is not None:
+        return None
+    writer = _Writer(program, workload, epilogue)
+    return Reference("\n".join(writer.lines()), "compares with plain loops.", writer.scale)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes the loops."""
+
+    program: Program
+    workload: Computation
+    epilogue: Epilogue | None
+
+    @property
+    def scale(self) -> float:
+        """With which sums of random products span the range of a byte."""
+        terms = self._terms
+        exact = is_integer(self.workload.output.dtype)
+        return float(f"{100 / (math.sqrt(terms) * (5500 if exact else 0.33)):.3g}")
+
+    @property
+    def _terms(self) -> int:
+        kinds = self.workload.axes
+        return math.prod(axis.extent for axis in kinds if axis.kind is AxisKind.REDUCTION)
+
+    @property
+    def _is_exact(self) -> bool:
+        return is_integer(self.workload.output.dtype)
+
+    def lines(self) -> Iterator[str]:
+        """The function, which compares each result as it is computed."""
+        workload = self.workload
+        output = workload.output
+        stored = output.dtype if self.epilogue is None else self.epilogue.dtype
+        kind = _C_TYPES[storage_dtype(stored)]
+        yield "/* Each result beside the sum of its products, in plain loops. */"
+        yield (
+            "static int check(const void *const inputs[], const void *const weights[], "
+            "void *const outputs[]) {"
+        )
+        yield f"  const {kind} *out = outputs[0];"
+        yield "  int wrong = 0;"
+        for role, table in ((Role.INPUT, "inputs"), (Role.WEIGHTS, "weights")):
+            for number, buffer in enumerate(self.program.of(role)):
+                element = _C_TYPES[storage_dtype(buffer.dtype)]
+                yield f"  const {element} *in_{buffer.name} = {table}[{number}];"
+        yield "  (void)weights, (void)from_bfloat16;"
+        spatial = [axis for axis in workload.axes if axis.kind is AxisKind.SPATIAL]
+        loops = [_loop(axis.name, axis.extent) for axis in spatial]
+        for depth, loop in enumerate(loops):
+            yield f"{'  ' * (depth + 1)}{loop} {{"
+        indent = "  " * (len(loops) + 1)
+        yield from (f"{indent}{line}" for line in self._element(stored))
+        for depth in reversed(range(len(loops))):
+            yield f"{'  ' * (depth + 1)}}}"
+        yield "  return wrong;"
+        yield "}"
+
+    def _element(self, stored: str) -> Iterator[str]:
+        sums = "int64_t" if self._is_exact else "double"
+        output = self.workload.output
+        (place,) = _guarded(self.workload, [self.workload.statement.store]) or ("",)
+        if place:
+            yield f"if (!({place})) continue;"
+        yield f"{sums} sum = 0;"
+        yield "double size = 0;"
+        loops = [
+            _loop(axis.name, axis.extent)
+            for axis in self.workload.axes
+            if axis.kind is AxisKind.REDUCTION
+        ]
+        reads = self.workload.statement.reads
+        yield from loops
+        (guard,) = _guarded(self.workload, reads) or ("",)
+        body = " * ".join(self._read(access) for access in reads)
+        opening = f"  if ({guard}) {{" if guard else "  {"
+        yield opening
+        yield f"    {sums} product = {body};"
+        yield "    sum += product;"
+        yield "    size += fabs((double)product);"
+        yield "  }"
+        yield from self._stored(output.dtype, stored)
+        at = _flat(self.workload.statement.store.index, output.shape)
+        found = f"out[{at}]"
+        value = f"from_bfloat16({found})" if stored == "bfloat16" else found
+        yield f"double difference = fabs((double){value} - expected);"
+        yield "wrong += !(difference <= tolerance);"
+
+    def _read(self, access: Access) -> str:
+        operand = self.workload.operand(access.operand)
+        element = f"in_{operand.tensor}[{_flat(access.index, operand.shape)}]"
+        if operand.dtype == "bfloat16":
+            return f"(double)from_bfloat16({element})"
+        return f"({'int64_t' if self._is_exact else 'double'}){element}"
+
+    def _stored(self, sums: str, stored: str) -> Iterator[str]:
+        """``expected`` and ``tolerance``, of the sum."""
+        epilogue = self.epilogue or Epilogue(sums)
+        channel = _channel(self.workload)
+        bias = f" + in_bias[{channel}]" if epilogue.bias else ""
+        scale = f" * in_scale[{channel}]" if epilogue.scale else ""
+        rounded = f"size * {self._terms + 4} / 8388608.0"
+        if self._is_exact and epilogue.in_integers(sums):
+            yield f"int64_t value = ({_C_TYPES[sums]})sum{bias};"
+            yield from self._integer(epilogue)
+            yield f"double expected = ({_C_TYPES[storage_dtype(stored)]})value, tolerance = 0;"
+            yield "(void)size;"
+            return
+        whole = f"({_C_TYPES[sums]})sum{bias}" if self._is_exact else f"sum{bias}"
+        yield f"float value = (float)({whole}){scale};"
+        if not self._is_exact:
+            factor = f" * fabsf(in_scale[{channel}])" if epilogue.scale else ""
+            extra = " + fabs(value) / 256" if stored == "bfloat16" else ""
+            extra += " + 1" if is_integer(stored) else ""
+            yield f"double tolerance = {rounded}{factor} + fabs(value) / 4194304{extra};"
+        else:
+            extra = "fabs(value) / 256" if stored == "bfloat16" else "0"
+            yield f"double tolerance = {extra};"
+            yield "(void)size;"
+        if epilogue.relu:
+            yield "value = value > 0 ? value : 0;"
+        if is_integer(stored):
+            low, high = saturated_range(stored)
+            if stored in BYTES:
+                low, high = epilogue.stored_range
+            yield f"value = rintf(fmaxf(fminf(value, {float(high)!r}f), {float(low)!r}f));"
+        yield f"double expected = (double)value + {epilogue.zero_point};"
+
+    def _integer(self, epilogue: Epilogue) -> Iterator[str]:
+        if epilogue.shift:
+            yield f"value >>= {epilogue.shift};"
+        if epilogue.relu:
+            yield "value = value > 0 ? value : 0;"
+        if not epilogue.wraps and (epilogue.dtype != self.workload.output.dtype or epilogue.clip):
+            low, high = epilogue.range
+            yield f"value = value < {low} ? {low} : value > {high} ? {high} : value;"
+
+
+def _loop(name: str, extent: int) -> str:
+    return f"for (int64_t i_{name} = 0; i_{name} < {extent}; i_{name}++)"
+
+
+def _index(index: IndexExpr) -> str:
+    """An affine index in C."""
+    terms = [f"{term.coefficient} * i_{term.iterator}" for term in index.terms]
+    return " + ".join([*terms, str(index.constant)])
+
+
+def _flat(index: Sequence[IndexExpr], shape: Sequence[int]) -> str:
+    text = "0"
+    for one, extent in zip(index, shape, strict=True):
+        text = f"({text}) * {extent} + {_index(one)}" if text != "0" else _index(one)
+    return text
+
+
+def _guarded(workload: Computation, accesses: Sequence[Access]) -> list[str]:
+    """The condition that accesses are inside their operands; empty where they always are."""
+    conditions: list[str] = []
+    for access in accesses:
+        operand: Operand = workload.operand(access.operand)
+        for one, extent in zip(access.index, operand.shape, strict=True):
+            low, high = one.bounds(workload.extents)
+            if low < 0:
+                conditions.append(f"{_index(one)} >= 0")
+            if high >= extent:
+                conditions.append(f"{_index(one)} < {extent}")
+    return [" && ".join(conditions)] if conditions else []
+
+
+def _channel(workload: Computation) -> str:
+    text = "0"
+    for axis in channel_axes(workload):
+        text = f"({text}) * {workload.extents[axis]} + i_{axis}"
+    return text
