@@ -28,6 +28,6 @@ def prepare(
     graph = integer_products(fold(graph))
     graph = tables(residuals(requantizations(graph)))
     graph = integer_elementwise(graph)
-    graph = element_types(fold(graph), first, second)
+    graph = tables(element_types(fold(graph), first, second))
     graph = without_zero_points(graph)
     return fold(graph, weights=True)

@@ -1,0 +1,81 @@
+"""Passes that say that they change nothing, bit for bit, on networks at random."""
+
+from collections.abc import Callable
+
+import pytest
+
+from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.kinds import Product, Quantize, Table, TensorType
+from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.integer_products import integer_products
+from cpembed.graph.passes.movements import movements
+from cpembed.graph.passes.residuals import residuals
+from cpembed.graph.passes.tables import tables
+from cpembed.graph.passes.zero_points import without_zero_points
+from tests.random_networks import random_network, same_results
+
+Pass = Callable[[Graph], Graph]
+
+ON_FLOATS: dict[str, Pass] = {
+    "fold": fold,
+    "fold weights": lambda graph: fold(graph, weights=True),
+    "movements": movements,
+    "tables": tables,
+}
+ON_INTEGERS: dict[str, Pass] = {
+    "unsigned and signed": lambda graph: element_types(graph, "uint8", "int8"),
+    "signed": lambda graph: element_types(graph, "int8", "int8"),
+    "unsigned": lambda graph: element_types(graph, "uint8", "uint8"),
+    "zero points": without_zero_points,
+}
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", ON_FLOATS)
+def test_graphs_of_floats_keep_their_results(name: str, seed: int) -> None:
+    net = random_network(seed)
+    graph = net.graph(net.operators[-1].output, net.operators[len(net.operators) // 2].output)
+    changed = ON_FLOATS[name](graph)
+    assert same_results(graph, changed, net.samples())
+    assert ON_FLOATS[name](changed) == changed
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", ON_INTEGERS)
+def test_graphs_of_integers_keep_their_results(name: str, seed: int) -> None:
+    net = random_network(seed)
+    graph = residuals(integer_products(fold(net.graph(net.operators[-1].output))))
+    changed = ON_INTEGERS[name](graph)
+    assert same_results(graph, changed, net.samples())
+    assert ON_INTEGERS[name](changed) == changed
+
+
+@pytest.mark.parametrize("first", ["uint8", "int8"])
+@pytest.mark.parametrize("seed", range(10))
+def test_operands_have_the_types_that_are_wanted(first: str, seed: int) -> None:
+    net = random_network(seed)
+    graph = integer_products(fold(net.graph(net.operators[-1].output)))
+    for operator in element_types(graph, first, "int8").operators:
+        if isinstance(operator.kind, Product):
+            assert [o.dtype for o in operator.kind.computation.inputs] == [first, "int8"]
+
+
+def test_an_output_keeps_its_name_when_its_operator_goes() -> None:
+    scale, zero = (0.5,), (3,)
+    graph = Graph(
+        "outputs",
+        {"x": TensorType((4,), "float32")},
+        ("y", "again"),
+        {},
+        (
+            Operator("one", Quantize(scale, zero, "uint8"), ("x",), ("q",)),
+            Operator("two", Table(tuple(range(256)), "uint8"), ("q",), ("y",)),
+            Operator("three", Table(tuple(range(256)), "uint8"), ("q",), ("again",)),
+        ),
+    )
+    changed = tables(graph)
+    assert changed.outputs == ("y", "again")
+    assert len(changed.operators) == 2
+    net = random_network(0)
+    assert same_results(graph, changed, {"x": net.array((4,), "float32")})
