@@ -1,0 +1,216 @@
+"""A module of ATen operators in parts: networks of quantized products, and the rest.
+
+What of a module can be written in kinds is gathered in connected parts; one without a quantized
+product stays with PyTorch, and so does one that nothing compiles.
+"""
+# pyright: basic
+
+# What it imports is an extra, which a type checker need not find, and not this package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
+from torch.fx.passes.operator_support import OperatorSupportBase
+from torch.fx.passes.split_module import split_module
+
+from cpembed.errors import CpembedError
+from cpembed.frontends.builder import Builder
+from cpembed.frontends.torch.lowering import Lowering, is_known, outputs_by_name
+from cpembed.graph.graph import Graph
+from cpembed.graph.kinds.base import Array
+
+LOGGER = logging.getLogger(__name__)
+"""Says which parts are networks, and why others are not."""
+
+
+class Runnable(Protocol):
+    """A compiled network."""
+
+    def run(self, inputs: Mapping[str, Array], /) -> Mapping[str, Array]: ...
+
+
+Compile = Callable[[Graph], Runnable]
+"""Compiles a network; raises :class:`CpembedError` where it cannot."""
+
+
+def partitioned(
+    module: torch.fx.GraphModule, compile_graph: Compile, rest: Callable[[Any], Any]
+) -> tuple[torch.fx.GraphModule, tuple[Graph, ...]]:
+    """The module with its networks compiled, and what these are. ``rest`` makes the module that
+    runs a part of PyTorch's operators, in place of that part."""
+    support = _Support(module)
+    partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
+    wanted = [p for p in partitioner.propose_partitions() if _has_quantized_product(p)]
+    fused = partitioner.fuse_partitions(wanted)
+    networks: list[Graph] = []
+    for node in list(fused.graph.nodes):
+        if node.op != "call_module" or not _is_part(fused, node):
+            continue
+        try:
+            graph, inputs = _network(fused, node, f"network_{len(networks)}")
+            compiled = compile_graph(graph)
+        except CpembedError as error:
+            LOGGER.info("%s is left to PyTorch: %s", node.target, error)
+            continue
+        networks.append(graph)
+        part = fused.get_submodule(node.target)
+        single = isinstance(part.graph.output_node().args[0], torch.fx.Node)
+        setattr(fused, node.target, Network(graph, compiled, single))
+        node.args = inputs
+    fused.graph.eliminate_dead_code()
+    fused.recompile()
+    return _split(fused, rest), tuple(networks)
+
+
+class Network(torch.nn.Module):
+    """A compiled network between tensors."""
+
+    def __init__(self, graph: Graph, compiled: Runnable, single: bool) -> None:
+        super().__init__()
+        self.names, self.outputs = tuple(graph.inputs), graph.outputs
+        self.compiled, self.single = compiled, single
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        arrays = {
+            name: np.ascontiguousarray(tensor.detach().numpy())
+            for name, tensor in zip(self.names, tensors, strict=True)
+        }
+        found = self.compiled.run(arrays)
+        results = tuple(torch.from_numpy(np.asarray(found[name])) for name in self.outputs)
+        return results[0] if self.single else results
+
+
+class _Support(OperatorSupportBase):
+    """Calls that can be written in kinds, each as it stands in the module."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.module = module
+        self.known: dict[torch.fx.Node, bool] = {}
+
+    def is_node_supported(self, submodules: Mapping[str, Any], node: torch.fx.Node) -> bool:
+        if node not in self.known:
+            self.known[node] = self._is_written(node)
+        return self.known[node]
+
+    def _is_written(self, node: torch.fx.Node) -> bool:
+        if node.op != "call_function" or not is_known(node.target):
+            return False
+        if node.target is operator.getitem:
+            return self.is_node_supported({}, node.args[0])
+        lowering = Lowering(Builder("a part"))
+        try:
+            for source in node.all_input_nodes:
+                _take(lowering, self.module, source, source)
+            lowering.run([node])
+        except CpembedError as error:
+            LOGGER.info("%s is left to PyTorch: %s", node.name, error)
+            return False
+        return True
+
+
+def _has_quantized_product(partition: Partition) -> bool:
+    return any(is_quantized_product(node) for node in partition.nodes)
+
+
+def is_quantized_product(node: torch.fx.Node) -> bool:
+    """Whether it is a product of matrices or a convolution of two dequantized tensors."""
+    name = str(node.target)
+    if not name.startswith(_PRODUCTS):
+        return False
+    factors = [source for source in node.all_input_nodes if _is_dequantized(source)]
+    return len(factors) >= 2
+
+
+_PRODUCTS = tuple(
+    f"aten.{name}" for name in ("conv", "linear.", "matmul.", "mm.", "bmm.", "addmm.", "baddbmm.")
+)
+_MOVEMENTS = tuple(
+    f"aten.{name}"
+    for name in ("permute.", "transpose.", "t.", "view.", "reshape.", "expand.", "clone.")
+)
+
+
+def _is_dequantized(node: torch.fx.Node) -> bool:
+    while str(node.target).startswith(_MOVEMENTS):
+        node = node.args[0]
+    return "dequantize_per" in str(node.target)
+
+
+def _is_part(module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    part = module.get_submodule(node.target)
+    return isinstance(part, torch.fx.GraphModule) and str(node.target).startswith("fused_")
+
+
+def _network(
+    module: torch.fx.GraphModule, node: torch.fx.Node, name: str
+) -> tuple[Graph, tuple[torch.fx.Node, ...]]:
+    """A part as a graph, and the nodes that its inputs are."""
+    part = module.get_submodule(node.target)
+    builder = Builder(name)
+    lowering = Lowering(builder)
+    inputs: list[torch.fx.Node] = []
+    placeholders = [inner for inner in part.graph.nodes if inner.op == "placeholder"]
+    for inner, source in zip(placeholders, node.args, strict=True):
+        if not _take(lowering, module, inner, source):
+            inputs.append(source)
+    lowering.run(list(part.graph.nodes))
+    returned = part.graph.output_node().args[0]
+    values = [returned] if isinstance(returned, torch.fx.Node) else list(returned)
+    graph = builder.graph(outputs_by_name(lowering, [v.name for v in values], values))
+    return graph, tuple(inputs)
+
+
+def _take(
+    lowering: Lowering,
+    module: torch.fx.GraphModule,
+    node: torch.fx.Node,
+    source: torch.fx.Node,
+) -> bool:
+    """What ``source`` is, as the value of a node: a constant (True), or an input."""
+    if source.op == "get_attr":
+        held = _attribute(module, str(source.target))
+        lowering.constant(node, held, str(source.target))
+        return True
+    node.meta.setdefault("val", source.meta.get("val"))
+    lowering.input(node, node.name)
+    return False
+
+
+def _attribute(module: torch.nn.Module, target: str) -> torch.Tensor:
+    path, _, name = target.rpartition(".")
+    return getattr(module.get_submodule(path), name)
+
+
+def _split(module: torch.fx.GraphModule, rest: Callable[[Any], Any]) -> torch.fx.GraphModule:
+    """The module as a sequence of parts: networks, and what is computed between them."""
+    levels: dict[torch.fx.Node, int] = {}
+    numbers: dict[torch.fx.Node, int] = {}
+    networks = [node for node in module.graph.nodes if _is_network(module, node)]
+    for node in module.graph.nodes:
+        # What reads networks comes a level after the last of them.
+        found = [levels.get(n, 0) + (n in networks) for n in node.all_input_nodes]
+        levels[node] = max(found, default=0)
+    for node in module.graph.nodes:
+        place = networks.index(node) + 1 if node in networks else 0
+        numbers[node] = levels[node] * (len(networks) + 1) + place
+    split = split_module(module, module, lambda node: numbers[node])
+    for name, part in list(split.named_children()):
+        if isinstance(part, torch.fx.GraphModule) and not _holds_network(part):
+            setattr(split, name, rest(part))
+    return split
+
+
+def _is_network(module: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    return node.op == "call_module" and isinstance(module.get_submodule(node.target), Network)
+
+
+def _holds_network(part: torch.fx.GraphModule) -> bool:
+    return any(isinstance(child, Network) for child in part.modules())
