@@ -10,7 +10,8 @@
 ({'conv': 0}, 10.0, True)
 """
 
-from cpembed.network.assignment.assigning import assign
+from cpembed.network.assignment.assigning import REDUCTIONS, Reductions, assign
+from cpembed.network.assignment.elimination import Bounds
 from cpembed.network.assignment.evaluation import Outcome, evaluate
 from cpembed.network.assignment.problem import (
     ANY,
@@ -26,13 +27,16 @@ from cpembed.network.assignment.problem import (
 
 __all__ = [
     "ANY",
+    "REDUCTIONS",
     "Assignment",
+    "Bounds",
     "Conversion",
     "Node",
     "Option",
     "Outcome",
     "Problem",
     "Progress",
+    "Reductions",
     "Size",
     "Tensor",
     "assign",

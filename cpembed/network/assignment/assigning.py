@@ -16,11 +16,21 @@ from cpembed.network.assignment.obstacle import obstacle
 from cpembed.network.assignment.problem import Assignment, Problem, Progress, Size
 from cpembed.network.assignment.pruning import kept_options
 
-_WHOLE = Bounds(joined=1 << 22, result=1 << 22, total=1 << 26)
-"""Of reductions that leave nothing over: half a second at most."""
 
-_PART = Bounds(joined=1 << 16, result=1 << 11, total=1 << 24)
-"""Of reductions before the solver, to which each entry that is left is a Boolean."""
+@dataclass(frozen=True)
+class Reductions:
+    """How far the exact reductions go. ``whole``: where they leave nothing over, which is tried
+    first and takes half a second at most. ``part``: before the solver, to which each entry that is
+    left is a Boolean."""
+
+    whole: Bounds
+    part: Bounds
+
+
+REDUCTIONS = Reductions(
+    whole=Bounds(joined=1 << 22, result=1 << 22, total=1 << 26),
+    part=Bounds(joined=1 << 16, result=1 << 11, total=1 << 24),
+)
 
 _TOLERANCE = 1e-9
 """Of costs added in another order, as a part of them."""
@@ -33,7 +43,7 @@ def assign(
     progress: Progress | None = None,
     seed: int = 0,
     workers: int = 1,
-    reductions: bool = True,
+    reductions: Reductions | None = REDUCTIONS,
 ) -> Assignment:
     """The assignment that costs least, or the best that was found within ``time_limit`` seconds of
     wall time. Without ``reductions`` the solver gets the problem as it is, to compare. Where no
@@ -41,15 +51,16 @@ def assign(
     started = time.perf_counter()
     run = _Run(problem, started, time_limit, progress, seed, workers)
     all_options = formulate(problem, [tuple(range(len(node.options))) for node in problem.nodes])
-    if not reductions:
+    if reductions is None:
         reduced = eliminate(all_options.network, Order((), False))
         return run.finish(all_options, all_options, reduced)
     form = formulate(problem, kept_options(problem))
     tables = form.network.as_tables()
-    order = plan(tables, _WHOLE)
+    order = plan(tables, reductions.whole)
     if order.complete:
         return run.finish(all_options, form, eliminate(tables, order))
-    return run.finish(all_options, form, eliminate(form.network, plan(form.network, _PART)))
+    order = plan(form.network, reductions.part)
+    return run.finish(all_options, form, eliminate(form.network, order))
 
 
 @dataclass(frozen=True)
@@ -102,14 +113,13 @@ class _Run:
         start = None
         if outcome.cost < math.inf:
             start = (form.values(first, outcome.written), outcome.cost - reduced.constant)
-        left = max(0.0, self.time_limit - (time.perf_counter() - self.started))
         constant = reduced.constant
 
         def receive(cost: float, bound: float) -> None:
             if self.progress is not None:
                 self.progress(constant + cost, constant + bound)
 
-        effort = Effort(left, self.workers, self.seed)
+        effort = Effort(self.started + self.time_limit, self.workers, self.seed)
         solution = minimise(reduced.rest, effort, start, receive)
         if solution.state is State.IMPOSSIBLE:
             raise self.impossible()

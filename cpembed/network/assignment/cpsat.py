@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -36,11 +37,12 @@ class Solution:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a search may take: seconds of wall time, threads, and the seed of its choices."""
+    """What a search may take: until when (of ``time.perf_counter``), threads, and the seed of its
+    choices."""
 
-    seconds: float
-    workers: int
-    seed: int
+    until: float
+    workers: int = 1
+    seed: int = 0
 
 
 class _Reporter(cmh.SolutionCallback):
@@ -81,7 +83,7 @@ def minimise(
     parameters = cmh.SatParameters()
     parameters.num_workers = effort.workers
     parameters.random_seed = effort.seed
-    parameters.max_time_in_seconds = effort.seconds
+    parameters.max_time_in_seconds = max(0.0, effort.until - time.perf_counter())
     # The relaxation of all rows: without it, bounds stay at what the tables cost at least.
     parameters.linearization_level = 2
     # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from dataclasses import replace
 
@@ -52,7 +53,9 @@ def _possible(problem: Problem, count: int) -> bool:
         return eliminate(tables, order).constant < math.inf
     from cpembed.network.assignment.cpsat import Effort, State, minimise
 
-    solution = minimise(network, Effort(_SECONDS, 1, 0), None, lambda cost, bound: None)
+    solution = minimise(
+        network, Effort(time.perf_counter() + _SECONDS), None, lambda cost, bound: None
+    )
     return solution.state is not State.IMPOSSIBLE
 
 

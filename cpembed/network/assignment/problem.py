@@ -179,7 +179,9 @@ class Assignment:
     @property
     def gap(self) -> float:
         """How much less than ``cost`` an assignment might cost, as a part of it."""
-        return (self.cost - self.bound) / abs(self.cost) if self.cost != self.bound else 0.0
+        if self.cost == self.bound:
+            return 0.0
+        return (self.cost - self.bound) / abs(self.cost) if self.cost else math.inf
 
 
 def _unique(what: str, names: Iterable[str]) -> None:
