@@ -1,0 +1,5 @@
+"""A network as one HTML page: :func:`~cpembed.report.network_page.page.write_page`."""
+
+from cpembed.report.network_page.page import page, write_page
+
+__all__ = ["page", "write_page"]
