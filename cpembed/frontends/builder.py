@@ -24,13 +24,15 @@ _MOST_PRODUCTS = 1 << 30
 
 @dataclass
 class Builder:
-    """``types`` of all tensors so far, ``constants`` among them by their arrays."""
+    """``types`` of all tensors so far, ``constants`` among them by their arrays; ``fresh``: those
+    named since a caller last emptied it, which nothing else knows yet."""
 
     name: str
     types: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
     constants: dict[str, Array] = field(default_factory=dict[str, Array])
     inputs: dict[str, TensorType] = field(default_factory=dict[str, TensorType])
     operators: list[Operator] = field(default_factory=list[Operator])
+    fresh: set[str] = field(default_factory=set[str])
     _quantized: dict[str, tuple[str, Dequantize]] = field(
         default_factory=dict[str, tuple[str, Dequantize]]
     )
@@ -42,6 +44,7 @@ class Builder:
         while name in self.types:
             k += 1
             name = f"{wanted}#{k}"
+        self.fresh.add(name)
         return name
 
     def input(self, name: str, kind: TensorType) -> str:
@@ -140,9 +143,10 @@ class Builder:
         return self.add(replace(dequantize, axis=axis), [moved], name, wanted)
 
     def rename(self, tensor: str, wanted: str) -> str:
-        """The name that a tensor has now: ``wanted``, where it is what was added last and nothing
-        has that name."""
-        if wanted in self.types or not (tensor in self.constants or self._is_last(tensor)):
+        """The name that a tensor has now: ``wanted``, where it is fresh, nothing reads it yet, and
+        nothing has that name."""
+        unread = tensor in self.constants or self._is_last(tensor)
+        if wanted in self.types or tensor not in self.fresh or not unread:
             return tensor
         self.types[wanted] = self.types.pop(tensor)
         for table in (self.constants, self._quantized, self._dequantized):

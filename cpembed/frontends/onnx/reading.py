@@ -40,7 +40,7 @@ def read_model(path: Path) -> Model:
         proto.ParseFromString(data)
     except Exception as error:
         raise ModelError(
-            f"{path}: not an ONNX model, or a part of one ({_line(error)}): get the whole file"
+            f"{path}: not an ONNX model, or a part of one ({one_line(error)}): get the whole file"
         ) from None
     if not proto.HasField("graph") or not proto.graph.node:
         raise ModelError(f"{path}: holds no graph of operators: not an ONNX model")
@@ -48,7 +48,7 @@ def read_model(path: Path) -> Model:
     if proto.functions:
         proto = _inlined(proto, path)
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
-    return Model(path.name, _Reading(path, versions).body(proto.graph), versions)
+    return Model(path.name, Reading(path, versions).body(proto.graph), versions)
 
 
 def _bytes(path: Path) -> bytes:
@@ -87,7 +87,7 @@ def _check(proto: Any, path: Path) -> None:
     try:
         onnx.checker.check_model(proto)
     except Exception as error:
-        raise ModelError(f"{path}: not a valid model: {_line(error)}") from None
+        raise ModelError(f"{path}: not a valid model: {one_line(error)}") from None
 
 
 def _inlined(proto: Any, path: Path) -> Any:
@@ -97,10 +97,10 @@ def _inlined(proto: Any, path: Path) -> Any:
     try:
         return onnx.inliner.inline_local_functions(proto)
     except Exception as error:
-        raise ModelError(f"{path}: its functions cannot be inlined: {_line(error)}") from None
+        raise ModelError(f"{path}: its functions cannot be inlined: {one_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """What a library says, as one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -109,7 +109,7 @@ def _is_external(tensor: Any) -> bool:
     return tensor.data_location == tensor.EXTERNAL
 
 
-class _Reading:
+class Reading:
     """The conversion of one file's messages."""
 
     def __init__(self, path: Path, versions: Mapping[str, int]) -> None:
@@ -117,20 +117,26 @@ class _Reading:
         self.versions = versions
         self.numbers = iter(range(1, 1 << 62))
 
-    def body(self, graph: Any) -> Body:
+    def body(self, graph: Any, inner: bool = False) -> Body:
+        """A graph; ``inner``: an operator's, whose inputs have the types that they are given."""
         constants = {t.name: self.array(t, f"constant {t.name}") for t in graph.initializer}
         for sparse in graph.sparse_initializer:
             raise ModelError(
                 f"{self.path}: constant {sparse.values.name} is sparse: save the model with dense "
                 "constants"
             )
-        inputs = tuple(self._inputs(graph, constants))
+        inputs = tuple(self._inputs(graph, constants, inner))
         outputs = tuple(value.name for value in graph.output)
-        nodes = tuple(self._node(node) for node in graph.node)
+        nodes = tuple(self.node(node) for node in graph.node)
         return Body(inputs, outputs, constants, nodes)
 
-    def _inputs(self, graph: Any, constants: Mapping[str, Array]) -> Iterator[ModelInput]:
+    def _inputs(
+        self, graph: Any, constants: Mapping[str, Array], inner: bool
+    ) -> Iterator[ModelInput]:
         for value in graph.input:
+            if inner:
+                yield ModelInput(value.name, "", None)
+                continue
             if value.name in constants:
                 continue
             if not value.type.HasField("tensor_type"):
@@ -145,7 +151,7 @@ class _Reading:
                 )
             yield ModelInput(value.name, dtype, sizes)
 
-    def _node(self, node: Any) -> Node:
+    def node(self, node: Any) -> Node:
         number = next(self.numbers)
         where = f"{node.op_type} {node.name}".strip() + f" (node {number})"
         domain = node.domain or "ai.onnx"
@@ -163,11 +169,11 @@ class _Reading:
         if attribute.type == onnx.AttributeProto.TENSOR:
             return self.array(attribute.t, what)
         if attribute.type == onnx.AttributeProto.GRAPH:
-            return self.body(attribute.g)
+            return self.body(attribute.g, inner=True)
         try:
             value = onnx.helper.get_attribute_value(attribute)
         except Exception as error:
-            raise ModelError(f"{self.path}: {what}: {_line(error)}") from None
+            raise ModelError(f"{self.path}: {what}: {one_line(error)}") from None
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
         if isinstance(value, int | float):
@@ -207,7 +213,7 @@ class _Reading:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"{self.path}: {what} is damaged: {_line(error)}") from None
+            raise ModelError(f"{self.path}: {what} is damaged: {one_line(error)}") from None
         if array.shape != shape:
             raise ModelError(f"{self.path}: {what} is damaged: not {math.prod(shape)} elements")
         return array.astype(_FOUR_BITS[dtype]) if dtype in _FOUR_BITS else array

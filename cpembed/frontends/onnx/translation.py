@@ -10,6 +10,7 @@ import numpy as np
 
 from cpembed.errors import CpembedError, ModelError
 from cpembed.frontends.builder import Builder
+from cpembed.frontends.onnx.functions import definition, is_defined
 from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
 from cpembed.frontends.onnx.operators.table import STANDARD_DOMAINS, TRANSLATIONS
 from cpembed.frontends.onnx.site import Site
@@ -49,7 +50,7 @@ def _key(node: Node) -> str:
 
 def _refuse_unknown(model: Model) -> None:
     nodes = list(_all_nodes(model.body))
-    unknown = [node for node in nodes if _key(node) not in TRANSLATIONS]
+    unknown = [n for n in nodes if _key(n) not in TRANSLATIONS and not is_defined(n)]
     if not unknown:
         return
     counts = Counter(map(_key, unknown))
@@ -175,9 +176,11 @@ class _Run:
             branch,
             self.memory,
         )
+        self.builder.fresh.clear()
         try:
             with np.errstate(all="ignore"):
-                results = TRANSLATIONS[_key(node)](site)
+                translation = TRANSLATIONS.get(_key(node))
+                results = self._defined(site) if translation is None else translation(site)
         except ModelError as error:
             if str(error).startswith(f"{self.model.name}: "):
                 raise
@@ -191,20 +194,39 @@ class _Run:
             raise ModelError(
                 f"{self.model.name}: {node} does not fit its inputs or attributes: {reason}"
             ) from error
-        results = [results] if isinstance(results, str) else list(results)
+        self._bind(node, [results] if isinstance(results, str) else list(results), values, readers)
+
+    def _defined(self, site: Site) -> Sequence[str]:
+        """A node by the operators that the format defines it with."""
+        if not is_defined(site.node):
+            site.refuse("it is not known here: export the model with other operators")
+        types = [None if name is None else self.builder.types[name] for name in site.inputs]
+        body = definition(site.node, types)
+        given = zip(body.inputs, site.inputs, strict=False)
+        values = {own.name: name for own, name in given if name is not None}
+        self.body(body, values)
+        return [values.get(name, "") for name in body.outputs]
+
+    def _bind(
+        self, node: Node, results: list[str], values: dict[str, str], readers: Counter[str]
+    ) -> None:
+        """Call a node's results by the names of its outputs."""
         for k, name in enumerate(node.outputs):
-            if k < len(results):
-                if name:
-                    if name in values:
-                        raise ModelError(f"{self.model.name}: {node} writes {name} again")
-                    values[name] = self.builder.rename(results[k], name)
-                    if results[k] in self.memory:
-                        self.memory[values[name]] = self.memory[results[k]]
-            elif name and readers[name]:
-                raise ModelError(
-                    f"{self.model.name}: {node}: its output {k}, {name}, is not computed here: "
-                    "export the model without it"
-                )
+            if k >= len(results) or not results[k]:
+                if name and readers[name]:
+                    raise ModelError(
+                        f"{self.model.name}: {node}: its output {k}, {name}, is not computed here: "
+                        "export the model without it"
+                    )
+                continue
+            if not name:
+                continue
+            if name in values:
+                raise ModelError(f"{self.model.name}: {node} writes {name} again")
+            once = results.count(results[k]) == 1
+            values[name] = self.builder.rename(results[k], name) if once else results[k]
+            if results[k] in self.memory:
+                self.memory[values[name]] = self.memory[results[k]]
 
 
 def _branches(body: Body) -> Iterator[Body]:

@@ -115,10 +115,10 @@ def _transposed(site: Site, image: str, weights: str) -> str:
         for k, size in enumerate(wanted):
             whole = moving.strides[k] * (shape[k] - 1) + beyond[k] + moving.reach(k)
             total = whole - size
-            # The format's formula: the odd element is cut off at the end but for SAME_LOWER.
-            half = total // 2
-            upper = automatic != "SAME_LOWER"
-            before[k], after[k] = (half, total - half) if upper else (total - half, half)
+            half = max(0, total) // 2
+            upper = automatic == "SAME_UPPER"
+            before[k] = half if upper else max(0, total) - half
+            after[k] = total - before[k]
     form = transposed_convolution(
         given.shape,
         kernel.shape,

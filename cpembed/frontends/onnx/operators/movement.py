@@ -238,7 +238,8 @@ def space_to_depth(site: Site) -> str:
     if b < 1 or h % b or w % b:
         raise WorkloadError(f"blocks of {b} of {h} by {w}: the blocks have to be whole")
     x = site.reshaped(site.input(), (n, c, h // b, b, w // b, b))
-    return site.reshaped(site.transposed(x, (0, 3, 5, 1, 2, 4)), (n, c * b * b, h // b, w // b))
+    order = (0, 3, 5, 1, 2, 4) if site.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return site.reshaped(site.transposed(x, order), (n, c * b * b, h // b, w // b))
 
 
 def shape(site: Site) -> str:

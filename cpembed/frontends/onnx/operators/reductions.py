@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub
+from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub, where
 from cpembed.frontends.onnx.operators.elementwise import convert
 from cpembed.frontends.onnx.operators.pooling import whole_image
 from cpembed.frontends.onnx.site import Site, Translation
@@ -90,9 +90,7 @@ def softmax(log: bool) -> Translation:
     return translate
 
 
-def layer_normalization(site: Site) -> str:
-    if any(site.wanted[1:]):
-        site.refuse("the mean or the deviation is asked for: export the model for inference")
+def layer_normalization(site: Site) -> list[str]:
     x, shape, dtype = site.input(0), site.type().shape, site.type().dtype
     axis = site.axis(-1)
     rows = shape[axis:]
@@ -101,7 +99,16 @@ def layer_normalization(site: Site) -> str:
     if bias is None:
         bias = site.tensor(np.zeros(rows), dtype)
     bias = site.expanded(_rows(site, bias, len(rows)), rows)
-    return site.emit(LayerNorm(axis, site.number("epsilon", 1e-5)), x, scale, bias)
+    epsilon = site.number("epsilon", 1e-5)
+    result = site.emit(LayerNorm(axis, epsilon), x, scale, bias)
+    if not any(site.wanted[1:]):
+        return [result]
+    axes = tuple(range(axis, len(shape)))
+    mean = site.emit(Reduce("mean", axes, True), x)
+    squared = mul(sub(X, Y), sub(X, Y))
+    variance = site.emit(Reduce("mean", axes, True), site.elementwise(squared, x, mean))
+    deviation = site.elementwise(div(1.0, apply("sqrt", add(X, epsilon))), variance)
+    return [result, mean, deviation]
 
 
 def _rows(site: Site, tensor: str, rank: int) -> str:
@@ -170,7 +177,9 @@ def lp_normalization(site: Site) -> str:
     x = site.input()
     parts = site.elementwise(apply("abs", X) if p == 1 else mul(X, X), x)
     total = site.emit(Reduce("sum", (axis,), True), parts)
-    return site.elementwise(div(X, Y if p == 1 else apply("sqrt", Y)), x, total)
+    norm = Y if p == 1 else apply("sqrt", Y)
+    # A row of zeros stays one.
+    return site.elementwise(where(apply("equal", Y, 0), 0, div(X, norm)), x, total)
 
 
 def skip_layer_normalization(site: Site) -> str:

@@ -71,7 +71,7 @@ class Settings:
         index = low[None] + np.arange(1 - reach, reach + 1)[:, None]
         distance = np.abs(places[None] - index) / spread
         weights = self._cubic(distance) if self.mode == "cubic" else np.maximum(0, 1 - distance)
-        if self.exclude_outside or self.antialias:
+        if self.exclude_outside:
             weights = weights * ((index >= 0) & (index < size))
         if self.exclude_outside or self.antialias:
             weights = weights / weights.sum(0)
@@ -100,7 +100,9 @@ def resize(site: Site) -> str:
     shape = site.type().shape
     scales = site.optional_constant(1 if first else 2, "the scales")
     sizes = None if first else site.optional_constant(3, "the sizes")
-    axes = [axis_of(axis, len(shape)) for axis in site.list_of("axes", range(len(shape))) or ()]
+    axes = [
+        axis_of(axis, len(shape)) for axis in site.list_of("axes", tuple(range(len(shape)))) or ()
+    ]
     factors, results = [1.0] * len(shape), [*shape]
     if sizes is not None and sizes.size:
         for axis, size in zip(axes, sizes.reshape(-1).tolist(), strict=True):
