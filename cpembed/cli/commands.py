@@ -12,6 +12,7 @@ SUBCOMMANDS: dict[str, str] = {
     "solve": "Rank the candidate embeddings of a target's instruction in a workload.",
     "explain": "Show one candidate in full, or why nothing fits.",
     "run": "Generate the kernel, verify its numbers, time or simulate it.",
+    "build": "Build a library that people take away.",
     "bench": "Run a whole suite, one row a layer.",
     "match": "Say which operators of a model an instruction computes, and how well.",
     "layouts": "Say which layout of a workload's tensors is the fastest, packing counted.",

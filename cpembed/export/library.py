@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cpembed.errors import CpembedError
 from cpembed.export.example import REPEATED, Reference, example
@@ -14,7 +16,7 @@ from cpembed.export.packing import packed_ahead
 from cpembed.export.program import Program
 from cpembed.export.readme import readme
 from cpembed.export.tables import Layout, about_json
-from cpembed.export.toolchain import NATIVE, link
+from cpembed.export.toolchain import NATIVE, link, link_arguments, parts
 from cpembed.export.weights import blob_of
 
 LOADER = Path(__file__).parent / "loader.py"
@@ -41,13 +43,15 @@ class Library:
 class Contents:
     """What a folder holds beside the library, its header and its description: a loader that needs
     numpy alone, an example in C with what it compares with, an operator of PyTorch. ``about`` says
-    in a sentence or two what the library computes; ``others`` are further files by name."""
+    in a sentence or two what the library computes; ``details`` are added to its description in
+    JSON; ``others`` are further files by name."""
 
     python: bool = True
     example: bool = True
     torch: bool = False
     reference: Reference = REPEATED
     about: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     others: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -95,17 +99,52 @@ def write_library(
     return Library(program.name, folder, files)
 
 
+def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHING) -> Library:
+    """Write what the library of a program for another machine is made of: object files, the C of
+    its runtime and a Makefile, by which a C compiler there links it.
+
+    Raises :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
+    """
+    layout = Layout(program, blob_of(program))
+    in_file = len(layout.blob.contents) > EMBEDDED_BYTES
+    files = parts(layout, in_file=in_file)
+    texts = texts_of(layout, contents, in_file=in_file) | {"Makefile": makefile(program)}
+    files |= {name: text.encode() for name, text in texts.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft.", dir=folder) as name:
+            for file, data in files.items():
+                (Path(name) / file).write_bytes(data)
+            for file in files:
+                (Path(name) / file).replace(folder / file)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CpembedError(f"{folder} cannot be written: {reason}; name another folder") from None
+    return Library(program.name, folder, tuple(files))
+
+
+def makefile(program: Program) -> str:
+    """Links the library on the machine that it is for, and builds the example."""
+    name = program.name
+    words = " ".join(shlex.quote(word) for word in link_arguments(program))
+    example = f"$(CC) -O2 example.c -o example -L. -l{name} -Wl,-rpath,'$$ORIGIN' -lm"
+    return (
+        f"example: lib{name}.so example.c\n\t{example}\n\n"
+        f"lib{name}.so: runtime.c program.h\n\t$(CC) {words}\n"
+    )
+
+
 def texts_of(layout: Layout, contents: Contents, *, in_file: bool) -> dict[str, str]:
     """The files that people read, by name."""
     program = layout.program
     name = program.name
     texts = {
         f"{name}.h": header(program, in_file=in_file),
-        f"{name}.json": about_json(layout),
+        f"{name}.json": about_json(layout, contents.details),
     }
     if contents.example:
         texts["example.c"] = example(program, contents.reference)
-    if contents.python:
+    if contents.python or contents.torch:
         texts[f"{name}.py"] = loader_text(name)
     if contents.torch:
         operator = (NATIVE / "torch_operator.py.txt").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -224,8 +225,8 @@ def documents(program: Program) -> str:
     return "\n".join(lines)
 
 
-def about_json(layout: Layout) -> str:
-    """``NAME.json``: what is given, the steps, and the memory."""
+def about_json(layout: Layout, details: Mapping[str, Any]) -> str:
+    """``NAME.json``: what is given, the steps, the memory, and further ``details``."""
     program = layout.program
 
     def given(role: Role) -> list[dict[str, object]]:
@@ -243,5 +244,6 @@ def about_json(layout: Layout) -> str:
         "workspace_bytes": layout.workspace.bytes,
         "handle_bytes": layout.own[1],
         "constant_bytes": len(layout.blob.contents),
+        **details,
     }
     return json.dumps(document, indent=2) + "\n"

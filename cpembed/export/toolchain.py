@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.export.header import header
+from cpembed.export.program import Program
 from cpembed.export.tables import Layout, tables
 
 NATIVE = Path(__file__).parent / "native"
@@ -78,27 +79,41 @@ def compile_c(arguments: Sequence[str], folder: Path) -> None:
         raise LoweringError(f"{command[0]} cannot link the library: {reason}")
 
 
-def link(layout: Layout, folder: Path, *, in_file: bool, options: tuple[str, ...] = ()) -> Path:
-    """The shared library in a folder, with what it is made of; its file of weights if
-    ``in_file``."""
+SOURCES = ("runtime.c", "processor.h", "threads.h")
+"""Of the runtime, in :data:`NATIVE`."""
+
+
+def parts(layout: Layout, *, in_file: bool) -> dict[str, bytes]:
+    """What a library is made of, by file name: tables, kernels, and the constants, which are beside
+    the library if ``in_file``."""
     program = layout.program
     name = program.name
-    texts = {
-        "program.h": tables(layout, in_file=in_file),
-        f"{name}.h": header(program, in_file=in_file),
-        "exports.map": f"{{ global: {name}_*; local: *; }};\n",
+    found = {
+        "program.h": tables(layout, in_file=in_file).encode(),
+        f"{name}.h": header(program, in_file=in_file).encode(),
+        "exports.map": f"{{ global: {name}_*; local: *; }};\n".encode(),
+        **{source: (NATIVE / source).read_bytes() for source in SOURCES},
+        **dict(zip(objects(program), (k.contents for k in program.kernels.values()), strict=True)),
     }
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
     if in_file:
-        (folder / f"{name}.weights").write_bytes(layout.blob.file())
-    else:
-        (folder / "constants.bin").write_bytes(layout.blob.contents)
-    objects: list[str] = []
-    for number, kernel in enumerate(program.kernels.values()):
-        objects.append(f"kernel_{number}.o")
-        (folder / objects[-1]).write_bytes(kernel.contents)
-    target = f"lib{name}.so"
-    here = ["-I.", str(NATIVE / "runtime.c")]
-    compile_c([*OPTIONS, *options, *here, *objects, "-o", target, "-lm", "-ldl"], folder)
-    return folder / target
+        return found | {f"{name}.weights": layout.blob.file()}
+    return found | {"constants.bin": layout.blob.contents}
+
+
+def objects(program: Program) -> list[str]:
+    """The object files of the kernels."""
+    return [f"kernel_{number}.o" for number in range(len(program.kernels))]
+
+
+def link_arguments(program: Program, options: Sequence[str] = ()) -> list[str]:
+    """What the C compiler is told in a folder of :func:`parts`."""
+    made = ["-I.", "runtime.c", *objects(program)]
+    return [*OPTIONS, *options, *made, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
+
+
+def link(layout: Layout, folder: Path, *, in_file: bool, options: Sequence[str] = ()) -> Path:
+    """The shared library in a folder, with its :func:`parts`."""
+    for file, contents in parts(layout, in_file=in_file).items():
+        (folder / file).write_bytes(contents)
+    compile_c(link_arguments(layout.program, options), folder)
+    return folder / f"lib{layout.program.name}.so"

@@ -1,0 +1,349 @@
+"""Build what people take away: a library of a kernel, or what else a target's programs are.
+
+>>> from pathlib import Path
+>>> from tempfile import TemporaryDirectory
+>>> from cpembed.api.solve import workload
+>>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
+>>> with TemporaryDirectory() as folder:
+...     result = build(layer, "vta_1x16x16", Path(folder), backend="generic")
+>>> result.verification.verified, result.files[0]
+(True, 'libkernel.so')
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cpembed import worker
+from cpembed.api.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request, choose
+from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
+from cpembed.api.solve import Progress, SolveResult
+from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.errors import InvariantError, LoweringError
+from cpembed.export.example import REPEATED, product_reference
+from cpembed.export.kernel import kernel_program
+from cpembed.export.library import Contents, write_library, write_sources
+from cpembed.export.loader import Library
+from cpembed.export.program import CompiledObject, Program, require_name
+from cpembed.files import write_whole
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.compiled import CompiledKernel, described
+from cpembed.kernel.epilogue import Epilogue, Storing
+from cpembed.kernel.host_cpu import needed_features
+from cpembed.kernel.packing import packed_before
+from cpembed.kernel.plan import KernelPlan
+from cpembed.kernel.runtime import compile_host_object, compile_object
+from cpembed.measure.runner import Quantiles, time_work
+from cpembed.measure.verification import Expected, Verification
+from cpembed.targets.choice import Choice
+from cpembed.worker import step
+
+_ROUNDS, _ROUND_MS = 9, 5.0
+"""Of a library that is timed: enough to say of what order its time is."""
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What was written into ``folder``: ``files``, by name. ``chosen`` is what they compute and
+    ``choice`` how. ``verification`` and ``call_us`` are of the library's own calls, one from the
+    inputs' layouts to the output's; None where it is for another machine. ``linked``: there is a
+    library, not only what a library is made of elsewhere, or a program. ``run``: what a target
+    simulated that has no libraries."""
+
+    chosen: Chosen
+    choice: Choice
+    name: str
+    folder: Path
+    files: tuple[str, ...]
+    verification: Verification | None = None
+    call_us: Quantiles | None = None
+    linked: bool = True
+    features: tuple[str, ...] = ()
+    run: RunResult | None = field(default=None, repr=False)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What kept the target's instruction from being used."""
+        return self.chosen.plan.missing
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``build --json``."""
+        chosen, verification = self.chosen, self.verification
+        asked = chosen.solved if chosen.instead is None else chosen.instead.solved
+        return {
+            "workload": str(chosen.solved.workload),
+            "target": asked.target.name,
+            "executed": chosen.solved.target.name,
+            "native": chosen.plan.native,
+            "missing": list(self.missing),
+            "candidate": self.choice.candidate.candidate.identifier,
+            "stored": None if chosen.plan.epilogue is None else str(chosen.plan.epilogue),
+            "name": self.name,
+            "folder": str(self.folder),
+            "files": list(self.files),
+            "linked": self.linked,
+            "cpu_features": list(self.features),
+            "verified": None if verification is None else verification.verified,
+            "max_error": None if verification is None else verification.max_error,
+            "call_us": None if self.call_us is None else self.call_us.median,
+        }
+
+
+def build(
+    workload: Computation,
+    target: str | HardwareSpec,
+    folder: Path,
+    *,
+    name: str = "kernel",
+    constraints: str | ConstraintSet | None = None,
+    rank: int | None = None,
+    identifier: str | None = None,
+    backend: BackendChoice = "auto",
+    weights: Weights | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+    output: str | None = None,
+    shift: int | None = None,
+    relu: bool = False,
+    bias: bool = False,
+    scale: bool = False,
+    untuned: bool = False,
+    threads: int = 0,
+    torch: bool = False,
+) -> BuildResult | SolveResult:
+    """Solve, choose a candidate as :func:`~cpembed.api.run.run` does, and write what people take
+    away into ``folder``.
+
+    Of a kernel for this machine that is the library ``lib<name>.so`` with its header, an example,
+    a Python loader and, with ``torch``, an operator of PyTorch; it is verified on random data
+    before anything is written. Of one for another machine it is what the same library is made of
+    there; of another target's program, the program. ``threads`` is the library's default, 0 for
+    the cores of the process that opens it. Returns the :class:`SolveResult` where the search found
+    nothing.
+
+    Raises as :func:`~cpembed.api.run.run`, :class:`~cpembed.errors.BackendUnavailable` where there
+    is no C compiler, and :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
+    """
+    require_name(name)
+    storing = Storing(output, shift, bias, scale, relu)
+    asked = Request(
+        workload, target, constraints, rank, identifier, backend, 0, weights, timeout, progress,
+        storing, untuned,
+    )  # fmt: skip
+    worker.prepare()
+    chosen = choose(asked)
+    if isinstance(chosen, SolveResult):
+        return chosen
+    report: Progress = progress or _silent
+    report("build", 0)
+    made = worker.call(_programmed, chosen.plan, name, threads)
+    if isinstance(made, str):
+        chosen = Chosen(chosen.solved, chosen.plan.portable(made), chosen.instead)
+        made = worker.call(_programmed, chosen.plan, name, threads)
+    if isinstance(made, str):
+        raise LoweringError(made)
+    if made is None:
+        return _saved(asked, chosen, folder, name)
+    return _written(chosen, made, folder, report, torch=torch)
+
+
+def _silent(phase: str, count: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A program, the choice that it is of, its machine code, and what its buffers are."""
+
+    program: Program
+    choice: Choice
+    assembly: str
+    details: dict[str, Any]
+
+
+def _programmed(plan: Plan, name: str, threads: int) -> _Made | str | None:
+    """The program of the first choice that has one: in the worker. None where the target's
+    programs are no libraries, and why there is none where portable code may stand in."""
+    failed: list[str] = []
+    for choice in plan.choices:
+        plan.target.require(choice.candidate.candidate)
+        try:
+            return _program_of(plan, choice, name, threads)
+        except LoweringError as error:
+            if plan.insists:
+                raise
+            failed.append(str(error))
+    return failed[0]
+
+
+def _program_of(plan: Plan, choice: Choice, name: str, threads: int) -> _Made | None:
+    target = plan.target
+    derived = choice.candidate.candidate.program
+    with step(f"building a library of {target.spec.name}", derived.workload.macs):
+        lowered = target.lower(derived, plan.epilogue)
+        kernel = target.planned(lowered, choice.schedule)
+        if kernel is None:
+            return None
+        assembly: list[str] = []
+
+        def compiled(kernel_plan: KernelPlan, symbol: str) -> CompiledObject:
+            if target.triple is None:
+                found = compile_host_object(kernel_plan, symbol)
+            else:
+                found = compile_object(kernel_plan, target.triple, symbol)
+            if symbol.endswith("_compute"):
+                assembly.append(found.assembly())
+            return CompiledObject(symbol, found.contents)
+
+        features = _features(target, kernel) if target.triple is None else ()
+        ahead = packed_before(derived.workload)
+        program = kernel_program(name, kernel, ahead, compiled, features=features, threads=threads)
+    return _Made(program, choice, assembly[0], described(kernel, target.spec.name))
+
+
+def _features(target: AnyTarget, kernel: CompiledKernel) -> tuple[str, ...]:
+    """What code of this machine needs, and the instruction, where it is used."""
+    native = kernel.plan.attributes or not kernel.fallback
+    return needed_features(target.spec.cpu_features if native else ())
+
+
+def _written(
+    chosen: Chosen, made: _Made, folder: Path, report: Progress, *, torch: bool
+) -> BuildResult:
+    """The library of a program, verified before it is in its folder."""
+    plan, program, solved = chosen.plan, made.program, chosen.solved
+    workload, target = solved.workload, plan.target
+    reference = None
+    if plan.epilogue is None or isinstance(plan.epilogue, Epilogue):
+        reference = product_reference(program, workload, plan.epilogue)
+    contents = Contents(
+        torch=torch,
+        reference=reference or REPEATED,
+        about=_about(chosen),
+        details=made.details,
+        others={f"{program.name}.s": made.assembly},
+    )
+    if target.triple is not None:
+        library = write_sources(program, folder, contents)
+        return BuildResult(chosen, made.choice, program.name, folder, library.files, linked=False)
+    found: list[tuple[Verification, Quantiles]] = []
+
+    def check(path: Path) -> None:
+        report("verify", 0)
+        subject = target, workload, plan.epilogue
+        found.append(worker.call(_verified, path, program.name, *subject, secrets.randbits(31)))
+
+    library = write_library(program, folder, contents, check=check)
+    verification, times = found[0]
+    return BuildResult(
+        chosen,
+        made.choice,
+        program.name,
+        folder,
+        library.files,
+        verification,
+        times,
+        features=program.features,
+    )
+
+
+def _about(chosen: Chosen) -> str:
+    """What a library computes, in sentences."""
+    plan, solved = chosen.plan, chosen.solved
+    stored = "" if plan.epilogue is None else f" Stored is: {plan.epilogue}."
+    how = f"the instruction of {solved.target.name}" if plan.native else "portable code"
+    sizes = " ".join(f"{name}={size}" for name, size in solved.workload.extents.items())
+    return f"`{solved.workload}` with {sizes}, by {how}.{stored}"
+
+
+def _verified(
+    path: Path,
+    name: str,
+    target: AnyTarget,
+    workload: Computation,
+    epilogue: Any,
+    seed: int,
+) -> tuple[Verification, Quantiles]:
+    """A library's results beside the reference on random data of a seed, and the time of a call:
+    in the worker.
+
+    Raises :class:`InvariantError` where they are wrong.
+    """
+    inputs = random_inputs(workload, seed)
+    expected = Expected(workload, inputs)
+    vectors = target.vectors(expected, epilogue, seed)
+    given = {**inputs, **{key.removeprefix("@"): vector for key, vector in vectors.items()}}
+    with step(f"running the library {name}", 10 * workload.macs), Library(path, name) as library:
+        if library.weights:
+            library.pack(*(given[info.name] for info in library.weights))
+        arrays = [info.accepted(given[info.name]) for info in library.inputs]
+        (found,) = library.run(*arrays)
+        judged = target.judge(expected, epilogue, vectors, _typed(found, library))
+        if not judged.verified:
+            raise InvariantError(
+                f"the library of {target.spec.name} in {workload.name} is wrong by up to "
+                f"{judged.max_error:g} on data of seed {seed}: please report this command line"
+            )
+        out = [found]
+        started = time.perf_counter()
+        library.run(*arrays, out=out)
+        rounds = _ROUNDS if time.perf_counter() - started < 1 else 1
+        return judged, time_work(lambda: library.run(*arrays, out=out), rounds, _ROUND_MS)
+
+
+def _typed(array: Any, library: Library) -> Any:
+    """An output of the type that the library names: bfloat16 comes as bits."""
+    from cpembed.ir.dtypes import numpy_dtype
+
+    dtype = numpy_dtype(library.outputs[0].dtype)
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+def _saved(asked: Request, chosen: Chosen, folder: Path, name: str) -> BuildResult:
+    """What a target's own programs are, after they were verified: it has no libraries."""
+    storing, target = asked.storing, chosen.plan.target
+    folder.mkdir(parents=True, exist_ok=True)
+    found = run(
+        asked.workload,
+        asked.target,
+        constraints=asked.constraints,
+        rank=asked.rank,
+        identifier=asked.identifier,
+        backend=asked.backend,
+        weights=asked.weights,
+        timeout=asked.timeout,
+        progress=asked.progress,
+        output=storing.output,
+        shift=storing.shift,
+        relu=storing.relu,
+        bias=storing.bias,
+        scale=storing.scale,
+        untuned=asked.untuned,
+        save=folder / name,
+    )
+    assert isinstance(found, RunResult)
+    text = f"# {name}\n\n{_about(chosen)}\n\n{target.instructions}\n"
+    write_whole(folder / "README.md", text)
+    saved = _files_below(folder / name)
+    return BuildResult(
+        chosen,
+        found.choice,
+        name,
+        folder,
+        (*(f"{name}/{file}" for file in saved), "README.md"),
+        found.verification,
+        linked=False,
+        run=found,
+    )
+
+
+def _files_below(path: Path) -> Sequence[str]:
+    return sorted(file.name for file in path.iterdir()) if path.is_dir() else []

@@ -1,0 +1,47 @@
+"""The report of ``cpembed build``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from cpembed import wording
+from cpembed.api.build import BuildResult
+from cpembed.report import words
+from cpembed.report.blocks import header
+from cpembed.report.run import instead, schedule
+from cpembed.report.solve import problem_rows
+
+
+def report(result: BuildResult) -> Iterator[RenderableType]:
+    """What was built, of what, and where it is."""
+    chosen, candidate = result.chosen, result.choice.candidate
+    solved = chosen.solved
+    rows = problem_rows(solved)
+    rows += instead(chosen.instead)
+    rows.append(("embedding", words.mapping(candidate.candidate.embedding)))
+    if chosen.plan.native:
+        rows += schedule(chosen.plan.target, solved, result.choice)
+    else:
+        rows.append(("portable", "; ".join(result.missing) or "as asked for"))
+    if chosen.plan.epilogue is not None:
+        rows.append(("stored", str(chosen.plan.epilogue)))
+    rows += _checked(result)
+    rows.append(("written", f"{result.folder}: {', '.join(result.files)}"))
+    yield header(rows)
+
+
+def _checked(result: BuildResult) -> list[tuple[str, str]]:
+    """What was found out of the library here."""
+    if result.verification is None:
+        return [("verified", "no: it is for another machine, where `make` links it")]
+    error = result.verification.max_error
+    accuracy = "bit for bit equal to the reference"
+    if result.verification.tolerance:
+        accuracy = f"largest error {error:.3g}, within rounding of the reference"
+    rows = [("verified", f"yes, {accuracy}")]
+    if result.call_us is not None:
+        median = wording.duration(result.call_us.median)
+        rows.append(("a call", f"{median}, from the inputs' layouts to the output's"))
+    return rows
