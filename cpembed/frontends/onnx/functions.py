@@ -30,7 +30,7 @@ def _schema(operator: str, version: int) -> Any:
     import onnx
 
     try:
-        schema = onnx.defs.get_schema(operator, version, "")
+        schema: Any = onnx.defs.get_schema(operator, version, "")
     except Exception:
         return None
     return schema if schema.has_function or schema.has_context_dependent_function else None
