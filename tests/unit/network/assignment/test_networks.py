@@ -1,0 +1,168 @@
+"""Assignments of networks: their size, their time, and how the search reports and ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from cpembed.errors import LoweringError
+from cpembed.network.assignment import Bounds, Problem, Reductions, assign
+
+NOTHING = Bounds(joined=0, result=0, total=0)
+SOLVER = Reductions(NOTHING, NOTHING)
+
+
+def _benchmark() -> ModuleType:
+    path = Path(__file__).parents[4] / "benchmarks" / "assignment.py"
+    spec = importlib.util.spec_from_file_location("benchmark_of_assignments", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SHAPES = _benchmark()
+REDUCED = ("ResNet-50", "Inception", "MobileNet", "ShuffleNet", "U-Net")
+
+
+def chain(length: int) -> Problem:
+    net = SHAPES.Drawing(0, layouts=6, options=10)
+    x = net.image()
+    for _ in range(length):
+        x = net.product(x)
+    return net.problem()
+
+
+def shortest_path(problem: Problem) -> float:
+    """Of a chain: the least cost of each layout, tensor after tensor."""
+    first = problem.tensors[0]
+    best = np.full(len(first.layouts), np.inf)
+    best[first.given] = 0
+    for node in problem.nodes:
+        source = problem.tensor_of[node.reads[0]]
+        after = np.full(len(problem.tensor_of[node.writes[0]].layouts), np.inf)
+        for option in node.options:
+            reading, writing = option.layouts
+            there = min(
+                cost + source.converting(layout, reading) for layout, cost in enumerate(best)
+            )
+            after[writing] = min(after[writing], there + option.cost)
+        best = after
+    last = problem.tensors[-1]
+    (wanted,) = last.wanted
+    return min(cost + last.converting(layout, wanted) for layout, cost in enumerate(best))
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_a_chain_is_a_shortest_path(length: int) -> None:
+    problem = chain(length)
+    found = assign(problem)
+    assert found.cost == pytest.approx(shortest_path(problem))
+    assert found.after.variables == 0
+
+
+def test_repeated_parts_are_reduced_once() -> None:
+    found = assign(SHAPES.drawn("BERT", 6, 8))
+    assert found.after.variables == 0
+    assert found.repeated > found.reductions / 2
+
+
+@pytest.mark.parametrize("shape", REDUCED)
+def test_reductions_alone_solve_networks_of_blocks(shape: str) -> None:
+    found = assign(SHAPES.drawn(shape))
+    assert found.after.variables == 0
+    assert found.proven
+    assert found.gap == 0
+
+
+def test_reductions_and_the_solver_agree() -> None:
+    for seed in range(3):
+        problem = SHAPES.drawn("MobileNet", 5, 6, seed)
+        whole = assign(problem, reductions=None)
+        assert assign(problem).cost == pytest.approx(whole.cost, rel=1e-5)
+        assert whole.before == whole.after
+        assert whole.proven
+
+
+def test_options_are_the_same_in_every_run() -> None:
+    problem = SHAPES.drawn("HRNet", 4, 6)
+    assert assign(problem).options == assign(problem).options
+
+
+def test_progress_only_improves_and_ends_with_the_result() -> None:
+    seen: list[tuple[float, float]] = []
+    found = assign(
+        SHAPES.drawn("Inception", 5, 6),
+        reductions=SOLVER,
+        progress=lambda cost, bound: seen.append((cost, bound)),
+    )
+    assert all(later <= cost * (1 + 1e-6) for (cost, _), (later, _) in pairwise(seen))
+    assert all(bound <= cost * (1 + 1e-9) for cost, bound in seen)
+    assert seen[-1] == (found.cost, found.bound)
+
+
+def test_an_interrupt_in_the_search_ends_it() -> None:
+    def interrupt(cost: float, bound: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        assign(SHAPES.drawn("Inception", 5, 6), reductions=SOLVER, progress=interrupt)
+
+
+def test_a_search_without_time_returns_what_it_has_with_a_bound() -> None:
+    problem = SHAPES.drawn("ResNet-50", 6, 8)
+    found = assign(problem, reductions=SOLVER, time_limit=0.0)
+    best = assign(problem)
+    assert not found.proven
+    assert found.bound <= best.cost <= found.cost
+    assert found.gap > 0
+    assert found.seconds < 3
+
+
+def test_a_search_that_finds_nothing_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the first assignment, there is none when the time is over.
+    problem = SHAPES.drawn("ResNet-50", 12, 8)
+    dearest = [
+        node.options.index(max(node.options, key=lambda o: o.cost)) for node in problem.nodes
+    ]
+    monkeypatch.setattr("cpembed.network.assignment.assigning.descend", lambda p, k: dearest)
+    monkeypatch.setattr(
+        "cpembed.network.assignment.assigning.evaluate",
+        lambda p, o: type("Outcome", (), {"cost": float("inf")}),
+    )
+    with pytest.raises(LoweringError, match="within 0 s: allow more time"):
+        assign(problem, reductions=SOLVER, time_limit=0.0)
+
+
+def test_reductions_alone_do_not_load_the_solver() -> None:
+    code = (
+        "import sys; from cpembed.network.assignment import *; "
+        "assign(Problem((), ())); sys.exit('ortools' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layouts, options", [(6, 8), (12, 16)])
+@pytest.mark.parametrize("shape", [*REDUCED, "BERT", "HRNet"])
+def test_networks_are_proven_within_ten_seconds(shape: str, layouts: int, options: int) -> None:
+    for seed in range(2):
+        found = assign(SHAPES.drawn(shape, layouts, options, seed), time_limit=10.0)
+        assert found.proven
+        assert found.gap < 1e-4
+        assert found.seconds < 11
+
+
+@pytest.mark.slow
+def test_a_network_that_reads_everything_again_is_solved_with_fewer_layouts() -> None:
+    found = assign(SHAPES.drawn("DenseNet-121", 6, 8), time_limit=30.0)
+    assert found.proven
