@@ -41,13 +41,16 @@ ELEMENT_TYPES = frozenset(
     )
 )
 """Of tensors of a graph."""
+_CHECKS = ("aten._assert_",)
+"""Beginnings of the names of operators that compute nothing."""
 _COMPUTED_AT_ONCE = ("aten", "prims", "prim")
 """Namespaces of operators that PyTorch computes where all their tensors are constants."""
 
 
 def is_known(target: Any) -> bool:
-    """Whether an operator is written in kinds."""
-    return target is operator.getitem or str(target) in HANDLERS
+    """Whether an operator is written in kinds, or only checks what is known."""
+    name = str(target)
+    return target is operator.getitem or name in HANDLERS or name.startswith(_CHECKS)
 
 
 def place_of(node: torch.fx.Node) -> str:
@@ -115,7 +118,7 @@ class Lowering:
         Raises :class:`ModelError` for operators that are not known: the first one's name and place,
         and how many there are of it.
         """
-        calls = [node for node in nodes if node.op == "call_function"]
+        calls = [node for node in nodes if node.op == "call_function" and node.users]
         for node in calls:
             if node.target is operator.getitem:
                 source, index = node.args
@@ -183,7 +186,9 @@ class Lowering:
                 return value
 
     def _unknown(self, node: torch.fx.Node, calls: Sequence[torch.fx.Node]) -> ModelError:
-        unknown = Counter(str(n.target) for n in calls if not is_known(n.target))
+        # Without inputs it is a constant, which PyTorch computes.
+        read = [n for n in calls if n.all_input_nodes]
+        unknown = Counter(str(n.target) for n in read if not is_known(n.target))
         target = str(node.target)
         count = unknown[target]
         others = [name for name in unknown if name != target]

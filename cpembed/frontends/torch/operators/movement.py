@@ -111,6 +111,12 @@ def _slice(call: Call) -> str:
     return part(call, x, axis, start, stop, call["step"])
 
 
+def _copy(call: Call) -> str:
+    """The source in the shape and the type of what it is stored in."""
+    source = call.cast(call["src"], call.result.dtype)
+    return call.expand(source, call.result.shape)
+
+
 def _slice_scatter(call: Call) -> str:
     """The source in the place of a slice."""
     x, source = call["self"], call["src"]
@@ -245,9 +251,23 @@ def _replication_pad(call: Call) -> str:
 
 def _any_pad(call: Call) -> str:
     modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
-    if call["mode"] not in modes:
-        raise call.error(f"padding {call['mode']!r} is not known: only {', '.join(modes)}")
+    if call["mode"] == "circular":
+        return _circular_pad(call)
     return _pad(call, modes[call["mode"]], call["pad"], call["value"] or 0)
+
+
+def _circular_pad(call: Call) -> str:
+    """The other end of the image before and after it."""
+    x, widths = call["self"], call["pad"]
+    for k, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+        axis = len(call.shape(x)) - 1 - k
+        size = call.shape(x)[axis]
+        if not (0 <= before <= size and 0 <= after <= size):
+            raise call.error(f"circular padding of an axis of {size} by {before} and {after}")
+        parts = [part(call, x, axis, size - before, size)] if before else []
+        parts += [x, *([part(call, x, axis, 0, after)] if after else [])]
+        x = call.add(Concat(axis), *parts) if len(parts) > 1 else x
+    return x
 
 
 def _pixel_shuffle(call: Call) -> str:
@@ -319,7 +339,7 @@ def _nearest_exact(axes: int) -> Handler:
 
 _SAME = (
     *("clone", "contiguous", "alias", "detach", "dropout", "feature_dropout", "alpha_dropout"),
-    *("lift", "positive", "resolve_conj", "resolve_neg", "detach_"),
+    *("lift", "positive", "resolve_conj", "resolve_neg"),
 )
 _VIEWS = (
     *("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints"),
@@ -346,6 +366,7 @@ OPERATORS: Mapping[str, Handler] = {
     "aten.repeat.default": _repeat,
     "aten.tile.default": _repeat,
     "aten.repeat_interleave.self_int": _repeat_each,
+    "aten.copy.default": _copy,
     "aten.slice.Tensor": _slice,
     "aten.slice_scatter.default": _slice_scatter,
     "aten.select.int": _select,

@@ -297,6 +297,21 @@ def _is_infinite(call: Call) -> str:
     return _activated(call, lambda x: apply("equal", apply("abs", x), math.inf), size)
 
 
+def _filled(value: float | None) -> Handler:
+    """A constant of the shape of a tensor, or of one that is given."""
+
+    def handler(call: Call) -> str:
+        number = call["fill_value"] if value is None else value
+        known = call.value(number) if isinstance(number, str) else number
+        if known is None:
+            raise call.error("the number that fills a tensor is computed while the model runs")
+        dtype = call.result.dtype
+        filled = np.full(call.result.shape, known, "float32" if dtype == "bfloat16" else dtype)
+        return call.cast(call.constant(filled), dtype)
+
+    return handler
+
+
 def _convert(call: Call) -> str:
     return call.cast(call["self"], call.result.dtype)
 
@@ -322,7 +337,6 @@ _ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     "silu": ex.silu,
     "mish": ex.mish,
     "selu": ex.selu,
-    "softsign": ex.softsign,
     "log_sigmoid": _log_sigmoid,
     "hardswish": lambda x: ex.div(ex.mul(x, ex.clip(ex.add(x, 3.0), 0.0, 6.0)), 6.0),
     "hardsigmoid": lambda x: ex.div(ex.clip(ex.add(x, 3.0), 0.0, 6.0), 6.0),
@@ -401,5 +415,12 @@ OPERATORS: Mapping[str, Handler] = {
     **_overloads("isnan", _is_nan, "default"),
     **_overloads("isinf", _is_infinite, "default"),
     **{f"aten.{name}": _convert for name in _CONVERSIONS},
+    **_overloads("zeros_like", _filled(0), "default"),
+    **_overloads("new_zeros", _filled(0), "default"),
+    **_overloads("ones_like", _filled(1), "default"),
+    **_overloads("new_ones", _filled(1), "default"),
+    **_overloads("empty_like", _filled(0), "default"),
+    **_overloads("full_like", _filled(None), "default"),
+    **_overloads("new_full", _filled(None), "default"),
     "aten.lift_fresh_copy.default": _convert,
 }
