@@ -1,6 +1,12 @@
 """Where the buffers of a workspace lie: those that live at the same time apart, others on the same
-bytes."""
+bytes.
 
+Placing the largest first nearly always needs no more than what lives at one time, which no plan can
+do without. Where it needs more, CP-SAT looks for better: a piece is a rectangle of its lifetime and
+its bytes, and rectangles must not overlap.
+"""
+
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +16,9 @@ from cpembed.export.program import Program
 
 ALIGNMENT = 64
 """Bytes: kernels are compiled for buffers that start at a multiple."""
+
+SECONDS = 5.0
+"""Of a search for a better plan than the first one."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,13 @@ def workspace_of(program: Program) -> MemoryPlan:
     )
 
 
-def plan_memory(pieces: Sequence[Piece]) -> MemoryPlan:
-    """Places for pieces, all at multiples of :data:`ALIGNMENT`."""
-    places = _best_fit(pieces)
-    return MemoryPlan(places, _end(pieces, places), least_bytes(pieces))
+def plan_memory(pieces: Sequence[Piece], seconds: float = SECONDS) -> MemoryPlan:
+    """Places for pieces, all at multiples of :data:`ALIGNMENT`; ``seconds`` may go into a search
+    for better ones than those of the largest first."""
+    places, least = _best_fit(pieces), least_bytes(pieces)
+    if _end(pieces, places) > least and seconds > 0:
+        places = _searched(pieces, places, least, seconds)
+    return MemoryPlan(places, _end(pieces, places), least)
 
 
 def least_bytes(pieces: Iterable[Piece]) -> int:
@@ -89,3 +101,35 @@ def _best_fit(pieces: Sequence[Piece]) -> dict[str, int]:
         places[piece.name] = min(gaps)[1] if gaps else end
         placed.append(piece)
     return places
+
+
+def _searched(
+    pieces: Sequence[Piece], places: Mapping[str, int], least: int, seconds: float
+) -> dict[str, int]:
+    """Better places than these, where CP-SAT finds some in time; the same ones in every build."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    top = _end(pieces, places) // ALIGNMENT
+    end = model.new_int_var(least // ALIGNMENT, top, "end")
+    starts: dict[str, cp_model.IntVar] = {}
+    times: list[cp_model.IntervalVar] = []
+    lines: list[cp_model.IntervalVar] = []
+    for piece in pieces:
+        size = aligned(piece.bytes) // ALIGNMENT
+        start = model.new_int_var(0, top - size, piece.name)
+        length = piece.last - piece.first + 1
+        times.append(model.new_fixed_size_interval_var(piece.first, length, piece.name))
+        lines.append(model.new_fixed_size_interval_var(start, size, piece.name))
+        model.add(start + size <= end)
+        model.add_hint(start, places[piece.name] // ALIGNMENT)
+        starts[piece.name] = start
+    model.add_no_overlap_2d(times, lines)
+    model.minimize(end)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_deterministic_time = seconds
+    solver.parameters.max_time_in_seconds = 4 * seconds
+    solver.parameters.num_workers = 1
+    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return dict(places)
+    return {name: solver.value(start) * ALIGNMENT for name, start in starts.items()}
