@@ -16,6 +16,7 @@ SUBCOMMANDS: dict[str, str] = {
     "bench": "Run a whole suite, one row a layer.",
     "match": "Say which operators of a model an instruction computes, and how well.",
     "layouts": "Say which layout of a workload's tensors is the fastest, packing counted.",
+    "network": "Compile a whole model, run it, verify and time it layer by layer.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cpembed.errors import LoweringError
 from cpembed.network.assignment import ANY, Assignment, Node, Option, Outcome, Problem, evaluate
 
 Preference = Callable[[Node, Option], tuple[float, ...]]
@@ -58,6 +59,30 @@ def compare(
         _policy(problem, f"all {name}", _chosen(problem, _agreeing(fixed))),
         _policy(problem, "each operator's fastest", _chosen(problem, _cheapest)),
         _policy(problem, "assigned together", numbers),
+    )
+
+
+def by_policy(
+    problem: Problem, assignment: Assignment, fixed: Mapping[str, int] | None
+) -> Assignment:
+    """An assignment's problem solved by a policy in its place: ``fixed`` layouts, or, with None,
+    each node's fastest.
+
+    Raises :class:`LoweringError` where that needs a conversion that is impossible.
+    """
+    numbers = _chosen(problem, _cheapest if fixed is None else _agreeing(fixed))
+    found = evaluate(problem, numbers)
+    if found.obstacle is not None:
+        raise LoweringError(f"{found.obstacle} cannot be converted: choose layouts together")
+    names = [node.name for node in problem.nodes]
+    return replace(
+        assignment,
+        options=dict(zip(names, numbers, strict=True)),
+        written=found.written,
+        conversions=found.conversions,
+        cost=found.cost,
+        bound=min(assignment.bound, found.cost),
+        proven=False,
     )
 
 

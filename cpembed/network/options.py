@@ -56,7 +56,10 @@ class Ways:
     layouts: Layouts
     products: Products
     threads: int
-    progress: Progress
+
+    def search(self, progress: Progress) -> None:
+        """Search the kernels of all products."""
+        self.products.search(self._wanted(), progress)
 
     @cached_property
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
@@ -64,7 +67,6 @@ class Ways:
 
         Raises :class:`LoweringError`, which names the operator, where there is none.
         """
-        self.products.search(self._wanted(), self.progress)
         found: dict[str, tuple[Execution, ...]] = {}
         for operator in self.graph.operators:
             ways = self._product(operator) if isinstance(operator.kind, Product) else ()
@@ -159,6 +161,16 @@ class Ways:
             tuple(self._node(operator) for operator in self.graph.operators),
             tuple(self._tensor(name) for name in self.layouts.activations),
         )
+
+    def channels_last(self) -> dict[str, int]:
+        """Of each image the number of its layout with the channels innermost and no halo."""
+        found: dict[str, int] = {}
+        for name in self.layouts.images:
+            last = Layout.plain(self.graph.types[name].shape).channels_last()
+            for number, layout in enumerate(self.layouts.of[name]):
+                if layout.same_memory(last):
+                    found[name] = number
+        return found
 
     def _node(self, operator: Operator) -> Node:
         reads, writes = ports_of(self.graph, operator)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.assignment import Assignment, assign
 from cpembed.network.assignment import Progress as AssignmentProgress
 from cpembed.network.cache import Cache
+from cpembed.network.comparison import by_policy
 from cpembed.network.layout import Layout
 from cpembed.network.options import Execution, Ways
 from cpembed.network.products import Products, Progress, cores
 from cpembed.network.recorder import thread_count
 from cpembed.network.tensors import Layouts
+
+CHANNELS_LAST = "channels_last"
+
+Policy = Literal["assigned", "channels_last", "alone"]
+"""How layouts are chosen: over the whole network, all channels last, or the fastest of each
+operator by itself. The last two are there to be compared with."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ def plan_network(
     progress: Progress,
     timeout: float | None = None,
     time_limit: float = 10.0,
+    policy: Policy = "assigned",
     watch: AssignmentProgress | None = None,
 ) -> NetworkPlan:
     """Choose kernels and layouts for a graph that was prepared for the target.
@@ -67,9 +76,13 @@ def plan_network(
     Raises :class:`~cpembed.errors.LoweringError` where an operator has no kernel.
     """
     ways = ways_of(graph, target, cache=cache, progress=progress, timeout=timeout)
-    executed = ways.problem
+    problem = ways.problem
     progress("choosing layouts", 0, 1)
-    return planned(ways, target, assign(executed, time_limit=time_limit, progress=watch))
+    chosen = assign(problem, time_limit=time_limit, progress=watch)
+    if policy != "assigned":
+        fixed = ways.channels_last() if policy == CHANNELS_LAST else None
+        chosen = by_policy(problem, chosen, fixed)
+    return planned(ways, target, chosen)
 
 
 def ways_of(
@@ -80,9 +93,11 @@ def ways_of(
     progress: Progress,
     timeout: float | None = None,
 ) -> Ways:
-    """The executions of each operator, as far as they are searched when they are looked at."""
+    """The executions of each operator, the kernels of its products searched."""
     products = Products(target, cache, timeout, cores())
-    return Ways(graph, Layouts(graph), products, thread_count(), progress)
+    ways = Ways(graph, Layouts(graph), products, thread_count())
+    ways.search(progress)
+    return ways
 
 
 def planned(ways: Ways, target: HardwareSpec, assignment: Assignment) -> NetworkPlan:

@@ -1,0 +1,157 @@
+"""From a model to a library: prepared for a target, planned, compiled, linked."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.errors import BackendUnavailable
+from cpembed.export.library import Library, write_library
+from cpembed.export.loader import Library as OpenLibrary
+from cpembed.graph.graph import Array, Graph, check_inputs
+from cpembed.graph.passes import prepare
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.network.cache import Cache, default_folder
+from cpembed.network.plan import NetworkPlan, Policy, plan_network
+from cpembed.network.products import Progress
+from cpembed.network.program import NetworkProgram, network_program
+from cpembed.network.verification import typed
+from cpembed.targets.registry import missing_for
+
+SEARCH_LIMIT = 20.0
+"""Seconds of each search for embeddings, where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class CompiledNetwork:
+    """A network's library and what it was made from."""
+
+    plan: NetworkPlan
+    network: NetworkProgram
+    library: Library
+
+    @property
+    def graph(self) -> Graph:
+        return self.plan.graph
+
+    def open(self, threads: int = 0) -> RunningNetwork:
+        """The library, loaded; ``threads``: 0 for as many as it was planned for."""
+        library = OpenLibrary(self.library.path, self.library.name, threads=threads)
+        return RunningNetwork(self, library)
+
+
+class RunningNetwork:
+    """A loaded network; a context manager."""
+
+    def __init__(self, compiled: CompiledNetwork, library: OpenLibrary) -> None:
+        self.compiled = compiled
+        self.library = library
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name.
+
+        Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's.
+        """
+        graph = self.compiled.graph
+        check_inputs(graph, inputs)
+        found = self.library.run(*self.in_order(inputs))
+        return self.named(found)
+
+    def in_order(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Inputs in the library's order."""
+        return [inputs[info.name] for info in self.library.inputs]
+
+    def named(self, outputs: tuple[Array, ...]) -> dict[str, Array]:
+        """The library's outputs by name, of the network's types."""
+        types = self.compiled.graph.types
+        named = zip(self.library.outputs, outputs, strict=True)
+        found = {info.name.removesuffix(".result"): array for info, array in named}
+        return {name: typed(array, types[name].dtype) for name, array in found.items()}
+
+    def close(self) -> None:
+        self.library.close()
+
+    def __enter__(self) -> RunningNetwork:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def prepared_for(graph: Graph, target: HardwareSpec) -> Graph:
+    """A graph with the element types that a target multiplies."""
+    first, second = default_dtypes(target)[:2]
+    return prepare(graph, first=first, second=second)
+
+
+def compile_network(
+    graph: Graph,
+    target: str | HardwareSpec,
+    folder: Path,
+    *,
+    name: str | None = None,
+    progress: Progress,
+    timeout: float | None = SEARCH_LIMIT,
+    time_limit: float = 10.0,
+    cache: Cache | None = None,
+    prepares: bool = True,
+    policy: Policy = "assigned",
+) -> CompiledNetwork:
+    """Write a network's library to a folder; ``prepares``: the graph is as a front end made it.
+
+    Kernels run on as many threads as the process has for kernels. Raises
+    :class:`~cpembed.errors.LoweringError` for an operator that has no kernel, and
+    :class:`BackendUnavailable` where there is no C compiler or the target has no library.
+    """
+    spec = hardware_spec(target)
+    require_library(spec)
+    cache = Cache(default_folder()) if cache is None else cache
+    prepared = prepared_for(graph, spec) if prepares else graph
+    plan = plan_network(
+        prepared,
+        spec,
+        cache=cache,
+        progress=progress,
+        timeout=timeout,
+        time_limit=time_limit,
+        policy=policy,
+    )
+    network = network_program(plan, name or library_name(graph.name), cache, progress)
+    progress("linking", 0, 1)
+    return CompiledNetwork(plan, network, write_library(network.program, folder))
+
+
+def require_library(spec: HardwareSpec) -> None:
+    """Raises :class:`BackendUnavailable` for a target whose kernels no library of this machine
+    holds."""
+    if missing := missing_for(spec):
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; name another target")
+
+
+def library_name(text: str) -> str:
+    """A name of C for a model's."""
+    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")[:40] or "network"
+    return name if name[0].isalpha() else f"n{name}"
+
+
+def compile_graph(
+    graph: Graph, target: str | HardwareSpec, threads: int | None = None
+) -> RunningNetwork:
+    """A graph as something that runs here, its library in a temporary folder."""
+    folder = Path(tempfile.mkdtemp(prefix="cpembed-"))
+    compiled = compile_network(graph, target, folder, progress=_silent)
+    return compiled.open(threads or 0)
+
+
+def _silent(what: str, done: int, of: int) -> None:
+    """Nobody watches."""

@@ -1,0 +1,161 @@
+"""A compiled network executed: verified operator by operator, and timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed import worker
+from cpembed.graph.graph import Array, Graph, check_inputs
+from cpembed.network.build import CompiledNetwork, RunningNetwork
+from cpembed.network.products import Progress
+from cpembed.network.verification import Judged, judge_network
+from cpembed.worker import step
+
+ROUNDS, COLD_ROUNDS = 30, 5
+"""Runs that are timed; runs after all caches were filled with something else."""
+
+_SECONDS = 5.0
+"""Of timing, whatever the rounds."""
+
+_FLUSHED = 256 << 20
+"""Bytes that are written to fill the caches with something else."""
+
+
+@dataclass(frozen=True)
+class NetworkTimes:
+    """Microseconds, medians of whole runs: ``warm`` one after the other, ``cold`` after the caches
+    were filled with something else, so that weights come from memory; ``steps`` of each call of a
+    warm run."""
+
+    warm_us: float
+    cold_us: float
+    steps_us: tuple[float, ...]
+    rounds: int
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """What a run of a network found; ``judged`` is empty where nothing was to be verified."""
+
+    outputs: Mapping[str, Array]
+    judged: tuple[Judged, ...]
+    times: NetworkTimes | None
+
+    @property
+    def failed(self) -> tuple[Judged, ...]:
+        return tuple(one for one in self.judged if not one.verified)
+
+
+def run_network(
+    compiled: CompiledNetwork,
+    inputs: Mapping[str, Array],
+    *,
+    threads: int = 0,
+    verifies: bool = True,
+    times: bool = True,
+    progress: Progress,
+) -> NetworkRun:
+    """Run a network in the worker, which may die in this process's place.
+
+    Raises :class:`~cpembed.errors.WorkloadError` for other inputs than the network's, and
+    :class:`~cpembed.errors.CrashError` where a kernel ends the worker.
+    """
+    check_inputs(compiled.graph, inputs)
+
+    def shown(phase: str, done: int) -> None:
+        progress(phase, done, len(compiled.graph.operators))
+
+    return worker.call(
+        _executed, compiled, dict(inputs), threads, verifies, times, progress=shown
+    )  # fmt: skip
+
+
+def _executed(
+    compiled: CompiledNetwork,
+    inputs: dict[str, Array],
+    threads: int,
+    verifies: bool,
+    times: bool,
+    *,
+    progress: Callable[[str, int], None],
+) -> NetworkRun:
+    macs = sum(_macs(compiled.graph))
+    with compiled.open(threads) as running:
+        judged: list[Judged] = []
+        if verifies:
+            progress("verifying", 0)
+            with step("verifying a network", 50 * macs):
+                judged, _ = judge_network(
+                    compiled.plan,
+                    compiled.network,
+                    running.library,
+                    inputs,
+                    lambda done, of: progress("verifying", done),
+                )
+        with step("running a network", macs):
+            outputs = running.run(inputs)
+        timed = None
+        if times:
+            progress("timing", 0)
+            with step("timing a network", 100 * macs):
+                timed = _timed(running, inputs)
+    return NetworkRun(outputs, tuple(judged), timed)
+
+
+def _macs(graph: Graph) -> list[int]:
+    from cpembed.graph.kinds import Product
+
+    return [o.kind.computation.macs for o in graph.operators if isinstance(o.kind, Product)]
+
+
+def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes:
+    library, given = running.library, running.in_order(inputs)
+    for _ in range(3):
+        library.run(*given)
+    warm: list[float] = []
+    steps: list[NDArray[Any]] = []
+    end = time.perf_counter() + _SECONDS
+    while len(warm) < ROUNDS and (len(warm) < 3 or time.perf_counter() < end):
+        warm.append(_seconds(lambda: library.run(*given)))
+        steps.append(library.run_timed(*given)[1])
+    cold: list[float] = []
+    other = np.zeros(_FLUSHED, np.uint8)
+    for number in range(COLD_ROUNDS):
+        other[:] = number
+        cold.append(_seconds(lambda: library.run(*given)))
+    return NetworkTimes(
+        1e6 * statistics.median(warm),
+        1e6 * statistics.median(cold),
+        tuple(float(ns) / 1e3 for ns in np.median(steps, axis=0)),
+        len(warm),
+    )
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
+    """Inputs of a network: floats normally distributed, integers over what a byte holds."""
+    random = np.random.default_rng(seed)
+    found: dict[str, Array] = {}
+    for name, kind in graph.inputs.items():
+        if kind.dtype.startswith("float"):
+            found[name] = random.normal(size=kind.shape).astype(kind.dtype)
+        elif kind.dtype == "bool":
+            found[name] = random.integers(0, 2, kind.shape).astype(np.bool_)
+        else:
+            limits = np.iinfo(kind.dtype)
+            low, high = max(limits.min, -128), min(limits.max, 255)
+            low = 0 if limits.bits > 8 else low
+            found[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
+    return found
