@@ -92,14 +92,15 @@ def engine(path: Path, by: str) -> Engine:
     graph = load(path)
     if by == "reference":
         return lambda inputs: evaluate(graph, inputs, lambda name: False)[graph.outputs[0]]
-    return lambda inputs: run_network(graph, by, inputs)[graph.outputs[0]]
+    run = compiled(graph, by)
+    return lambda inputs: run(inputs)[graph.outputs[0]]
 
 
-def run_network(graph: Graph, target: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
-    """The outputs of a network that is compiled for a target."""
-    from cpembed.network.run import run
+def compiled(graph: Graph, target: str) -> Callable[[Arrays], dict[str, NDArray[Any]]]:
+    """A network's library for a target: its outputs by name, of inputs by name."""
+    from cpembed.network.build import compile_graph
 
-    return run(graph, target, inputs)
+    return compile_graph(graph, target).run
 
 
 def classified(run: Engine, path: Path) -> Iterator[Check]:

@@ -1,0 +1,167 @@
+"""One runtime with one network, in a process of its own: what ``networks.py`` asks for rounds.
+
+    python benchmarks/network_runtimes.py RUNTIME MODEL THREADS INPUTS OUTPUTS
+
+MODEL is an ONNX file; for ``cpembed`` the folder of a library that ``cpembed build`` wrote. INPUTS
+is an .npz with an array for each input, OUTPUTS where one for each output is written. The process
+then writes a line of JSON, ``{"version": ...}``, and answers a line with a number of calls by
+``{"seconds": ..., "elsewhere": ..., "rested": ...}``: a call's time on average, the cores that
+other processes had meanwhile, whether its threads slept before the answer. ``{"missing": ...}``:
+why there is no such runtime here.
+
+The interpreter needs numpy and the runtime, and of cpembed its source only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cpembed.measure.load import Elsewhere, wait_for_idle_threads
+
+Arrays = Mapping[str, NDArray[Any]]
+Run = Callable[[], Arrays]
+
+
+class Missing(Exception):
+    """The runtime is not installed, or does not take the network; the text says why."""
+
+
+def onnxruntime(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """All of its graph optimizations; arrays of numpy in, arrays of numpy out."""
+    return _onnxruntime(model, threads, inputs, [])
+
+
+def onnxruntime_unfused(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """All but the one that joins products with the sums behind them: where the results of products
+    are float32, what comes of it is computed in float32 altogether, several times as slowly."""
+    return _onnxruntime(model, threads, inputs, ["MatMulAddFusion"])
+
+
+def _onnxruntime(
+    model: Path, threads: int, inputs: Arrays, disabled: list[str]
+) -> tuple[str, Run]:  # fmt: skip
+    ort = _imported("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    session = ort.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
+    )
+    names, feed = [each.name for each in session.get_outputs()], dict(inputs)
+    return ort.__version__, lambda: dict(zip(names, session.run(None, feed), strict=True))
+
+
+def openvino(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """As it is by default where one answer is waited for; what is not quantized is computed in
+    bfloat16 where the processor has that."""
+    return _openvino(model, threads, inputs, {})
+
+
+def openvino_f32(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """The same, and float32 stays float32."""
+    return _openvino(model, threads, inputs, {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def _openvino(
+    path: Path, threads: int, inputs: Arrays, settings: dict[str, Any]
+) -> tuple[str, Run]:  # fmt: skip
+    ov = _imported("openvino")
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        **settings,
+    }
+    model = ov.Core().compile_model(path, "CPU", settings)
+    request = model.create_infer_request()
+    names = [each.get_any_name() for each in model.outputs]
+
+    def run() -> Arrays:
+        found = request.infer(dict(inputs), share_inputs=True, share_outputs=True)
+        return {name: found[k] for k, name in enumerate(names)}
+
+    return ov.__version__.split("-")[0], run
+
+
+def cpembed(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """The library in the folder MODEL with the loader beside it, which needs numpy alone."""
+    found = sorted(model.glob("lib*.so"))
+    if len(found) != 1:
+        raise Missing(f"{model} has {len(found)} libraries: cpembed build writes one")
+    name = found[0].stem.removeprefix("lib")
+    spec = importlib.util.spec_from_file_location(f"built_{name}", model / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    library = module.Library(threads=threads)
+    given = [inputs[info.name] for info in library.inputs]
+    names = [info.name.removesuffix(".result") for info in library.outputs]
+    return "built", lambda: dict(zip(names, library.run(*given), strict=True))
+
+
+RUNTIMES: dict[str, Callable[[Path, int, Arrays], tuple[str, Run]]] = {
+    "cpembed": cpembed,
+    "onnxruntime": onnxruntime,
+    "onnxruntime_unfused": onnxruntime_unfused,
+    "openvino": openvino,
+    "openvino_f32": openvino_f32,
+}
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Missing(f"{name} is not installed: pip install {name}") from error
+
+
+def main() -> None:
+    name, model, threads, given, written = sys.argv[1:]
+    for pool in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(pool, threads)
+    with np.load(given) as file:
+        inputs = {key: file[key] for key in file.files}
+    try:
+        version, run = RUNTIMES[name](Path(model), int(threads), inputs)
+        np.savez(written, **{key: np.asarray(array) for key, array in run().items()})
+    except Missing as error:
+        answer(missing=str(error))
+        return
+    except Exception as error:  # whatever a runtime raises, the others are measured
+        answer(missing=f"{type(error).__name__}: {error}".split("\n", 1)[0])
+        return
+    answer(version=version)
+    for line in sys.stdin:
+        calls = int(line)
+        for _ in range(1 + calls // 10):  # wakes the threads and fills the caches again
+            run()
+        elsewhere = Elsewhere()
+        with elsewhere:
+            started = time.perf_counter()
+            for _ in range(calls):
+                run()
+            seconds = (time.perf_counter() - started) / calls
+        rested = wait_for_idle_threads()
+        answer(seconds=seconds, elsewhere=elsewhere.cores, rested=rested)
+
+
+def answer(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main()

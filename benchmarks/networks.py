@@ -1,0 +1,231 @@
+"""Whole quantized networks: our libraries beside other runtimes, on the same ONNX files.
+
+    python -m tests.models resnet18 --int8 -o MODELS/resnet18_int8.onnx
+    cpembed build MODELS/resnet18_int8.onnx -o BUILT/resnet18_int8
+    python benchmarks/networks.py MODELS --built BUILT [--python openvino=OTHER/bin/python]
+
+Every ``MODELS/*_int8.onnx``, or those that ``--only`` names, on one thread and on two. Each runtime
+has a process of its own, and they take turns: in each round every runtime computes the network for
+about ``--round-ms``, every other round backwards; each turn begins with calls that are not timed
+and ends when the process's threads sleep. A call is counted from arrays of numpy to arrays of
+numpy, one image or one sequence. Rounds in which other processes had more than a fifth of a core
+are left out where enough others remain. Ratios are another runtime's time over ours (over ONNX
+Runtime's where there is no library of ours) in the same round, medians of rounds: above 1 we are
+faster. *Difference*: between a runtime's first output and ONNX Runtime's, in parts of its length.
+
+Runtimes that are not installed are left out and named; ``--python`` gives one, and its variants,
+another interpreter.
+Writes ``networks.json`` after every network and ``networks.md`` into ``--output``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from benchmarks.network_runtimes import RUNTIMES
+from benchmarks.network_tables import markdown
+from cpembed.files import write_whole
+from cpembed.measure.environment import provenance
+
+HERE = Path(__file__).resolve().parent
+OURS, REFERENCE = "cpembed", "onnxruntime"
+BUSY, ENOUGH = 0.2, 0.4
+"""Cores that others may have in a round; the share of the rounds that must be left so."""
+MOST_CALLS = 2000
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Server:
+    """A process of ``network_runtimes.py``."""
+
+    process: subprocess.Popen[str]
+    version: str
+    outputs: Mapping[str, Any]
+    calls: int = 1
+    samples: list[float] = field(default_factory=list[float])
+
+    def turn(self, calls: int) -> Row:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(calls, file=self.process.stdin, flush=True)
+        return answered(self.process.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("models", type=Path)
+    parser.add_argument("--built", type=Path, help="folder of libraries, each named as its model")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--runtimes", nargs="*", default=list(RUNTIMES), choices=RUNTIMES)
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--round-ms", type=float, default=150.0)
+    parser.add_argument("--python", nargs="*", default=[], metavar="RUNTIME=PROGRAM")
+    parser.add_argument("--output", type=Path, default=HERE)
+    asked = parser.parse_args()
+    programs = dict(each.split("=", 1) for each in asked.python)
+    files = sorted(asked.models.glob("*_int8.onnx"))
+    if asked.only:
+        files = [asked.models / f"{name}.onnx" for name in asked.only]
+    rows: list[Row] = []
+    for file in files:
+        for threads in asked.threads:
+            paths = dict.fromkeys(asked.runtimes, file)
+            if OURS in paths:
+                paths[OURS] = (asked.built or Path("no-libraries")) / file.stem
+            rows.append(measured(file, threads, paths, programs, asked.rounds, asked.round_ms))
+            document = {**provenance(), "round_ms": asked.round_ms, "rows": rows}
+            write_whole(asked.output / "networks.json", json.dumps(document, indent=1) + "\n")
+            write_whole(asked.output / "networks.md", markdown(document))
+            said(rows[-1])
+    print(markdown(document))
+
+
+def measured(
+    model: Path,
+    threads: int,
+    paths: Mapping[str, Path],
+    programs: Mapping[str, str],
+    rounds: int,
+    round_ms: float,
+) -> Row:
+    """All runtimes on one network and so many threads."""
+    servers: dict[str, Server] = {}
+    missing: dict[str, str] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        np.savez(folder / "inputs.npz", **inputs_of(model))
+        for name, path in paths.items():
+            program = programs.get(name, programs.get(name.split("_")[0], sys.executable))
+            call = [name, path, threads, folder / "inputs.npz", folder / f"{name}.npz"]
+            started = stack.enter_context(serving(program, [str(part) for part in call]))
+            if isinstance(started, str):
+                missing[name] = started
+            else:
+                servers[name] = started
+        quiet = taken(servers, rounds, round_ms)
+        return {
+            "model": model.stem, "threads": threads, "missing": missing, "rounds": quiet,
+            "of": rounds, **compared(servers),
+        }  # fmt: skip
+
+
+def inputs_of(model: Path) -> dict[str, Any]:
+    import onnx
+
+    from tests.models.quantization import samples
+
+    return samples(onnx.load(model, load_external_data=False), 1)[0]
+
+
+@contextmanager
+def serving(program: str, call: list[str]) -> Iterator[Server | str]:
+    """A runtime that is ready; or why there is none."""
+    process = subprocess.Popen(
+        [program, str(HERE / "network_runtimes.py"), *call],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        ready = answered(process.stdout)
+        if "missing" in ready:
+            yield ready["missing"]
+        else:
+            with np.load(call[-1]) as file:
+                outputs = {key: file[key] for key in file.files}
+            yield Server(process, ready["version"], outputs)
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def answered(stream: TextIO) -> Row:
+    """The next line of JSON; runtimes print other things, too."""
+    for line in stream:
+        if line.startswith("{"):
+            return json.loads(line)
+    return {"missing": "its process ended without an answer"}
+
+
+def taken(servers: Mapping[str, Server], rounds: int, round_ms: float) -> int:
+    """Fill in the samples, round by round; how many rounds were left alone. The others are kept
+    only where too few remain."""
+    for server in servers.values():
+        for calls in (1, 3):
+            seconds = server.turn(calls)["seconds"]
+        server.calls = min(MOST_CALLS, max(1, round(round_ms / 1e3 / seconds)))
+    quiet: list[bool] = []
+    for turn in range(rounds):
+        order = list(servers.values())
+        found = [(s, s.turn(s.calls)) for s in (order if turn % 2 == 0 else order[::-1])]
+        for server, answer in found:
+            server.samples.append(answer["seconds"])
+        quiet.append(all(a["rested"] and a["elsewhere"] <= BUSY for _, a in found))
+    if sum(quiet) >= rounds * ENOUGH:
+        for server in servers.values():
+            server.samples = [s for s, kept in zip(server.samples, quiet, strict=True) if kept]
+    return sum(quiet)
+
+
+def compared(servers: Mapping[str, Server]) -> Row:
+    """Times, ratios and differences of what ran."""
+    versions = {name: server.version for name, server in servers.items()}
+    times = {
+        name: dict(zip(("low", "median", "high"), quartiles(server.samples), strict=True))
+        for name, server in servers.items()
+    }
+    base = OURS if OURS in servers else REFERENCE
+    over = servers[base].samples if base in servers else []
+    ratios = {
+        name: float(np.median(np.divide(server.samples, over)))
+        for name, server in servers.items()
+        if over and name != base
+    }
+    others = {name: times[name]["median"] for name in servers if name != OURS}
+    fastest = min(others, key=lambda name: others[name]) if others else None
+    return {
+        "versions": versions, "seconds": times, "over": base, "ratios": ratios,
+        "fastest": fastest, "difference": differences(servers),
+    }  # fmt: skip
+
+
+def quartiles(samples: list[float]) -> list[float]:
+    return [float(value) for value in np.quantile(samples, (0.25, 0.5, 0.75))]
+
+
+def differences(servers: Mapping[str, Server]) -> dict[str, float]:
+    if REFERENCE not in servers:
+        return {}
+    name, expected = next(iter(servers[REFERENCE].outputs.items()))
+    found: dict[str, float] = {}
+    for runtime, server in servers.items():
+        if runtime != REFERENCE and name in server.outputs:
+            difference = np.linalg.norm((server.outputs[name] - expected).ravel())
+            found[runtime] = float(difference / np.linalg.norm(expected.ravel()))
+    return found
+
+
+def said(row: Row) -> None:
+    times = ", ".join(f"{n} {t['median'] * 1e3:.3f} ms" for n, t in row["seconds"].items())
+    print(f"{row['model']}, {row['threads']} threads: {times}", file=sys.stderr, flush=True)
+    for name, why in row["missing"].items():
+        print(f"  {name} is left out: {why}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
