@@ -69,6 +69,12 @@ def _check(proto: Any, path: Path) -> None:
     """The checks of the format itself. Tensors outside the file are checked where they are read."""
     import onnx
 
+    for output in proto.graph.output:
+        # Nothing here reads the types of outputs, which exporters leave out.
+        if not output.type.WhichOneof("value"):
+            output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
     if any(_is_external(tensor) for tensor in proto.graph.initializer):
         bare = onnx.ModelProto()
         bare.CopyFrom(proto)

@@ -30,22 +30,23 @@ class Settings:
     antialias: bool = False
 
     def places(self, size: int, result: int, scale: float) -> Array:
-        """Where on an axis of ``size`` each of ``result`` elements is read."""
-        at = np.arange(result, dtype=np.float64)
+        """Where on an axis of ``size`` each of ``result`` elements is read. In float32, as others
+        compute it: which of two neighbours is nearest may depend on it."""
+        at, scale = np.arange(result, dtype=np.float32), np.float32(scale)
         match self.coordinates:
             case "asymmetric":
                 return at / scale
             case "align_corners":
-                return at * (size - 1) / (result - 1) if result > 1 else at * 0
+                return at * np.float32(size - 1) / np.float32(result - 1) if result > 1 else at
             case "pytorch_half_pixel":
-                return (at + 0.5) / scale - 0.5 if result > 1 else at * 0
+                return (at + np.float32(0.5)) / scale - np.float32(0.5) if result > 1 else at
             case "tf_half_pixel_for_nn":
-                return (at + 0.5) / scale
+                return (at + np.float32(0.5)) / scale
             case "half_pixel_symmetric":
                 adjusted = result / (scale * size)
                 return size / 2 * (1 - adjusted) + (at + 0.5) / scale - 0.5
             case _:
-                return (at + 0.5) / scale - 0.5
+                return (at + np.float32(0.5)) / scale - np.float32(0.5)
 
     def rounded(self, places: Array) -> Array:
         match self.nearest:
@@ -61,7 +62,7 @@ class Settings:
     def neighbours(self, size: int, result: int, scale: float) -> tuple[Array, Array]:
         """Indices and weights of what each of ``result`` elements is made of, [neighbour,
         element]."""
-        places = self.places(size, result, scale)
+        places = self.places(size, result, scale).astype(np.float64)
         if self.mode == "nearest":
             index = np.clip(self.rounded(places), 0, size - 1)[None]
             return index.astype(np.int64), np.ones_like(index)
@@ -164,10 +165,15 @@ def _is_known(
     """Whether the graph's own kind says the same."""
     exact = all(r == s * f for s, r, f in zip(shape, results, factors, strict=True))
     plain = settings.coordinates in _KNOWN and not settings.antialias and exact
-    if settings.mode == "linear":
+    if not plain or settings.mode == "linear":
         return plain and not settings.exclude_outside
-    known = settings.nearest in ("floor", "round_prefer_floor")
-    return settings.mode == "nearest" and plain and known
+    if settings.mode != "nearest" or settings.nearest not in ("floor", "round_prefer_floor"):
+        return False
+    kind = Resize(tuple(results), "nearest", settings.coordinates, settings.nearest)
+    return all(
+        np.array_equal(kind.indices(s, r), settings.neighbours(s, r, f)[0][0])
+        for s, r, f in zip(shape, results, factors, strict=True)
+    )
 
 
 def _weighed(site: Site, x: str, axis: int, index: Array, weights: Array) -> str:
