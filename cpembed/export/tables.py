@@ -33,7 +33,7 @@ STATUSES: Mapping[str, tuple[int, str]] = {
     "REGISTERS_REFUSED": (8, "the operating system does not save registers that are used"),
     "LACKS_FEATURE": (LACKS_FEATURE, "and above: the processor lacks a feature"),
 }
-"""What functions of a library return."""
+"""What functions of a library return; numbers without a gap up to the last."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,13 @@ def tables(layout: Layout, *, in_file: bool) -> str:
             calls[name].append(_call(call, len(used)))
             used += [numbers[argument] for argument in call.arguments]
     plain, placed = blob.sums
+    texts = [text for code, text in STATUSES.values() if code < LACKS_FEATURE]
     defined: dict[str, object] = {
         "BUFFER_COUNT": len(taken),
         "ARGUMENT_COUNT": len(used),
         "PREPARE_COUNT": len(program.prepare),
         "STEP_COUNT": len(program.run),
+        "STATUS_COUNT": len(texts),
         "FEATURE_COUNT": len(program.features),
         "INPUT_COUNT": len(program.of(Role.INPUT)),
         "OUTPUT_COUNT": len(program.of(Role.OUTPUT)),
@@ -127,6 +129,7 @@ def tables(layout: Layout, *, in_file: bool) -> str:
         *_array("int32_t", "arguments", [str(number) for number in used]),
         *_array("Call", "prepare_calls", calls["prepare_calls"]),
         *_array("Call", "run_calls", calls["run_calls"]),
+        *_array("char *const", "status_texts", [quoted(text) for text in texts]),
         *_array("char *const", "feature_names", [quoted(name) for name in program.features]),
         *_array("char *const", "lacks_texts",
                 [quoted(f"the processor lacks {name}") for name in program.features]),

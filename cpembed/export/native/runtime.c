@@ -357,18 +357,7 @@ API const char *PUBLIC(kernel_message)(const Handle *handle) {
 }
 
 API const char *PUBLIC(status_text)(int status) {
-  switch (status) {
-    case CPEMBED_OK: return "done";
-    case CPEMBED_BAD_ARGUMENT: return "a pointer is null or unaligned, or a number out of range";
-    case CPEMBED_OUT_OF_MEMORY: return "out of memory";
-    case CPEMBED_NO_WEIGHTS_FILE: return "the file of weights cannot be opened";
-    case CPEMBED_WEIGHTS_DAMAGED: return "the file of weights is damaged, or of another build";
-    case CPEMBED_NOT_PACKED: return "weights have to be packed before the first run";
-    case CPEMBED_KERNEL_FAILED: return "a kernel refused its arguments or found no memory";
-    case CPEMBED_NO_THREADS: return "threads cannot be started";
-    case CPEMBED_REGISTERS_REFUSED: return "the operating system does not save the registers used";
-    default: break;
-  }
+  if (status >= 0 && status < STATUS_COUNT) return status_texts[status];
   int feature = status - CPEMBED_LACKS_FEATURE;
   return feature >= 0 && feature < FEATURE_COUNT ? lacks_texts[feature] : "unknown status";
 }

@@ -1,0 +1,380 @@
+"""Libraries of kernels that are written in C: what callers of the interface see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, WorkloadError
+from cpembed.export import library as written
+from cpembed.export.library import Contents
+from cpembed.export.loader import Library, LibraryError, aligned
+from cpembed.export.program import Buffer, Call, Program, Role
+from cpembed.export.toolchain import compiler
+from cpembed.kernel.host_cpu import cpu_features, needed_features, x86_features
+from tests.unit.export.handwritten import FAIL, MEET, SIZE, compiled, sums
+
+write_library = partial(written.write_library, options=("-O0",))
+
+try:
+    compiler()
+except BackendUnavailable as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+X = np.random.default_rng(1).integers(-1000, 1000, (SIZE // 10, 10), dtype=np.int32)
+W = np.random.default_rng(2).integers(-1000, 1000, SIZE, dtype=np.int32)
+Y = -(X.reshape(-1) + 2 * W - 7)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_library(sums(), tmp_path_factory.mktemp("sums")).path
+
+
+@pytest.fixture(scope="module")
+def in_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With weights that are known, in a file."""
+    before = written.EMBEDDED_BYTES
+    written.EMBEDDED_BYTES = 0
+    try:
+        return write_library(sums("net", known=True), tmp_path_factory.mktemp("net")).path
+    finally:
+        written.EMBEDDED_BYTES = before
+
+
+@pytest.fixture(params=(1, 2, 5), ids="{} threads".format)
+def library(request: pytest.FixtureRequest, path: Path) -> Iterator[Library]:
+    with Library(path, "sums", threads=request.param) as opened:
+        yield opened
+
+
+def test_it_computes_what_its_calls_say(library: Library) -> None:
+    library.pack(W)
+    for _ in range(20):
+        assert np.array_equal(library.run(X)[0], Y)
+    library.pack(W + 1)
+    assert np.array_equal(library.run(X)[0], Y - 2)
+
+
+def test_it_says_what_it_takes(library: Library) -> None:
+    (given,), (weights,), (result,) = library.inputs, library.weights, library.outputs
+    assert (given.name, given.dtype, given.shape) == ("x", "int32", (SIZE // 10, 10))
+    assert (weights.name, weights.shape) == ("w", (SIZE,))
+    assert (result.name, result.shape) == ("y", (SIZE,))
+    assert library.steps == ("first sum", 'the "second"\\', "negate")
+
+
+def test_weights_come_before_the_first_run(library: Library) -> None:
+    with pytest.raises(LibraryError, match="packed before the first run"):
+        library.run(X)
+
+
+@pytest.mark.parametrize("shift", [0, 4, 60])
+def test_memory_may_begin_anywhere(library: Library, shift: int) -> None:
+    """Also through the interface itself, which copies."""
+    library.pack(W)
+    room = np.zeros(4 * SIZE + 128, np.uint8)
+    start = -room.ctypes.data % 64 + shift
+    out = room[start : start + 4 * SIZE].view(np.int32)
+    source = room.copy()
+    given = source[-source.ctypes.data % 64 + shift :][: 4 * SIZE].view(np.int32)
+    given[:] = X.reshape(-1)
+    pointers = [np.array([array.ctypes.data], np.uintp) for array in (given, out)]
+    status = library._library.sums_run(
+        library._handle, *(pointer.ctypes.data for pointer in pointers), None
+    )
+    assert status == 0
+    assert np.array_equal(out, Y)
+    assert not room[:start].any()
+    assert not room[start + 4 * SIZE :].any()
+
+
+def test_steps_are_run_apart_and_buffers_are_read(library: Library) -> None:
+    library.pack(W)
+    library.run_steps(0, 1, X)
+    assert np.array_equal(library.tensor("sum"), X.reshape(-1) + 2 * W)
+    assert np.array_equal(library.tensor("twice"), 2 * W)
+    library.run_steps(1, 2, X)
+    assert np.array_equal(library.tensor("bordered"), X.reshape(-1) + 2 * W - 7)
+    (found,) = library.run_steps(2, 3, X)
+    assert np.array_equal(found, Y)
+    with pytest.raises(LibraryError, match="no buffer z"):
+        library.tensor("z")
+    with pytest.raises(LibraryError, match="out of range"):
+        library.run_steps(2, 4, X)
+
+
+def test_each_step_is_timed(library: Library) -> None:
+    library.pack(W)
+    (found,), times = library.run_timed(X)
+    assert np.array_equal(found, Y)
+    assert times.shape == (3,)
+    assert (times > 0).all()
+
+
+def test_wrong_arrays_are_refused(library: Library) -> None:
+    with pytest.raises(LibraryError, match=r"w is int64 \[1000\], the library takes int32"):
+        library.pack(W.astype(np.int64))
+    library.pack(W)
+    with pytest.raises(LibraryError, match=r"x is int32 \[1000\]"):
+        library.run(X.reshape(-1))
+    with pytest.raises(LibraryError, match="2 inputs are given, the library takes: x"):
+        library.run(X, X)
+    with pytest.raises(LibraryError, match="not contiguous"):
+        library.run(X, out=[np.zeros(2 * SIZE, np.int32)[::2]])
+    transposed = np.asfortranarray(X)
+    assert np.array_equal(library.run(transposed)[0], Y)
+
+
+def test_results_are_written_where_the_caller_says(library: Library) -> None:
+    library.pack(W)
+    out = aligned((SIZE,), np.int32)
+    assert library.run(X, out=[out])[0] is out
+    assert np.array_equal(out, Y)
+
+
+def test_a_closed_library_says_so(path: Path) -> None:
+    library = Library(path, "sums")
+    library.close()
+    library.close()
+    with pytest.raises(LibraryError, match="closed"):
+        library.run(X)
+
+
+def test_handles_run_beside_each_other(path: Path) -> None:
+    """Each on threads of its own, with weights of its own."""
+    failed: list[int] = []
+
+    def work(number: int) -> None:
+        with Library(path, "sums", threads=2) as library:
+            library.pack(W + number)
+            right = [np.array_equal(library.run(X)[0], Y - 2 * number) for _ in range(50)]
+            failed.extend([number] * right.count(False))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_libraries_with_the_same_kernels_share_nothing(path: Path, tmp_path: Path) -> None:
+    """Their kernels have the same names, and do different things."""
+    program = sums("other")
+    minus = compiled(
+        "KERNEL(add) { UNUSED; for (int64_t k = 0; k < TENSOR(2)->shape[0]; k++) ((int32_t *)"
+        "TENSOR(2)->data)[k] = 1; return 0; }",
+        "add",
+    )
+    other = write_library(replace(program, kernels={**program.kernels, "add": minus}), tmp_path)
+    with Library(path, "sums", threads=2) as one, Library(other.path, "other") as two:
+        one.pack(W)
+        two.pack(W)
+        assert (two.run(X)[0] == -1).all()
+        assert np.array_equal(one.run(X)[0], Y)
+
+
+def test_known_weights_are_packed_when_it_is_built(tmp_path: Path) -> None:
+    library = write_library(sums(known=True), tmp_path)
+    assert "sums.weights" not in library.files
+    with Library(library.path, "sums") as opened:
+        assert not opened.weights
+        found = opened.run(X)[0]
+        assert np.array_equal(opened.tensor("twice"), 2 * np.arange(SIZE))
+        with pytest.raises(LibraryError, match="no buffer w"):
+            opened.tensor("w")
+    assert np.array_equal(found, -(X.reshape(-1) + 2 * np.arange(SIZE) - 7))
+
+
+def test_a_file_of_weights_is_found_beside_the_library_or_where_one_says(
+    in_file: Path, tmp_path: Path
+) -> None:
+    expected = -(X.reshape(-1) + 2 * np.arange(SIZE) - 7)
+    with Library(in_file, "net") as opened:
+        assert np.array_equal(opened.run(X)[0], expected)
+    elsewhere = shutil.copy(in_file.parent / "net.weights", tmp_path / "moved")
+    alone = shutil.copy(in_file, tmp_path / "libnet.so")
+    with Library(alone, "net", weights_file=elsewhere) as opened:
+        assert np.array_equal(opened.run(X)[0], expected)
+    with pytest.raises(LibraryError, match="cannot be opened"):
+        Library(alone, "net")
+
+
+@pytest.mark.parametrize("place", [0, 8, 64, 1000, -1])
+def test_a_damaged_file_of_weights_is_refused(in_file: Path, tmp_path: Path, place: int) -> None:
+    """A byte of the header, or of the weights: its bytes and sums beyond the magic are not read."""
+    data = bytearray((in_file.parent / "net.weights").read_bytes())
+    data[place] ^= 1
+    (tmp_path / "damaged").write_bytes(data)
+    if place == 8:
+        Library(in_file, "net", weights_file=tmp_path / "damaged").close()
+        return
+    with pytest.raises(LibraryError, match="damaged, or of another build"):
+        Library(in_file, "net", weights_file=tmp_path / "damaged")
+
+
+def test_exchanged_and_lost_weights_are_damage(in_file: Path, tmp_path: Path) -> None:
+    data = (in_file.parent / "net.weights").read_bytes()
+    for damaged in (
+        data[:64] + data[72:80] + data[64:72] + data[80:],
+        data[:-64],
+        data + bytes(64),
+        b"",
+    ):
+        assert damaged != data
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(LibraryError, match="damaged, or of another build"):
+            Library(in_file, "net", weights_file=tmp_path / "damaged")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_meet_at_a_barrier(tmp_path: Path, threads: int) -> None:
+    out = Buffer("y", "int32", 8, Role.OUTPUT, (8,))
+    program = Program("meet", (out,), {"meet": compiled(MEET, "meet")}, (), (Call("meet", ("y",)),))
+    library = write_library(program, tmp_path, Contents(example=False))
+    with Library(library.path, "meet", threads=threads) as opened:
+        for _ in range(200):
+            (found,) = opened.run()
+            # On one thread a loop of one task.
+            assert (found[:threads] == sum(range(1, threads + 1))).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_kernel_that_fails_is_said(tmp_path: Path, threads: int) -> None:
+    out = Buffer("y", "int32", 8, Role.OUTPUT, (8,))
+    program = Program("no", (out,), {"fail": compiled(FAIL, "fail")}, (), (Call("fail", ("y",)),))
+    path = write_library(program, tmp_path, Contents(example=False)).path
+    with (
+        Library(path, "no", threads=threads) as opened,
+        pytest.raises(LibraryError, match="a kernel refused its arguments, or found no memory"),
+    ):
+        opened.run()
+
+
+def test_a_kernel_says_what_it_refuses(tmp_path: Path) -> None:
+    program = sums()
+    short = tuple(
+        replace(buffer, elements=SIZE - 1) if buffer.name == "border" else buffer
+        for buffer in program.buffers
+    )
+    path = write_library(replace(program, buffers=short), tmp_path).path
+    with Library(path, "sums") as opened:
+        opened.pack(W)
+        with pytest.raises(LibraryError, match="three tensors of one size are taken"):
+            opened.run(X)
+
+
+@pytest.mark.skipif(not needed_features(), reason="processors are asked by CPUID")
+def test_a_processor_that_lacks_a_feature_is_told(tmp_path: Path) -> None:
+    known = set(x86_features().names) - {"amx_fp16"}
+    lacking = sorted(known - cpu_features() - set(x86_features().not_taken))
+    path = write_library(replace(sums(), features=("avx", lacking[0])), tmp_path).path
+    with pytest.raises(LibraryError, match=f"the processor lacks {lacking[0]}"):
+        Library(path, "sums")
+
+
+@pytest.mark.skipif(not needed_features(), reason="processors are asked by CPUID")
+def test_what_the_processor_reports_is_found_by_cpuid(tmp_path: Path) -> None:
+    """Every feature that this one has, of those that compilers know."""
+    reported = tuple(sorted(set(x86_features().names) & cpu_features()))
+    path = write_library(replace(sums(), features=reported), tmp_path).path
+    Library(path, "sums").close()
+
+
+def test_every_feature_is_known_to_the_runtime() -> None:
+    text = (Path(written.__file__).parent / "native" / "processor.h").read_text()
+    assert not [name for name in x86_features().names if f'{{"{name}", ' not in text]
+
+
+def test_buffers_that_live_apart_share_memory(path: Path) -> None:
+    with Library(path, "sums") as opened:
+        assert opened.workspace_bytes == 2 * 4032  # "sum" and "bordered", whole lines
+
+
+def test_a_program_of_parts_that_do_not_fit_is_refused() -> None:
+    program = sums()
+    with pytest.raises(InvariantError, match="no kernel sub"):
+        replace(program, run=(Call("sub", ()),))
+    with pytest.raises(InvariantError, match="takes z, no buffer"):
+        replace(program, run=(Call("add", ("z",)),))
+    with pytest.raises(InvariantError, match="x is not there when weights are packed"):
+        replace(program, prepare=(Call("add", ("x",)),))
+    with pytest.raises(InvariantError, match="two buffers have one name"):
+        replace(program, buffers=(*program.buffers, program.buffers[0]))
+    for name in ("", "1st", "a-b", "é", "a" * 61):
+        with pytest.raises(WorkloadError, match="cannot name a library"):
+            replace(program, name=name)
+
+
+def test_nothing_is_left_where_a_check_fails(tmp_path: Path) -> None:
+    kept = tmp_path / "mine.txt"
+    kept.write_text("mine")
+
+    def refuse(path: Path) -> None:
+        assert path.exists()
+        raise InvariantError("wrong")
+
+    with pytest.raises(InvariantError):
+        write_library(sums(), tmp_path, check=refuse)
+    assert list(tmp_path.iterdir()) == [kept]
+    library = write_library(sums(), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*library.files, "mine.txt"}
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CpembedError, match=r"cannot be written: .*; name another folder"):
+        write_library(sums(), tmp_path / "file" / "below")
+
+
+def test_a_missing_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = sums()
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    with pytest.raises(BackendUnavailable, match="no CC=no-such-compiler on the path: install gcc"):
+        write_library(program, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_python_file_needs_numpy_alone(tmp_path: Path) -> None:
+    """In an interpreter that sees nothing else of what is installed here."""
+    write_library(sums(), tmp_path)
+    (tmp_path / "only").mkdir()
+    origin = Path(np.__file__).parent
+    (tmp_path / "only" / "numpy").symlink_to(origin)
+    if (origin.parent / "numpy.libs").exists():
+        (tmp_path / "only" / "numpy.libs").symlink_to(origin.parent / "numpy.libs")
+    script = (
+        "import sys, numpy as np\nfrom sums import Library\n"
+        "assert 'cpembed' not in sys.modules\n"
+        "x, w = np.arange(1000, dtype=np.int32).reshape(100, 10), np.ones(1000, np.int32)\n"
+        "with Library() as library:\n    library.pack(w)\n    (y,) = library.run(x)\n"
+        "assert (y == -(np.arange(1000) + 2 - 7)).all()\nprint('done')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tmp_path / 'only'}"}
+    command = [sys.executable, "-S", "-s", "-c", script]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+@pytest.mark.parametrize("command", [["cc", "-std=c99"], ["c++", "-std=c++11"]], ids=" ".join)
+def test_the_header_is_c_and_cpp(path: Path, tmp_path: Path, command: list[str]) -> None:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no {command[0]}")
+    kind = "c++" if "++" in command[0] else "c"
+    text = '#include "sums.h"\n#include "sums.h"\nint main(void) { return sums_run(0, 0, 0, 0); }\n'
+    (tmp_path / f"use.{kind}").write_text(text)
+    options = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{path.parent}"]
+    subprocess.run([*command, "-x", kind, *options, str(tmp_path / f"use.{kind}")], check=True)
