@@ -49,13 +49,20 @@ def onnxruntime_unfused(model: Path, threads: int, inputs: Arrays) -> tuple[str,
     return _onnxruntime(model, threads, inputs, ["MatMulAddFusion"])
 
 
+def onnxruntime_plain(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """No optimization: every operator as the file has it. It is not timed, results are compared
+    with its."""
+    ort = _imported("onnxruntime")
+    return _onnxruntime(model, threads, inputs, [], ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+
+
 def _onnxruntime(
-    model: Path, threads: int, inputs: Arrays, disabled: list[str]
+    model: Path, threads: int, inputs: Arrays, disabled: list[str], level: Any = None
 ) -> tuple[str, Run]:  # fmt: skip
     ort = _imported("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.graph_optimization_level = level or ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     session = ort.InferenceSession(
         model, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled
     )
@@ -113,6 +120,7 @@ def cpembed(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
     return "built", lambda: dict(zip(names, library.run(*given), strict=True))
 
 
+PLAIN = "onnxruntime_plain"
 RUNTIMES: dict[str, Callable[[Path, int, Arrays], tuple[str, Run]]] = {
     "cpembed": cpembed,
     "onnxruntime": onnxruntime,
@@ -136,7 +144,9 @@ def main() -> None:
     with np.load(given) as file:
         inputs = {key: file[key] for key in file.files}
     try:
-        version, run = RUNTIMES[name](Path(model), int(threads), inputs)
+        version, run = {**RUNTIMES, PLAIN: onnxruntime_plain}[name](
+            Path(model), int(threads), inputs
+        )
         np.savez(written, **{key: np.asarray(array) for key, array in run().items()})
     except Missing as error:
         answer(missing=str(error))

@@ -78,7 +78,7 @@ def _summary(rows: list[Row]) -> list[str]:
         for name, why in row["missing"].items():
             missing.setdefault(name, {})[row["model"]] = why
     apart = {
-        f"{row['model']}: {name}, {difference:.2f} away from ONNX Runtime's result"
+        f"{row['model']}: {name}, {difference:.2f} away from the result without optimizations"
         for row in rows
         for name, difference in row["difference"].items()
         if difference > 0.1

@@ -11,7 +11,8 @@ and ends when the process's threads sleep. A call is counted from arrays of nump
 numpy, one image or one sequence. Rounds in which other processes had more than a fifth of a core
 are left out where enough others remain. Ratios are another runtime's time over ours (over ONNX
 Runtime's where there is no library of ours) in the same round, medians of rounds: above 1 we are
-faster. *Difference*: between a runtime's first output and ONNX Runtime's, in parts of its length.
+faster. *Difference*: between a runtime's first output and that of ONNX Runtime without optimizations, in
+parts of its length.
 
 Runtimes that are not installed are left out and named; ``--python`` gives one, and its variants,
 another interpreter.
@@ -26,14 +27,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from benchmarks.network_runtimes import RUNTIMES
+from benchmarks.network_runtimes import PLAIN, RUNTIMES
 from benchmarks.network_tables import markdown
 from cpembed.files import write_whole
 from cpembed.measure.environment import provenance
@@ -105,13 +106,23 @@ def measured(
     """All runtimes on one network and so many threads."""
     servers: dict[str, Server] = {}
     missing: dict[str, str] = {}
+    expected: Mapping[str, Any] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         np.savez(folder / "inputs.npz", **inputs_of(model))
-        for name, path in paths.items():
-            program = programs.get(name, programs.get(name.split("_")[0], sys.executable))
+
+        def start(name: str, path: Path) -> AbstractContextManager[Server | str]:
+            program = programs.get(
+                name, programs.get(name.split("_", maxsplit=1)[0], sys.executable)
+            )
             call = [name, path, threads, folder / "inputs.npz", folder / f"{name}.npz"]
-            started = stack.enter_context(serving(program, [str(part) for part in call]))
+            return serving(program, [str(part) for part in call])
+
+        with start(PLAIN, model) as plain:
+            if not isinstance(plain, str):
+                expected = plain.outputs
+        for name, path in paths.items():
+            started = stack.enter_context(start(name, path))
             if isinstance(started, str):
                 missing[name] = started
             else:
@@ -119,7 +130,7 @@ def measured(
         quiet = taken(servers, rounds, round_ms)
         return {
             "model": model.stem, "threads": threads, "missing": missing, "rounds": quiet,
-            "of": rounds, **compared(servers),
+            "of": rounds, **compared(servers, expected),
         }  # fmt: skip
 
 
@@ -182,8 +193,8 @@ def taken(servers: Mapping[str, Server], rounds: int, round_ms: float) -> int:
     return sum(quiet)
 
 
-def compared(servers: Mapping[str, Server]) -> Row:
-    """Times, ratios and differences of what ran."""
+def compared(servers: Mapping[str, Server], expected: Mapping[str, Any]) -> Row:
+    """Times, ratios and differences of what ran; ``expected``: the outputs, where they are known."""
     versions = {name: server.version for name, server in servers.items()}
     times = {
         name: dict(zip(("low", "median", "high"), quartiles(server.samples), strict=True))
@@ -200,7 +211,7 @@ def compared(servers: Mapping[str, Server]) -> Row:
     fastest = min(others, key=lambda name: others[name]) if others else None
     return {
         "versions": versions, "seconds": times, "over": base, "ratios": ratios,
-        "fastest": fastest, "difference": differences(servers),
+        "fastest": fastest, "difference": differences(servers, expected),
     }  # fmt: skip
 
 
@@ -208,15 +219,14 @@ def quartiles(samples: list[float]) -> list[float]:
     return [float(value) for value in np.quantile(samples, (0.25, 0.5, 0.75))]
 
 
-def differences(servers: Mapping[str, Server]) -> dict[str, float]:
-    if REFERENCE not in servers:
-        return {}
-    name, expected = next(iter(servers[REFERENCE].outputs.items()))
+def differences(servers: Mapping[str, Server], expected: Mapping[str, Any]) -> dict[str, float]:
+    """Of the first output."""
     found: dict[str, float] = {}
-    for runtime, server in servers.items():
-        if runtime != REFERENCE and name in server.outputs:
-            difference = np.linalg.norm((server.outputs[name] - expected).ravel())
-            found[runtime] = float(difference / np.linalg.norm(expected.ravel()))
+    for name, right in list(expected.items())[:1]:
+        for runtime, server in servers.items():
+            if name in server.outputs:
+                difference = np.linalg.norm((server.outputs[name] - right).ravel())
+                found[runtime] = float(difference / np.linalg.norm(right.ravel()))
     return found
 
 
