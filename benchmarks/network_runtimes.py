@@ -143,10 +143,9 @@ def main() -> None:
         os.environ.setdefault(pool, threads)
     with np.load(given) as file:
         inputs = {key: file[key] for key in file.files}
+    opened = onnxruntime_plain if name == PLAIN else RUNTIMES[name]
     try:
-        version, run = {**RUNTIMES, PLAIN: onnxruntime_plain}[name](
-            Path(model), int(threads), inputs
-        )
+        version, run = opened(Path(model), int(threads), inputs)
         np.savez(written, **{key: np.asarray(array) for key, array in run().items()})
     except Missing as error:
         answer(missing=str(error))

@@ -11,8 +11,8 @@ and ends when the process's threads sleep. A call is counted from arrays of nump
 numpy, one image or one sequence. Rounds in which other processes had more than a fifth of a core
 are left out where enough others remain. Ratios are another runtime's time over ours (over ONNX
 Runtime's where there is no library of ours) in the same round, medians of rounds: above 1 we are
-faster. *Difference*: between a runtime's first output and that of ONNX Runtime without optimizations, in
-parts of its length.
+faster. *Difference*: between a runtime's first output and that of ONNX Runtime without
+optimizations, in parts of its length.
 
 Runtimes that are not installed are left out and named; ``--python`` gives one, and its variants,
 another interpreter.
@@ -112,9 +112,8 @@ def measured(
         np.savez(folder / "inputs.npz", **inputs_of(model))
 
         def start(name: str, path: Path) -> AbstractContextManager[Server | str]:
-            program = programs.get(
-                name, programs.get(name.split("_", maxsplit=1)[0], sys.executable)
-            )
+            family = name.partition("_")[0]
+            program = programs.get(name) or programs.get(family) or sys.executable
             call = [name, path, threads, folder / "inputs.npz", folder / f"{name}.npz"]
             return serving(program, [str(part) for part in call])
 
@@ -194,7 +193,7 @@ def taken(servers: Mapping[str, Server], rounds: int, round_ms: float) -> int:
 
 
 def compared(servers: Mapping[str, Server], expected: Mapping[str, Any]) -> Row:
-    """Times, ratios and differences of what ran; ``expected``: the outputs, where they are known."""
+    """Times, ratios and differences of what ran; ``expected``: outputs, where they are known."""
     versions = {name: server.version for name, server in servers.items()}
     times = {
         name: dict(zip(("low", "median", "high"), quartiles(server.samples), strict=True))
