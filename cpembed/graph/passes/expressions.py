@@ -80,6 +80,18 @@ def with_number(expression: Scalar, operation: str) -> float | None:
     return numbers[0] if len(numbers) == len(inputs) == 1 else None
 
 
+def is_whole(expression: Scalar) -> bool:
+    """Whether all values of an expression of floats are known to be whole numbers."""
+    if isinstance(expression, Number):
+        return math.isfinite(expression.value) and expression.value == int(expression.value)
+    if not isinstance(expression, Apply):
+        return False
+    if expression.operation == "round":
+        return True
+    steps = expression.operation in ("add", "sub", "max", "min")
+    return steps and all(map(is_whole, expression.arguments))
+
+
 def compacted(expression: Scalar, tensors: Sequence[str]) -> tuple[Scalar, tuple[str, ...]]:
     """The expression over the tensors that it reads, each once."""
     numbers = sorted(inputs_of(expression))

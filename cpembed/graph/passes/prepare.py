@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from cpembed.graph.graph import Graph
 from cpembed.graph.passes.element_types import element_types
+from cpembed.graph.passes.float_products import float_epilogues, float_types
 from cpembed.graph.passes.folding import fold
+from cpembed.graph.passes.fusion import fusion
 from cpembed.graph.passes.integer_elementwise import integer_elementwise
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.movements import movements
@@ -22,12 +24,13 @@ def prepare(
     ``first`` and ``second``: the element types of the two factors that the target's instruction
     multiplies. Integers and their parameters are those of the model; a result differs from the
     model's own arithmetic in floats by at most one quantum at each operator. ``fuse``: operators
-    between products are merged.
+    at every element, one after the other, become one.
     """
     graph = movements(fold(graph))
     graph = integer_products(fold(graph))
     graph = tables(residuals(requantizations(graph)))
     graph = integer_elementwise(graph)
     graph = tables(element_types(fold(graph), first, second))
-    graph = without_zero_points(graph)
-    return fold(graph, weights=True)
+    graph = fold(without_zero_points(graph), weights=True)
+    graph = float_types(float_epilogues(graph), first, second)
+    return fold(fusion(graph) if fuse else graph, weights=True)

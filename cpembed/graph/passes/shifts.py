@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +27,7 @@ from cpembed.graph.kinds import (
     Table,
     Transpose,
 )
-from cpembed.graph.passes.expressions import apply, substituted
+from cpembed.graph.passes.expressions import apply, is_whole, substituted
 from cpembed.graph.passes.quantization import BYTES
 from cpembed.kernel.epilogue import Epilogue
 
@@ -152,18 +151,7 @@ def _elementwise(kind: Elementwise, inputs: Sequence[int], result: int) -> Eleme
 
 def _whole(expression: Scalar) -> Scalar:
     """A result that is rounded before it is moved."""
-    return expression if _is_whole(expression) else apply("round", expression)
-
-
-def _is_whole(expression: Scalar) -> bool:
-    if isinstance(expression, Number):
-        return math.isfinite(expression.value) and expression.value == int(expression.value)
-    if not isinstance(expression, Apply):
-        return False
-    if expression.operation == "round":
-        return True
-    steps = expression.operation in ("add", "sub", "max", "min")
-    return steps and all(map(_is_whole, expression.arguments))
+    return expression if is_whole(expression) else apply("round", expression)
 
 
 def _joined(expression: Scalar, bytes_read: frozenset[int]) -> Scalar:
@@ -180,7 +168,7 @@ def _joined(expression: Scalar, bytes_read: frozenset[int]) -> Scalar:
     exact = isinstance(start, Input) and start.number in bytes_read
     if not isinstance(number, Number) or not isinstance(last, Number):
         return expression
-    if not exact and not (isinstance(start, Apply) and _is_whole(start)):
+    if not exact and not (isinstance(start, Apply) and is_whole(start)):
         return expression
     total = _signed(expression, last) + _signed(inner, number)
     if not total:
@@ -193,7 +181,7 @@ def _is_step(expression: Apply) -> bool:
     if expression.operation not in ("add", "sub"):
         return False
     number = expression.arguments[1]
-    return isinstance(number, Number) and _is_whole(number)
+    return isinstance(number, Number) and is_whole(number)
 
 
 def _signed(expression: Apply, number: Number) -> float | int:
