@@ -32,21 +32,21 @@ class Settings:
     def places(self, size: int, result: int, scale: float) -> Array:
         """Where on an axis of ``size`` each of ``result`` elements is read. In float32, as others
         compute it: which of two neighbours is nearest may depend on it."""
-        at, scale = np.arange(result, dtype=np.float32), np.float32(scale)
+        at, half, factor = np.arange(result, dtype=np.float32), np.float32(0.5), np.float32(scale)
         match self.coordinates:
             case "asymmetric":
-                return at / scale
+                return at / factor
             case "align_corners":
                 return at * np.float32(size - 1) / np.float32(result - 1) if result > 1 else at
             case "pytorch_half_pixel":
-                return (at + np.float32(0.5)) / scale - np.float32(0.5) if result > 1 else at
+                return (at + half) / factor - half if result > 1 else at
             case "tf_half_pixel_for_nn":
-                return (at + np.float32(0.5)) / scale
+                return (at + half) / factor
             case "half_pixel_symmetric":
                 adjusted = result / (scale * size)
-                return size / 2 * (1 - adjusted) + (at + 0.5) / scale - 0.5
+                return size / 2 * (1 - adjusted) + (at + half) / factor - half
             case _:
-                return (at + np.float32(0.5)) / scale - np.float32(0.5)
+                return (at + half) / factor - half
 
     def rounded(self, places: Array) -> Array:
         match self.nearest:

@@ -49,8 +49,16 @@ class Case:
         return f"{self.operator}{' ' + self.note if self.note else ''}"
 
 
-def case(operator: str, *inputs: Array | None, constants: Sequence[int] = (), outputs: int = 1,
-         version: int = 21, domain: str = "", note: str = "", **attributes: Any) -> Case:  # fmt: skip
+def case(
+    operator: str,
+    *inputs: Array | None,
+    constants: Sequence[int] = (),
+    outputs: int = 1,
+    version: int = 21,
+    domain: str = "",
+    note: str = "",
+    **attributes: Any,
+) -> Case:
     return Case(operator, inputs, constants, outputs, version, domain, note, attributes)
 
 
