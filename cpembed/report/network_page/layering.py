@@ -13,8 +13,9 @@ from dataclasses import dataclass
 Point = tuple[float, float]
 
 _SWEEPS = 12
-_STRAIGHT = 4.0
-"""How much more a place of passage counts than a node, so that long edges are straight."""
+_STRAIGHT, _TRUNK = 4.0, 1e4
+"""How much more a place of passage counts than a node, so that long edges are straight, and what
+lies on the trunk, a longest way through the graph, which is drawn as a straight line."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,34 @@ class _Layered:
         self.count = count
         self.layer = list(layers)
         self.chains: list[list[int]] = []
+        self.chain_of: dict[int, int] = {}
         for source, target in edges:
             between = range(layers[source] + 1, layers[target])
             first = len(self.layer)
             self.layer.extend(between)
-            self.chains.append([source, *range(first, first + len(between)), target])
+            places = range(first, len(self.layer))
+            self.chain_of |= dict.fromkeys(places, len(self.chains))
+            self.chains.append([source, *places, target])
         self.above: list[list[int]] = [[] for _ in self.layer]
         self.below: list[list[int]] = [[] for _ in self.layer]
         for chain in self.chains:
             for upper, lower in itertools.pairwise(chain):
                 self.below[upper].append(lower)
                 self.above[lower].append(upper)
+        self.trunk = self._trunk()
         self.rows: list[list[int]] = [[] for _ in range(max(layers) + 1)]
         for vertex, layer in enumerate(self.layer):
             self.rows[layer].append(vertex)
+
+    def _trunk(self) -> frozenset[int]:
+        """The vertices of a way from a node in the lowest layer up to the first, without places of
+        passage where that is possible."""
+        at = max(range(self.count), key=lambda v: (self.layer[v], -v))
+        found = [at]
+        while self.above[at]:
+            at = min(self.above[at])
+            found.append(at)
+        return frozenset(found)
 
     def order(self) -> None:
         """Sort each layer by the mean place of its neighbours, downwards and upwards in turn; the
@@ -165,11 +180,29 @@ class _Layered:
         for vertex in row:
             near = self.above[vertex] if sweep % 2 == 0 else self.below[vertex]
             near = self.above[vertex] + self.below[vertex] if last else near
-            wanted.append(sum(xs[v] for v in near) / len(near) if near else xs[vertex])
-        weights = [1.0 if v < self.count else _STRAIGHT for v in row]
+            mean = sum(xs[v] for v in near) / len(near) if near else xs[vertex]
+            if vertex in self.trunk:
+                mean = 0.0
+            elif vertex >= self.count:
+                mean = self._passing(vertex, xs, outside=sweep >= _SWEEPS // 2)
+            wanted.append(mean)
+        weights = [self._weight(v) for v in row]
         apart = [self._distance(a, b, sizes) for a, b in itertools.pairwise(row)]
         for vertex, x in zip(row, spread(wanted, weights, apart), strict=True):
             xs[vertex] = x
+
+    def _passing(self, vertex: int, xs: list[float], *, outside: bool) -> float:
+        """Where a long edge passes a layer: between its ends, or, ``outside``, straight beside the
+        widest of what it has to go around."""
+        source, *passed, target = self.chains[self.chain_of[vertex]]
+        if outside:
+            return max((xs[v] for v in passed), key=abs)
+        return (xs[source] + xs[target]) / 2
+
+    def _weight(self, vertex: int) -> float:
+        if vertex in self.trunk:
+            return _TRUNK
+        return 1.0 if vertex < self.count else _STRAIGHT
 
     def _distance(self, first: int, second: int, sizes: Sizes) -> float:
         nodes = (first < self.count) + (second < self.count)

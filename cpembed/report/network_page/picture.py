@@ -9,9 +9,9 @@ from cpembed.report.network_page.document import Network, Operator, State, Tenso
 from cpembed.report.network_page.layering import Placed, Point, Sizes, place
 from cpembed.report.network_page.text import html, short, time
 
-SIZES = Sizes(width=196, height=46, gap=24, layer_gap=40)
+SIZES = Sizes(width=196, height=46, gap=24, layer_gap=48)
 _MARGIN = 12.0
-_CHARACTERS = 26
+_CHARACTERS = 24
 """Of a node's lines."""
 
 SYMBOLS = {
@@ -99,14 +99,15 @@ def _node(network: Network, number: int, operator: Operator, centre: Point, long
 
 def _edges(network: Network, between: list[Edge], placed: Placed) -> Iterator[str]:
     for edge, points in zip(between, placed.paths, strict=True):
-        tensor = network.tensor(edge.tensor)
-        title = html(f"{edge.tensor}: {describe(tensor)}")
+        title = html(f"{edge.tensor}: {describe(network.tensor(edge.tensor))}")
         yield (
             f'<path d="{_path(points)}" data-from="{edge.source}" data-to="{edge.target}">'
             f"<title>{title}</title></path>"
         )
+    # On top of all edges.
+    for edge, points in zip(between, placed.paths, strict=True):
         if edge.first:
-            yield from _labels(tensor, points, title)
+            yield from _labels(edge.tensor, network.tensor(edge.tensor), points)
 
 
 def _path(points: tuple[Point, ...]) -> str:
@@ -125,17 +126,17 @@ def _path(points: tuple[Point, ...]) -> str:
     return "".join(text)
 
 
-def _labels(tensor: Tensor, points: tuple[Point, ...], title: str) -> Iterator[str]:
+def _labels(name: str, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[str]:
     """The layout beside the beginning of an edge, and a mark for each conversion."""
     x, y = points[0][0] + 6, points[0][1] + SIZES.height / 2 + 12
     if tensor.layout:
         layout = html(short(tensor.layout, 26))
         yield f'<text class="layout" x="{x:.1f}" y="{y:.1f}">{layout}</text>'
     for number, conversion in enumerate(tensor.conversions):
-        at = y + 10 + 9 * number
+        at = y + 12 * (number + 1)
         words = f"{short(conversion.to, 16)} {time(conversion.us)}"
         yield (
-            f'<g class="conversion"><title>{title}, converted to {html(conversion.to)} in '
+            f'<g class="conversion"><title>{html(name)} is copied to {html(conversion.to)} in '
             f"{html(time(conversion.us))}</title>"
             f'<path d="M{x - 6:.1f} {at - 7:.1f}l5 4 -5 4 -5 -4z"/>'
             f'<text x="{x + 2:.1f}" y="{at:.1f}">{html(words)}</text></g>'

@@ -41,12 +41,12 @@ def totals(network: Network) -> str:
         ("measured", time(found.measured_us)),
         ("predicted", time(found.predicted_us)),
         ("first call", time(found.cold_us)),
-        ("products embedded", products),
+        ("embedded", products),
         ("MACs", macs(found.macs)),
         ("rate", _rate(network)),
         ("weights", _bytes(found.bytes_weights)),
         ("workspace", _bytes(found.bytes_workspace)),
-        ("layout conversions", time(network.conversions_us)),
+        ("conversions", time(network.conversions_us)),
     ]
     inner = "".join(
         f"<div><dt>{html(name)}</dt><dd>{html(value)}</dd></div>" for name, value in tiles
@@ -157,7 +157,7 @@ def _row(network: Network, number: int, operator: Operator, whole: float, slowes
         (macs(operator.macs), operator.macs),
         (time(operator.predicted_us), operator.predicted_us),
         (time(operator.measured_us), operator.measured_us),
-        (_part(us, whole), us),
+        (_part(us, whole, slowest), us),
         (UNKNOWN if ratio is None else f"{ratio:.2f}", ratio),
     ]
     marked = " slowest" if us and us == slowest else ""
@@ -168,10 +168,10 @@ def _row(network: Network, number: int, operator: Operator, whole: float, slowes
     return f'<tr class="{state.value}{marked}" data-op="{number}">{inner}</tr>'
 
 
-def _part(us: float | None, whole: float) -> str:
-    if us is None or not whole:
+def _part(us: float | None, whole: float, slowest: float) -> str:
+    if us is None or not whole or not slowest:
         return UNKNOWN
-    return f'{us / whole:.1%}<span class="bar" style="width:{100 * us / whole:.1f}%"></span>'
+    return f'{us / whole:.1%}<span class="bar" style="width:{100 * us / slowest:.1f}%"></span>'
 
 
 def cards(network: Network) -> Iterator[str]:

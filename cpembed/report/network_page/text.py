@@ -21,15 +21,12 @@ def html(text: object) -> str:
 
 
 def short(text: str, length: int) -> str:
-    """At most so many characters; the middle is left out, since names differ at their ends.
+    """At most so many characters, the last ones: names of a model differ at their ends.
 
     >>> short("/layer1/layer1.0/conv1/Conv", 15)
-    '/layer1…v1/Conv'
+    '…1.0/conv1/Conv'
     """
-    if len(text) <= length:
-        return text
-    head = (length - 1) // 2
-    return f"{text[:head]}…{text[head + 1 - length :]}"
+    return text if len(text) <= length else f"…{text[1 - length :]}"
 
 
 def time(us: float | None) -> str:
