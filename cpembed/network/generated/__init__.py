@@ -1,0 +1,70 @@
+"""Kernels of everything between products: from an operator's kind and its tensors' layouts to the
+text of a kernel on flat buffers, ``main(in0, in1, ..., out0, ...)``.
+
+A kernel writes the elements of its outputs and nothing else: what lies in a halo is filled once by
+whoever owns the buffer, and is never read. No buffer may overlap another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cpembed.errors import LoweringError
+from cpembed.graph.kinds import (
+    Concat,
+    Dequantize,
+    Elementwise,
+    Expand,
+    Kind,
+    Pad,
+    Pool,
+    Quantize,
+    Reduce,
+    Reshape,
+    Slice,
+    Table,
+    Transpose,
+)
+from cpembed.kernel.plan import KernelPlan
+from cpembed.network.generated.elementwise import (
+    dequantize_plan,
+    elementwise_plan,
+    quantize_plan,
+    table_plan,
+)
+from cpembed.network.generated.moves import conversion_plan, move_plan
+from cpembed.network.generated.placed import Placed
+from cpembed.network.generated.reductions import reduce_plan
+from cpembed.network.generated.windows import pool_plan
+
+__all__ = ["Placed", "conversion_plan", "generated_plan"]
+
+_PLANS: Mapping[type[Kind], Callable[[Any, Sequence[Placed], Sequence[Placed], int], KernelPlan]]
+_PLANS = {
+    Elementwise: elementwise_plan,
+    Quantize: quantize_plan,
+    Dequantize: dequantize_plan,
+    Table: table_plan,
+    Reshape: move_plan,
+    Transpose: move_plan,
+    Concat: move_plan,
+    Slice: move_plan,
+    Expand: move_plan,
+    Pad: move_plan,
+    Pool: pool_plan,
+    Reduce: reduce_plan,
+}
+
+
+def generated_plan(
+    kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+) -> KernelPlan:
+    """The kernel of an operator that is no product; small ones run on fewer threads.
+
+    Raises :class:`LoweringError` for a kind or a type that has no kernel.
+    """
+    plan = _PLANS.get(type(kind))
+    if plan is None:
+        raise LoweringError(f"{kind.label} has no generated kernel: products are embedded instead")
+    return plan(kind, inputs, outputs, threads)

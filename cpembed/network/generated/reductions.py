@@ -1,0 +1,111 @@
+"""Kernels of reductions: sums, means, extrema and products over axes of a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpembed.graph.kinds import Reduce
+from cpembed.graph.kinds.base import axis_of
+from cpembed.kernel.plan import KernelPlan
+from cpembed.network.generated.emission import Kernel, chunks_for
+from cpembed.network.generated.lanes import Reduction, accumulators
+from cpembed.network.generated.nest import View, axes, axis_name, constant, nest_over
+from cpembed.network.generated.placed import Placed, loaded, stored
+from cpembed.network.generated.scalar import Value, Writer, literal
+
+JOINS = {
+    "sum": "({} + {})",
+    "mean": "({} + {})",
+    "max": "T.max({}, {})",
+    "min": "T.min({}, {})",
+    "prod": "({} * {})",
+}
+
+
+def reduce_plan(
+    kind: Reduce, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+) -> KernelPlan:
+    """Integers are summed exactly, floats in float32 (of float64 in that)."""
+    (source,), (output,) = inputs, outputs
+    rank = len(source.shape)
+    gone = {axis_of(axis, rank) for axis in kind.axes}
+    given = axes(rank)
+    index = [
+        constant(0) if axis in gone else e
+        for axis, e in enumerate(given)
+        if kind.keeps or axis not in gone
+    ]
+    views = [View(output.layout, tuple(index)), View(source.layout, given)]
+    nest = nest_over(source.shape, views, ordered_by=1)
+    names = {axis_name(axis) for axis in gone}
+    reduction = Reduction.of(nest, lambda loop: loop.name.split("_")[0] in names)
+    count = math.prod(source.shape[axis] for axis in gone)
+    dtype = accumulator_dtype(kind.what, source.dtype, count)
+    join = JOINS[kind.what]
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    with kernel.written(), reduction.rows(kernel):
+        start = literal(neutral(kind.what, dtype), dtype)
+        name = accumulators(kernel, reduction.size, dtype, start)
+
+        def add(lane: str, places: Sequence[str]) -> None:
+            element = loaded(f"in0[{places[1]}]", source.dtype, dtype)
+            joined = join.format(f"{name}[{lane}]", element)
+            kernel.script.line(f"{name}[{lane}] = {joined}")
+
+        reduction.sweep(kernel, add)
+        total = reduction.combined(kernel, name, dtype, join)
+
+        def store(lane: str, places: Sequence[str]) -> None:
+            value = _result(kernel, kind.what, Value(total(lane), dtype), count, output.dtype)
+            kernel.script.line(f"out0[{places[0]}] = {value}")
+
+        reduction.once(kernel, store)
+    return kernel.plan(kind.label)
+
+
+def _result(kernel: Kernel, what: str, total: Value, count: int, dtype: str) -> str:
+    writer = Writer(kernel.let, "float32")
+    if what == "mean":
+        if total.is_float:
+            total = Value(f"{total.text} / {literal(count, total.dtype)}", total.dtype)
+        else:
+            mean = f'T.cast({total.text}, "float64") / {literal(count, "float64")}'
+            total = Value(kernel.let(mean), "float64")
+            if dtype != "bool":
+                kind = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
+                whole = f'T.cast(T.nearbyint({total.text}), "{kind}")'
+                return whole if kind == dtype else f'T.cast({whole}, "{dtype}")'
+    if dtype == "bool" or total.dtype != stored(dtype):
+        return writer.converted(total, dtype)
+    return total.text
+
+
+def accumulator_dtype(what: str, dtype: str, count: int) -> str:
+    """The type in which ``count`` elements are put together."""
+    if dtype in ("bfloat16", "float16", "float32", "float64"):
+        return "float64" if dtype == "float64" else "float32"
+    if what in ("max", "min"):
+        return stored(dtype)
+    size = 8 * np.dtype(dtype).itemsize
+    if what == "mean":
+        # Exact, whatever the elements are.
+        return "int32" if size < 32 and count < 2 ** (31 - size) else "int64"
+    # Sums and products are stored without what exceeds the type.
+    if dtype == "bool":
+        return "int32" if what == "sum" else "uint8"
+    return "int64" if size == 64 else "int32"
+
+
+def neutral(what: str, dtype: str) -> float | int:
+    """What changes no result."""
+    if what in ("sum", "mean"):
+        return 0
+    if what == "prod":
+        return 1
+    if dtype.startswith("float"):
+        return -math.inf if what == "max" else math.inf
+    limits = np.iinfo(dtype)
+    return int(limits.min if what == "max" else limits.max)
