@@ -1,0 +1,177 @@
+"""The report of ``cpembed network``, from the document that ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import RenderableType
+
+from cpembed.report.blocks import bullets, header, heading, table
+from cpembed.report.network_page.document import Assignment, Network, Operator, State, Totals, read
+from cpembed.wording import count, data_size, duration, plural
+
+_COLUMNS = (
+    *("operator", "kind", "on", "layout", "used>", "MACs>"),
+    *("predicted>", "measured>", "of all>", "off>", ""),
+)
+_FOLDED = 48
+_MARKED = 3
+"""The slowest operators that are marked."""
+
+OFF = 3.0
+"""A prediction that is off by more is said."""
+
+
+def report(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """A row an operator, the slowest ones marked, then what they come to.
+
+    Raises :class:`~cpembed.errors.InvariantError` for what is no document of a network.
+    """
+    network = read(document)
+    yield _operators(network)
+    yield ""
+    yield header(_totals(network))
+    if network.assignment is not None:
+        yield ""
+        yield heading("Choice of layouts")
+        yield header(_assignment(network.assignment))
+    doubts = list(_doubts(network))
+    if doubts:
+        yield ""
+        yield heading("Worth a look")
+        yield bullets(doubts)
+
+
+def _operators(network: Network) -> RenderableType:
+    whole = sum(operator.us or 0.0 for operator in network.operators)
+    by_time = sorted(network.operators, key=lambda operator: operator.us or 0.0, reverse=True)
+    places = {id(operator): place for place, operator in enumerate(by_time[:_MARKED], 1)}
+    result = table(
+        _COLUMNS,
+        (
+            _row(network, operator, whole, places.get(id(operator)))
+            for operator in network.operators
+        ),
+    )
+    result.columns[0].max_width = _FOLDED
+    return result
+
+
+def _row(network: Network, operator: Operator, whole: float, place: int | None) -> tuple[str, ...]:
+    us, state = operator.us, network.state(operator)
+    no_instruction = "no instruction" if state is State.UNMATCHED else ""
+    ratio = _ratio(operator)
+    marks = {None: "", 1: "slowest", 2: "2nd", 3: "3rd"}
+    wrong = "WRONG" if operator.verified is False else ""
+    layout = network.tensor(operator.outputs[0]).layout if operator.outputs else ""
+    return (
+        operator.name,
+        operator.label or operator.kind,
+        operator.embedded_on or no_instruction,
+        layout,
+        "" if operator.utilisation is None else f"{operator.utilisation:.1%}",
+        count(operator.macs) if operator.macs else "",
+        _time(operator.predicted_us),
+        _time(operator.measured_us),
+        f"{us / whole:.1%}" if us is not None and whole else "",
+        "" if ratio is None else f"x{ratio:.2f}",
+        " ".join(mark for mark in (marks[place] if us else "", wrong) if mark),
+    )
+
+
+def _ratio(operator: Operator) -> float | None:
+    """The measured time over the predicted one."""
+    if operator.measured_us is None or not operator.predicted_us:
+        return None
+    return operator.measured_us / operator.predicted_us
+
+
+def _totals(network: Network) -> list[tuple[str, str]]:
+    found = network.totals
+    threads = "" if network.threads is None else f" on {plural(network.threads, 'thread')}"
+    operators = plural(len(network.operators), "operator")
+    rows = [("network", f"{network.network} on {network.target}, {operators}")]
+    if found.products is not None:
+        products = f"{found.embedded or 0} of {found.products} products embedded"
+        others = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
+        rows.append(("embedded", products + (f", {others} on alternatives" if others else "")))
+    if found.measured_us is not None:
+        cold = "" if found.cold_us is None else f"; the first call takes {duration(found.cold_us)}"
+        how = network.provenance or "measured"
+        rows.append((how, f"{duration(found.measured_us)}{threads}{_rate(found)}{cold}"))
+    if found.predicted_us is not None:
+        off = ""
+        if found.measured_us and found.predicted_us:
+            off = f", x{found.measured_us / found.predicted_us:.2f} of it measured"
+        rows.append(("predicted", duration(found.predicted_us) + off))
+    converted = sum(len(tensor.conversions) for tensor in network.tensors.values())
+    if converted:
+        copies = f"{plural(converted, 'copy', 'copies')} to another layout"
+        rows.append(("conversions", f"{copies}, {duration(network.conversions_us)}"))
+    if found.bytes_weights is not None or found.bytes_workspace is not None:
+        weights, workspace = (
+            "" if size is None else f"{data_size(size)} {name}"
+            for size, name in (
+                (found.bytes_weights, "weights"),
+                (found.bytes_workspace, "workspace"),
+            )
+        )
+        rows.append(("memory", ", ".join(part for part in (weights, workspace) if part)))
+    return rows
+
+
+def _rate(found: Totals) -> str:
+    us, macs = found.measured_us, found.macs
+    return f", {2 * macs / us / 1e3:,.1f} GOPS" if macs and us else ""
+
+
+def _assignment(found: Assignment) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if found.cost_us is not None:
+        rows.append(("chosen", duration(found.cost_us) + _bounded(found)))
+    for name, us in (
+        ("channels last", found.channels_last_us),
+        ("own best", found.own_best_us),
+    ):
+        if us is not None:
+            times = f", x{us / found.cost_us:.2f} of the chosen" if found.cost_us else ""
+            rows.append((name, duration(us) + times))
+    solved = [
+        f"{number:,} {name}"
+        for number, name in ((found.layouts, "layouts"), (found.options, "choices"))
+        if number is not None
+    ]
+    if found.seconds is not None:
+        solved.append(f"{found.seconds:.3g} s")
+    if solved:
+        rows.append(("searched", ", ".join(solved)))
+    return rows
+
+
+def _bounded(found: Assignment) -> str:
+    if found.proven:
+        return ", proven the least by the estimates"
+    if found.bound_us is None:
+        return ""
+    gap = "" if found.gap is None else f", within {found.gap:.1%}"
+    return f"; no choice takes less than {duration(found.bound_us)}{gap}"
+
+
+def _doubts(network: Network) -> Iterator[str]:
+    """What is wrong, what no instruction computes, and predictions that are far off."""
+    for operator in network.operators:
+        if operator.verified is False:
+            yield f"{operator.name}: the numbers are WRONG"
+    for operator in network.operators:
+        if network.state(operator) is State.UNMATCHED:
+            yield f"{operator.name}: no instruction: {operator.reason or 'not known why'}"
+    for operator in network.operators:
+        ratio = _ratio(operator)
+        if ratio is not None and not 1 / OFF <= ratio <= OFF:
+            took, expected = _time(operator.measured_us), _time(operator.predicted_us)
+            yield f"{operator.name}: took {took}, {expected} were predicted"
+
+
+def _time(us: float | None) -> str:
+    return "" if us is None else duration(us)
