@@ -35,15 +35,16 @@ from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import CompiledKernel, described
+from cpembed.kernel.compiled import described
 from cpembed.kernel.epilogue import Epilogue, Storing
-from cpembed.kernel.host_cpu import needed_features
+from cpembed.kernel.host_cpu import cpu_features, needed_features
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.runtime import compile_host_object, compile_object
 from cpembed.measure.runner import Quantiles, time_work
 from cpembed.measure.verification import Expected, Verification
-from cpembed.targets.choice import Choice
+from cpembed.targets.base import verified
+from cpembed.targets.choice import Choice, built_first
 from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 9, 5.0
@@ -53,10 +54,10 @@ _ROUNDS, _ROUND_MS = 9, 5.0
 @dataclass(frozen=True)
 class BuildResult:
     """What was written into ``folder``: ``files``, by name. ``chosen`` is what they compute and
-    ``choice`` how. ``verification`` and ``call_us`` are of the library's own calls, one from the
-    inputs' layouts to the output's; None where it is for another machine. ``linked``: there is a
-    library, not only what a library is made of elsewhere, or a program. ``run``: what a target
-    simulated that has no libraries."""
+    ``choice`` how. ``linked``: there is a library, of whose calls ``verification`` and ``call_us``
+    are, from the inputs' layouts to the output's; None where this processor lacks something.
+    Otherwise there is what a library is made of elsewhere, or a program, and what executes those
+    here verified them. ``run``: of a target without libraries."""
 
     chosen: Chosen
     choice: Choice
@@ -85,7 +86,7 @@ class BuildResult:
             "native": chosen.plan.native,
             "missing": list(self.missing),
             "candidate": self.choice.candidate.candidate.identifier,
-            "stored": None if chosen.plan.epilogue is None else str(chosen.plan.epilogue),
+            "stored": chosen.plan.target.stored_type(chosen.solved.workload, chosen.plan.epilogue),
             "name": self.name,
             "folder": str(self.folder),
             "files": list(self.files),
@@ -203,16 +204,11 @@ def _program_of(plan: Plan, choice: Choice, name: str, threads: int) -> _Made | 
                 assembly.append(found.assembly())
             return CompiledObject(symbol, found.contents)
 
-        features = _features(target, kernel) if target.triple is None else ()
+        asked = target.spec.cpu_features if plan.native else ()
+        features = needed_features(asked) if target.triple is None else ()
         ahead = packed_before(derived.workload)
         program = kernel_program(name, kernel, ahead, compiled, features=features, threads=threads)
     return _Made(program, choice, assembly[0], described(kernel, target.spec.name))
-
-
-def _features(target: AnyTarget, kernel: CompiledKernel) -> tuple[str, ...]:
-    """What code of this machine needs, and the instruction, where it is used."""
-    native = kernel.plan.attributes or not kernel.fallback
-    return needed_features(target.spec.cpu_features if native else ())
 
 
 def _written(
@@ -232,8 +228,11 @@ def _written(
         others={f"{program.name}.s": made.assembly},
     )
     if target.triple is not None:
+        judged = worker.call(_emulated, plan, made.choice, workload)
         library = write_sources(program, folder, contents)
-        return BuildResult(chosen, made.choice, program.name, folder, library.files, linked=False)
+        return BuildResult(
+            chosen, made.choice, program.name, folder, library.files, judged, linked=False
+        )
     found: list[tuple[Verification, Quantiles]] = []
 
     def check(path: Path) -> None:
@@ -241,8 +240,9 @@ def _written(
         subject = target, workload, plan.epilogue
         found.append(worker.call(_verified, path, program.name, *subject, secrets.randbits(31)))
 
-    library = write_library(program, folder, contents, check=check)
-    verification, times = found[0]
+    runs_here = cpu_features().issuperset(program.features)
+    library = write_library(program, folder, contents, check=check if runs_here else None)
+    verification, times = found[0] if found else (None, None)
     return BuildResult(
         chosen,
         made.choice,
@@ -258,7 +258,8 @@ def _written(
 def _about(chosen: Chosen) -> str:
     """What a library computes, in sentences."""
     plan, solved = chosen.plan, chosen.solved
-    stored = "" if plan.epilogue is None else f" Stored is: {plan.epilogue}."
+    known = isinstance(plan.epilogue, Epilogue)
+    stored = f" Stored is: {plan.epilogue}." if known else ""
     how = f"the instruction of {solved.target.name}" if plan.native else "portable code"
     sizes = " ".join(f"{name}={size}" for name, size in solved.workload.extents.items())
     return f"`{solved.workload}` with {sizes}, by {how}.{stored}"
@@ -297,6 +298,22 @@ def _verified(
         library.run(*arrays, out=out)
         rounds = _ROUNDS if time.perf_counter() - started < 1 else 1
         return judged, time_work(lambda: library.run(*arrays, out=out), rounds, _ROUND_MS)
+
+
+def _emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification:
+    """What another machine's kernel computes, which something executes here: in the worker.
+
+    Raises :class:`InvariantError` where that is wrong.
+    """
+    target, seed = plan.target, secrets.randbits(31)
+    artifact, _ = built_first(target, [choice], plan.epilogue)
+    judged, _ = verified(target, artifact, workload, plan.epilogue, seed)
+    if not judged.verified:
+        raise InvariantError(
+            f"the kernel of {target.spec.name} in {workload.name} is wrong by up to "
+            f"{judged.max_error:g} on data of seed {seed}: please report this command line"
+        )
+    return judged
 
 
 def _typed(array: Any, library: Library) -> Any:

@@ -33,13 +33,17 @@ def report(result: BuildResult) -> Iterator[RenderableType]:
 
 
 def _checked(result: BuildResult) -> list[tuple[str, str]]:
-    """What was found out of the library here."""
+    """What was found out of it here."""
     if result.verification is None:
-        return [("verified", "no: it is for another machine, where `make` links it")]
+        return [("verified", "no: this processor lacks what the library needs")]
     error = result.verification.max_error
     accuracy = "bit for bit equal to the reference"
     if result.verification.tolerance:
         accuracy = f"largest error {error:.3g}, within rounding of the reference"
+    if not result.linked:
+        how = result.chosen.plan.target.provenance
+        made = "; `make` links the library on its machine" if "Makefile" in result.files else ""
+        return [("verified", f"yes, {how}, {accuracy}{made}")]
     rows = [("verified", f"yes, {accuracy}")]
     if result.call_us is not None:
         median = wording.duration(result.call_us.median)
