@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from cpembed.cli.build_network import build_model, is_model
+from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
     Asked,
     Subcommand,
@@ -44,11 +46,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--name",
-    default="kernel",
-    show_default=True,
     metavar="NAME",
-    help="Of the library, and what its functions begin with.",
+    help="Of the library, and what its functions begin with.  [default: kernel, or the model's]",
 )
+@shapes_option
 @rank_option(
     "The candidate of this place in the ranking.  [default: what was tuned; else the fastest "
     "by the target's estimate of the best 8, where it compares them, or the best]"
@@ -73,7 +74,8 @@ if TYPE_CHECKING:
 def command(
     *,
     folder: Path,
-    name: str,
+    name: str | None,
+    shapes: dict[str, tuple[int, ...]],
     rank: int | None,
     identifier: str | None,
     backend: BackendChoice,
@@ -88,8 +90,8 @@ def command(
     as_json: bool,
     **asked: Unpack[Asked],
 ) -> int:
-    """Build a library of a workload's kernel: plain C, Python with numpy, or PyTorch call it, and
-    it needs nothing of what made it.
+    """Build a library of a workload's kernel, or of a whole model (.onnx, .pt2): plain C, Python
+    with numpy, or PyTorch call it, and it needs nothing of what made it.
 
     The candidate is chosen as `cpembed run` chooses it. Of a target that is emulated here, what the
     library is made of on such a machine is written; of a simulated one, its program
@@ -97,10 +99,30 @@ def command(
 
     \b
     cpembed build deepbench:11 --target avx512_vnni -o layer --name layer
+    cpembed build resnet18.onnx --target avx512_vnni -o resnet18
     cpembed build gemm m=64 n=64 k=64 --target avx2_int8 -o product --relu --output uint8 --scale
     """
     require_one(rank=rank is not None, id=identifier is not None)
     use_threads(threads)
+    if is_model(asked["words"]):
+        steps = {"--rank": rank, "--id": identifier, "--output": output, "--shift": shift}
+        given = [option for option, value in steps.items() if value is not None]
+        flags = {"--bias": bias, "--scale": scale, "--relu": relu, "--untuned": untuned}
+        given += [option for option, value in flags.items() if value]
+        if given:
+            raise click.UsageError(f"{given[0]} is of a workload, not of a model: leave it out")
+        return build_model(
+            Path(asked["words"][0]),
+            asked["target"],
+            folder,
+            name,
+            shapes,
+            torch=torch,
+            timeout=asked["timeout"],
+            as_json=as_json,
+        )
+    if shapes:
+        raise click.UsageError("--shape is of a model, not of a workload: leave it out")
     from cpembed.api.build import build
     from cpembed.api.solve import SolveResult
 
@@ -108,7 +130,7 @@ def command(
         result = build(
             **problem(asked),
             folder=folder,
-            name=name,
+            name=name or "kernel",
             rank=rank,
             identifier=identifier,
             backend=backend,

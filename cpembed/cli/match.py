@@ -40,17 +40,18 @@ def _shapes(
     return found
 
 
+shapes_option = click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    callback=_shapes,
+    metavar="NAME=SIZES",
+    help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be repeated.",
+)
+
 model_options = together(
     click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
-    click.option(
-        "--shape",
-        "shapes",
-        multiple=True,
-        callback=_shapes,
-        metavar="NAME=SIZES",
-        help="Sizes of an input that the model leaves open, as in input=1,3,224,224. May be "
-        "repeated.",
-    ),
+    shapes_option,
 )
 """A model file, and sizes that it leaves open."""
 

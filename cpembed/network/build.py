@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from cpembed.api.solve import default_dtypes, hardware_spec
 from cpembed.errors import BackendUnavailable
-from cpembed.export.library import Library, write_library
+from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.graph.passes import prepare
@@ -106,10 +106,13 @@ def compile_network(
     cache: Cache | None = None,
     prepares: bool = True,
     policy: Policy = "assigned",
+    contents: Contents = EVERYTHING,
+    check: Callable[[CompiledNetwork], None] | None = None,
 ) -> CompiledNetwork:
     """Write a network's library to a folder; ``prepares``: the graph is as a front end made it.
 
-    Kernels run on as many threads as the process has for kernels. Raises
+    Kernels run on as many threads as the process has for kernels. ``contents``: which files are
+    written; ``check`` is called before any is, and none is where it raises. Raises
     :class:`~cpembed.errors.LoweringError` for an operator that has no kernel, and
     :class:`BackendUnavailable` where there is no C compiler or the target has no library.
     """
@@ -128,7 +131,14 @@ def compile_network(
     )
     network = network_program(plan, name or library_name(graph.name), cache, progress)
     progress("linking", 0, 1)
-    return CompiledNetwork(plan, network, write_library(network.program, folder))
+    label = network.program.name
+
+    def checked(path: Path) -> None:
+        if check is not None:
+            check(CompiledNetwork(plan, network, Library(label, path.parent, ())))
+
+    library = write_library(network.program, folder, contents, check=checked)
+    return CompiledNetwork(plan, network, library)
 
 
 def require_library(spec: HardwareSpec) -> None:

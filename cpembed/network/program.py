@@ -60,7 +60,7 @@ def network_program(
     kernels = compiled(made.plans, cache, progress)
     program = Program(
         name,
-        tuple(made.buffers.values()),
+        made.in_order(),
         kernels,
         (),
         tuple(made.calls),
@@ -145,6 +145,15 @@ class _Maker:
             for name in operator.outputs:
                 self._convert(name)
         self._return_inputs()
+
+    def in_order(self) -> tuple[Buffer, ...]:
+        """The buffers: inputs and outputs as the network has them, then the rest."""
+        named = {buffer.name.removesuffix(".result"): buffer for buffer in self.buffers.values()
+                 if buffer.role is Role.OUTPUT}  # fmt: skip
+        first = [self.buffers[name] for name in self.plan.graph.inputs]
+        first += [named[name] for name in dict.fromkeys(self.plan.graph.outputs)]
+        rest = [b for b in self.buffers.values() if b.role not in (Role.INPUT, Role.OUTPUT)]
+        return (*first, *rest)
 
     # ------------------------------------------------------------------------------- buffers
 

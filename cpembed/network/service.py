@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.api.solve import hardware_spec
+from cpembed.errors import InvariantError
+from cpembed.export.library import EVERYTHING, Contents
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.network.build import SEARCH_LIMIT, CompiledNetwork, compile_network, prepared_for
 from cpembed.network.cache import Cache, default_folder
 from cpembed.network.document import network_document, plan_document
 from cpembed.network.plan import Policy, plan_network
 from cpembed.network.products import Progress
-from cpembed.network.run import NetworkRun, run_network
+from cpembed.network.run import NetworkRun, random_inputs, run_network
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,48 @@ class NetworkResult:
     document: dict[str, Any]
     compiled: CompiledNetwork | None = None
     run: NetworkRun | None = None
+
+
+def build_network(
+    graph: Graph,
+    target: str,
+    folder: Path,
+    progress: Progress,
+    *,
+    name: str | None = None,
+    contents: Contents = EVERYTHING,
+    timeout: float | None = SEARCH_LIMIT,
+) -> NetworkResult:
+    """Write a network's library for people to take away; it is run on random inputs and every
+    operator compared with its definition before a file is written.
+
+    Raises :class:`InvariantError` where one differs, and as
+    :func:`~cpembed.network.build.compile_network` does.
+    """
+    found: list[NetworkRun] = []
+
+    def check(compiled: CompiledNetwork) -> None:
+        inputs = random_inputs(compiled.graph, 0)
+        run = run_network(compiled, inputs, times=False, progress=progress)
+        if run.failed:
+            named = ", ".join(one.operator for one in run.failed[:3])
+            raise InvariantError(
+                f"{graph.name} on {target}: {len(run.failed)} operators differ from their "
+                f"definition ({named}): please report this command line"
+            )
+        found.append(run)
+
+    compiled = compile_network(
+        graph,
+        target,
+        folder,
+        name=name,
+        progress=progress,
+        timeout=timeout,
+        contents=contents,
+        check=check,
+    )
+    return NetworkResult(network_document(compiled, found[0]), compiled, found[0])
 
 
 def network(

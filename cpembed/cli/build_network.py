@@ -1,0 +1,64 @@
+"""``cpembed build`` of a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from cpembed.cli.output import Bar, print_json, print_text
+
+SUFFIXES = (".onnx", ".pt2")
+"""Of files that are models."""
+
+
+def is_model(words: tuple[str, ...]) -> bool:
+    """Whether the words of a workload name a model's file."""
+    return len(words) == 1 and Path(words[0]).suffix.lower() in SUFFIXES
+
+
+def build_model(
+    model: Path,
+    target: str,
+    folder: Path,
+    name: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    torch: bool,
+    timeout: float | None,
+    as_json: bool,
+) -> int:
+    """Write the library of a network, verified before; the exit code."""
+    from cpembed.export.library import Contents
+    from cpembed.frontends import load_model
+    from cpembed.network.build import SEARCH_LIMIT
+    from cpembed.network.service import build_network
+
+    graph = load_model(model, shapes or None)
+    with Bar("", None) as bar:
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.show(what, total=total, completed=done)
+
+        result = build_network(
+            graph,
+            target,
+            folder,
+            progress,
+            name=name,
+            contents=Contents(torch=torch),
+            timeout=timeout or SEARCH_LIMIT,
+        )
+    compiled = result.compiled
+    assert compiled is not None
+    files = list(compiled.library.files)
+    if as_json:
+        print_json({**result.document, "folder": str(folder), "files": files})
+        return 0
+    totals = result.document["totals"]
+    print_text(
+        f"{compiled.library.path}: {totals['embedded']} of {totals['products']} products embedded, "
+        f"{totals['bytes_weights'] / 1e6:.1f} MB of constants, "
+        f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace, verified",
+        f"files: {', '.join(files)}",
+    )
+    return 0
