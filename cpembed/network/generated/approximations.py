@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from cpembed.network.generated.intrinsics import nearest
+
 Let = Callable[[str], str]
 
 _EXP = (0.5, 0.166665733819, 0.0416665501103, 0.00836377387441, 0.0013926926614)
@@ -66,7 +68,7 @@ def _power_of_two(let: Let, exponent: str) -> str:
 def exp(let: Let, x: str) -> str:
     """``2^n exp(r)``; by two factors, since 2^n alone may be no float32 while the result is."""
     x = let(f"T.max({_f32(-104.0)}, T.min({_f32(89.5)}, {x}))")
-    n = let(f"T.nearbyint({x} * {_f32(1 / math.log(2))})")
+    n = let(nearest(f"{x} * {_f32(1 / math.log(2))}"))
     r = let(f"T.fma({n}, {_f32(-_LN2_HIGH)}, {x})")
     r = let(f"T.fma({n}, {_f32(-_LN2_LOW)}, {r})")
     square = let(f"{r} * {r}")
@@ -80,7 +82,7 @@ def exp(let: Let, x: str) -> str:
 def exp_below(let: Let, x: str) -> str:
     """``exp(x)`` of numbers that are not above 0; what is below the normal numbers is 0."""
     x = let(f"T.max({_f32(-104.0)}, {x})")
-    n = let(f"T.nearbyint({x} * {_f32(1 / math.log(2))})")
+    n = let(nearest(f"{x} * {_f32(1 / math.log(2))}"))
     r = let(f"T.fma({n}, {_f32(-_LN2_HIGH)}, {x})")
     r = let(f"T.fma({n}, {_f32(-_LN2_LOW)}, {r})")
     square = let(f"{r} * {r}")
@@ -141,7 +143,7 @@ def _signed(let: Let, value: str, like: str) -> str:
 def _quarter(let: Let, x: str, more: int) -> str:
     """``sin(x + more * pi / 2)``: which quarter of a turn, and the rest, in float64."""
     wide = let(f'T.cast({x}, "float64")')
-    n = let(f"T.nearbyint({wide} * T.float64({2 / math.pi!r}))")
+    n = let(nearest(f"{wide} * T.float64({2 / math.pi!r})", "float64"))
     rest = f"T.fma({n}, T.float64({-math.pi / 2!r}), {wide})"
     r = let(f'T.cast({rest}, "float32")')
     quarter = let(f'T.cast({n}, "int32") + {more}')

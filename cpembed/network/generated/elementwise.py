@@ -11,6 +11,7 @@ from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.emission import Kernel, chunks_for
+from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.nest import View, axes, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded, memory_of, numbers
 from cpembed.network.generated.scalar import Value, Writer, limited, literal
@@ -57,7 +58,7 @@ def quantize_plan(
 
     def body(kernel: Kernel, element: str, parameters: Mapping[str, str]) -> str:
         x = loaded(element, inputs[0].dtype, "float32")
-        rounded = kernel.let(f"T.nearbyint({x} / {parameters['scale']})")
+        rounded = kernel.let(nearest(f"{x} / {parameters['scale']}"))
         zero = f'T.cast({parameters["zero"]}, "{kind_of_sum}")'
         rounded = f'T.cast({rounded}, "float64")' if wide else rounded
         writer = Writer(kernel.let, kind_of_sum)

@@ -11,6 +11,7 @@ from cpembed.graph.kinds import Reduce
 from cpembed.graph.kinds.base import axis_of
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.emission import Kernel, chunks_for
+from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.lanes import Reduction, accumulators
 from cpembed.network.generated.nest import View, axes, axis_name, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded, stored
@@ -76,7 +77,7 @@ def _result(kernel: Kernel, what: str, total: Value, count: int, dtype: str) -> 
             total = Value(kernel.let(mean), "float64")
             if dtype != "bool":
                 kind = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
-                whole = f'T.cast(T.nearbyint({total.text}), "{kind}")'
+                whole = f'T.cast({nearest(total.text, "float64")}, "{kind}")'
                 return whole if kind == dtype else f'T.cast({whole}, "{dtype}")'
     if dtype == "bool" or total.dtype != stored(dtype):
         return writer.converted(total, dtype)

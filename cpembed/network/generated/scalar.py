@@ -20,6 +20,7 @@ import numpy as np
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.graph.kinds.elementwise import OPERATIONS, Apply, Number, Scalar
 from cpembed.network.generated.approximations import APPROXIMATIONS
+from cpembed.network.generated.intrinsics import nearest, rounded_product
 from cpembed.network.generated.placed import stored
 
 Let = Callable[[str], str]
@@ -125,6 +126,8 @@ class Writer:
             return Value(APPROXIMATIONS[operation](self.let, whole(value).text), "float32")
         if operation == "sigmoid":
             return Value(f"T.float64(1) / (T.float64(1) + T.exp(-{value.text}))", "float64")
+        if operation == "round":
+            return Value(nearest(value.text, value.dtype), value.dtype)
         return Value(f"T.{_UNARY[operation]}({value.text})", value.dtype)
 
     def _power(self, base: Value, exponent: float | int) -> Value:
@@ -187,7 +190,7 @@ class Writer:
     def _rounded(self, value: Value, dtype: str) -> str:
         limits = np.iinfo(dtype)
         kind = value.dtype
-        whole_number = self.let(f"T.nearbyint({self.number(value.text, kind)})")
+        whole_number = self.let(nearest(self.number(value.text, kind), kind))
         top = np.dtype(kind).type(limits.max)
         if int(top) <= limits.max:
             clipped = limited(whole_number, kind, limits.min, limits.max)
@@ -239,9 +242,7 @@ def whole(value: Value) -> Value:
     """A product that is rounded before it is added to."""
     if not value.is_product:
         return value
-    number = 'T.llvm_lookup_intrinsic_id("llvm.canonicalize")'
-    text = f'T.call_llvm_pure_intrin({number}, {value.text}, dtype="{value.dtype}")'
-    return Value(text, value.dtype)
+    return Value(rounded_product(value.text, value.dtype), value.dtype)
 
 
 def condition(value: Value) -> str:
@@ -294,5 +295,4 @@ _UNARY = {
     "cos": "cos",
     "floor": "floor",
     "ceil": "ceil",
-    "round": "nearbyint",
 }

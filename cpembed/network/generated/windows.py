@@ -18,6 +18,7 @@ from cpembed.graph.kinds import Pool
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.emission import Kernel, chunks_for
+from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.lanes import LANE, accumulators, texts, vector_size, vectorized
 from cpembed.network.generated.nest import Loop, Nest, View, axes, nest_over
 from cpembed.network.generated.placed import Placed, loaded
@@ -192,7 +193,7 @@ class _Pooling:
             if count.isdecimal()
             else f'(T.float32(1) / T.cast({count}, "float32"))'
         )
-        mean = f'T.nearbyint(T.cast({text}, "float32") * {share})'
+        mean = nearest(f'T.cast({text}, "float32") * {share}')
         wide = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
         whole = f'T.cast({mean}, "{wide}")'
         return whole if wide == dtype else f'T.cast({whole}, "{dtype}")'
