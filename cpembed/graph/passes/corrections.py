@@ -1,5 +1,5 @@
-"""Sums of a product whose operands both have zero points, or vary: from sums of the integers as they
-are and sums of each operand."""
+"""Sums of a product whose operands both have zero points, or vary: made of sums of the integers as
+they are, and of sums of each operand."""
 
 from __future__ import annotations
 

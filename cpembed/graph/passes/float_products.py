@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Elementwise, Input, Product
+from cpembed.graph.kinds import Elementwise, Input, Product, Quantize
 from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
 from cpembed.graph.passes.channels import weights_times
 from cpembed.graph.passes.expressions import both_inputs, limits
@@ -30,9 +30,29 @@ def float_epilogues(graph: Graph) -> Graph:
         match operator.kind:
             case Product(epilogue=None) as product if product.dtype == "float32":
                 _convert(rewriting, operator, product)
+            case Product(epilogue=Epilogue("float32", residual=None)) as product:
+                _add_to_integers(rewriting, operator, product)
             case _:
                 pass
     return rewriting.graph()
+
+
+def _add_to_integers(rewriting: Rewriting, operator: Operator, product: Product) -> None:
+    """A product of integers that stores floats takes a sum that is stored as well."""
+    graph, epilogue = rewriting.source, product.epilogue
+    added = _added(rewriting, Chain(product, product.shape, operator))
+    if epilogue is None or added is None:
+        return
+    reader = only_reader(graph, added.last.output)
+    if reader is not None and isinstance(reader.kind, Elementwise | Quantize):
+        # The sum is part of that operator.
+        return
+    residual = Residual("float32", relu=added.relu)
+    kind = product.storing(replace(epilogue, residual=residual))
+    inputs = (*operator.inputs, added.other)
+    rewriting.replace(
+        added.last, replace(operator, kind=kind, inputs=inputs, outputs=added.last.outputs)
+    )
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from cpembed.graph.passes.fusion import fusion
 from cpembed.graph.passes.integer_elementwise import integer_elementwise
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.movements import movements
+from cpembed.graph.passes.normalizations import normalizations
 from cpembed.graph.passes.requantizations import requantizations
 from cpembed.graph.passes.residuals import residuals
 from cpembed.graph.passes.tables import tables
+from cpembed.graph.passes.transpositions import transpositions
 from cpembed.graph.passes.zero_points import without_zero_points
 
 
@@ -26,11 +28,12 @@ def prepare(
     model's own arithmetic in floats by at most one quantum at each operator. ``fuse``: operators
     at every element, one after the other, become one.
     """
-    graph = movements(fold(graph))
+    graph = movements(normalizations(fold(graph)))
     graph = integer_products(fold(graph))
     graph = tables(residuals(requantizations(graph)))
-    graph = integer_elementwise(graph)
+    graph = transpositions(fold(integer_elementwise(graph)))
     graph = tables(element_types(fold(graph), first, second))
     graph = fold(without_zero_points(graph), weights=True)
-    graph = float_types(float_epilogues(graph), first, second)
+    graph = transpositions(float_epilogues(graph))
+    graph = float_types(graph, first, second)
     return fold(fusion(graph) if fuse else graph, weights=True)

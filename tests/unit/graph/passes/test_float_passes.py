@@ -10,6 +10,7 @@ from cpembed.graph.passes.expressions import apply
 from cpembed.graph.passes.float_products import float_epilogues, float_types
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.fusion import fusion
+from cpembed.graph.passes.integer_products import integer_products
 from cpembed.ir.dtypes import numpy_dtype
 from tests.random_networks import BYTES, RELU, Network, largest_difference, same_results
 
@@ -119,3 +120,16 @@ def test_floats_between_integers_are_one_operator() -> None:
     assert {*operator.inputs} == {*graph.inputs}
     assert same_results(graph, merged, net.samples())
     assert len(prepare(graph, fuse=False).operators) > 1
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_sum_of_floats_is_stored_by_a_product_of_integers(relu: bool) -> None:
+    net = Network(7)
+    other = net.input((1, 8, 5, 6), "float32")
+    y = net.convolution(net.floats(net.input((1, 8, 5, 6), "uint8")), 8, 3)
+    y = net.elementwise(ADD, other, y)
+    y = net.elementwise(RELU, y) if relu else y
+    integers = integer_products(net.graph(y))
+    changed = float_epilogues(integers)
+    assert [type(o.kind) for o in changed.operators] == [Product]
+    assert same_results(integers, changed, net.samples())

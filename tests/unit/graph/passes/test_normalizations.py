@@ -1,0 +1,73 @@
+"""Layer normalization and softmax, written out as exporters write them."""
+
+import numpy as np
+import pytest
+
+from cpembed.graph.kinds import Input, LayerNorm, Reduce, Scalar, Softmax
+from cpembed.graph.passes import prepare
+from cpembed.graph.passes.expressions import apply
+from cpembed.graph.passes.normalizations import normalizations
+from tests.random_networks import Network, largest_difference
+
+SQUARES: dict[str, Scalar] = {
+    "pow": apply("pow", Input(0), 2.0),
+    "mul": apply("mul", Input(0), Input(0)),
+}
+
+
+def norm(net: Network, square: str, axes: tuple[int, ...]) -> str:
+    x = net.input((3, 5, 8), "float32")
+    mean = net.add(Reduce("mean", axes, True), x)
+    centred = net.elementwise(apply("sub", Input(0), Input(1)), x, mean)
+    variance = net.add(Reduce("mean", axes, True), net.elementwise(SQUARES[square], centred))
+    root = net.elementwise(
+        apply("sqrt", Input(0)), net.elementwise(apply("add", Input(0), 1e-5), variance)
+    )
+    return net.elementwise(apply("div", Input(0), Input(1)), centred, root)
+
+
+@pytest.mark.parametrize("axes", [(-1,), (1, 2)])
+@pytest.mark.parametrize("square", SQUARES)
+def test_layer_normalization(square: str, axes: tuple[int, ...]) -> None:
+    net = Network(1)
+    y = norm(net, square, axes)
+    shape = (8,) if axes == (-1,) else (5, 8)
+    for operation in ("mul", "add"):
+        constant = net.constant(net.array(shape, "float32"))
+        y = net.elementwise(apply(operation, Input(0), Input(1)), constant, y)
+    graph = net.graph(y)
+    changed = normalizations(graph)
+    assert [type(o.kind) for o in changed.operators] == [LayerNorm]
+    assert largest_difference(graph, changed, net.samples()) < 1e-5
+
+
+def test_layer_normalization_without_a_scale() -> None:
+    net = Network(2)
+    graph = net.graph(norm(net, "pow", (2,)))
+    changed = prepare(graph)
+    assert [type(o.kind) for o in changed.operators] == [LayerNorm]
+    assert largest_difference(graph, changed, net.samples()) < 1e-5
+
+
+def test_other_quotients_stay() -> None:
+    net = Network(3)
+    y = norm(net, "pow", (1,))
+    graph = net.graph(y)
+    assert normalizations(graph) == graph
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_softmax(shifted: bool) -> None:
+    net = Network(4)
+    x = net.input((3, 5, 8), "float32")
+    y = x
+    if shifted:
+        largest = net.add(Reduce("max", (1,), True), x)
+        y = net.elementwise(apply("sub", Input(0), Input(1)), x, largest)
+    y = net.elementwise(apply("exp", Input(0)), y)
+    total = net.add(Reduce("sum", (1,), True), y)
+    graph = net.graph(net.elementwise(apply("div", Input(0), Input(1)), y, total))
+    changed = normalizations(graph)
+    assert [o.kind for o in changed.operators] == [Softmax(1)]
+    assert largest_difference(graph, changed, net.samples()) < 1e-6
+    assert np.isfinite(net.values[y]).all()
