@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cpembed.errors import WorkloadError
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Kind, Product, Reshape, Slice, TensorType, Transpose
 from cpembed.graph.kinds.base import Array, axis_of
 
+LARGEST_TENSOR = 1 << 31
+"""Elements."""
 LARGEST_CONSTANT = 1 << 30
 """Bytes of a constant that is computed: what is larger is left to be computed in every call."""
 _MOST_PRODUCTS = 1 << 30
@@ -48,6 +51,7 @@ class Builder:
         return name
 
     def input(self, name: str, kind: TensorType) -> str:
+        _check_size(kind)
         self.inputs[name] = self.types[name] = kind
         return name
 
@@ -87,9 +91,12 @@ class Builder:
     ) -> tuple[str, ...]:
         """The outputs of an operator: constants where all inputs are.
 
-        Raises :class:`WorkloadError` for inputs that the kind does not take.
+        Raises :class:`WorkloadError` for inputs that the kind does not take, and for results of
+        more than 2^31 elements.
         """
         types = kind.types([self.types[tensor] for tensor in inputs])
+        for result in types:
+            _check_size(result)
         wanted = wanted or name
         if len(inputs) == 1 and inputs[0] in self._quantized:
             moved = self._moved(kind, inputs[0], name, wanted)
@@ -214,6 +221,11 @@ def reshaped_axis(shape: Sequence[int], axis: int, other: Sequence[int]) -> int 
         if extent == size and math.prod(other[:k]) == before:
             return k
     return None
+
+
+def _check_size(kind: TensorType) -> None:
+    if kind.elements > LARGEST_TENSOR:
+        raise WorkloadError(f"a tensor {kind} has more than 2^31 elements: use smaller sizes")
 
 
 def _needed(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Operator]:

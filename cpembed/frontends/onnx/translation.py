@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cpembed.errors import CpembedError, ModelError
+from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.onnx.functions import definition, is_defined
 from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
@@ -27,7 +27,10 @@ def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
     builder = Builder(model.name)
     values: dict[str, str] = {}
     for name, kind in _input_types(model, shapes).items():
-        values[name] = builder.input(name, kind)
+        try:
+            values[name] = builder.input(name, kind)
+        except WorkloadError as error:
+            raise ModelError(f"{model.name}: input {name}: {error}") from None
     run = _Run(model, builder, {})
     run.body(model.body, values)
     missing = [name for name in model.body.outputs if name not in values]

@@ -17,6 +17,9 @@ from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import Array, axis_of
 
+_LONGEST_SUM = 1 << 12
+"""Elements of an axis along which sums are a product with a triangle of ones."""
+
 
 def _strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
@@ -126,8 +129,8 @@ def one_hot(site: Site) -> str:
     axis = axis_of(site.whole("axis", -1), rank + 1)
     shape = [*site.type(0).shape]
     shape.insert(axis, 1)
-    if not 0 < depth < 1 << 30:
-        raise WorkloadError(f"a depth of {depth}")
+    if not 0 < depth <= 1 << 24:
+        raise WorkloadError(f"a depth of {depth}: give 1 to 2^24")
     index = _wrapped(site, site.input(0), depth)
     steps = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(rank + 1)])
     equal = site.elementwise(
@@ -158,6 +161,8 @@ def cumulative_sum(site: Site) -> str:
     axis = axis_of(site.integers(1, "the axis")[0], site.rank())
     x, kind = site.input(), site.type()
     size, rank = kind.shape[axis], site.rank()
+    if size > _LONGEST_SUM:
+        raise WorkloadError(f"sums along {size} elements: give at most {_LONGEST_SUM}")
     before = np.tri(size, size, -1 if site.flag("exclusive") else 0).T
     triangle = before.T if site.flag("reverse") else before
     order = [*(k for k in range(rank) if k != axis), axis]

@@ -14,6 +14,7 @@ from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Gather, Input, Resize, Scalar
 from cpembed.graph.kinds.base import Array, axis_of
 
+_LARGEST = 1 << 20
 _KNOWN = ("half_pixel", "asymmetric", "align_corners")
 """Coordinates of the graph's own kind."""
 
@@ -143,6 +144,8 @@ def resized(site: Site, settings: Settings, factors: list[float], results: list[
     x, shape = site.input(), site.type().shape
     if settings.mode not in ("nearest", "linear", "cubic"):
         site.refuse(f"mode {settings.mode} is not known: use nearest, linear or cubic")
+    if max(results, default=1) > _LARGEST:
+        raise WorkloadError(f"{list(shape)} resized to {results}: sizes are below a million")
     if min(results, default=1) < 1 or min(factors, default=1.0) <= 0:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are at least 1")
     if tuple(results) == shape and all(factor == 1.0 for factor in factors):

@@ -8,8 +8,10 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+
+import onnx
 
 from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate
