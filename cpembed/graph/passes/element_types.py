@@ -100,12 +100,15 @@ class _Groups:
 
 def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
     """The type that each tensor of integers of eight bits is to have: that of a first operand where
-    it is one anywhere, otherwise that of a second operand; others stay what they are."""
+    it is one anywhere, otherwise that of a second operand; others stay what they are. Tensors that
+    a product adds have its result's type."""
     groups, votes = _Groups(), dict[str, str]()
     for operator in graph.operators:
         if keeps_integers(operator.kind):
             data = operator.inputs[: None if isinstance(operator.kind, Concat) else 1]
             groups.join([*data, *operator.outputs])
+        elif isinstance(operator.kind, Product) and _adds_bytes(operator.kind):
+            groups.join([operator.inputs[-1], *operator.outputs])
     products = [operator for operator in graph.operators if _is_integral(operator.kind)]
     for operator in products:
         votes[groups.find(operator.inputs[0])] = first
@@ -117,6 +120,11 @@ def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
         for name, kind in graph.types.items()
         if kind.dtype in BYTES
     }
+
+
+def _adds_bytes(product: Product) -> bool:
+    epilogue = product.epilogue
+    return epilogue is not None and epilogue.residual is not None and epilogue.dtype in BYTES
 
 
 def _is_integral(kind: Kind) -> bool:
