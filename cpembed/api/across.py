@@ -10,12 +10,18 @@ from typing import Any
 @dataclass(frozen=True)
 class Time:
     """``amount`` in ``unit`` (``us`` or ``cycles``), in microseconds where a clock is known, and
-    how it came about."""
+    how it came about: an estimate of a described ``machine`` where one is named."""
 
     amount: float
     unit: str
     us: float | None
     provenance: str
+    machine: str | None = None
+
+    @property
+    def how(self) -> str:
+        """``estimated for NAME``."""
+        return f"{self.provenance} for {self.machine}" if self.machine else str(self.provenance)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -23,6 +29,7 @@ class Time:
             "unit": self.unit,
             "us": self.us,
             "provenance": str(self.provenance),
+            "machine": self.machine,
         }
 
 
@@ -67,7 +74,7 @@ class Line:
 
     ``use``: the mean utilisation of the layers that are embedded. ``use_by_macs``: of all that
     their instructions multiply, the useful share. ``times``: sums by how they came about; times of
-    different kinds are never added.
+    different kinds, or of different machines, are never added.
     """
 
     target: str
@@ -130,7 +137,7 @@ def _times(figures: Sequence[Figure]) -> dict[str, TimeSum]:
             continue
         unit, amount = ("us", time.us) if time.us is not None else (time.unit, time.amount)
         # Cycles without a clock stand beside microseconds, not among them.
-        key = time.provenance if unit == "us" else f"{time.provenance} {unit}"
+        key = time.how if unit == "us" else f"{time.how} in {unit}"
         before = sums.get(key, TimeSum(0, unit, 0))
         total = before.amount + figure.count * amount
         sums[key] = TimeSum(total, unit, before.layers + figure.count)

@@ -119,4 +119,4 @@ def _estimate(found: Match) -> Time | None:
     time = found.estimated
     if time is None:
         return None
-    return Time(time.amount, time.unit, time.us, Provenance.ESTIMATED)
+    return Time(time.amount, time.unit, time.us, Provenance.ESTIMATED, time.machine)

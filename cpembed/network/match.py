@@ -95,7 +95,9 @@ def figure(operator: OperatorMatch) -> Figure:
         embedded_on=found.embedded_on,
         utilisation=found.utilisation,
         moved_bytes=found.moved_bytes,
-        time=None if time is None else Time(time.amount, time.unit, time.us, Provenance.ESTIMATED),
+        time=None
+        if time is None
+        else Time(time.amount, time.unit, time.us, Provenance.ESTIMATED, time.machine),
         reason=found.reason,
     )
 

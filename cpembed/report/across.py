@@ -10,7 +10,7 @@ from rich.markup import escape
 from cpembed.api.across import Figure, Line, Time, TimeSum
 from cpembed.api.bench_across import Across
 from cpembed.report.blocks import bullets, heading, table
-from cpembed.wording import count, data_size, duration
+from cpembed.wording import count, data_size, duration, plural
 
 _FOLDED = 48
 _LISTED = 12
@@ -116,12 +116,12 @@ def amount_text(amount: float, unit: str) -> str:
 
 
 def times_text(line: Line) -> str:
-    """``1.2 ms measured (18), 30 us estimated (2)``: the layers in brackets where not all have the
-    same kind of time."""
+    """``1.2 ms measured (18 layers), 30 us estimated (2 layers)``, with the layers where not all
+    have the same kind of time."""
 
     def said(how: str, found: TimeSum) -> str:
-        text = f"{amount_text(found.amount, found.unit)} {how.partition(' ')[0]}"
-        return text if found.layers == line.layers else f"{text} ({found.layers})"
+        text = f"{amount_text(found.amount, found.unit)} {how.removesuffix(f' in {found.unit}')}"
+        return text if found.layers == line.layers else f"{text} ({plural(found.layers, 'layer')})"
 
     return ", ".join(said(how, found) for how, found in line.times.items()) or "none known"
 

@@ -75,7 +75,7 @@ def _totals(result: MatchResult, found: TargetMatch) -> RenderableType:
         used = f"{line.use:.1%} in the mean"
         rows.append(("used", f"{used}, {line.use_by_macs:.1%} of all that is multiplied"))
     if line.times:
-        rows.append(("time", f"{across.times_text(line)}, each product by itself{_where(found)}"))
+        rows.append(("time", f"{across.times_text(line)}, each product by itself"))
     if found.retyped:
         rows.append(("types", _retyped(found.retyped)))
     return header(rows)
@@ -88,13 +88,6 @@ def _operators_text(result: MatchResult, found: TargetMatch) -> str:
     return f"{operators}; the model has {result.operators} before they are fused"
 
 
-def _where(found: TargetMatch) -> str:
-    """The described machines that estimates are of, where not this one."""
-    estimates = [o.found.estimated for o in found.fitting if o.found is not None]
-    machines = dict.fromkeys(e.machine for e in estimates if e is not None and e.machine)
-    return f" on {', '.join(machines)} as it is described" if machines else ""
-
-
 def _retyped(number: int) -> str:
     have = "has" if number == 1 else "have"
     return (
@@ -105,16 +98,25 @@ def _retyped(number: int) -> str:
 
 def _compared(result: MatchResult) -> Iterator[RenderableType]:
     """The products of all targets by their names, in the order of the first that has them."""
-    names = list(dict.fromkeys(o.name for found in result.targets for o in found.matched))
-    by_name = {found.target: {o.name: o for o in found.matched} for found in result.targets}
-    targets = [found.target for found in result.targets]
+    by_name = {found.target: _named(found) for found in result.targets}
+    names = list(dict.fromkeys(name for known in by_name.values() for name in known))
+    macs = {name: o.macs for known in reversed(by_name.values()) for name, o in known.items()}
     figures: dict[str, list[Figure | None]] = {
         target: [figure(known[name]) if name in known else None for name in names]
         for target, known in by_name.items()
     }
-    macs = {o.name: o.macs for found in reversed(result.targets) for o in found.matched}
     rows = [(name, across.macs_text(macs[name])) for name in names]
-    yield from across.by_layer(rows, ("product", "MACs>"), targets, figures)
+    yield from across.by_layer(rows, ("product", "MACs>"), list(by_name), figures)
     rest = len(result.targets[0].operators) - result.targets[0].products
     if rest:
         yield f"{plural(rest, 'other operator')} {verb(rest, 'contain')} no product"
+
+
+def _named(found: TargetMatch) -> dict[str, OperatorMatch]:
+    """The products by their names; of several with one, the later ones are numbered."""
+    named: dict[str, OperatorMatch] = {}
+    seen: dict[str, int] = {}
+    for operator in found.matched:
+        seen[operator.name] = number = seen.get(operator.name, 0) + 1
+        named[operator.name if number == 1 else f"{operator.name} ({number})"] = operator
+    return named

@@ -167,3 +167,17 @@ def test_an_interruption_ends_in_one_line(
     called = cpembed("match", str(model(network("net", PRODUCTS))), *VTA)
     assert (called.code, called.out) == (130, "")
     assert called.err.split("\n")[-2:] == ["cpembed: interrupted", ""]
+
+
+def test_products_of_one_name_are_rows_of_their_own(
+    cpembed: Caller, model: Callable[[Graph], Path]
+) -> None:
+    """As where a pass makes several products of one."""
+    graph = network("net", {"a": PRODUCTS["first"], "b": "gemm m=8 n=24 k=16"})
+    first, _, second, last = graph.operators
+    operators = (first, replace(second, name="a"), last)
+    path = str(model(replace(graph, operators=operators)))
+    called = cpembed("match", path, *VTA, "--target", "gemm_16x16x16")
+    used = [line.split()[2:] for line in called.out.splitlines() if line.startswith("a ")]
+    assert "100.0%" in used[0]
+    assert "75.0%" in used[1]

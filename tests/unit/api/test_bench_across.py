@@ -115,7 +115,7 @@ def test_targets_stand_beside_each_other(table: Path, tmp_path: Path) -> None:
     # 8 of 16 rows three times, all rows once; 24 columns take 32 on either.
     assert gemm.use == pytest.approx((3 * 0.5 + 0.75) / 4)
     assert vta.use == pytest.approx((3 * 1.0 + 0.75) / 4)
-    assert not gemm.times or set(gemm.times) == {"estimated"}
+    assert all(how.startswith("estimated") for how in gemm.times)
 
 
 def test_a_layer_that_does_not_fit_has_its_reason(tmp_path: Path) -> None:
