@@ -17,12 +17,14 @@ from cpembed.graph.kinds import (
     Elementwise,
     Expand,
     Kind,
+    LayerNorm,
     Pad,
     Pool,
     Quantize,
     Reduce,
     Reshape,
     Slice,
+    Softmax,
     Table,
     Transpose,
 )
@@ -34,6 +36,7 @@ from cpembed.network.generated.elementwise import (
     table_plan,
 )
 from cpembed.network.generated.moves import conversion_plan, move_plan
+from cpembed.network.generated.normalizations import layer_norm_plan, softmax_plan
 from cpembed.network.generated.placed import Placed
 from cpembed.network.generated.reductions import reduce_plan
 from cpembed.network.generated.windows import pool_plan
@@ -54,6 +57,8 @@ _PLANS = {
     Pad: move_plan,
     Pool: pool_plan,
     Reduce: reduce_plan,
+    Softmax: softmax_plan,
+    LayerNorm: layer_norm_plan,
 }
 
 

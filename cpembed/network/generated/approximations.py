@@ -61,8 +61,7 @@ def _polynomial(let: Let, at: str, coefficients: Sequence[float]) -> str:
 
 
 def _power_of_two(let: Let, exponent: str) -> str:
-    bits = let(f"T.shift_left({exponent} + 127, 23)")
-    return let(f'T.reinterpret({bits}, dtype="float32")')
+    return let(f'T.reinterpret(T.shift_left({exponent} + 127, 23), dtype="float32")')
 
 
 def exp(let: Let, x: str) -> str:
@@ -87,7 +86,8 @@ def exp_below(let: Let, x: str) -> str:
     r = let(f"T.fma({n}, {_f32(-_LN2_LOW)}, {r})")
     square = let(f"{r} * {r}")
     value = let(f"T.fma({_polynomial(let, r, _EXP)}, {square}, {r}) + {_f32(1.0)}")
-    exponent = let(f'T.max(T.cast({n}, "int32"), -127)')
+    # Limited as a float: TVM's analysis of integers stumbles over vectors.
+    exponent = f'T.cast(T.max({_f32(-127.0)}, {n}), "int32")'
     return let(f"{value} * {_power_of_two(let, exponent)}")
 
 

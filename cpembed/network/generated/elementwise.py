@@ -66,8 +66,8 @@ def quantize_plan(
             return writer.converted(Value(f"({rounded} + {zero})", "float64"), kind.dtype)
         # Limited before the sum, which is then exact.
         far = 2.0**23
-        near = kernel.let(limited(writer.number(rounded, "float32"), "float32", -far, far))
-        near = kernel.let(f"{near} + {zero}")
+        near = kernel.let(limited(rounded, "float32", -far, far))
+        near = writer.number(f"{near} + {zero}", "float32")
         clipped = limited(near, "float32", limits.min, limits.max)
         return f'T.cast(T.cast({clipped}, "int32"), "{kind.dtype}")'
 

@@ -21,6 +21,10 @@ LANES = 64
 LANE = "lane"
 """The variable of a vectorised loop."""
 
+VECTORIZED, SERIAL = "vectorized", "serial"
+"""Kinds of loops over lanes: vectors for certain, in which no integer may have a name (TVM's
+analysis of integers takes no vectors), or what the compiler makes of it."""
+
 Places = Sequence[str]
 Statement = Callable[[str, Places], None]
 """Writes what happens at a point, from the place of its accumulator and those of the operands."""
@@ -82,20 +86,20 @@ class Reduction:
             kernel.script.line(f"first: T.let = {first}")
             yield
 
-    def sweep(self, kernel: Kernel, statement: Statement) -> None:
-        """All points of what is reduced, a vector at a time."""
+    def sweep(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
+        """All points of what is reduced, a vector at a time; ``kind`` of its loop."""
         script = kernel.script
         with script.nested(*(f"for {x.name} in T.serial({x.extent}):" for x in self.reduced)):
             for first, size, count in self._vectors():
                 step = kernel.name("step")
                 loops = [f"for {step} in T.serial({count}):"] if count > 1 else []
                 at = f"({step} * {size} + {first})" if count > 1 else first
-                with script.nested(*loops), vectorized(kernel, size):
+                with script.nested(*loops), vectorized(kernel, size, kind):
                     statement(LANE, self._places(at))
 
-    def once(self, kernel: Kernel, statement: Statement) -> None:
+    def once(self, kernel: Kernel, statement: Statement, kind: str = VECTORIZED) -> None:
         """Each accumulator, or the one that is left of them."""
-        with vectorized(kernel, 1 if self.is_along else self.size):
+        with vectorized(kernel, 1 if self.is_along else self.size, kind):
             statement(LANE, self._places("0" if self.is_along else "first"))
 
     def _places(self, first: str) -> list[str]:
@@ -133,10 +137,9 @@ class Reduction:
 
 
 @contextmanager
-def vectorized(kernel: Kernel, size: int) -> Generator[None]:
-    """A loop over lanes, which is one instruction a vector."""
-    kind = "vectorized" if size > 1 else "serial"
-    with kernel.script.nested(f"for {LANE} in T.{kind}({size}):"):
+def vectorized(kernel: Kernel, size: int, kind: str = VECTORIZED) -> Generator[None]:
+    """A loop over lanes."""
+    with kernel.script.nested(f"for {LANE} in T.{kind if size > 1 else SERIAL}({size}):"):
         yield
 
 

@@ -8,7 +8,7 @@ without a gap in every operand are one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cpembed.errors import TransformError
@@ -87,9 +87,11 @@ def nest_over(
     views: Sequence[View],
     points: Sequence[int] = (),
     ordered_by: int = 0,
+    apart: Sequence[int] = (),
 ) -> Nest:
     """Loops over all indices of a shape, in the order in which operand ``ordered_by`` lies in
-    memory; ``points``: axes whose index is needed as such, which are not split."""
+    memory; ``points``: axes whose index is needed as such, which are not split;
+    ``apart``: axes whose loops are not joined with those of others."""
     given = axes(len(shape))
     replaced: dict[str, IndexExpr] = {}
     loops: list[Loop] = []
@@ -111,7 +113,12 @@ def nest_over(
     ]
     nest = Nest(tuple(loops), tuple(places), tuple(given[k].substitute(replaced) for k in points))
     ordered = sorted(loops, key=lambda loop: -abs(nest.step(ordered_by, loop.name)))
-    return coalesced(replace(nest, loops=tuple(ordered)))
+    return coalesced(replace(nest, loops=tuple(ordered)), {axis_name(axis) for axis in apart})
+
+
+def axis_of_loop(name: str) -> str:
+    """The axis that a loop belongs to."""
+    return name.split("_")[0]
 
 
 def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
@@ -173,9 +180,9 @@ def _split(
     return digit(index, factor, None), digit(index, 1, factor)
 
 
-def coalesced(nest: Nest) -> Nest:
-    """Neighbouring loops as one wherever every operand goes on without a gap; loops of one point
-    are left out."""
+def coalesced(nest: Nest, apart: Collection[str] = ()) -> Nest:
+    """Neighbouring loops as one wherever every operand goes on without a gap, and both or neither
+    are of axes ``apart``; loops of one point are left out."""
     loops = [loop for loop in nest.loops if loop.extent > 1]
     affine = {loop.name: nest.is_affine(loop.name) for loop in loops}
     done: list[Loop] = []
@@ -184,6 +191,7 @@ def coalesced(nest: Nest) -> Nest:
         inner = done[-1] if done else None
         if (
             inner is not None
+            and (axis_of_loop(loop.name) in apart) == (axis_of_loop(inner.name) in apart)
             and affine[loop.name]
             and affine[inner.name]
             and all(

@@ -12,8 +12,8 @@ from cpembed.graph.kinds.base import axis_of
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.intrinsics import nearest
-from cpembed.network.generated.lanes import Reduction, accumulators
-from cpembed.network.generated.nest import View, axes, axis_name, constant, nest_over
+from cpembed.network.generated.lanes import SERIAL, VECTORIZED, Reduction, accumulators
+from cpembed.network.generated.nest import View, axes, axis_name, axis_of_loop, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded, stored
 from cpembed.network.generated.scalar import Value, Writer, literal
 
@@ -40,9 +40,9 @@ def reduce_plan(
         if kind.keeps or axis not in gone
     ]
     views = [View(output.layout, tuple(index)), View(source.layout, given)]
-    nest = nest_over(source.shape, views, ordered_by=1)
+    nest = nest_over(source.shape, views, ordered_by=1, apart=tuple(gone))
     names = {axis_name(axis) for axis in gone}
-    reduction = Reduction.of(nest, lambda loop: loop.name.split("_")[0] in names)
+    reduction = Reduction.of(nest, lambda loop: axis_of_loop(loop.name) in names)
     count = math.prod(source.shape[axis] for axis in gone)
     dtype = accumulator_dtype(kind.what, source.dtype, count)
     join = JOINS[kind.what]
@@ -63,7 +63,8 @@ def reduce_plan(
             value = _result(kernel, kind.what, Value(total(lane), dtype), count, output.dtype)
             kernel.script.line(f"out0[{places[0]}] = {value}")
 
-        reduction.once(kernel, store)
+        converts = output.stored != dtype and (source.dtype == "bool" or dtype.startswith("float"))
+        reduction.once(kernel, store, SERIAL if converts else VECTORIZED)
     return kernel.plan(kind.label)
 
 
@@ -74,7 +75,7 @@ def _result(kernel: Kernel, what: str, total: Value, count: int, dtype: str) -> 
             total = Value(f"{total.text} / {literal(count, total.dtype)}", total.dtype)
         else:
             mean = f'T.cast({total.text}, "float64") / {literal(count, "float64")}'
-            total = Value(kernel.let(mean), "float64")
+            total = Value(mean, "float64")
             if dtype != "bool":
                 kind = "int64" if np.dtype(dtype).itemsize == 8 else "int32"
                 whole = f'T.cast({nearest(total.text, "float64")}, "{kind}")'

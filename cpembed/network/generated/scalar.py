@@ -29,11 +29,13 @@ Let = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Value:
-    """The text of a value, and its type; ``is_product``: a sum would swallow its rounding."""
+    """The text of a value, and its type; ``is_product``: a sum would swallow its rounding;
+    ``is_number``: it is a constant."""
 
     text: str
     dtype: str
     is_product: bool = False
+    is_number: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -55,7 +57,7 @@ class Writer:
         if isinstance(node, Number):
             if isinstance(node.value, bool):
                 return Value(f"T.bool({node.value})", "bool")
-            return Value(literal(node.value, self.computing), self.computing)
+            return Value(literal(node.value, self.computing), self.computing, is_number=True)
         if not isinstance(node, Apply):
             return inputs[node.number]
         count, _ = OPERATIONS[node.operation]
@@ -92,20 +94,39 @@ class Writer:
 
     def _binary(self, operation: str, given: list[Value]) -> Value:
         dtype = _common(*given)
-        if operation == "div" and not dtype.startswith("float"):
-            dtype = "float64"
         if dtype == "bool" and operation in _OF_BOOLEANS:
             text = _OF_BOOLEANS[operation].format(*(value.text for value in given))
             return Value(text, "bool")
         if operation == "pow" and not dtype.startswith("float"):
             return self._integer_power(*(self.cast(value, dtype) for value in given))
         taken = [self.cast(value, dtype) for value in given]
+        if operation in ("div", "rem") and not dtype.startswith("float"):
+            return self._quotient(operation, *taken)
         if operation in ("add", "sub"):
             taken = [whole(value) for value in taken]
+        if operation in ("max", "min") and taken[1].is_number:
+            # Of a NaN and the second one, the second one is taken.
+            taken.reverse()
         text = _BINARY[operation].format(*(value.text for value in taken))
         if operation in ("equal", "less", "less_equal"):
             return Value(text, "bool")
         return Value(text, dtype, operation == "mul" and dtype.startswith("float"))
+
+    def _quotient(self, operation: str, value: Value, divisor: Value) -> Value:
+        """Of integers, towards zero; what the processor refuses to divide by is told apart: 0, and
+        -1, which the least integer cannot be divided by."""
+        zero, one, minus = (literal(number, value.dtype) for number in (0, 1, -1))
+        name = "truncdiv" if operation == "div" else "truncmod"
+        by = divisor.text
+        if divisor.is_number and by not in (zero, minus):
+            return Value(f"T.{name}({value.text}, {by})", value.dtype)
+        if value.dtype == "bool":
+            raise LoweringError("Booleans are not divided: convert them to integers")
+        safe = self.let(f"T.Select({by} == {zero} or {by} == {minus}, {one}, {by})")
+        result = self.let(f"T.{name}({value.text}, {safe})")
+        if operation == "div":
+            result = f"T.Select({by} == {minus}, {zero} - {value.text}, {result})"
+        return Value(f"T.Select({by} == {zero}, {zero}, {result})", value.dtype)
 
     def _unary(self, operation: str, value: Value) -> Value:
         if value.dtype == "bool":
@@ -224,7 +245,8 @@ class Writer:
 
 
 def limited(text: str, dtype: str, low: float, high: float) -> str:
-    return f"T.max(T.min({text}, {literal(high, dtype)}), {literal(low, dtype)})"
+    """A value within limits; a NaN stays one."""
+    return f"T.max({literal(low, dtype)}, T.min({literal(high, dtype)}, {text}))"
 
 
 def is_nan(value: Value) -> str:
@@ -278,6 +300,7 @@ _BINARY = {
     "sub": "({} - {})",
     "mul": "({} * {})",
     "div": "({} / {})",
+    "rem": "T.fmod({}, {})",
     "max": "T.max({}, {})",
     "min": "T.min({}, {})",
     "pow": "T.pow({}, {})",

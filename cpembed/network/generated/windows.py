@@ -19,7 +19,15 @@ from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.intrinsics import nearest
-from cpembed.network.generated.lanes import LANE, accumulators, texts, vector_size, vectorized
+from cpembed.network.generated.lanes import (
+    LANE,
+    SERIAL,
+    VECTORIZED,
+    accumulators,
+    texts,
+    vector_size,
+    vectorized,
+)
 from cpembed.network.generated.nest import Loop, Nest, View, axes, nest_over
 from cpembed.network.generated.placed import Placed, loaded
 from cpembed.network.generated.reductions import JOINS, accumulator_dtype, neutral
@@ -151,7 +159,8 @@ class _Pooling:
         counted = "1.0"
         if kind.what == "mean":
             counted = kernel.let(f'T.cast({" * ".join(inside)}, "int32")')
-        with vectorized(kernel, size):
+        converts = dtype.startswith("float") and dtype != self.output.stored
+        with vectorized(kernel, size, SERIAL if converts else VECTORIZED):
             value = self._result(Value(f"{total}[{LANE}]", dtype), counted, taps)
             (there,) = texts([self.nest.places[0]], name, at)
             kernel.script.line(f"out0[{there}] = {value}")
@@ -206,7 +215,8 @@ class _Pooling:
         share = f'T.cast(T.float64({ratio!r}) / T.cast({count}, "float64"), "float32")'
         if count.isdecimal():
             share = literal(float(np.float32(ratio / int(count))), "float32")
-        moved = f"T.nearbyint({centred} * {share}) + T.float32({self.kind.stored_zero_point})"
+        rounded = nearest(f"{centred} * {share}")
+        moved = f"{rounded} + T.float32({self.kind.stored_zero_point})"
         limits = np.iinfo(self.output.dtype)
         kept = limited(moved, "float32", limits.min, limits.max)
         return f'T.cast(T.cast({kept}, "int32"), "{self.output.dtype}")'
