@@ -12,7 +12,13 @@ from cpembed.graph.kinds import Concat, Gather, Pad, Resize, Slice
 
 
 def _same(call: Call) -> str:
-    return call.get("self") or call["input"]
+    return call["self"]
+
+
+def _dropout(call: Call) -> str:
+    if call["train"]:
+        raise call.error("elements are dropped at random: call model.eval() before the export")
+    return call["input"]
 
 
 def _view(call: Call) -> str:
@@ -338,8 +344,7 @@ def _nearest_exact(axes: int) -> Handler:
 
 
 _SAME = (
-    *("clone", "contiguous", "alias", "detach", "dropout", "feature_dropout", "alpha_dropout"),
-    *("lift", "positive", "resolve_conj", "resolve_neg"),
+    *("clone", "contiguous", "alias", "detach", "lift", "positive", "resolve_conj", "resolve_neg"),
 )
 _VIEWS = (
     *("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints"),
@@ -351,6 +356,7 @@ _VIEWS = (
 OPERATORS: Mapping[str, Handler] = {
     **{f"aten.{name}.default": _same for name in _SAME},
     **{f"aten.{name}": _view for name in _VIEWS},
+    **{f"aten.{name}dropout.default": _dropout for name in ("", "alpha_", "feature_")},
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose,
     "aten.swapaxes.default": _transpose,

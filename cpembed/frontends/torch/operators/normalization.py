@@ -12,6 +12,11 @@ from cpembed.frontends.torch.call import Call, Handler, Results
 from cpembed.graph.kinds import LayerNorm
 from cpembed.graph.kinds.base import Array
 
+_BY_THE_BATCH = (
+    "a batch normalisation by the statistics of the batch itself: call model.eval() before the "
+    "export"
+)
+
 
 def _scale_and_shift(call: Call, channels: int) -> tuple[Array, Array]:
     """Of a batch normalisation with known statistics, in float64."""
@@ -32,10 +37,7 @@ def _scale_and_shift(call: Call, channels: int) -> tuple[Array, Array]:
 def _batch_norm(call: Call) -> Results:
     x = call["input"]
     if call.get("training") or call["running_mean"] is None:
-        raise call.error(
-            "a batch normalisation by the statistics of the batch itself: call model.eval() before "
-            "the export"
-        )
+        raise call.error(_BY_THE_BATCH)
     scale, shift = _scale_and_shift(call, call.shape(x)[1])
     written_anew = call.notes.scaling.get(x) if call.reads_alone else None
     if written_anew is not None:
@@ -84,6 +86,15 @@ def _group_norm(call: Call) -> Results:
     return call.first_of(value)
 
 
+def _statistics_of_one(call: Call) -> Results:
+    """By the statistics of a batch of one: what instance normalisation is written as."""
+    x = call["input"]
+    if call.shape(x)[0] != 1:
+        raise call.error(_BY_THE_BATCH)
+    value = _grouped(call, x, call.shape(x)[1], call["weight"], call["bias"])
+    return call.first_of(value)
+
+
 def _instance_norm(call: Call) -> Results:
     x = call["input"]
     if not call["use_input_stats"]:
@@ -94,6 +105,7 @@ def _instance_norm(call: Call) -> Results:
 OPERATORS: Mapping[str, Handler] = {
     "aten.batch_norm.default": _batch_norm,
     "aten._native_batch_norm_legit_no_training.default": _batch_norm,
+    "aten._native_batch_norm_legit.no_stats": _statistics_of_one,
     "aten.native_batch_norm.default": _batch_norm,
     "aten.layer_norm.default": _layer_norm,
     "aten.native_layer_norm.default": _layer_norm,

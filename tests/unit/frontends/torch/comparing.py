@@ -35,11 +35,15 @@ def eager(model: torch.nn.Module, *inputs: torch.Tensor) -> list[np.ndarray]:
     return [tensor.numpy() for tensor in tensors]
 
 
-def compared(model: torch.nn.Module, *inputs: torch.Tensor, tolerance: float = 1e-5) -> Graph:
+def compared(
+    model: torch.nn.Module, *inputs: torch.Tensor, tolerance: float = 1e-5, core: bool = False
+) -> Graph:
     """The graph of a model, whose outputs are PyTorch's: of the same types, and floats within a
-    tolerance of their size."""
+    tolerance of their size. ``core``: of the model as PyTorch writes it in core ATen."""
     model = model.eval()
-    graph = from_exported(torch.export.export(model, inputs), name="tested")
+    program = torch.export.export(model, inputs)
+    program = program.run_decompositions() if core else program
+    graph = from_exported(program, name="tested")
     wanted = eager(model, *inputs)
     found = run(graph, *inputs)
     assert len(found) == len(wanted)

@@ -141,9 +141,22 @@ ARITHMETIC: dict[str, Case] = {
     "addcdiv": (torch.addcdiv, (X, ROW, Y)),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3), (X, Y)),
     "lerp tensor": (torch.lerp, (X, Y, ROW)),
+    "numbers alone": (
+        lambda x: aten.mul.Scalar(aten.sub.Scalar(aten.div.Scalar(x, 3), 0.5), 2),
+        (X,),
+    ),
+    "quotients of numbers": (
+        lambda x: aten.floor_divide.Scalar(aten.div.Scalar_mode(x, 2, rounding_mode="floor"), 2),
+        (integers(9),),
+    ),
+    "quotients of tensors": (lambda x, y: torch.fmod(x, y) + x % y, (X, Y)),
     "where": (torch.where, (booleans(2, 3, 4), X, ROW)),
     "where number": (lambda c, x: torch.where(c, x, 0.5), (booleans(2, 3, 4), X)),
     "where integers": (torch.where, (booleans(4), integers(4), integers(4) + 1)),
+    "masked fill by a tensor": (
+        lambda x, m, v: x.masked_fill(m, v[0]),
+        (X, booleans(3, 4), ROW),
+    ),
     "masked fill": (lambda x, m: x.masked_fill(m, -1e9), (X, booleans(3, 4))),
     "in place": (lambda x: (x + 1).relu_().mul_(2).add_(x), (X,)),
 }
@@ -233,6 +246,24 @@ MOVEMENT: dict[str, Case] = {
     "upper triangle": (lambda x: x.triu(1), (floats(4, 5),)),
     "lower triangle": (lambda x: x.tril(), (floats(4, 5),)),
     "shape of zeros": (lambda x: torch.zeros_like(x) + torch.arange(4), (X,)),
+    "filled": (
+        lambda x: x * torch.full_like(x, 0.3) + torch.ones_like(x) + x.new_zeros(4),
+        (X,),
+    ),
+    "views": (
+        lambda x, y: x.reshape(4, -1).view_as(y).reshape_as(x).ravel() + x.view(1, 24),
+        (X, floats(3, 8)),
+    ),
+    "squeeze all": (lambda x: x.squeeze() + x.squeeze((0, 2)), (floats(1, 3, 1),)),
+    "split at places": (lambda x: x.tensor_split([1, 2], 1), (X,)),
+    "other padding": (
+        lambda x: aten.reflection_pad2d(aten.replication_pad2d(x, [1, 0, 2, 1]), [1, 2, 0, 1]),
+        (IMAGE,),
+    ),
+    "other sizes": (
+        lambda x: aten.upsample_nearest2d(aten.upsample_bilinear2d(x, [9, 6], False), [18, 6]),
+        (IMAGE,),
+    ),
     "identity": (lambda x: x, (X,)),
     "twice": (lambda x: (x + 1, x, x), (X,)),
     "copies": (lambda x: x.clone().contiguous().detach() + F.dropout(x, 0.5, False), (X,)),
@@ -286,6 +317,8 @@ REDUCTIONS: dict[str, Case] = {
     "softmax": (lambda x: x.softmax(1), (X,)),
     "log softmax": (lambda x: x.log_softmax(-1), (X,)),
     "logsumexp": (lambda x: x.logsumexp(1), (X * 30,)),
+    "std of all": (lambda x: x.std() + x.var() + x.min() + x.prod() + x.norm(), (X,)),
+    "any of all": (lambda x: x.any() | x.all(0), (booleans(4, 2),)),
     "any": (lambda x: x.any(1), (booleans(4, 2),)),
     "all": (lambda x: x.all(), (booleans(4, 2),)),
     "cumsum": (lambda x: x.cumsum(1), (X,)),
@@ -316,6 +349,8 @@ WINDOWS: dict[str, Case] = {
     "adaptive average": (lambda x: F.adaptive_avg_pool2d(x, (2, 3)), (floats(1, 3, 6, 9),)),
     "adaptive max": (lambda x: F.adaptive_max_pool2d(x, (2, 3)), (floats(1, 3, 6, 9),)),
     "adaptive 1d": (lambda x: F.adaptive_avg_pool1d(x, 2), (X,)),
+    "average pool 3d": (lambda x: F.avg_pool3d(x, 2), (floats(1, 2, 4, 5, 6),)),
+    "adaptive 3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 1, 3)), (floats(1, 2, 4, 5, 6),)),
     "pool of one image": (lambda x: F.max_pool2d(x, 2), (IMAGE[0],)),
 }
 NORMALIZATION: dict[str, Case] = {
@@ -387,6 +422,7 @@ PRODUCTS: dict[str, Case] = {
         lambda c, a, b: torch.addmm(c, a, b, beta=0),
         (floats(3, 5), floats(3, 4), floats(4, 5)),
     ),
+    "addmv": (torch.addmv, (floats(3), floats(3, 4), ROW)),
     "baddbmm": (torch.baddbmm, (floats(2, 3, 5), X, floats(2, 4, 5))),
     "einsum": (lambda a, b: torch.einsum("bik,bjk->bij", a, b), (X, floats(2, 5, 4))),
     "einsum of three axes": (lambda a, b: torch.einsum("abc,cb->ca", a, b), (X, floats(4, 3))),
@@ -426,12 +462,20 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.quick(80)
+@pytest.mark.quick(60)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_computes_what_pytorch_computes(name: str) -> None:
     function, inputs = CASES[name]
     compared(Function(function), *inputs)
+
+
+@pytest.mark.quick(12)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("name", CASES)
+def test_an_operator_in_core_aten(name: str) -> None:
+    function, inputs = CASES[name]
+    compared(Function(function), *inputs, core=True)
 
 
 def test_operators_that_are_known_exist() -> None:
