@@ -1,4 +1,4 @@
-"""Model files through ``cpembed match`` and ``cpembed bench``: the front end, the passes, searches."""
+"""Model files through ``cpembed match`` and ``bench``: the front end, the passes, the searches."""
 
 from __future__ import annotations
 
