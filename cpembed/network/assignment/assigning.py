@@ -12,6 +12,7 @@ from cpembed.network.assignment.descent import descend
 from cpembed.network.assignment.elimination import Bounds, Order, Reduced, eliminate, plan
 from cpembed.network.assignment.evaluation import evaluate
 from cpembed.network.assignment.formulation import Formulation, formulate
+from cpembed.network.assignment.moves import improve
 from cpembed.network.assignment.obstacle import obstacle
 from cpembed.network.assignment.problem import Assignment, Problem, Progress, Size
 from cpembed.network.assignment.pruning import kept_options
@@ -31,6 +32,9 @@ REDUCTIONS = Reductions(
     whole=Bounds(joined=1 << 22, result=1 << 22, total=1 << 26),
     part=Bounds(joined=1 << 16, result=1 << 11, total=1 << 24),
 )
+
+_START = 0.2
+"""The part of the time that goes into a first assignment, at most."""
 
 _TOLERANCE = 1e-9
 """Of costs added in another order, as a part of them."""
@@ -108,7 +112,8 @@ class _Run:
         """Options, a bound of the cost of all, and whether no others cost less."""
         from cpembed.network.assignment.cpsat import Effort, State, minimise
 
-        first = tuple(descend(self.problem, form.kept))
+        until = self.started + _START * self.time_limit
+        first = improve(self.problem, form.kept, descend(self.problem, form.kept), until)
         outcome = evaluate(self.problem, first)
         start = None
         if outcome.cost < math.inf:

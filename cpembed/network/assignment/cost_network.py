@@ -41,17 +41,21 @@ class Shared:
         return self.costs.shape[0] * math.prod(len(needs) for needs in self.needs)
 
     def whole(self) -> Table:
-        """As one table over all variables."""
-        total = np.zeros((1,) * len(self.scope))
+        """As one table, over the written layout and the readers that have a choice."""
+        choosing = [k for k, needs in enumerate(self.needs) if len(needs) > 1]
+        always = {needs[0] for needs in self.needs if len(needs) == 1}
+        rank = 1 + len(choosing)
+        total = np.zeros((1,) * rank)
         for column, costs in enumerate(self.costs.T):
-            needed = np.zeros((1,) * len(self.scope), np.bool_)
-            for axis, needs in enumerate(self.needs, 1):
-                at = [1] * len(self.scope)
-                at[axis] = len(needs)
-                needed = needed | (np.array(needs) == column).reshape(at)
-            total = total + np.where(needed, costs.reshape(-1, *[1] * len(self.readers)), 0)
-        shape = (self.costs.shape[0], *(len(needs) for needs in self.needs))
-        return Table(self.scope, np.ascontiguousarray(np.broadcast_to(total, shape)))
+            needed = np.full((1,) * rank, column in always)
+            for axis, reader in enumerate(choosing, 1):
+                at = [1] * rank
+                at[axis] = -1
+                needed = needed | (np.array(self.needs[reader]) == column).reshape(at)
+            total = total + np.where(needed, costs.reshape(-1, *[1] * len(choosing)), 0)
+        shape = (self.costs.shape[0], *(len(self.needs[reader]) for reader in choosing))
+        scope = (self.written, *(self.readers[reader] for reader in choosing))
+        return Table(scope, np.ascontiguousarray(np.broadcast_to(total, shape)))
 
     def pairs(self, first: int) -> list[Table]:
         """As tables over two variables each, with a new variable a column, numbered from

@@ -45,8 +45,9 @@ def plan(network: CostNetwork, bounds: Bounds) -> Order:
     sizes = network.sizes
     beside: list[set[int]] = [set() for _ in sizes]
     for part in (*network.tables, *network.shared):
-        for variable in part.scope:
-            beside[variable].update(part.scope)
+        choosing = [variable for variable in part.scope if sizes[variable] > 1]
+        for variable in choosing:
+            beside[variable].update(choosing)
     for variable, others in enumerate(beside):
         others.discard(variable)
 
@@ -149,9 +150,21 @@ class _State:
     def __post_init__(self) -> None:
         self.of_variable = [set() for _ in self.network.sizes]
         for table in self.network.tables:
-            self.add(self.known(table))
+            known = self.known(table)
+            if known.scope:
+                self.add(known)
+            else:
+                self.constant += float(known.costs)
         for shared in self.network.shared:
-            self.shared[self.register(shared.scope)] = shared
+            choosing = self.choosing(shared.scope)
+            if choosing:
+                self.shared[self.register(choosing)] = shared
+            else:
+                self.constant += float(shared.whole().costs.squeeze())
+
+    def choosing(self, scope: tuple[int, ...]) -> tuple[int, ...]:
+        """The variables that have several values."""
+        return tuple(variable for variable in scope if self.network.sizes[variable] > 1)
 
     def register(self, scope: tuple[int, ...]) -> int:
         self.numbered += 1
@@ -163,11 +176,14 @@ class _State:
         self.tables[self.register(table.scope)] = table
 
     def known(self, table: Table) -> _Known:
-        key = (table.costs.shape, table.costs.tobytes())
+        """Variables of one value are left out: arrays have at most 64 axes."""
+        costs = table.costs.squeeze()
+        scope = self.choosing(table.scope)
+        key = (costs.shape, costs.tobytes())
         if key not in self.contents:
             self.last_content += 1
             self.contents[key] = self.last_content
-        return _Known(table.scope, table.costs, self.contents[key])
+        return _Known(scope, costs, self.contents[key])
 
     def take(self, variable: int) -> list[_Known]:
         """The tables that mention a variable, which are no longer part of the network."""
