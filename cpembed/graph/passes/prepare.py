@@ -7,6 +7,7 @@ from cpembed.graph.passes.element_types import element_types
 from cpembed.graph.passes.float_products import float_epilogues, float_types
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.fusion import fusion
+from cpembed.graph.passes.image_orders import image_orders
 from cpembed.graph.passes.integer_elementwise import integer_elementwise
 from cpembed.graph.passes.integer_products import integer_products
 from cpembed.graph.passes.movements import movements
@@ -28,7 +29,7 @@ def prepare(
     model's own arithmetic in floats by at most one quantum at each operator. ``fuse``: operators
     at every element, one after the other, become one.
     """
-    graph = movements(normalizations(fold(graph)))
+    graph = movements(normalizations(image_orders(fold(graph))))
     graph = integer_products(fold(graph))
     graph = tables(residuals(requantizations(graph)))
     graph = transpositions(fold(integer_elementwise(graph)))
