@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +17,17 @@ import numpy as np
 import pytest
 
 from cpembed.errors import LoweringError
-from cpembed.network.assignment import Bounds, Problem, Reductions, assign
+from cpembed.network.assignment import (
+    REDUCTIONS,
+    Bounds,
+    Problem,
+    Reductions,
+    assign,
+    evaluate,
+)
+from cpembed.network.assignment.descent import descend
+from cpembed.network.assignment.moves import improve
+from cpembed.network.assignment.pruning import kept_options
 
 NOTHING = Bounds(joined=0, result=0, total=0)
 SOLVER = Reductions(NOTHING, NOTHING)
@@ -151,18 +165,74 @@ def test_reductions_alone_do_not_load_the_solver() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.parametrize("reductions", [REDUCTIONS, SOLVER])
+def test_a_tensor_may_have_very_many_readers_and_a_node_many_inputs(
+    reductions: Reductions,
+) -> None:
+    net = SHAPES.Drawing(0, layouts=3, options=3)
+    x = net.image()
+    ys = [net.product(x, size=1 + k % 3) for k in range(70)]
+    net.through(*ys)
+    problem = net.problem()
+    best = min(joined_in(problem, layout) for layout in range(3))
+    assert assign(problem, reductions=reductions).cost == pytest.approx(best, rel=1e-5)
+    fixed = [replace(node, options=node.options[:1]) for node in problem.nodes]
+    found = assign(replace(problem, nodes=tuple(fixed)), reductions=reductions)
+    assert set(found.options.values()) == {0}
+
+
+def joined_in(problem: Problem, layout: int) -> float:
+    """The least cost where the last node takes all it reads in one layout: of all sets of layouts
+    that are paid for of the first tensor, the best."""
+    first, last = problem.tensors[0], problem.tensors[-1]
+    (end,) = [option for option in problem.nodes[-1].options if option.layouts[0] == layout]
+    best = math.inf
+    for there in itertools.product((False, True), repeat=len(first.layouts)):
+        paid = {k for k, is_there in enumerate(there) if is_there} | {first.given}
+        total = end.cost + last.converting(layout, last.wanted[0])
+        total += sum(first.converting(first.given, k) for k in paid)
+        for node in problem.nodes[:-1]:
+            written = problem.tensor_of[node.writes[0]]
+            total += min(
+                (
+                    option.cost + written.converting(option.layouts[1], layout)
+                    for option in node.options
+                    if option.layouts[0] in paid
+                ),
+                default=math.inf,
+            )
+        best = min(best, total)
+    return best
+
+
+@pytest.mark.parametrize("shape", SHAPES.SHAPES)
+def test_moves_to_one_layout_only_improve(shape: str) -> None:
+    problem = SHAPES.drawn(shape, 6, 8)
+    kept = kept_options(problem)
+    first = descend(problem, kept)
+    better = improve(problem, kept, first, math.inf)
+    best = assign(problem, time_limit=0.0)
+    before, after = evaluate(problem, first).cost, evaluate(problem, better).cost
+    assert best.bound <= after <= before
+    assert all(option in numbers for option, numbers in zip(better, kept, strict=True))
+    assert after < before or shape == "DenseNet-121" or before == pytest.approx(best.cost)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layouts, options", [(6, 8), (12, 16)])
 @pytest.mark.parametrize("shape", [*REDUCED, "BERT", "HRNet"])
 def test_networks_are_proven_within_ten_seconds(shape: str, layouts: int, options: int) -> None:
     for seed in range(2):
-        found = assign(SHAPES.drawn(shape, layouts, options, seed), time_limit=10.0)
+        problem = SHAPES.drawn(shape, layouts, options, seed)
+        started = time.process_time()
+        found = assign(problem, time_limit=120.0)
+        # Of this process alone: others may use the processor as well.
+        assert time.process_time() - started < 10
         assert found.proven
         assert found.gap < 1e-4
-        assert found.seconds < 11
 
 
 @pytest.mark.slow
 def test_a_network_that_reads_everything_again_is_solved_with_fewer_layouts() -> None:
-    found = assign(SHAPES.drawn("DenseNet-121", 6, 8), time_limit=30.0)
+    found = assign(SHAPES.drawn("DenseNet-121", 6, 8), time_limit=120.0)
     assert found.proven
