@@ -102,6 +102,14 @@ def _openvino(
     return ov.__version__.split("-")[0], run
 
 
+def torch(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
+    """Inductor, with torchao's passes for quantized products; it needs a C++ compiler."""
+    _imported("torchao")
+    from benchmarks.network_torch import compiled
+
+    return _imported("torch").__version__, compiled(model, threads, dict(inputs))
+
+
 def cpembed(model: Path, threads: int, inputs: Arrays) -> tuple[str, Run]:
     """The library in the folder MODEL with the loader beside it, which needs numpy alone."""
     found = sorted(model.glob("lib*.so"))
@@ -127,6 +135,7 @@ RUNTIMES: dict[str, Callable[[Path, int, Arrays], tuple[str, Run]]] = {
     "onnxruntime_unfused": onnxruntime_unfused,
     "openvino": openvino,
     "openvino_f32": openvino_f32,
+    "torch": torch,
 }
 
 

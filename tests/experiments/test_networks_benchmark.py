@@ -90,3 +90,23 @@ def test_two_runtimes_compute_a_tiny_network_and_agree(tmp_path):
     assert set(row["seconds"]) == set(paths)
     assert row["difference"] == dict.fromkeys(paths, pytest.approx(0, abs=0.03))
     assert json.dumps(row)
+
+
+@pytest.mark.parametrize("name", ["tiny", "mobilenet_v2", "shufflenet_v1", "bert_base", "milstm"])
+def test_pytorch_reads_a_quantized_file_as_it_is_meant(name, tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torchao")
+    from benchmarks.network_torch import OnnxModule
+    from tests.models.registry import TINY, write_int8
+
+    path = write_int8(name, tmp_path / f"{name}_int8.onnx", **TINY[name])
+    feed = networks.inputs_of(path)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    expected = ort.InferenceSession(path, options).run(None, feed)[0]
+    module = OnnxModule(path).eval()
+    with torch.no_grad():
+        found = module(*(torch.from_numpy(feed[each]) for each in module.inputs))[0].numpy()
+    # Means of four bytes lie between two bytes, exactly: either is right, and later layers differ.
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
