@@ -14,8 +14,10 @@ from cpembed.errors import LoweringError
 from cpembed.graph.kinds import (
     Concat,
     Dequantize,
+    DynamicQuantize,
     Elementwise,
     Expand,
+    Gather,
     Kind,
     LayerNorm,
     Pad,
@@ -23,18 +25,21 @@ from cpembed.graph.kinds import (
     Quantize,
     Reduce,
     Reshape,
+    Resize,
     Slice,
     Softmax,
     Table,
     Transpose,
 )
 from cpembed.kernel.plan import KernelPlan
+from cpembed.network.generated.dynamic import dynamic_quantize_plan
 from cpembed.network.generated.elementwise import (
     dequantize_plan,
     elementwise_plan,
     quantize_plan,
     table_plan,
 )
+from cpembed.network.generated.indexed import gather_plan, pad_plan, resize_plan
 from cpembed.network.generated.moves import conversion_plan, move_plan
 from cpembed.network.generated.normalizations import layer_norm_plan, softmax_plan
 from cpembed.network.generated.placed import Placed
@@ -42,6 +47,13 @@ from cpembed.network.generated.reductions import reduce_plan
 from cpembed.network.generated.windows import pool_plan
 
 __all__ = ["Placed", "conversion_plan", "generated_plan"]
+
+def _pad_plan(
+    kind: Pad, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+) -> KernelPlan:
+    plan = move_plan if kind.mode == "constant" else pad_plan
+    return plan(kind, inputs, outputs, threads)
+
 
 _PLANS: Mapping[type[Kind], Callable[[Any, Sequence[Placed], Sequence[Placed], int], KernelPlan]]
 _PLANS = {
@@ -54,7 +66,10 @@ _PLANS = {
     Concat: move_plan,
     Slice: move_plan,
     Expand: move_plan,
-    Pad: move_plan,
+    Pad: _pad_plan,
+    Gather: gather_plan,
+    Resize: resize_plan,
+    DynamicQuantize: dynamic_quantize_plan,
     Pool: pool_plan,
     Reduce: reduce_plan,
     Softmax: softmax_plan,
