@@ -56,6 +56,8 @@ class Request:
     progress: Progress | None = None
     storing: Storing = AS_IT_IS
     untuned: bool = False
+    explains: bool = True
+    """Whether a search that finds nothing says why."""
     epilogue: Any = None
     """What is stored of the sums, as the target has it, in the place of ``storing``."""
 
@@ -238,7 +240,9 @@ def _searched(
     clock = Clock(asked.timeout)
     found = asked.searches(target)
     own = target.weighs and asked.any_embedding and found[0].count
-    solved = found[0] if own else explained(best_of(found), clock, asked.progress)
+    solved = found[0] if own else best_of(found)
+    if asked.explains and not own:
+        solved = explained(solved, clock, asked.progress)
     return solved, None, found
 
 

@@ -94,8 +94,14 @@ def kernel_nest(
         )
 
     def placed(parameter: str, dtype: str, place: Placement) -> KernelOperand:
-        where = _coordinates(program, output, names, overlaps)
-        return _placed(KernelOperand(parameter, dtype, place.elements, IndexExpr()), place, where)
+        total = IndexExpr.of([], place.offset)
+        for coordinate, stride in zip(_places(output), place.strides, strict=True):
+            walked = _all_in_points(coordinate, overlaps.values())
+            if walked is None:
+                raise LoweringError("the output's elements have no place of their own")
+            terms = [term.times(stride) for term in walked.rename(lambda n: names[n]).terms]
+            total = total + IndexExpr.of(terms, walked.constant * stride)
+        return KernelOperand(parameter, dtype, place.elements, total)
 
     coordinates = _coordinates(program, first, names, overlaps)
     stored, residual = flat("C", output), None
@@ -160,10 +166,8 @@ def _coordinates(
 ) -> list[tuple[KernelOperand | None, bool]]:
     """Of each original dimension of a factor, the coordinate of what is read, None where that is
     not affine in the iterators, and whether it can lie outside."""
-    places = dict(zip((d.name for d in factor.dimensions), factor.access, strict=True))
     found: list[tuple[KernelOperand | None, bool]] = []
-    for source, size in zip(factor.source, factor.original_shape, strict=True):
-        coordinate = source.substitute(places)
+    for coordinate, size in zip(_places(factor), factor.original_shape, strict=True):
         low, high = coordinate.bounds(program.extents)
         walked = _all_in_points(coordinate, by_points.values())
         operand: KernelOperand | None = None
@@ -187,19 +191,10 @@ def _as_it_came(
     return KernelOperand("A", factor.dtype, stride, access)
 
 
-def _placed(
-    operand: KernelOperand,
-    place: Placement,
-    coordinates: Sequence[tuple[KernelOperand | None, bool]],
-) -> KernelOperand:
-    """An operand over the output's elements, at places of its own."""
-    access = IndexExpr.of([], place.offset)
-    for (coordinate, _), stride in zip(coordinates, place.strides, strict=True):
-        if coordinate is None:
-            raise LoweringError("the output's elements are not affine in the loops")
-        terms = [term.times(stride) for term in coordinate.access.terms]
-        access = access + IndexExpr.of(terms, coordinate.access.constant * stride)
-    return replace(operand, access=access)
+def _places(operand: PackedOperand) -> list[IndexExpr]:
+    """The original coordinates of what is accessed, over the iterators."""
+    places = dict(zip((d.name for d in operand.dimensions), operand.access, strict=True))
+    return [source.substitute(places) for source in operand.source]
 
 
 def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:

@@ -73,7 +73,8 @@ def choose_layer(
     An epilogue with a placement asks for a kernel that stores in a larger buffer; one that can is
     searched first.
     """
-    found = _chosen(Request(workload, target, epilogue=epilogue, timeout=timeout))
+    asked = Request(workload, target, epilogue=epilogue, timeout=timeout, explains=False)
+    found = _chosen(asked)
     if isinstance(found, Chosen) and found.plan.native:
         choice, spec = found.choice, found.solved.target
         cost = choice.estimated
@@ -99,7 +100,7 @@ def _chosen(asked: Request) -> Chosen | str:
     if isinstance(found, Chosen):
         return found
     if found.status is Status.INFEASIBLE:
-        return "no embedding" if found.conflict is None else found.conflict.words[0]
+        return "no embedding"
     return "no embedding found in time"
 
 

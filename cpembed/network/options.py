@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cpembed.errors import LoweringError
@@ -17,7 +17,7 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
 from cpembed.network.generated import Placed
-from cpembed.network.laid_out import LaidOut, laid_out
+from cpembed.network.laid_out import laid_out
 from cpembed.network.layer import Layer
 from cpembed.network.layout import Layout
 from cpembed.network.moving import conversion_us, estimate_us
@@ -59,7 +59,16 @@ class Ways:
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
-        self.products.search(self._wanted(), progress)
+        products = [(o, o.kind) for o in self.graph.operators if isinstance(o.kind, Product)]
+        asked = [w for o, kind in products for _, w in self._laid_out(o, kind)]
+        self.products.search(asked, progress)
+        self.products.search([w for one in asked for w in self._instead(one)], progress)
+
+    def _instead(self, wanted: Wanted) -> tuple[Wanted, ...]:
+        """Where no kernel of the instruction stores in a larger buffer, one that does not."""
+        layer = self.products.layer(wanted)
+        native = layer is not None and layer.is_native
+        return () if native or not wanted.placed else (replace(wanted, placed=False),)
 
     @cached_property
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
@@ -82,22 +91,15 @@ class Ways:
 
     # ------------------------------------------------------------------------------ products
 
-    def _wanted(self) -> Iterator[Wanted]:
-        for operator in self.graph.operators:
-            if isinstance(operator.kind, Product):
-                for _, wanted, _ in self._laid_out(operator, operator.kind):
-                    yield wanted
-
-    def _laid_out(
-        self, operator: Operator, kind: Product
-    ) -> Iterator[tuple[Ports, Wanted, LaidOut]]:
-        """A product in all layouts of its tensors. A kernel that cannot store in a larger buffer is
-        asked for, too, where the output has no halo and nothing is added."""
+    def _laid_out(self, operator: Operator, kind: Product) -> Iterator[tuple[Ports, Wanted]]:
+        """A product in all layouts of its tensors."""
         reads, (output,) = ports_of(self.graph, operator)
         residual = residual_of(operator)
         others = reads[1 : len(reads) - len(residual)]
         for first in self.layouts.of[reads[0]]:
             for stored in self.layouts.of[output]:
+                if lane_by_lane(kind) and first.order != stored.order:
+                    continue
                 for added in self.layouts.of[residual[0]] if residual else (None,):
                     try:
                         made = laid_out(kind, first, stored, added)
@@ -105,24 +107,24 @@ class Ways:
                         continue
                     plain = [Layout.plain(self.graph.types[name].shape) for name in others]
                     ports = (first, *plain, *((added,) if added else ()), stored)
-                    yield ports, Wanted(made.computation, kind.epilogue, True), made
-                    if not stored.has_halo and added is None:
-                        yield ports, Wanted(made.computation, kind.epilogue, False), made
+                    yield ports, Wanted(made.computation, kind.epilogue, True)
 
     def _product(self, operator: Operator) -> tuple[Execution, ...]:
         kind = operator.kind
         assert isinstance(kind, Product)
         found: dict[Ports, Execution] = {}
-        for ports, wanted, _ in self._laid_out(operator, kind):
-            layer = self.products.layer(wanted)
-            if layer is None:
-                continue
-            cost = layer.cost_us
-            if not layer.is_native:
-                cost = kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
-            known = found.get(ports)
-            if known is None or _order(layer, cost) < _order(known.layer, known.cost_us):
-                found[ports] = Execution(ports, cost, layer)
+        added = bool(residual_of(operator))
+        for ports, placed in self._laid_out(operator, kind):
+            for wanted in (placed, *self._instead(placed)):
+                layer = self.products.layer(wanted)
+                if layer is None or (not wanted.placed and (added or ports[-1].has_halo)):
+                    continue
+                cost = layer.cost_us
+                if not layer.is_native:
+                    cost = kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
+                known = found.get(ports)
+                if known is None or _order(layer, cost) < _order(known.layer, known.cost_us):
+                    found[ports] = Execution(ports, cost, layer)
         return tuple(found.values())
 
     # ------------------------------------------------------------------------------ the others
@@ -202,6 +204,11 @@ class Ways:
             plain if name in self.graph.inputs else None,
             (plain,) if name in self.graph.outputs else (),
         )
+
+
+def lane_by_lane(kind: Product) -> bool:
+    """Whether each channel of the result is made of one of the image: both lie alike."""
+    return "depthwise" in kind.computation.name
 
 
 def _order(layer: Layer | None, cost: float) -> tuple[bool, float]:

@@ -65,7 +65,9 @@ def built(chosen: Chosen, epilogue: Epilogue, native: bool) -> CompiledKernel:
     return target.build(lowered, target.space(lowered).best().schedule)
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "portable"])
+@pytest.mark.parametrize(
+    "native", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["native", "portable"]
+)
 @pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", LAYERS, ids=["conv2d", "gemm", "depthwise"])
 def test_bit_for_bit(chosen: dict[str, Chosen], words: str, dtype: str, native: bool) -> None:
