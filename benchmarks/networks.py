@@ -9,13 +9,13 @@ has a process of its own, and they take turns: in each round every runtime compu
 about ``--round-ms``, every other round backwards; each turn begins with calls that are not timed
 and ends when the process's threads sleep. A call is counted from arrays of numpy to arrays of
 numpy, one image or one sequence. Rounds in which other processes had more than a fifth of a core
-are left out where enough others remain. Ratios are another runtime's time over ours (over ONNX
-Runtime's where there is no library of ours) in the same round, medians of rounds: above 1 we are
-faster. *Difference*: between a runtime's first output and that of ONNX Runtime without
-optimizations, in parts of its length.
+are repeated, up to ``--tries`` rounds, and left out where enough others remain. Ratios are another
+runtime's time over ours (over ONNX Runtime's where there is no library of ours) in the same round,
+medians of rounds: above 1 we are faster. *Difference*: between a runtime's first output and that of
+ONNX Runtime without optimizations, in parts of its length.
 
-Runtimes that are not installed are left out and named; ``--python`` gives one, and its variants,
-another interpreter.
+Runtimes that are not installed are left out and named: onnxruntime, openvino, torch with torchao.
+``--python`` gives one, and its variants, another interpreter, which needs onnx too for torch.
 Writes ``networks.json`` after every network and ``networks.md`` into ``--output``.
 """
 
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--runtimes", nargs="*", default=list(RUNTIMES), choices=RUNTIMES)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--tries", type=int, default=33, help="rounds, the disturbed ones included")
     parser.add_argument("--round-ms", type=float, default=150.0)
     parser.add_argument("--python", nargs="*", default=[], metavar="RUNTIME=PROGRAM")
     parser.add_argument("--output", type=Path, default=HERE)
@@ -87,7 +88,9 @@ def main() -> None:
             paths = dict.fromkeys(asked.runtimes, file)
             if OURS in paths:
                 paths[OURS] = (asked.built or Path("no-libraries")) / file.stem
-            rows.append(measured(file, threads, paths, programs, asked.rounds, asked.round_ms))
+            rows.append(
+                measured(file, threads, paths, programs, asked.rounds, asked.round_ms, asked.tries)
+            )
             document = {**provenance(), "round_ms": asked.round_ms, "rows": rows}
             write_whole(asked.output / "networks.json", json.dumps(document, indent=1) + "\n")
             write_whole(asked.output / "networks.md", markdown(document))
@@ -102,6 +105,7 @@ def measured(
     programs: Mapping[str, str],
     rounds: int,
     round_ms: float,
+    tries: int,
 ) -> Row:
     """All runtimes on one network and so many threads."""
     servers: dict[str, Server] = {}
@@ -126,7 +130,7 @@ def measured(
                 missing[name] = started
             else:
                 servers[name] = started
-        quiet = taken(servers, rounds, round_ms)
+        quiet = taken(servers, rounds, round_ms, tries)
         return {
             "model": model.stem, "threads": threads, "missing": missing, "rounds": quiet,
             "of": rounds, **compared(servers, expected),
@@ -172,15 +176,17 @@ def answered(stream: TextIO) -> Row:
     return {"missing": "its process ended without an answer"}
 
 
-def taken(servers: Mapping[str, Server], rounds: int, round_ms: float) -> int:
-    """Fill in the samples, round by round; how many rounds were left alone. The others are kept
-    only where too few remain."""
+def taken(servers: Mapping[str, Server], rounds: int, round_ms: float, tries: int = 0) -> int:
+    """Fill in the samples, round by round, until so many rounds were left alone, in so many tries
+    (0: as many as rounds); how many were. The others are kept only where too few remain."""
     for server in servers.values():
         for calls in (1, 3):
             seconds = server.turn(calls)["seconds"]
         server.calls = min(MOST_CALLS, max(1, round(round_ms / 1e3 / seconds)))
     quiet: list[bool] = []
-    for turn in range(rounds):
+    for turn in range(tries or rounds):
+        if sum(quiet) == rounds:
+            break
         order = list(servers.values())
         found = [(s, s.turn(s.calls)) for s in (order if turn % 2 == 0 else order[::-1])]
         for server, answer in found:

@@ -49,6 +49,13 @@ def test_rounds_with_other_work_are_left_out_and_ratios_are_of_the_same_round():
     assert found["difference"] == {"cpembed": pytest.approx(0.5 / 1.5), "onnxruntime": 0.0}
 
 
+def test_disturbed_rounds_are_repeated_as_long_as_there_are_tries():
+    ours = fake([0.01, 0.02, 0.03, 0.04, 0.05], [0, 1, 1, 0, 0])
+    assert networks.taken({"cpembed": ours}, 2, 1.0, tries=5) == 2
+    assert ours.samples == [0.01, 0.04]
+    assert len(ours.asked) == 2 + 4
+
+
 def test_all_rounds_are_kept_where_hardly_any_was_left_alone():
     ours = fake([0.010, 0.011, 0.012, 0.013], [1, 1, 1, 0])
     assert networks.taken({"cpembed": ours}, 4, 1.0) == 1
@@ -86,7 +93,7 @@ def test_two_runtimes_compute_a_tiny_network_and_agree(tmp_path):
 
     model = write_int8("tiny", tmp_path / "tiny_int8.onnx")
     paths = {"onnxruntime": model, "onnxruntime_unfused": model}
-    row = networks.measured(model, 1, paths, {}, 2, 1.0)
+    row = networks.measured(model, 1, paths, {}, 2, 1.0, 2)
     assert set(row["seconds"]) == set(paths)
     assert row["difference"] == dict.fromkeys(paths, pytest.approx(0, abs=0.03))
     assert json.dumps(row)
