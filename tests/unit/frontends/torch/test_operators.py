@@ -236,6 +236,7 @@ MOVEMENT: dict[str, Case] = {
         lambda x: F.interpolate(x, (13, 1), mode="bilinear", align_corners=True),
         (IMAGE,),
     ),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), (IMAGE,)),
     "linear": (lambda x: F.interpolate(x, 9, mode="linear"), (X,)),
     "trilinear": (
         lambda x: F.interpolate(x, (4, 5, 6), mode="trilinear"),

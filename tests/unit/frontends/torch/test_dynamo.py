@@ -1,0 +1,207 @@
+"""torch.compile: quantized parts become networks, the rest stays with PyTorch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torchao")
+
+from cpembed.errors import LoweringError, ModelError  # noqa: E402
+from cpembed.frontends.torch import dynamo  # noqa: E402
+from cpembed.graph.graph import Graph, evaluate  # noqa: E402
+from cpembed.graph.kinds import Product  # noqa: E402
+from tests.unit.frontends.torch import models  # noqa: E402
+from tests.unit.frontends.torch.comparing import Function  # noqa: E402
+from tests.unit.frontends.torch.quantizing import quantized  # noqa: E402
+
+nn = torch.nn
+
+
+class Evaluated:
+    """A network run by its definition, in place of a compiled one."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.runs = graph, 0
+
+    def run(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.runs += 1
+        return evaluate(self.graph, inputs, keep=lambda name: False)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Evaluated]:
+    """The networks that are compiled."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    found: list[Evaluated] = []
+
+    def compile_network(graph: Graph, options: dynamo.Options) -> Evaluated:
+        found.append(Evaluated(graph))
+        return found[-1]
+
+    monkeypatch.setattr(dynamo, "compile_network", compile_network)
+    return found
+
+
+def by(model: nn.Module, **options: Any) -> Any:
+    given = {"rest": "eager", **options}
+    return torch.compile(model, backend=dynamo.backend, options=given, dynamic=False)
+
+
+def assert_same(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    pairs = zip(found, wanted, strict=True) if isinstance(wanted, tuple) else [(found, wanted)]
+    for mine, theirs in pairs:
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=tolerance)
+
+
+class Mixed(nn.Module):
+    """Two quantized parts with an operator between them that no network has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = models.InvertedResidual(), nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Any) -> Any:
+        y = self.first(x)
+        ordered = torch.sort(y, -1)[0]
+        return self.second(ordered + y), ordered
+
+
+def test_a_quantized_model_is_one_network(compiled: list[Evaluated]) -> None:
+    x = torch.randn(1, 3, 32, 32)
+    model = quantized(models.seeded(models.ResNet()), x)
+    fast = by(model)
+    with torch.no_grad():
+        for fresh in (x, torch.randn_like(x)):
+            # Where a rounding is a tie, an integer may be the next one.
+            assert_same(fast(fresh), model(fresh), 0.01)
+    (network,) = compiled
+    assert network.runs == 2
+    assert len([o for o in network.graph.operators if isinstance(o.kind, Product)]) == 16
+    assert len(network.graph.inputs) == 1
+
+
+def test_what_is_no_network_runs_between_networks(compiled: list[Evaluated]) -> None:
+    x = torch.randn(1, 8, 6, 6)
+    model = quantized(models.seeded(Mixed()), x)
+    fast = by(model)
+    with torch.no_grad():
+        assert_same(fast(x), model(x))
+    assert [network.runs for network in compiled] == [1, 1]
+    products = [o for n in compiled for o in n.graph.operators if isinstance(o.kind, Product)]
+    assert len(products) == 4
+
+
+@pytest.mark.slow
+def test_inductor_runs_what_is_no_network(compiled: list[Evaluated]) -> None:
+    x = torch.randn(1, 8, 6, 6)
+    model = quantized(models.seeded(Mixed()), x)
+    fast = by(model, rest="inductor")
+    with torch.no_grad():
+        assert_same(fast(x), model(x))
+    assert len(compiled) == 2
+
+
+def test_a_float_model_stays_with_pytorch(compiled: list[Evaluated]) -> None:
+    model = models.seeded(models.InvertedResidual())
+    x = torch.randn(1, 8, 6, 6)
+    with torch.no_grad():
+        assert_same(by(model)(x), model(x))
+    assert not compiled
+
+
+def test_gradients_are_left_to_pytorch(compiled: list[Evaluated]) -> None:
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    by(model)(x).sum().backward()
+    assert model.weight.grad is not None
+    assert not compiled
+
+
+def test_weights_that_change_are_read_again(compiled: list[Evaluated]) -> None:
+    x = torch.randn(2, 5)
+    model = quantized(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), x)
+    fast = by(model)
+    bias = next(p for name, p in model.named_parameters() if name.endswith("bias"))
+    with torch.no_grad():
+        assert_same(fast(x), model(x))
+        before = fast(x)
+        bias.add_(1.0)
+        assert_same(fast(x), model(x))
+        assert not torch.equal(before, fast(x))
+    assert [network.runs for network in compiled] == [2, 2]
+
+
+def test_other_shapes_are_other_networks(compiled: list[Evaluated]) -> None:
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randint(-9, 9, (3, 5), dtype=torch.int8))
+
+        def forward(self, x: Any) -> Any:
+            q8 = torch.ops.quantized_decomposed
+            q = q8.quantize_per_tensor(x, 0.1, 7, 0, 255, torch.uint8)
+            a = q8.dequantize_per_tensor(q, 0.1, 7, 0, 255, torch.uint8)
+            w = q8.dequantize_per_tensor(self.weight, 0.2, 0, -128, 127, torch.int8)
+            return nn.functional.linear(a, w)
+
+    model = Quantized().eval()
+    fast = by(model)
+    with torch.no_grad():
+        for rows in (2, 6):
+            x = torch.randn(rows, 5)
+            assert_same(fast(x), model(x))
+    assert [n.graph.types[n.graph.outputs[0]].shape for n in compiled] == [(2, 3), (6, 3)]
+
+
+def test_a_part_that_is_not_compiled_stays_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    def refuse(graph: Graph, options: dynamo.Options) -> Any:
+        raise LoweringError("nothing compiles this")
+
+    monkeypatch.setattr(dynamo, "compile_network", refuse)
+    x = torch.randn(1, 8, 6, 6)
+    model = quantized(models.seeded(Mixed()), x)
+    with torch.no_grad():
+        assert_same(by(model)(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "options, message", [({"tarjet": "x"}, "has no 'tarjet'"), ({"rest": "llvm"}, "rest='llvm'")]
+)
+def test_options_that_there_are_not(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        dynamo.Options.of(options)
+
+
+def test_the_target_without_a_name_is_one_that_this_processor_executes() -> None:
+    from cpembed.hw.loader import load_hardware_spec
+    from cpembed.targets.registry import missing_for
+
+    try:
+        name = dynamo.best_target()
+    except ModelError as error:
+        pytest.skip(str(error))
+    assert not missing_for(load_hardware_spec(name))
+
+
+def test_the_entry_point_names_the_back_end() -> None:
+    import importlib
+    import tomllib
+
+    text = (Path(__file__).parents[4] / "pyproject.toml").read_text()
+    points = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]
+    module, name = points["cpembed"].split(":")
+    assert getattr(importlib.import_module(module), name) is dynamo.backend
+
+
+def test_a_module_without_parameters(compiled: list[Evaluated]) -> None:
+    model, x = Function(lambda x: x.relu() + 1), torch.randn(3)
+    with torch.no_grad():
+        assert_same(by(model)(x), model(x))
+    assert not compiled

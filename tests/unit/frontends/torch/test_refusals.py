@@ -1,0 +1,111 @@
+"""What is not read, and what is said of it: one line, with its place and the remedy."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cpembed.errors import ModelError  # noqa: E402
+from cpembed.frontends.torch import from_exported, load  # noqa: E402
+from tests.unit.frontends.torch.comparing import Function  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+IMAGE = torch.randn(2, 3, 5, 7)
+
+
+def refused(model: nn.Module, *inputs: Any, **options: Any) -> str:
+    program = torch.export.export(model, inputs, **options)
+    with pytest.raises(ModelError) as caught:
+        from_exported(program, name="net")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("net: ")
+    return message
+
+
+@pytest.mark.parametrize(
+    "function, parts",
+    [
+        (lambda x: torch.sort(x)[0] + torch.sort(x)[0], ["aten.sort.default", "2 times"]),
+        (lambda x: torch.fft.fft(x).real, ["aten._fft_r2c.default"]),
+        (lambda x: x + torch.rand_like(x), ["rand", "not known"]),
+        (
+            lambda x: F.adaptive_avg_pool2d(x, 2),
+            ["adaptive pooling of an axis of 5 to 2", "divides"],
+        ),
+        (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), ["recompute_scale_factor"]),
+        (lambda x: F.dropout(x, 0.5, True), ["model.eval()"]),
+        (lambda x: F.batch_norm(x, None, None, training=True), ["model.eval()"]),
+        (lambda x: x.int() & 3, ["bits of integers"]),
+        (lambda x: torch.linalg.vector_norm(x, 3), ["norm of order 3"]),
+        (lambda x: x.to(torch.float8_e4m3fn).float(), ["float8_e4m3fn"]),
+        (lambda x: x.max(1).indices, ["is no tensor that a network computes"]),
+    ],
+)
+def test_an_operator_that_is_not_read(function: Callable[..., Any], parts: list[str]) -> None:
+    message = refused(Function(function), IMAGE)
+    for part in parts:
+        assert part in message
+
+
+def test_an_operator_is_named_with_its_module() -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.sort()[0]
+
+    model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), Inner()))
+    assert "net: 1.1/sort: the operator aten.sort.default" in refused(model, IMAGE)
+
+
+def test_a_size_that_is_left_open() -> None:
+    batch = torch.export.Dim("batch", min=2, max=8)
+    message = refused(nn.ReLU(), IMAGE, dynamic_shapes=({0: batch},))
+    assert "input input: axis 0 has no fixed size" in message
+    assert "dynamic_shapes" in message
+
+
+def test_a_buffer_that_changes() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.calls.add_(1)
+            return x * self.calls
+
+    assert "changes calls" in refused(Counting(), IMAGE)
+
+
+def test_an_input_that_changes() -> None:
+    assert "changes inputs_0" in refused(Function(lambda x: x.add_(1)), IMAGE.clone())
+
+
+def test_a_complex_input() -> None:
+    assert "is of complex64" in refused(Function(lambda x: x.real), torch.ones(2, 3) + 1j)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"not an archive" * 99])
+def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"is no program of torch\.export\.save"):
+        load(path)
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(nn.Linear(5, 3), (torch.randn(2, 5),)), path)
+    whole = path.read_bytes()
+    for end in range(0, len(whole), len(whole) // 7):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ModelError, match="is no program"):
+            load(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no such file"):
+        load(tmp_path / "model.pt2")
