@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,6 +174,7 @@ def open_bench(
     target: str | HardwareSpec,
     *,
     constraints: str | ConstraintSet | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     layers: str | None = None,
     backend: BackendChoice = "auto",
     execute: bool = True,
@@ -192,8 +193,9 @@ def open_bench(
     """A suite ready to run, with the rows that an earlier run completed.
 
     ``suite_name`` is a shipped one, or a file: a table of layers as CSV, or a model, whose distinct
-    products are the layers. ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where
-    the target's instruction can execute here and only solves elsewhere; ``generic`` runs portable
+    products are the layers; ``shapes`` has the sizes of a model's inputs that it leaves open.
+    ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
+    can execute here and only solves elsewhere; ``generic`` runs portable
     code anywhere. ``results`` is the folder of the store, ``fresh`` forgets what it holds of this
     suite. ``constraints`` None and ``untuned`` are as for :func:`~cpembed.api.run.run`, and so are
     ``output``, ``relu``, ``bias`` and ``scale``, for kernels that are not simulated. ``baselines``
@@ -208,7 +210,7 @@ def open_bench(
     something to be stored by an instruction that this machine lacks.
     """
     spec = hardware_spec(target)
-    named_layers = named_suite(suite_name, spec)
+    named_layers = named_suite(suite_name, spec, shapes)
     chosen = selected(named_layers, layers)
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:

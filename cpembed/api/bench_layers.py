@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,15 +30,22 @@ class NamedSuite:
     digest: str | None = None
 
 
-def named_suite(name: str, spec: HardwareSpec) -> NamedSuite:
-    """By a shipped name, or the path of a CSV file or of a model, prepared for the target.
+def named_suite(
+    name: str, spec: HardwareSpec, shapes: Mapping[str, Sequence[int]] | None = None
+) -> NamedSuite:
+    """By a shipped name, or the path of a CSV file or of a model, prepared for the target;
+    ``shapes``: sizes of inputs that the model leaves open.
 
     Raises :class:`WorkloadError` for an unknown name and a file that cannot be read.
     """
+    is_model = name.lower().endswith(MODELS)
+    if shapes and not is_model:
+        raise WorkloadError(f"{name} is no model and has no inputs: leave --shape (shapes=) out")
     if is_table(name):
         return _own(Path(name).name, read_suite(Path(name)))
-    if name.lower().endswith(MODELS):
-        return _own(Path(name).name, model_layers(_prepared(name, spec), Path(name).name))
+    if is_model:
+        graph = _prepared(name, spec, shapes)
+        return _own(Path(name).name, model_layers(graph, Path(name).name))
     if name not in SUITES:
         raise WorkloadError(
             f"unknown suite {name!r}: use {' '.join(SUITES)}, or a file: a table as .csv, or a "
@@ -83,10 +91,10 @@ def layer_workload(layer: ComputedLayer, layout: str, spec: HardwareSpec) -> Com
     return typed_for(layer.workload(layout=layout), spec)
 
 
-def _prepared(path: str, spec: HardwareSpec) -> Graph:
+def _prepared(path: str, spec: HardwareSpec, shapes: Mapping[str, Sequence[int]] | None) -> Graph:
     from cpembed.frontends import load_model
 
-    return prepared_for(load_model(Path(path)), spec)
+    return prepared_for(load_model(Path(path), shapes), spec)
 
 
 def _own(name: str, layers: tuple[Layer, ...]) -> NamedSuite:

@@ -146,12 +146,13 @@ def matched(
     ``timeout`` bounds each search in seconds; ``untuned``: what tuning found is not used. What a
     search refuses is a reason."""
     started = time.perf_counter()
-    typed = typed_for(workload, spec)
-    retyped = typed != workload
+    retyped = False
     searches = 1 + len(spec.alternatives)
     allowed = SLOWEST * (timeout or 0.0) * searches
     try:
         with step(f"matching {workload.name} on {spec.name}", workload.macs + allowed):
+            typed = typed_for(workload, spec)
+            retyped = typed != workload
             found = choose(Request(typed, spec, constraints, timeout=timeout, untuned=untuned))
             seconds = time.perf_counter() - started
             if isinstance(found, Chosen):

@@ -10,6 +10,7 @@ import click
 
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
+from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
     Subcommand,
     backend_option,
@@ -51,6 +52,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     "Constraint set of the best candidate, beside `strict`, which is always tried. "
     "Default: in_place_padded."
 )
+@shapes_option
 @click.option("--layers", metavar="0,3,10-20", help="Only these layers of the suite.")
 @backend_option("native, and solve only where this machine can do neither.")
 @click.option("--no-run", is_flag=True, help="Solve only.")
@@ -90,6 +92,7 @@ def command(
     suite: str,
     targets: tuple[str, ...],
     constraints: str | None,
+    shapes: dict[str, tuple[int, ...]],
     layers: str | None,
     backend: BackendChoice,
     no_run: bool,
@@ -137,6 +140,7 @@ def command(
             suite,
             target,
             constraints=constraints,
+            shapes=shapes or None,
             layers=layers,
             backend=backend,
             execute=not no_run,

@@ -32,9 +32,10 @@ def constraint_sets(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def suites(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Names of suites; files where none begins so."""
     from cpembed.workloads.suites import SUITES
 
-    return _beginning(SUITES, incomplete)
+    return _beginning(SUITES, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
 def workloads(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:

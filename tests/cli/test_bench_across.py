@@ -67,3 +67,8 @@ def test_what_is_of_one_target_is_refused_for_several(
 
 def test_a_table_that_is_not_there_is_one_line(cpembed: Caller) -> None:
     cpembed("bench", "nowhere.csv", *TARGETS).is_one_line_error(2, "nowhere.csv", "cannot be read")
+
+
+def test_shapes_are_of_models(cpembed: Caller, bench: tuple[str, ...]) -> None:
+    called = cpembed(*bench, *TARGETS, "--shape", "x=1,2")
+    called.is_one_line_error(2, "no model", "--shape")

@@ -56,6 +56,11 @@ def test_layers_of_a_suite(offered) -> None:  # type: ignore[no-untyped-def]
     )
 
 
+def test_suites_and_files_in_their_place(offered) -> None:  # type: ignore[no-untyped-def]
+    assert set(offered("bench", "resnet")) == plain("resnet18", "resnet50")
+    assert offered("bench", "./mine.c") == ["file,./mine.c"]
+
+
 def test_sizes_and_options_of_an_operator(offered) -> None:  # type: ignore[no-untyped-def]
     assert set(offered("solve", "gemm", "m=4", "n")) == plain("n=")
     assert plain("layout=NHWC") <= set(offered("solve", "conv2d", "n=1", "lay"))

@@ -181,6 +181,23 @@ def test_a_large_network_is_fitted_and_found(show: Any) -> None:
     assert page.evaluate("document.querySelector('#details.open h3') !== null")
 
 
+def test_what_can_be_pressed_has_a_name_for_those_who_hear_the_page(show: Any) -> None:
+    page = show("residual")
+    page.click("a.node")
+    nodes = page.send("Accessibility.getFullAXTree")["nodes"]
+    roles = {"link", "button", "region", "heading", "columnheader", "status"}
+    named: dict[str, list[str]] = {role: [] for role in roles}
+    for node in nodes:
+        role = node.get("role", {}).get("value")
+        if role in roles and not node.get("ignored"):
+            named[role].append(node.get("name", {}).get("value", ""))
+    assert all(names for names in named.values()), named
+    unnamed = {role for role, names in named.items() if role != "status" and not all(names)}
+    assert not unnamed
+    first = DOCUMENTS["residual"]["operators"][0]["name"]
+    assert f"{first}, conv2d, embedded, 310 µs" in named["link"]
+
+
 def test_names_that_are_scripts_do_nothing(show: Any) -> None:
     page = show("nasty")
     page.click("a.node[data-op='0']")
