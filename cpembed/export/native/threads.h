@@ -1,7 +1,10 @@
 /* The threads of a library's handle, and what kernels call: parallel loops, memory, errors.
 
-   The calling thread takes part in each loop; the others spin briefly for the next one, then
-   sleep. One call runs at a time on a handle. */
+   A loop's tasks are dealt out as shares, one for each thread, always the same ones, so that a
+   thread finds in its caches what it wrote before. The calling thread has the first share, and
+   takes those that nobody has begun when it is done: a thread that sleeps, or that the machine is
+   too busy to run, holds nobody up. Threads spin briefly for the next loop before they sleep. One
+   call runs at a time on a handle. */
 
 #define MOST_THREADS 1024
 #define MOST_BLOCKS 16
@@ -19,10 +22,11 @@ typedef struct {
   void *data;
   int32_t tasks;
   /* What threads look at, and what they write, in lines of their own. */
-  _Alignas(64) _Atomic uint32_t launched; /* changes with each parallel loop */
+  _Alignas(64) _Atomic uint64_t launched; /* the number of the loop << 32 | its shares */
   _Atomic int stop;
-  _Alignas(64) _Atomic int32_t running, failed, arrived;
+  _Alignas(64) _Atomic int32_t finished, failed, arrived;
   _Alignas(64) _Atomic int32_t sleeping, waiting;
+  _Atomic uint32_t *claimed; /* of each share: the last loop of which it was begun */
   pthread_mutex_t lock;
   pthread_cond_t wake, done;
   Block (*blocks)[MOST_BLOCKS]; /* of each thread: memory that kernels ask for */
@@ -48,21 +52,31 @@ static int64_t now_ns(void) {
   return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Tasks are dealt out: thread t executes t, t + threads, ... */
-static void work(Pool *pool, int number) {
+/* Begin a share of a loop; 0 where another thread has. The loop of a thread that comes late may be
+   over: then every share of it was begun, and perhaps those of later ones. */
+static int claim(Pool *pool, int share, uint32_t loop) {
+  uint32_t last = atomic_load(&pool->claimed[share]);
+  while ((int32_t)(loop - last) > 0)
+    if (atomic_compare_exchange_weak(&pool->claimed[share], &last, loop)) return 1;
+  return 0;
+}
+
+/* Share s is the tasks s, s + threads, ... Only who has claimed it reads what the loop is: it is not
+   over, and nobody writes the next one, before the share is finished. */
+static void work(Pool *pool, int share) {
   Group group = {pool, pool->tasks};
   inside = 1;
-  for (int32_t task = number; task < pool->tasks; task += pool->threads)
+  for (int32_t task = share; task < pool->tasks; task += pool->threads)
     if (pool->task(task, &group, pool->data) != 0) atomic_store(&pool->failed, 1);
   inside = 0;
 }
 
-/* Whether `*value` differs from `old` before a brief spin ends. */
-static int changed(_Atomic uint32_t *value, uint32_t old) {
+/* Whether a brief spin ends with a loop after `seen`. */
+static int comes(Pool *pool, uint32_t seen) {
   int64_t end = 0;
   for (;;) {
     for (int look = 0; look < 64; look++) {
-      if (atomic_load_explicit(value, memory_order_acquire) != old) return 1;
+      if (atomic_load(&pool->launched) >> 32 != seen) return 1;
       pause_briefly();
     }
     int64_t now = now_ns();
@@ -79,17 +93,21 @@ static void *thread_main(void *argument) {
   own_number = start.number;
   uint32_t seen = 0;
   for (;;) {
-    if (!changed(&pool->launched, seen)) {
+    if (!comes(pool, seen)) {
       pthread_mutex_lock(&pool->lock);
       atomic_fetch_add(&pool->sleeping, 1);
-      while (atomic_load(&pool->launched) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
+      while (atomic_load(&pool->launched) >> 32 == seen)
+        pthread_cond_wait(&pool->wake, &pool->lock);
       atomic_fetch_sub(&pool->sleeping, 1);
       pthread_mutex_unlock(&pool->lock);
     }
-    seen++;
+    uint64_t launched = atomic_load(&pool->launched);
+    seen = (uint32_t)(launched >> 32);
     if (atomic_load(&pool->stop)) return NULL;
+    int32_t shares = (int32_t)(uint32_t)launched;
+    if (start.number >= shares || !claim(pool, start.number, seen)) continue;
     work(pool, start.number);
-    if (atomic_fetch_sub(&pool->running, 1) == 1 && atomic_load(&pool->waiting)) {
+    if (atomic_fetch_add(&pool->finished, 1) == shares - 1 && atomic_load(&pool->waiting)) {
       pthread_mutex_lock(&pool->lock);
       pthread_cond_signal(&pool->done);
       pthread_mutex_unlock(&pool->lock);
@@ -97,20 +115,23 @@ static void *thread_main(void *argument) {
   }
 }
 
-static void wake_all(Pool *pool) {
-  atomic_fetch_add(&pool->launched, 1);
+/* Publish the next loop, of so many shares; its number. */
+static uint32_t launch(Pool *pool, int32_t shares) {
+  uint32_t loop = (uint32_t)(atomic_load(&pool->launched) >> 32) + 1;
+  atomic_store(&pool->launched, (uint64_t)loop << 32 | (uint32_t)shares);
   if (atomic_load(&pool->sleeping) > 0) {
     pthread_mutex_lock(&pool->lock);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
   }
+  return loop;
 }
 
-static void wait_for_all(Pool *pool) {
+static void wait_for(Pool *pool, int32_t shares) {
   int64_t end = 0;
   for (;;) {
     for (int look = 0; look < 64; look++) {
-      if (atomic_load_explicit(&pool->running, memory_order_acquire) == 0) return;
+      if (atomic_load(&pool->finished) == shares) return;
       pause_briefly();
     }
     int64_t now = now_ns();
@@ -119,7 +140,7 @@ static void wait_for_all(Pool *pool) {
   }
   pthread_mutex_lock(&pool->lock);
   atomic_store(&pool->waiting, 1);
-  while (atomic_load(&pool->running) != 0) pthread_cond_wait(&pool->done, &pool->lock);
+  while (atomic_load(&pool->finished) != shares) pthread_cond_wait(&pool->done, &pool->lock);
   atomic_store(&pool->waiting, 0);
   pthread_mutex_unlock(&pool->lock);
 }
@@ -137,19 +158,25 @@ int TVMBackendParallelLaunch(Task task, void *data, int tasks) {
     inside = before;
     return failed ? -1 : 0;
   }
+  int32_t shares = tasks < pool->threads ? tasks : pool->threads;
   pool->task = task;
   pool->data = data;
   pool->tasks = tasks;
   atomic_store(&pool->failed, 0);
   atomic_store(&pool->arrived, 0);
-  atomic_store(&pool->running, pool->threads - 1);
-  wake_all(pool);
-  work(pool, 0);
-  wait_for_all(pool);
+  atomic_store(&pool->finished, 0);
+  uint32_t loop = launch(pool, shares);
+  for (int32_t share = 0; share < shares; share++)
+    if (claim(pool, share, loop)) {
+      work(pool, share);
+      atomic_fetch_add(&pool->finished, 1);
+    }
+  wait_for(pool, shares);
   return atomic_load(&pool->failed) ? -1 : 0;
 }
 
-/* All tasks of a loop wait for each other; each has a thread of its own. */
+/* All tasks of a loop wait for each other. A thread that waits takes no other share, so that every
+   share is begun where there are not more tasks than threads. */
 int TVMBackendParallelBarrier(int number, Group *group) {
   Pool *pool = group->sync;
   (void)number;
@@ -214,7 +241,7 @@ void *__TVMFFIErrorSetRaisedFromCStr = (void *)TVMFFIErrorSetRaisedFromCStr;
 static void pool_close(Pool *pool) {
   if (pool->started > 0) {
     atomic_store(&pool->stop, 1);
-    wake_all(pool);
+    launch(pool, 0);
     for (int k = 0; k < pool->started; k++) pthread_join(pool->ids[k], NULL);
   }
   pthread_cond_destroy(&pool->wake);
@@ -223,6 +250,7 @@ static void pool_close(Pool *pool) {
   for (int t = 0; pool->blocks != NULL && t < pool->threads; t++)
     for (int k = 0; k < MOST_BLOCKS; k++) free(pool->blocks[t][k].memory);
   free(pool->blocks);
+  free(pool->claimed);
 }
 
 static int pool_open(Pool *pool, int threads) {
@@ -235,7 +263,8 @@ static int pool_open(Pool *pool, int threads) {
   pthread_cond_init(&pool->wake, NULL);
   pthread_cond_init(&pool->done, NULL);
   pool->blocks = calloc((size_t)pool->threads, sizeof *pool->blocks);
-  if (pool->blocks == NULL) return CPEMBED_OUT_OF_MEMORY;
+  pool->claimed = calloc((size_t)pool->threads, sizeof *pool->claimed);
+  if (pool->blocks == NULL || pool->claimed == NULL) return CPEMBED_OUT_OF_MEMORY;
   for (int number = 1; number < pool->threads; number++) {
     Start *start = malloc(sizeof *start);
     if (start == NULL) return CPEMBED_OUT_OF_MEMORY;
