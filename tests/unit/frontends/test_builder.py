@@ -55,6 +55,16 @@ def test_moving_a_quantized_constant_moves_its_integers(kind: Kind, channels: bo
     assert np.array_equal(evaluate(graph, {})["moved"], expected)
 
 
+def test_channels_keep_their_axis_through_several_moves() -> None:
+    builder, w = quantized(channels=True)
+    kinds = (Reshape((3, 2, 2)), Transpose((2, 0, 1)), Transpose((1, 2, 0)), Reshape((3, 4)))
+    expected = builder.value(w)
+    for kind in kinds:
+        w = builder.add(kind, [w], "moved")
+        (expected,) = kind.evaluate([expected])  # type: ignore[list-item]
+        assert np.array_equal(builder.value(w), expected)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", [Reshape((12,)), Slice((1, 0), (3, 4), (1, 1)), Expand((2, 3, 4))])
 def test_what_breaks_up_channels_becomes_floats(kind: Kind) -> None:
     builder, w = quantized(channels=True)

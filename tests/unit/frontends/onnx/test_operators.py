@@ -131,8 +131,10 @@ POOLS = [
     case("AveragePool", X4, kernel_shape=[3, 3], pads=[1, 1, 1, 1], count_include_pad=1,
          note="padding counts"),
     case("AveragePool", X4, kernel_shape=[4, 3], strides=[3, 2], ceil_mode=1, note="ceil"),
-    case("AveragePool", X4, kernel_shape=[4, 3], strides=[3, 3], pads=[1, 1, 0, 1], ceil_mode=1,
+    case("AveragePool", X4, kernel_shape=[4, 3], strides=[3, 2], pads=[1, 1, 1, 0], ceil_mode=1,
          count_include_pad=1, note="ceil, padding counts"),
+    case("MaxPool", f(1, 2, 6, 5), kernel_shape=[3, 2], strides=[4, 3], pads=[0, 0, 2, 1],
+         ceil_mode=1, note="ceil, a window in the padding"),
     case("AveragePool", f(1, 2, 5, 6, 7), kernel_shape=[2, 3, 2], note="3-D"),
     case("GlobalAveragePool", X4),
     case("GlobalMaxPool", X4),
@@ -294,7 +296,6 @@ MOVES = [
 _MODES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
 _NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 FACTORS = np.asarray([1, 1, 1.6, 0.7], np.float32)
-NONE = np.zeros(0, np.float32)
 RESIZES = [
     *(case("Resize", f(1, 2, 5, 7), None, FACTORS, constants=[2], mode=mode, note=f"{mode} {c}",
            coordinate_transformation_mode=c) for mode in ("linear", "cubic", "nearest")
@@ -306,6 +307,8 @@ RESIZES = [
     case("Resize", f(1, 2, 4, 4), None, np.asarray([1, 1, 2, 2], np.float32), constants=[2],
          mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor",
          note="nearest twice"),
+    case("Resize", f(1, 2, 5, 7), None, None, i(1, 2, 1, 3), constants=[3], mode="linear",
+         coordinate_transformation_mode="pytorch_half_pixel", note="one row"),
     case("Resize", f(1, 2, 9, 8), None, None, i(1, 2, 4, 5), constants=[3], mode="linear",
          antialias=1, note="antialias"),
     case("Resize", f(1, 2, 9, 8), None, None, i(1, 2, 4, 5), constants=[3], mode="cubic",

@@ -234,12 +234,20 @@ def test_names_of_outputs_are_kept(tmp_path: Path) -> None:
         helper.make_node("Identity", ["r"], ["first"]),
         helper.make_node("Identity", ["r"], ["second"]),
         helper.make_node("Identity", ["w"], ["fixed"]),
+        helper.make_node("Add", ["x", "w"], ["sum"]),
     ]
-    outputs = ["same", "first", "second", "fixed", "r"]
+    outputs = ["same", "first", "second", "fixed", "r", "sum"]
     graph = load(save(model_of(nodes, {"x": -X}, {"w": 5 * X}, outputs), tmp_path))
     found = evaluate(graph, {"x": -X})
     assert graph.outputs == tuple(outputs)
-    expected = {"same": -X, "first": 0 * X, "second": 0 * X, "fixed": 5 * X, "r": 0 * X}
+    expected = {
+        "same": -X,
+        "first": 0 * X,
+        "second": 0 * X,
+        "fixed": 5 * X,
+        "r": 0 * X,
+        "sum": 4 * X,
+    }
     for name, array in expected.items():
         assert np.array_equal(found[name], array), name
 
