@@ -107,8 +107,8 @@ def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
         if keeps_integers(operator.kind):
             data = operator.inputs[: None if isinstance(operator.kind, Concat) else 1]
             groups.join([*data, *operator.outputs])
-        elif isinstance(operator.kind, Product) and _adds_bytes(operator.kind):
-            groups.join([operator.inputs[-1], *operator.outputs])
+        elif _adds_bytes(operator.kind) and operator.output not in graph.outputs:
+            groups.join([operator.inputs[-1], operator.output])
     products = [operator for operator in graph.operators if _is_integral(operator.kind)]
     for operator in products:
         votes[groups.find(operator.inputs[0])] = first
@@ -122,8 +122,8 @@ def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
     }
 
 
-def _adds_bytes(product: Product) -> bool:
-    epilogue = product.epilogue
+def _adds_bytes(kind: Kind) -> bool:
+    epilogue = kind.epilogue if isinstance(kind, Product) else None
     return epilogue is not None and epilogue.residual is not None and epilogue.dtype in BYTES
 
 

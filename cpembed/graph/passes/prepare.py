@@ -31,7 +31,8 @@ def prepare(
     """
     graph = movements(normalizations(image_orders(fold(graph))))
     graph = integer_products(fold(graph))
-    graph = tables(residuals(requantizations(graph)))
+    graph = residuals(requantizations(graph))
+    graph = tables(requantizations(graph))
     graph = transpositions(fold(integer_elementwise(graph)))
     graph = tables(element_types(fold(graph), first, second))
     graph = fold(without_zero_points(graph), weights=True)

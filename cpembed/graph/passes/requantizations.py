@@ -11,6 +11,7 @@ from cpembed.graph.kinds import Elementwise, Product, Quantize
 from cpembed.graph.passes.chains import UNLIMITED
 from cpembed.graph.passes.expressions import limits
 from cpembed.graph.passes.quantization import (
+    BYTES,
     Quantized,
     dequantized,
     float32,
@@ -19,14 +20,19 @@ from cpembed.graph.passes.quantization import (
     stored,
 )
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
-from cpembed.kernel.epilogue import SCALE
+from cpembed.kernel.epilogue import SCALE, Epilogue
+
+LARGEST_RATIO = 2.0
+"""Of a result's scale to that in which it is stored anew: a tensor that loses its negative half has
+half the range."""
 
 
 def requantizations(graph: Graph) -> Graph:
-    """Where a product's result of eight bits is dequantized, limited and quantized with a coarser
-    scale, and nothing else reads it, the product stores that result.
+    """Where a product's result of eight bits is dequantized, limited and quantized anew, and
+    nothing else reads it, the product stores that result.
 
-    It is rounded once instead of twice: results differ by at most one quantum.
+    It is rounded once instead of twice: results differ by at most one quantum of the coarser of
+    both scales. A result whose new scale is less than half as coarse is left as it is.
     """
     rewriting = Rewriting(graph)
     for operator in graph.operators:
@@ -65,23 +71,50 @@ def _store(
     graph = rewriting.source
     before, product = found
     epilogue = product.epilogue
-    if epilogue is None or not epilogue.scale or epilogue.residual is not None:
-        return
-    scale = graph.constants.get(before.inputs[2 + product.vectors.index(SCALE)])
     ratio = source.scale / float32(kind.scale[0])
-    if scale is None or ratio > 1:
+    if epilogue is None or epilogue.dtype not in BYTES or not epilogue.scale:
         return
-    # Limits of the finer integers, as numbers, are limits of the result.
-    ends = ((limit - source.zero_point) * source.scale for limit in epilogue.range)
-    low, high = (stored(min(max(limit, limited[0]), limited[1]), kind) for limit in ends)
+    if ratio > LARGEST_RATIO:
+        return
+    residual, inputs = epilogue.residual, list(before.inputs)
+    # Limits of the other integers, as numbers, are limits of the result.
+    low, high = epilogue.range if residual is None else residual.clip or range_of(epilogue.dtype)
+    ends = ((limit - source.zero_point) * source.scale for limit in (low, high))
+    low, high = (stored(min(max(end, limited[0]), limited[1]), kind) for end in ends)
     clip = None if (low, high) == range_of(kind.dtype) else (low, high)
-    changed = replace(epilogue, dtype=kind.dtype, zero_point=kind.zero_point[0], clip=clip)
-    new = rewriting.constant(
-        f"{before.name} scale", (scale.astype(np.float64) * ratio).astype(np.float32)
+    zero = kind.zero_point[0]
+    if residual is not None:
+        residual = replace(
+            residual,
+            own_scale=residual.own_scale * ratio,
+            scale=residual.scale * ratio,
+            stored_zero_point=zero,
+            clip=clip,
+        )
+        changed = replace(storing_as(epilogue, kind.dtype), residual=residual)
+    else:
+        place = 2 + product.vectors.index(SCALE)
+        scale = graph.constants.get(inputs[place])
+        if scale is None:
+            return
+        scale = (scale.astype(np.float64) * ratio).astype(np.float32)
+        inputs[place] = rewriting.constant(f"{before.name} scale", scale)
+        changed = replace(epilogue, dtype=kind.dtype, zero_point=zero, clip=clip)
+    product = product.storing(changed)
+    new = replace(before, kind=product, inputs=tuple(inputs), outputs=operator.outputs)
+    rewriting.replace(operator, new)
+
+
+def storing_as(epilogue: Epilogue, dtype: str) -> Epilogue:
+    """An epilogue that rounds to the same numbers around its zero point, on the way to another
+    type of eight bits."""
+    if epilogue.dtype == dtype:
+        return epilogue
+    distance = 128 if dtype == "uint8" else -128
+    low, high = epilogue.range
+    return replace(
+        epilogue,
+        dtype=dtype,
+        zero_point=epilogue.zero_point + distance,
+        clip=(low + distance, high + distance),
     )
-    inputs = list(before.inputs)
-    inputs[2 + product.vectors.index(SCALE)] = new
-    kept = replace(
-        before, kind=product.storing(changed), inputs=tuple(inputs), outputs=operator.outputs
-    )
-    rewriting.replace(operator, kept)

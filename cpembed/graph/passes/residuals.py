@@ -9,7 +9,6 @@ from cpembed.graph.kinds import Elementwise, Product, Quantize
 from cpembed.graph.passes.chains import UNLIMITED
 from cpembed.graph.passes.expressions import both_inputs, limits
 from cpembed.graph.passes.quantization import (
-    BYTES,
     Quantized,
     dequantized,
     float32,
@@ -17,8 +16,9 @@ from cpembed.graph.passes.quantization import (
     range_of,
     stored,
 )
+from cpembed.graph.passes.requantizations import storing_as
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
-from cpembed.kernel.epilogue import Epilogue, Residual
+from cpembed.kernel.epilogue import Residual
 
 
 def residuals(graph: Graph) -> Graph:
@@ -105,24 +105,8 @@ def _with_residual(
         kind.zero_point[0],
         None if (low, high) == range_of(kind.dtype) else (low, high),
     )
-    epilogue = _storing(product.kind.epilogue, kind.dtype)
+    epilogue = storing_as(product.kind.epilogue, kind.dtype)
     changed = product.kind.storing(replace(epilogue, residual=residual))
     return replace(
         product, kind=changed, inputs=(*product.inputs, other.tensor), outputs=operator.outputs
-    )
-
-
-def _storing(epilogue: Epilogue, dtype: str) -> Epilogue:
-    """An epilogue that rounds to the same numbers around its zero point, on the way to another
-    type of eight bits."""
-    if epilogue.dtype == dtype:
-        return epilogue
-    distance = 128 if dtype == "uint8" else -128
-    low, high = epilogue.range
-    assert {epilogue.dtype, dtype} <= {*BYTES}
-    return replace(
-        epilogue,
-        dtype=dtype,
-        zero_point=epilogue.zero_point + distance,
-        clip=(low + distance, high + distance),
     )
