@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cpembed.graph.graph import Graph
     from cpembed.network.plan import Policy
     from cpembed.network.run import NetworkRun
+    from cpembed.network.stepwise import StepwiseRun
 
 WRONG = 1
 """Exit code of results that are not what they should be: a bug of ours."""
@@ -132,7 +133,7 @@ def command(
     return _verdict(result.run)
 
 
-def _verdict(run: NetworkRun | None) -> int:
+def _verdict(run: NetworkRun | StepwiseRun | None) -> int:
     if run is None or not run.failed:
         return 0
     names = ", ".join(one.operator for one in run.failed[:3])

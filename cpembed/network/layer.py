@@ -21,7 +21,6 @@ from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import RESIDUAL, Epilogue
 from cpembed.network.recorder import Memory, RecordedCall, Recorder, thread_count
 from cpembed.selection.candidate import Candidate
-from cpembed.targets.cpu.build import Lowered
 from cpembed.targets.registry import open_target
 from cpembed.transform.data import pack
 
@@ -204,6 +203,7 @@ def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> Comp
         plan = portable.plan(program, recorder.threads, epilogue)
         return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
     target = open_target(load_hardware_spec(layer.target))
-    lowered = target.lower(program, epilogue)
-    assert isinstance(lowered, Lowered)
-    return replace(lowered, processor=recorder).compiled(layer.schedule)
+    kernel = target.planned(target.lower(program, epilogue), layer.schedule, recorder)
+    if kernel is None:
+        raise LoweringError(f"{layer.target} has no kernels that a library can hold")
+    return kernel

@@ -4,24 +4,33 @@ conversions from one layout to another."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cpembed.graph.kinds import Kind, LayerNorm, Pool, Softmax
 from cpembed.ir.dtypes import size_bytes
 from cpembed.network.generated import Placed
-from cpembed.targets.cpu.calibration import calibration
-from cpembed.targets.cpu.figures import figures
+from cpembed.targets.base import Target
 
 _PASSES: Mapping[type[Kind], float] = {Softmax: 4.0, LayerNorm: 4.0}
 """How often an element is looked at, where it is more than once."""
 
+_BYTES_PER_US = 4000.0
+"""Of a thread, where the target has no figures."""
 
-def conversion_us(source: Placed, target: Placed, threads: int) -> float:
+AnyTarget = Target[Any, Any, Any]
+
+
+def conversion_us(target: AnyTarget, source: Placed, into: Placed, threads: int) -> float:
     """Microseconds of copying a tensor into another layout."""
-    return _moved_us([source], [target], threads)
+    return _moved_us(target, [source], [into], threads)
 
 
 def estimate_us(
-    kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+    target: AnyTarget,
+    kind: Kind,
+    inputs: Sequence[Placed],
+    outputs: Sequence[Placed],
+    threads: int,
 ) -> float:
     """Microseconds of an operator that is no product."""
     passes = _PASSES.get(type(kind), 1.0)
@@ -29,20 +38,18 @@ def estimate_us(
         taps, strides = 1, 1
         for window, stride in zip(kind.window, kind.strides, strict=True):
             taps, strides = taps * window, strides * stride
-        passes = max(1.0, taps / strides)
-    return _moved_us(inputs, outputs, threads) * passes
+        passes = max(1.0, taps / strides) if outputs[0].type.elements > 1 else 1.0
+    return _moved_us(target, inputs, outputs, threads) * passes
 
 
-def _moved_us(inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int) -> float:
-    machine, constants = calibration(), figures()
-    lines_ns = 0.0
-    for tensor in (*inputs, *outputs):
-        lines = tensor.type.elements * size_bytes(tensor.stored) / constants.line_bytes
-        lines_ns += lines * machine.copy_ns_per_line / 2
-    orders = {_order(tensor) for tensor in (*inputs, *outputs) if tensor.type.elements > 1}
-    factor = 1.0 if len(orders) <= 1 else constants.transposed
-    launch = machine.launch_us if threads > 1 else machine.call_us
-    return launch + lines_ns * factor / threads / 1e3
+def _moved_us(
+    target: AnyTarget, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+) -> float:
+    tensors = [*inputs, *outputs]
+    size = sum(tensor.type.elements * size_bytes(tensor.stored) for tensor in tensors)
+    orders = {_order(tensor) for tensor in tensors if tensor.type.elements > 1}
+    known = target.copying_us(size, threads, reordered=len(orders) > 1)
+    return size / (_BYTES_PER_US * threads) if known is None else known
 
 
 def _order(tensor: Placed) -> tuple[tuple[int, ...], int]:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
@@ -23,6 +24,8 @@ from cpembed.network.layout import Layout
 from cpembed.network.moving import conversion_us, estimate_us
 from cpembed.network.products import Products, Progress, Wanted
 from cpembed.network.tensors import Layouts, residual_of
+from cpembed.targets.base import Target
+from cpembed.targets.registry import open_target
 
 PORTABLE_MACS_PER_US = 500.0
 """Multiply-accumulates a microsecond and thread of portable code: of the right order, so that a
@@ -56,6 +59,10 @@ class Ways:
     layouts: Layouts
     products: Products
     threads: int
+
+    @cached_property
+    def target(self) -> Target[Any, Any, Any]:
+        return open_target(self.products.target)
 
     def search(self, progress: Progress) -> None:
         """Search the kernels of all products."""
@@ -142,7 +149,7 @@ class Ways:
             places = dict(zip(names, ports, strict=True))
             inputs = [self._input(name, places) for name in operator.inputs]
             outputs = [self.placed(name, places[name]) for name in writes]
-            cost = estimate_us(operator.kind, inputs, outputs, self.threads)
+            cost = estimate_us(self.target, operator.kind, inputs, outputs, self.threads)
             found.append(Execution(ports, cost))
         return tuple(found)
 
@@ -192,7 +199,9 @@ class Ways:
         row_major = Layout.plain(kind.shape)
         plain = next((n for n, one in enumerate(layouts) if one.same_memory(row_major)), 0)
         conversion = {
-            (a, b): conversion_us(self.placed(name, one), self.placed(name, other), self.threads)
+            (a, b): conversion_us(
+                self.target, self.placed(name, one), self.placed(name, other), self.threads
+            )
             for a, one in enumerate(layouts)
             for b, other in enumerate(layouts)
             if a != b

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.api.solve import hardware_spec
-from cpembed.errors import InvariantError
+from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.library import EVERYTHING, Contents
 from cpembed.graph.graph import Array, Graph, check_inputs
 from cpembed.network.build import SEARCH_LIMIT, CompiledNetwork, compile_network, prepared_for
@@ -17,6 +17,8 @@ from cpembed.network.document import network_document, plan_document
 from cpembed.network.plan import Policy, plan_network
 from cpembed.network.products import Progress
 from cpembed.network.run import NetworkRun, random_inputs, run_network
+from cpembed.network.stepwise import StepwiseRun, run_stepwise, stepwise_document
+from cpembed.targets.registry import open_target
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class NetworkResult:
 
     document: dict[str, Any]
     compiled: CompiledNetwork | None = None
-    run: NetworkRun | None = None
+    run: NetworkRun | StepwiseRun | None = None
 
 
 def build_network(
@@ -94,10 +96,18 @@ def network(
     Raises :class:`~cpembed.errors.WorkloadError` for other inputs than its own, and as
     :func:`~cpembed.network.build.compile_network` does.
     """
+    spec = hardware_spec(asked.target)
     if inputs is not None:
         check_inputs(graph, inputs)
+    machine = open_target(spec)
+    if not machine.links or machine.triple is not None:
+        if inputs is None:
+            raise BackendUnavailable(f"{spec.name} has no plan of layouts: leave --plan-only out")
+        found = run_stepwise(
+            prepared_for(graph, spec), spec, inputs, progress=progress, timeout=asked.timeout
+        )
+        return NetworkResult(stepwise_document(found), run=found)
     if asked.plan_only or inputs is None:
-        spec = hardware_spec(asked.target)
         plan = plan_network(
             prepared_for(graph, spec),
             spec,

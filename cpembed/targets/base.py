@@ -23,7 +23,7 @@ from cpembed.errors import BackendUnavailable, CrashError, InvariantError, Lower
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
-from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.compiled import CompiledKernel, Processor
 from cpembed.kernel.epilogue import Epilogue, Storing
 from cpembed.measure.environment import versions
 from cpembed.measure.runner import Timing
@@ -146,9 +146,15 @@ class Target(ABC, Generic[L, S, A]):
     instructions: ClassVar[str] = ""
     """How what :meth:`save` writes is used, for those who take it away."""
 
-    def planned(self, lowered: L, schedule: S) -> CompiledKernel | None:
+    links: ClassVar[bool] = False
+    """Whether :meth:`planned` gives kernels."""
+
+    def planned(
+        self, lowered: L, schedule: S, processor: Processor | None = None
+    ) -> CompiledKernel | None:
         """The kernel of :meth:`build`, of which nothing is compiled yet, for a library; None for a
-        target whose programs no C compiler can link.
+        target whose programs no C compiler can link. ``processor``: what takes its plans in the
+        place of a compiler.
 
         Raises as :meth:`build` does.
         """
@@ -258,6 +264,11 @@ class Target(ABC, Generic[L, S, A]):
     def peak_gops(self) -> float | None:
         """Operations (two a multiply-accumulate) a nanosecond of the instruction on operands that
         stay in registers, on all threads; None where that is not known."""
+        return None
+
+    def copying_us(self, size: int, threads: int, *, reordered: bool) -> float | None:
+        """Microseconds of reading or writing so many bytes beside others, elements in their order
+        or not, by a kernel of the host; None where the target knows nothing of that."""
         return None
 
     def figures(self) -> str:

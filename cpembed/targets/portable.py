@@ -7,7 +7,7 @@ from typing import Any
 
 from cpembed.ir.computation import Computation
 from cpembed.kernel import runtime
-from cpembed.kernel.compiled import CompiledKernel, Uncompiled
+from cpembed.kernel.compiled import CompiledKernel, Processor, Uncompiled
 from cpembed.kernel.epilogue import Storing
 from cpembed.measure.runner import Timing, measure
 from cpembed.targets.base import Array, Execution, Target
@@ -47,8 +47,12 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
     def build(self, lowered: _Program, schedule: None) -> CompiledKernel:
         return portable_kernel(*lowered)
 
-    def planned(self, lowered: _Program, schedule: None) -> CompiledKernel:
-        return portable_kernel(*lowered, processor=Uncompiled(runtime.thread_count()))
+    links = True
+
+    def planned(
+        self, lowered: _Program, schedule: None, processor: Processor | None = None
+    ) -> CompiledKernel:
+        return portable_kernel(*lowered, processor=processor or Uncompiled(runtime.thread_count()))
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         return Execution((artifact.run(inputs),), self.provenance)

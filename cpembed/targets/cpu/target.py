@@ -27,6 +27,7 @@ from cpembed.targets.cpu import report
 from cpembed.targets.cpu.build import BackEnd, Lowered
 from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
+from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.measure import IsolatedMeasurer
 from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.cpu.trials import CpuTrial, key_of, schedule_json
@@ -84,9 +85,19 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def build(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
         return lowered.compiled(schedule)
 
-    def planned(self, lowered: Lowered, schedule: Knobs) -> CompiledKernel:
-        uncompiled = Uncompiled(lowered.processor.thread_count())
-        return replace(lowered, processor=uncompiled).compiled(schedule)
+    links = True
+
+    def planned(
+        self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None
+    ) -> CompiledKernel:
+        taken = processor or Uncompiled(lowered.processor.thread_count())
+        return replace(lowered, processor=taken).compiled(schedule)
+
+    def copying_us(self, size: int, threads: int, *, reordered: bool) -> float | None:
+        machine, constants = self.machine, figures()
+        launch = machine.launch_us if threads > 1 else machine.call_us
+        line_ns = machine.copy_ns_per_line / 2 * (constants.transposed if reordered else 1.0)
+        return launch + size / constants.line_bytes * line_ns / threads / 1e3
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         """On packed operands, and as one call that packs for itself, where that is other code."""
