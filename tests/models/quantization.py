@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,33 @@ def quantized(
     if calibration is None:
         given = path_in if isinstance(path_in, onnx.ModelProto) else onnx.load(path_in)
         calibration = samples(given)
-    logging.getLogger().setLevel(logging.ERROR)  # "please consider pre-processing", every time
-    quantize_static(
-        path_in,
-        path_out,
-        Reader(iter(calibration)),
-        per_channel=per_channel,
-        activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        op_types_to_quantize=None if only is None else list(only),
-        extra_options={
-            "ActivationSymmetric": signed,
-            "OpTypesToExcludeOutputQuantization": list(unquantized_results),
-        },
-    )
+    with _quiet():
+        quantize_static(
+            path_in,
+            path_out,
+            Reader(iter(calibration)),
+            per_channel=per_channel,
+            activation_type=QuantType.QInt8 if signed else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=None if only is None else list(only),
+            extra_options={
+                "ActivationSymmetric": signed,
+                "OpTypesToExcludeOutputQuantization": list(unquantized_results),
+            },
+        )
     return Path(path_out)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The tool asks at every call for a step before it that these models do not need."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def samples(model: onnx.ModelProto, count: int = 4, seed: int = 0) -> list[Arrays]:
