@@ -119,7 +119,7 @@ class Layout:
         places = {axis: place for place, axis in enumerate(self.order)}
         array = array.transpose([places[axis] for axis in range(len(self.shape))])
         cut = tuple(slice(h, h + s) for h, s in zip(self.halo, self.shape, strict=True))
-        return np.ascontiguousarray(array[cut])
+        return np.ascontiguousarray(array[cut]).reshape(self.shape)
 
     @cached_property
     def map_text(self) -> str:
