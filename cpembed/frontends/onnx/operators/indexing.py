@@ -10,7 +10,6 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.expressions import X, Y, Z, add, apply, less, mul, where
-from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.operators.matrices import product
 from cpembed.frontends.onnx.operators.movement import sliced
 from cpembed.frontends.onnx.site import Site, Translation
@@ -173,16 +172,6 @@ def cumulative_sum(site: Site) -> str:
     return site.transposed(site.cast(sums, kind.dtype), [order.index(k) for k in range(rank)])
 
 
-def eye_like(site: Site) -> str:
-    rows, columns = site.type().shape
-    dtype = element_type(site, "dtype", site.type().dtype)
-    return site.tensor(np.eye(rows, columns, site.whole("k", 0)), dtype)
-
-
-def non_zero(site: Site) -> str:
-    return site.tensor(np.asarray(np.nonzero(site.constant(0, "its input"))), "int64")
-
-
 TABLE: dict[str, Translation] = {
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
@@ -192,6 +181,4 @@ TABLE: dict[str, Translation] = {
     "OneHot": one_hot,
     "Trilu": trilu,
     "CumSum": cumulative_sum,
-    "EyeLike": eye_like,
-    "NonZero": non_zero,
 }

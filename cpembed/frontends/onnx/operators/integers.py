@@ -18,9 +18,8 @@ from cpembed.frontends.products import Form, convolution, matrix_product
 from cpembed.graph.kinds import Reduce
 
 
-def _zero(site: Site, k: int) -> tuple[int, str | None]:
+def _zero(site: Site, tensor: str | None) -> tuple[int, str | None]:
     """A zero point: a number, or a tensor where it is computed in every call."""
-    tensor = site.optional(k)
     if tensor is None:
         return 0, None
     value = site.builder.value(tensor)
@@ -30,10 +29,9 @@ def _zero(site: Site, k: int) -> tuple[int, str | None]:
     return (values.pop(), None) if len(values) == 1 else (0, None)
 
 
-def _centred(site: Site, weights: str, k: int, axis: int) -> str:
+def _centred(site: Site, weights: str, zero: str | None, axis: int) -> str:
     """Weights whose zero points differ from channel to channel, less these: as 16 bits."""
-    tensor = site.optional(k)
-    value = None if tensor is None else site.builder.value(tensor)
+    value = None if zero is None else site.builder.value(zero)
     if value is None or len({int(v) for v in value.reshape(-1)}) == 1:
         return weights
     rank = len(site.type_of(weights).shape)
@@ -49,10 +47,10 @@ def _sums(site: Site, form: Form, first: str, second: str, zeros: tuple[int, int
 
 def conv_integer(site: Site) -> str:
     x, w = site.input(0), site.input(1)
-    (zx, moving_x), (zw, moving_w) = _zero(site, 2), _zero(site, 3)
+    (zx, moving_x), (zw, moving_w) = _zero(site, site.optional(2)), _zero(site, site.optional(3))
     if moving_w is not None:
         site.refuse("the weights' zero point is computed while the network runs: make it constant")
-    w = _centred(site, w, 3, 0)
+    w = _centred(site, w, site.optional(3), 0)
     given, kernel = site.type_of(x), site.type_of(w)
     place = window(site, kernel.shape[2:], given.shape[2:])
     form = convolution(
@@ -81,9 +79,15 @@ def conv_integer(site: Site) -> str:
 
 
 def matmul_integer(site: Site) -> str:
-    a, b = site.input(0), site.input(1)
-    (za, moving_a), (zb, moving_b) = _zero(site, 2), _zero(site, 3)
-    a, b = _centred(site, a, 2, max(0, site.rank(0) - 2)), _centred(site, b, 3, site.rank(1) - 1)
+    return sums_of(site, (site.input(0), site.input(1)), (site.optional(2), site.optional(3)))
+
+
+def sums_of(site: Site, factors: tuple[str, str], zeros: tuple[str | None, str | None]) -> str:
+    """The product of two matrices of integers, less their zero points."""
+    (za, moving_a), (zb, moving_b) = (_zero(site, zero) for zero in zeros)
+    a, b = factors
+    a = _centred(site, a, zeros[0], max(0, len(site.type_of(a).shape) - 2))
+    b = _centred(site, b, zeros[1], len(site.type_of(b).shape) - 1)
     first, second = site.type_of(a), site.type_of(b)
     form = matrix_product(
         first.shape,

@@ -53,8 +53,6 @@ def gemm(site: Site) -> str:
     if alpha != 1.0:
         result = site.elementwise(mul(X, alpha), result)
     if c is not None and beta != 0.0:
-        if site.version < 7 and not site.flag("broadcast"):
-            site.type_of(c)
         added = Y if beta == 1.0 else mul(Y, beta)
         result = site.elementwise(add(X, added), result, c)
     _remember(site, a, result, transposed, alpha, beta)

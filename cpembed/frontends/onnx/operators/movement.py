@@ -1,4 +1,4 @@
-"""Operators that move elements, and shapes, which are constants here."""
+"""Operators that move elements."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.builder import LARGEST_CONSTANT
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Concat, Gather, Pad, Slice
-from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.graph.kinds.base import axis_of
 
 
 def identity(site: Site) -> str:
@@ -22,20 +21,6 @@ def dropout(site: Site) -> list[str]:
     if any(site.wanted[1:]):
         site.refuse("the mask of Dropout is asked for: export the model for inference")
     return [site.input()]
-
-
-def constant(site: Site) -> str:
-    for name, value in site.node.attributes.items():
-        match name:
-            case "value":
-                return site.tensor(value)
-            case "value_float" | "value_floats":
-                return site.tensor(value, "float32")
-            case "value_int" | "value_ints":
-                return site.tensor(value, "int64")
-            case _:
-                pass
-    site.refuse("its value is no dense tensor of numbers: use one")
 
 
 def reshape(site: Site) -> str:
@@ -244,49 +229,9 @@ def space_to_depth(site: Site) -> str:
     return site.reshaped(site.transposed(x, order), (n, c * b * b, h // b, w // b))
 
 
-def shape(site: Site) -> str:
-    sizes = site.type().shape
-    part = slice(site.attribute("start"), site.attribute("end"))
-    return site.tensor(sizes[part], "int64")
-
-
-def size(site: Site) -> str:
-    return site.tensor(site.type().elements, "int64")
-
-
-def constant_of_shape(site: Site) -> str:
-    sizes = site.integers(0, "the shape")
-    value = site.attribute("value")
-    value = np.zeros(1, np.float32) if value is None else np.asarray(value)
-    _check_size(sizes, value.itemsize)
-    return site.tensor(np.full(sizes, value.reshape(-1)[0], value.dtype))
-
-
-def range_(site: Site) -> str:
-    start, limit, step = (site.constant(k, "the range").reshape(-1)[0] for k in range(3))
-    if not step or abs((float(limit) - float(start)) / float(step)) * 8 > LARGEST_CONSTANT:
-        raise WorkloadError(f"a range from {start} to {limit} by {step}")
-    count = max(0, math.ceil((limit.item() - start.item()) / step.item()))
-    return site.tensor((start + np.arange(count) * step).astype(start.dtype))
-
-
-def _check_size(sizes: Sequence[int], bytes_each: int) -> None:
-    if min(sizes, default=1) < 0 or math.prod(sizes) * bytes_each > LARGEST_CONSTANT:
-        raise WorkloadError(
-            f"a constant of {list(sizes)} is of more than {LARGEST_CONSTANT >> 20} MiB"
-        )
-
-
-def flat_gather(site: Site, data: str, places: Array) -> str:
-    """Elements by their numbers in row-major order, in the shape of ``places``."""
-    flat = site.reshaped(data, (site.type_of(data).elements,))
-    return site.emit(Gather(0), flat, site.tensor(places.astype(np.int64)))
-
-
 TABLE: dict[str, Translation] = {
     "Identity": identity,
     "Dropout": dropout,
-    "Constant": constant,
     "Reshape": reshape,
     "Flatten": flatten,
     "Squeeze": squeeze,
@@ -301,8 +246,4 @@ TABLE: dict[str, Translation] = {
     "Gather": gather,
     "DepthToSpace": depth_to_space,
     "SpaceToDepth": space_to_depth,
-    "Shape": shape,
-    "Size": size,
-    "ConstantOfShape": constant_of_shape,
-    "Range": range_,
 }

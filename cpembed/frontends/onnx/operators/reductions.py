@@ -12,7 +12,7 @@ from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub, wh
 from cpembed.frontends.onnx.operators.elementwise import convert
 from cpembed.frontends.onnx.operators.pooling import whole_image
 from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.graph.kinds import Gather, Input, LayerNorm, Reduce, Scalar, Softmax
+from cpembed.graph.kinds import Gather, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
 
 
@@ -182,23 +182,6 @@ def lp_normalization(site: Site) -> str:
     return site.elementwise(where(apply("equal", Y, 0), 0, div(X, norm)), x, total)
 
 
-def skip_layer_normalization(site: Site) -> str:
-    """com.microsoft's: a sum and its layer normalization."""
-    if any(site.wanted[1:]):
-        site.refuse("the mean, the deviation or the sum is asked for: export the model without")
-    tensors = [site.input(0), site.input(1)]
-    bias = site.optional(4)
-    if bias is not None:
-        tensors.append(bias)
-    total: Scalar = X
-    for k in range(1, len(tensors)):
-        total = add(total, Input(k))
-    x = site.elementwise(total, *tensors)
-    shift = site.optional(3) or site.tensor(np.zeros(site.type(2).shape), "float32")
-    kind = LayerNorm(site.rank() - 1, site.number("epsilon", 1e-12))
-    return site.emit(kind, x, site.input(2), shift)
-
-
 TABLE: dict[str, Translation] = {
     "ReduceSum": reduced("sum"),
     "ReduceMean": reduced("mean"),
@@ -221,5 +204,4 @@ TABLE: dict[str, Translation] = {
     "SimplifiedLayerNormalization": rms_normalization,
     "MeanVarianceNormalization": mean_variance_normalization,
     "LpNormalization": lp_normalization,
-    "com.microsoft.SkipLayerNormalization": skip_layer_normalization,
 }

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cpembed.frontends.onnx.operators import (
+    constants,
     control,
     convolution,
     einsum,
     elementwise,
+    fused,
     indexing,
     integers,
     matrices,
@@ -26,10 +28,12 @@ from cpembed.frontends.onnx.site import Translation
 STANDARD_DOMAINS = frozenset({"ai.onnx", ""})
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    **constants.TABLE,
     **control.TABLE,
     **convolution.TABLE,
     **einsum.TABLE,
     **elementwise.TABLE,
+    **fused.TABLE,
     **indexing.TABLE,
     **integers.TABLE,
     **matrices.TABLE,

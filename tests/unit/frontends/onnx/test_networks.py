@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_an_architecture_of_the_format(path: Path) -> None:
 
 
 def test_reading_takes_time_in_proportion(tmp_path: Path) -> None:
-    """Ten times the operators, at most some twenty times the time: folding is not quadratic."""
+    """Ten times the operators take some ten times as long: folding is not quadratic."""
 
     def seconds(layers: int) -> float:
         helper = onnx.helper
@@ -111,10 +111,11 @@ def test_reading_takes_time_in_proportion(tmp_path: Path) -> None:
         onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
         best = float("inf")
         for _ in range(3):
-            begin = perf_counter()
+            begin = process_time()
             graph_of = load_model(path)
-            best = min(best, perf_counter() - begin)
+            best = min(best, process_time() - begin)
         assert len(graph_of.operators) == layers
         return best
 
-    assert seconds(500) < 25 * max(seconds(50), 0.01)
+    # In proportion to the square it would be a hundred times as long.
+    assert seconds(600) < 40 * seconds(60)

@@ -231,8 +231,6 @@ REDUCTIONS = [
     case("MeanVarianceNormalization", X4),
     case("BatchNormalization", X4, positive(6), f(6), f(6), positive(6), constants=[1, 2, 3, 4]),
     case("BatchNormalization", X4, positive(6), f(6), f(6), positive(6), note="computed"),
-    case("SkipLayerNormalization", f(2, 3, 4), f(2, 3, 4), f(4), f(4), f(4),
-         constants=[2, 3, 4], domain=MICROSOFT),
 ]  # fmt: skip
 
 MOVES = [
@@ -320,8 +318,22 @@ RESIZES = [
          mode="linear", note="linear"),
 ]  # fmt: skip
 
+FUSED = [
+    case("BiasGelu", f(3, 5), f(5), domain=MICROSOFT),
+    case("FastGelu", f(3, 5), domain=MICROSOFT),
+    case("FastGelu", f(3, 5), f(5), domain=MICROSOFT, note="bias"),
+    case("FusedMatMul", f(2, 5, 3), f(2, 4, 5), domain=MICROSOFT, transA=1, transB=1, alpha=0.5),
+    *(case("FusedConv", f(1, 4, 6, 5), f(3, 4, 3, 3), f(3), constants=[1, 2], domain=MICROSOFT,
+           activation=name, activation_params=numbers, note=name)
+      for name, numbers in (("Clip", [-0.5, 0.7]), ("LeakyRelu", [0.2]))),
+    case("FusedConv", f(1, 4, 6, 5), f(3, 4, 3, 3), f(3), f(1, 3, 4, 3), constants=[1, 2],
+         domain=MICROSOFT, activation="Relu", note="a sum"),
+    case("SkipLayerNormalization", f(2, 3, 4), f(2, 3, 4), f(4), f(4), f(4),
+         constants=[2, 3, 4], domain=MICROSOFT),
+]  # fmt: skip
+
 CASES = [
-    *CONVOLUTIONS, *MATRICES, *POOLS, *ELEMENTWISE, *REDUCTIONS, *MOVES, *RESIZES,
+    *CONVOLUTIONS, *MATRICES, *POOLS, *ELEMENTWISE, *REDUCTIONS, *MOVES, *RESIZES, *FUSED,
 ]  # fmt: skip
 
 

@@ -208,3 +208,17 @@ def test_a_transposed_quantized_weight_stays_one(tmp_path: Path) -> None:
     assert isinstance(kind, Dequantize)
     assert kind.axis == 1
     assert np.array_equal(graph.constants[graph.operators[0].inputs[0]], w.T)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_sums_of_integers_as_floats(bias: bool, tmp_path: Path) -> None:
+    """ONNX Runtime's operators of layers that are quantized dynamically."""
+    a, b, c = byte("uint8", 4, 7), byte("int8", 7, 5), floats(5) if bias else None
+    zeros = [np.asarray(120, np.uint8), np.asarray(3, np.int8)]
+    inputs = [a, b, scale(), scale(5), *zeros, c]
+    model = single("MatMulIntegerToFloat", inputs, [1, 3, 4, 5, 6], domain=MICROSOFT)
+    check(model, {"x0": a, "x2": inputs[2]}, tmp_path, relative=1e-5)
+    x = floats(4, 7)
+    inputs = [x, b, scale(), zeros[1], c]
+    model = single("DynamicQuantizeMatMul", inputs, [1, 2, 3, 4], domain=MICROSOFT)
+    check(model, {"x0": x}, tmp_path, relative=1e-5)
