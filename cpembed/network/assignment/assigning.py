@@ -80,17 +80,16 @@ class _Run:
         """Solve what is left and put the assignment together."""
         if reduced.constant == math.inf:
             raise self.impossible()
-        values, bound, proven = reduced.complete([0] * len(reduced.rest.sizes)), math.inf, True
         if reduced.variables:
             options, bound, proven = self.search(form, reduced)
+            outcome = evaluate(self.problem, options)
+            self.agree(outcome.cost, max(outcome.cost, bound))
+            bound = min(outcome.cost, bound)
         else:
-            options = form.options(values)
-        outcome = evaluate(self.problem, options)
-        if not reduced.variables:
+            options = form.options(reduced.complete([0] * len(reduced.rest.sizes)))
+            outcome = evaluate(self.problem, options)
             self.agree(outcome.cost, reduced.constant)
-            bound = outcome.cost
-        self.agree(min(outcome.cost, bound), bound)
-        bound = min(outcome.cost, bound)
+            bound, proven = outcome.cost, True
         if self.progress is not None:
             self.progress(outcome.cost, bound)
         names = [node.name for node in self.problem.nodes]
