@@ -197,6 +197,7 @@ class Reading:
             name = str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)))
         except Exception:
             raise ModelError(f"{self.path}: {what} has no element type") from None
+        name = "string" if name == "object" else name
         if name not in ELEMENT_TYPES and name not in _FOUR_BITS:
             raise ModelError(
                 f"{self.path}: {what} is of type {name}, which no network here takes: convert it "

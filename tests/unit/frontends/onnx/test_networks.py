@@ -13,6 +13,7 @@ pytest.importorskip("onnxruntime")
 
 import onnx
 
+from cpembed.errors import ModelError
 from cpembed.frontends import load_model
 from cpembed.graph.graph import evaluate
 from cpembed.graph.kinds import Dequantize, Product, Quantize
@@ -78,6 +79,40 @@ def test_an_architecture_of_the_format(path: Path) -> None:
     products = sum(isinstance(operator.kind, Product) for operator in graph.operators)
     nodes = [node.op_type for node in model.graph.node]
     assert products == sum(nodes.count(name) for name in ("Conv", "Gemm", "MatMul"))
+
+
+STORED = sorted(
+    path.parent
+    for path in (
+        *LIGHT.parent.glob("pytorch-*/*/model.onnx"),
+        *LIGHT.parent.glob("simple/*/*.onnx"),
+    )
+)
+NOT_READ = ("expand_shape", "gradient", "sequence", "strnorm")
+"""Of the stored models, those with shapes that are inputs, sequences or texts."""
+
+
+def stored_tensor(path: Path) -> Array:
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString(path.read_bytes())
+    return onnx.numpy_helper.to_array(tensor)
+
+
+@pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)
+@pytest.mark.quick(25)
+def test_stored_models_and_results(folder: Path) -> None:
+    """Most are exports of PyTorch in versions of long ago."""
+    if any(word in folder.name for word in NOT_READ):
+        with pytest.raises(ModelError):
+            load_model(folder / "model.onnx")
+        return
+    graph, data = load_model(folder / "model.onnx"), folder / "test_data_set_0"
+    inputs = {name: stored_tensor(data / f"input_{k}.pb") for k, name in enumerate(graph.inputs)}
+    found = evaluate(graph, inputs)
+    for k, name in enumerate(graph.outputs):
+        expected = stored_tensor(data / f"output_{k}.pb")
+        assert (found[name].shape, found[name].dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_allclose(found[name], expected, 1e-3, 1e-5)
 
 
 def test_reading_takes_time_in_proportion(tmp_path: Path) -> None:
