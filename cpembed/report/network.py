@@ -19,8 +19,12 @@ _FOLDED = 48
 _MARKED = 3
 """The slowest operators that are marked."""
 
-OFF = 3.0
-"""A prediction that is off by more is said."""
+OFF, WORTH_US, WORTH_SHARE = 3.0, 5.0, 0.02
+"""A prediction that is off by more is said, where it is by so many microseconds, and by this share
+of the whole time."""
+
+_SAID = 8
+"""Lines that are printed before the others are only counted."""
 
 
 def report(document: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -40,7 +44,8 @@ def report(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     if doubts:
         yield ""
         yield heading("Worth a look")
-        yield bullets(doubts)
+        more = len(doubts) - _SAID
+        yield bullets([*doubts[:_SAID], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _operators(network: Network) -> RenderableType:
@@ -166,9 +171,12 @@ def _doubts(network: Network) -> Iterator[str]:
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'not known why'}"
+    whole = sum(operator.us or 0.0 for operator in network.operators)
+    least = max(WORTH_US, WORTH_SHARE * whole)
     for operator in network.operators:
         ratio = _ratio(operator)
-        if ratio is not None and not 1 / OFF <= ratio <= OFF:
+        by = abs((operator.measured_us or 0.0) - (operator.predicted_us or 0.0))
+        if ratio is not None and not 1 / OFF <= ratio <= OFF and by >= least:
             took, expected = _time(operator.measured_us), _time(operator.predicted_us)
             yield f"{operator.name}: took {took}, {expected} were predicted"
 

@@ -40,7 +40,8 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """``workload`` is the product's computation, None of other kinds."""
+    """``workload`` is the product's computation, with its ``axes``, None of other kinds;
+    ``layouts`` those in which the inputs are read, then those of the outputs, where given."""
 
     name: str
     kind: str = ""
@@ -57,6 +58,14 @@ class Operator(msgspec.Struct, frozen=True):
     predicted_us: float | None = None
     measured_us: float | None = None
     verified: bool | None = None
+    layouts: tuple[str, ...] = ()
+    axes: dict[str, int] = {}
+    max_error: float | None = None
+
+    def reads_as(self, number: int) -> str | None:
+        """The layout in which an input is read; None where that is not given."""
+        known = len(self.layouts) == len(self.inputs) + len(self.outputs)
+        return self.layouts[number] if known else None
 
     @property
     def us(self) -> float | None:

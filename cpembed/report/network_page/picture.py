@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cpembed.report.network_page.document import Network, Operator, State, Tensor
+from cpembed.report.network_page.document import Conversion, Network, Operator, State, Tensor
 from cpembed.report.network_page.layering import Placed, Point, Sizes, place
 from cpembed.report.network_page.text import html, short, time
 
@@ -26,12 +26,21 @@ SYMBOLS = {
 @dataclass(frozen=True)
 class Edge:
     """A tensor from the operator that writes it to one that reads it, by their numbers; ``first``
-    of the tensor's edges, which has its label."""
+    of the tensor's edges, which has its label; ``layout`` in which it is read, where that is
+    known."""
 
     source: int
     target: int
     tensor: str
     first: bool
+    layout: str | None = None
+
+    def conversions(self, tensor: Tensor) -> tuple[Conversion, ...]:
+        """The copies of the tensor that this edge takes: on the first edge all of them, where it is
+        not known who reads which."""
+        if self.layout is None:
+            return tensor.conversions if self.first else ()
+        return tuple(c for c in tensor.conversions if c.to == self.layout != tensor.layout)
 
 
 def edges(network: Network) -> list[Edge]:
@@ -40,11 +49,13 @@ def edges(network: Network) -> list[Edge]:
     found: dict[tuple[int, int, str], Edge] = {}
     labelled: set[str] = set()
     for number, operator in enumerate(network.operators):
-        for name in operator.inputs:
+        for position, name in enumerate(operator.inputs):
             source = writer.get(name)
             if source is None or (source, number, name) in found:
                 continue
-            found[source, number, name] = Edge(source, number, name, name not in labelled)
+            found[source, number, name] = Edge(
+                source, number, name, name not in labelled, operator.reads_as(position)
+            )
             labelled.add(name)
         for name in operator.outputs:
             # What an operator writes is read by later ones only.
@@ -106,8 +117,7 @@ def _edges(network: Network, between: list[Edge], placed: Placed) -> Iterator[st
         )
     # On top of all edges.
     for edge, points in zip(between, placed.paths, strict=True):
-        if edge.first:
-            yield from _labels(edge.tensor, network.tensor(edge.tensor), points)
+        yield from _labels(edge, network.tensor(edge.tensor), points)
 
 
 def _path(points: tuple[Point, ...]) -> str:
@@ -126,18 +136,21 @@ def _path(points: tuple[Point, ...]) -> str:
     return "".join(text)
 
 
-def _labels(name: str, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[str]:
-    """The layout beside the beginning of an edge, and a mark for each conversion."""
+def _labels(edge: Edge, tensor: Tensor, points: tuple[Point, ...]) -> Iterator[str]:
+    """The layout beside the beginning of a tensor's first edge; where an edge takes a copy, a mark:
+    below that, or above the reader."""
     x, y = points[0][0] + 6, points[0][1] + SIZES.height / 2 + 12
-    if tensor.layout:
+    if not edge.first:
+        x, y = points[-1][0] + 6, points[-1][1] - SIZES.height / 2 - 16
+    if tensor.layout and edge.first:
         layout = html(short(tensor.layout, 26))
         yield f'<text class="layout" x="{x:.1f}" y="{y:.1f}">{layout}</text>'
-    for number, conversion in enumerate(tensor.conversions):
+    for number, conversion in enumerate(edge.conversions(tensor)):
         at = y + 12 * (number + 1)
         words = f"{short(conversion.to, 16)} {time(conversion.us)}"
+        copied = f"{edge.tensor} is copied to {conversion.to} in {time(conversion.us)}"
         yield (
-            f'<g class="conversion"><title>{html(name)} is copied to {html(conversion.to)} in '
-            f"{html(time(conversion.us))}</title>"
+            f'<g class="conversion"><title>{html(copied)}</title>'
             f'<path d="M{x - 6:.1f} {at - 7:.1f}l5 4 -5 4 -5 -4z"/>'
             f'<text x="{x + 2:.1f}" y="{at:.1f}">{html(words)}</text></g>'
         )

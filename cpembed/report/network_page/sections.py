@@ -8,7 +8,7 @@ from typing import Any
 from cpembed.report.network_page.document import Assignment, Network, Operator, State
 from cpembed.report.network_page.picture import SYMBOLS, describe
 from cpembed.report.network_page.text import UNKNOWN, html, macs, share, time, yes
-from cpembed.wording import data_size
+from cpembed.wording import data_size, sizes
 
 STATES = {
     State.EMBEDDED: "the target's instruction",
@@ -84,7 +84,7 @@ def assignment(found: Assignment) -> str:
     )
     facts = [
         ("gap", share(found.gap)),
-        ("proven the best", yes(found.proven)),
+        ("proven the best", yes(found.proven).lower()),
         ("layouts", UNKNOWN if found.layouts is None else f"{found.layouts:,}"),
         ("choices", UNKNOWN if found.options is None else f"{found.options:,}"),
         ("solved in", UNKNOWN if found.seconds is None else f"{found.seconds:.3g} s"),
@@ -189,6 +189,7 @@ def _details(network: Network, operator: Operator) -> Iterator[tuple[str, str]]:
     state = network.state(operator)
     yield "kind", operator.label or operator.kind
     yield "computes", operator.workload or ""
+    yield "sizes", sizes(operator.axes)
     where = "" if operator.embedded_on is None else f"{operator.embedded_on}: "
     yield "runs on", where + STATES[state]
     yield "why", operator.reason or ""
@@ -199,6 +200,7 @@ def _details(network: Network, operator: Operator) -> Iterator[tuple[str, str]]:
     yield "predicted", "" if operator.predicted_us is None else time(operator.predicted_us)
     yield "measured", "" if operator.measured_us is None else time(operator.measured_us)
     yield "numbers verified", "" if operator.verified is None else yes(operator.verified)
+    yield "largest error", f"{operator.max_error:g}" if operator.max_error else ""
     for what, names in (("reads", operator.inputs), ("writes", operator.outputs)):
         for name in names:
             yield what, _tensor(network, name)

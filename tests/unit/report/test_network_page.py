@@ -171,6 +171,22 @@ def test_conversions_are_marks_with_their_times() -> None:
     assert Elements(text).named("g")[2]["class"] == "conversion"
 
 
+def test_the_edge_to_who_reads_the_copy_has_the_mark() -> None:
+    operators = [
+        operator("a", ["input"], ["x"], layouts=["NCHW", "NHWC"]),
+        operator("b", ["x"], ["y"], layouts=["NHWC", "NHWC"]),
+        operator("c", ["x"], ["z"], layouts=["NCHW16c", "NHWC"]),
+    ]
+    given = document(operators)
+    copy = {"to": "NCHW16c", "us": 3.0}
+    given["tensors"]["x"] |= {"layout": "NHWC", "conversions": [copy]}
+    network = read(given)
+    found = {e.target: e.conversions(network.tensor(e.tensor)) for e in edges(network)}
+    assert [c.to for c in found[2]] == ["NCHW16c"]
+    assert found[1] == ()
+    assert page(given).count('class="conversion"') == 1
+
+
 def test_what_is_not_known_is_left_out() -> None:
     """A document with the least there can be, and with numbers that are none."""
     bare = {"network": "n", "target": "t", "operators": [{"name": "a"}, {"name": "b"}]}

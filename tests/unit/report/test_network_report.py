@@ -70,6 +70,7 @@ def test_what_is_wrong_unmatched_or_far_off_is_said() -> None:
             product("alone", ["y"], ["z"], embedded_on=None, reason="axis z cannot be fed"),
             product("late", ["z"], ["w"], predicted_us=10.0, measured_us=31.0),
             product("fine", ["w"], ["v"], predicted_us=10.0, measured_us=29.0),
+            product("small", ["v"], ["u"], predicted_us=0.1, measured_us=3.0),
         ]
     )
     text = printed(given).partition("Worth a look")[2]
@@ -77,6 +78,7 @@ def test_what_is_wrong_unmatched_or_far_off_is_said() -> None:
     assert "alone: no instruction: axis z cannot be fed" in text
     assert "late: took 31 us, 10 us were predicted" in text
     assert "fine" not in text
+    assert "small" not in text
 
 
 def test_a_network_that_was_not_measured_has_its_predictions() -> None:
