@@ -21,14 +21,14 @@ from typing import Any
 
 from cpembed import worker
 from cpembed.api.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request, choose
-from cpembed.api.run import run
+from cpembed.api.run import Files, executed
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import Progress, SolveResult
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.export.example import REPEATED, product_reference
-from cpembed.export.kernel import kernel_program
-from cpembed.export.library import Contents, write_library, write_sources
+from cpembed.export.kernel import kernel_program, vector_name
+from cpembed.export.library import Contents, drafted, write_library, write_sources
 from cpembed.export.loader import Library
 from cpembed.export.program import CompiledObject, Program, require_name
 from cpembed.files import write_whole
@@ -152,7 +152,7 @@ def build(
     if isinstance(made, str):
         raise LoweringError(made)
     if made is None:
-        return _saved(asked, chosen, folder, name)
+        return _saved(chosen, folder, name, report)
     return _written(chosen, made, folder, report, torch=torch)
 
 
@@ -281,7 +281,8 @@ def _verified(
     inputs = random_inputs(workload, seed)
     expected = Expected(workload, inputs)
     vectors = target.vectors(expected, epilogue, seed)
-    given = {**inputs, **{key.removeprefix("@"): vector for key, vector in vectors.items()}}
+    named = {vector_name(workload, key): vector for key, vector in vectors.items()}
+    given = {**inputs, **named}
     with step(f"running the library {name}", 10 * workload.macs), Library(path, name) as library:
         if library.weights:
             library.pack(*(given[info.name] for info in library.weights))
@@ -324,30 +325,14 @@ def _typed(array: Any, library: Library) -> Any:
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _saved(asked: Request, chosen: Chosen, folder: Path, name: str) -> BuildResult:
+def _saved(chosen: Chosen, folder: Path, name: str, report: Progress) -> BuildResult:
     """What a target's own programs are, after they were verified: it has no libraries."""
-    storing, target = asked.storing, chosen.plan.target
-    folder.mkdir(parents=True, exist_ok=True)
-    found = run(
-        asked.workload,
-        asked.target,
-        constraints=asked.constraints,
-        rank=asked.rank,
-        identifier=asked.identifier,
-        backend=asked.backend,
-        weights=asked.weights,
-        timeout=asked.timeout,
-        progress=asked.progress,
-        output=storing.output,
-        shift=storing.shift,
-        relu=storing.relu,
-        bias=storing.bias,
-        scale=storing.scale,
-        untuned=asked.untuned,
-        save=folder / name,
-    )
-    assert isinstance(found, RunResult)
-    text = f"# {name}\n\n{_about(chosen)}\n\n{target.instructions}\n"
+    with drafted(folder):
+        """The folder is there, and can be written."""
+    files = Files(save=folder / name)
+    seed = secrets.randbits(31)
+    found = worker.call(executed, chosen.solved, chosen.plan, seed, files, progress=report)
+    text = f"# {name}\n\n{_about(chosen)}\n\n{chosen.plan.target.instructions}\n"
     write_whole(folder / "README.md", text)
     saved = _files_below(folder / name)
     return BuildResult(

@@ -38,7 +38,7 @@ _TIMED_CALLS = 10
 
 
 @dataclass(frozen=True)
-class _Files:
+class Files:
     """What is to be written of what ran."""
 
     save: Path | None = None
@@ -109,7 +109,7 @@ def run(
     chosen = choose(asked)
     if isinstance(chosen, SolveResult):
         return chosen
-    files = _Files(save, trace)
+    files = Files(save, trace)
     found = worker.call(executed, chosen.solved, chosen.plan, data_seed, files, progress=report)
     return found if chosen.instead is None else replace(found, instead=chosen.instead)
 
@@ -137,7 +137,7 @@ def executed(
     solved: SolveResult,
     plan: Plan,
     seed: int,
-    files: _Files = _Files(),
+    files: Files = Files(),
     *,
     progress: Progress = _silent,
 ) -> RunResult:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cpembed.export.kernel import vector_name
 from cpembed.export.program import Program, Role
 from cpembed.export.toolchain import NATIVE
 from cpembed.ir.computation import AxisKind, Computation, Operand
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
-from cpembed.kernel.epilogue import BYTES, Epilogue, channel_axes, saturated_range
+from cpembed.kernel.epilogue import BIAS, BYTES, SCALE, Epilogue, channel_axes, saturated_range
 from cpembed.kernel.script import storage_dtype
 
 _C_TYPES: Mapping[str, str] = {
@@ -170,8 +171,9 @@ class _Writer:
         """``expected`` and ``tolerance``, of the sum."""
         epilogue = self.epilogue or Epilogue(sums)
         channel = _channel(self.workload)
-        bias = f" + in_bias[{channel}]" if epilogue.bias else ""
-        scale = f" * in_scale[{channel}]" if epilogue.scale else ""
+        factor_name = f"in_{vector_name(self.workload, SCALE)}[{channel}]"
+        bias = f" + in_{vector_name(self.workload, BIAS)}[{channel}]" if epilogue.bias else ""
+        scale = f" * {factor_name}" if epilogue.scale else ""
         rounded = f"size * {self._terms + 4} / 8388608.0"
         if self._is_exact and epilogue.in_integers(sums):
             yield f"int64_t value = ({_C_TYPES[sums]})sum{bias};"
@@ -182,7 +184,7 @@ class _Writer:
         whole = f"({_C_TYPES[sums]})sum{bias}" if self._is_exact else f"sum{bias}"
         yield f"float value = (float)({whole}){scale};"
         if not self._is_exact:
-            factor = f" * fabsf(in_scale[{channel}])" if epilogue.scale else ""
+            factor = f" * fabsf({factor_name})" if epilogue.scale else ""
             extra = " + fabs(value) / 256" if stored == "bfloat16" else ""
             extra += " + 1" if is_integer(stored) else ""
             yield f"double tolerance = {rounded}{factor} + fabs(value) / 4194304{extra};"

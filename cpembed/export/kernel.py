@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
+from cpembed.ir.computation import Computation
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import channel_axes
 from cpembed.kernel.plan import KernelPlan
@@ -31,7 +32,8 @@ def kernel_program(
     """The program of one kernel: what a whole call does that :meth:`CompiledKernel.bound_whole`
     times.
 
-    Operands in ``ahead`` are weights, and so are the vectors of an epilogue; the others are inputs.
+    Operands in ``ahead`` are weights, and so are the vectors of an epilogue (:func:`vector_name`);
+    the others are inputs.
     Steps are called by what they do, and buffers by their operands, in the packed layout
     ``<operand>.packed``.
     """
@@ -122,7 +124,7 @@ class _Maker:
         workload = program.unfused
         shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
         dtype = epilogue.vector_dtype(name, workload.output.dtype)
-        word = name.removeprefix("@")
+        word = vector_name(workload, name)
         given = self._add(Buffer(word, dtype, math.prod(shape), Role.WEIGHTS, shape))
         _, padded = channel_index(program)
         if padded == shape:
@@ -136,6 +138,15 @@ class _Maker:
         symbol = f"{self.name}_{label}"
         self.kernels[symbol] = self.compile_object(plan, symbol)
         calls.append(Call(symbol, tuple(arguments), label))
+
+
+def vector_name(workload: Computation, name: str) -> str:
+    """What the buffer of an epilogue's vector is called: by its own word, which differs from the
+    names of the workload's operands."""
+    word = name.removeprefix("@")
+    while word in {operand.name for operand in workload.operands}:
+        word += "_"
+    return word
 
 
 def padding_source(dtype: str, shape: tuple[int, ...], padded: tuple[int, ...]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,22 +82,31 @@ def write_library(
     in_file = len(layout.blob.contents) > EMBEDDED_BYTES
     texts = texts_of(layout, contents, in_file=in_file)
     linked = [f"lib{program.name}.so", *([f"{program.name}.weights"] if in_file else [])]
+    files = (*linked, *texts)
+    with drafted(folder) as draft:
+        path = link(layout, draft, in_file=in_file, options=options)
+        if check is not None:
+            check(path)
+        for file, text in texts.items():
+            (draft / file).write_text(text, encoding="utf-8")
+        for file in files:
+            (draft / file).replace(folder / file)
+    return Library(program.name, folder, files)
+
+
+@contextmanager
+def drafted(folder: Path) -> Generator[Path]:
+    """A place in a folder, which is made if it is not there, to put files until all are written.
+
+    Raises :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".draft.", dir=folder) as name:
-            draft = Path(name)
-            path = link(layout, draft, in_file=in_file, options=options)
-            if check is not None:
-                check(path)
-            for file, text in texts.items():
-                (draft / file).write_text(text, encoding="utf-8")
-            files = (*linked, *texts)
-            for file in files:
-                (draft / file).replace(folder / file)
+        with tempfile.TemporaryDirectory(prefix=".draft.", dir=folder) as draft:
+            yield Path(draft)
     except OSError as error:
         reason = error.strerror or str(error)
         raise CpembedError(f"{folder} cannot be written: {reason}; name another folder") from None
-    return Library(program.name, folder, files)
 
 
 def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHING) -> Library:
@@ -110,16 +120,11 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
     files = parts(layout, in_file=in_file)
     texts = texts_of(layout, contents, in_file=in_file) | {"Makefile": makefile(program)}
     files |= {name: text.encode() for name, text in texts.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".draft.", dir=folder) as name:
-            for file, data in files.items():
-                (Path(name) / file).write_bytes(data)
-            for file in files:
-                (Path(name) / file).replace(folder / file)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise CpembedError(f"{folder} cannot be written: {reason}; name another folder") from None
+    with drafted(folder) as draft:
+        for file, data in files.items():
+            (draft / file).write_bytes(data)
+        for file in files:
+            (draft / file).replace(folder / file)
     return Library(program.name, folder, tuple(files))
 
 

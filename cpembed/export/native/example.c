@@ -54,7 +54,8 @@ static int64_t elements(const cpembed_tensor *tensor) {
 static void *random_data(const cpembed_tensor *tensor) {
   void *data = memory((size_t)tensor->bytes);
   const char *type = tensor->dtype;
-  int is_scale = strcmp(tensor->name, "scale") == 0, is_bias = strcmp(tensor->name, "bias") == 0;
+  int is_scale = strncmp(tensor->name, "scale", 5) == 0;
+  int is_bias = strncmp(tensor->name, "bias", 4) == 0;
   for (int64_t k = 0; k < elements(tensor); k++) {
     uint64_t bits = random_bits() >> 11;
     if (strcmp(type, "float32") == 0)
