@@ -212,6 +212,10 @@ def open_bench(
     spec = hardware_spec(target)
     named_layers = named_suite(suite_name, spec, shapes)
     chosen = selected(named_layers, layers)
+    for layer in chosen:
+        if isinstance(layer, ComputedLayer):
+            # It refuses a layout: better before anything runs.
+            layer.workload(layout=layout)
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
         raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
