@@ -12,7 +12,7 @@ import numpy as np
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Elementwise, Product, Quantize, Reshape
 from cpembed.graph.passes.channels import Floats, result_vector
-from cpembed.graph.passes.expressions import both_inputs, limits, with_number
+from cpembed.graph.passes.expressions import both_inputs, limited, limits, with_number
 from cpembed.graph.passes.quantization import quantizing
 from cpembed.graph.passes.rewriting import Array, only_reader, producer_of
 
@@ -74,9 +74,7 @@ def _elementwise(graph: Graph, chain: Chain, reader: Operator, kind: Elementwise
     if len(reader.inputs) == 1:
         found = limits(kind.expression)
         if found is not None:
-            low, high = chain.limits
-            kept = max(low, found[0]), min(high, found[1])
-            return replace(chain, limits=kept) if kept[0] <= kept[1] else None
+            return replace(chain, limits=limited(chain.limits, found))
     if chain.limits != UNLIMITED:
         return None
     for operation in ("add", "mul"):

@@ -62,6 +62,16 @@ def limits(expression: Scalar) -> tuple[float, float] | None:
     return min(low, second.value), min(high, second.value)
 
 
+def limited(inner: tuple[float, float], outer: tuple[float, float]) -> tuple[float, float]:
+    """Limits of what is kept between ``inner`` ones and then between ``outer`` ones.
+
+    >>> limited((0.0, math.inf), (-1.0, 6.0)), limited((5.0, 6.0), (0.0, 1.0))
+    ((0.0, 6.0), (1.0, 1.0))
+    """
+    low, high = (min(max(end, outer[0]), outer[1]) for end in inner)
+    return low, high
+
+
 def both_inputs(expression: Scalar, operation: str) -> bool:
     """Whether an expression is an operation of its two inputs, in either order."""
     return isinstance(expression, Apply) and (

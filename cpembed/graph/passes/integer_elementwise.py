@@ -8,7 +8,7 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Pool, Quantize, Reduce, Reshape, Scalar
 from cpembed.graph.passes.chains import UNLIMITED
 from cpembed.graph.passes.element_types import DISTANCE, conversion
-from cpembed.graph.passes.expressions import apply, both_inputs, limits
+from cpembed.graph.passes.expressions import apply, both_inputs, limited, limits
 from cpembed.graph.passes.quantization import (
     Quantized,
     dequantized,
@@ -35,7 +35,7 @@ def integer_elementwise(graph: Graph) -> Graph:
 
 def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
     graph = rewriting.source
-    limited, tensor = UNLIMITED, operator.inputs[0]
+    clip, tensor = UNLIMITED, operator.inputs[0]
     while True:
         before = graph.producers.get(tensor)
         if before is None or only_reader(graph, tensor) is None:
@@ -45,12 +45,12 @@ def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
                 found = limits(inner.expression)
                 if found is None or inner.dtype != "float32":
                     return
-                limited = max(limited[0], found[0]), min(limited[1], found[1])
+                clip = limited(found, clip)
                 tensor = before.inputs[0]
             case Elementwise(dtype="float32") as inner:
-                _combine(rewriting, operator, before, inner, kind, limited)
+                _combine(rewriting, operator, before, inner, kind, clip)
                 return
-            case Pool() | Reduce() if limited == UNLIMITED:
+            case Pool() | Reduce() if clip == UNLIMITED:
                 _mean(rewriting, operator, before, kind)
                 return
             case _:
@@ -63,7 +63,7 @@ def _combine(
     before: Operator,
     inner: Elementwise,
     kind: Quantize,
-    limited: tuple[float, float],
+    clip: tuple[float, float],
 ) -> None:
     """A sum, a difference or a product."""
     graph = rewriting.source
@@ -76,7 +76,7 @@ def _combine(
     if value is None:
         return
     zero = kind.zero_point[0]
-    low, high = (stored(limit, kind) - zero for limit in limited)
+    low, high = (stored(limit, kind) - zero for limit in clip)
     whole = apply("round", value)
     if (low + zero, high + zero) != range_of(kind.dtype):
         whole = clipped(whole, low, high)

@@ -9,7 +9,7 @@ import numpy as np
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, Quantize
 from cpembed.graph.passes.chains import UNLIMITED
-from cpembed.graph.passes.expressions import limits
+from cpembed.graph.passes.expressions import limited, limits
 from cpembed.graph.passes.quantization import (
     BYTES,
     Quantized,
@@ -44,20 +44,20 @@ def requantizations(graph: Graph) -> Graph:
 
 def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
     graph = rewriting.source
-    limited, tensor = UNLIMITED, operator.inputs[0]
+    clip, tensor = UNLIMITED, operator.inputs[0]
     while (found := producer_of(graph, tensor, Elementwise)) is not None:
         before, elementwise = found
         inner = limits(elementwise.expression) if len(before.inputs) == 1 else None
         if inner is None or elementwise.dtype != "float32" or not only_reader(graph, tensor):
             return
-        limited = max(limited[0], inner[0]), min(limited[1], inner[1])
+        clip = limited(inner, clip)
         tensor = before.inputs[0]
     source = dequantized(graph, tensor)
     if source is None or not (only_reader(graph, tensor) and only_reader(graph, source.tensor)):
         return
     product = producer_of(graph, source.tensor, Product)
     if product is not None:
-        _store(rewriting, operator, kind, source, product, limited)
+        _store(rewriting, operator, kind, source, product, clip)
 
 
 def _store(
@@ -66,7 +66,7 @@ def _store(
     kind: Quantize,
     source: Quantized,
     found: tuple[Operator, Product],
-    limited: tuple[float, float],
+    outer: tuple[float, float],
 ) -> None:
     graph = rewriting.source
     before, product = found
@@ -79,8 +79,8 @@ def _store(
     residual, inputs = epilogue.residual, list(before.inputs)
     # Limits of the other integers, as numbers, are limits of the result.
     low, high = epilogue.range if residual is None else residual.clip or range_of(epilogue.dtype)
-    ends = ((limit - source.zero_point) * source.scale for limit in (low, high))
-    low, high = (stored(min(max(end, limited[0]), limited[1]), kind) for end in ends)
+    low, high = ((limit - source.zero_point) * source.scale for limit in (low, high))
+    low, high = (stored(end, kind) for end in limited((low, high), outer))
     clip = None if (low, high) == range_of(kind.dtype) else (low, high)
     zero = kind.zero_point[0]
     if residual is not None:

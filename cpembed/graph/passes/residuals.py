@@ -7,7 +7,7 @@ from dataclasses import replace
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, Quantize
 from cpembed.graph.passes.chains import UNLIMITED
-from cpembed.graph.passes.expressions import both_inputs, limits
+from cpembed.graph.passes.expressions import both_inputs, limited, limits
 from cpembed.graph.passes.quantization import (
     Quantized,
     dequantized,
@@ -61,7 +61,7 @@ def _sum(
             inner = limits(kind.expression)
             if inner is None:
                 return None
-            clip = max(clip[0], inner[0]), min(clip[1], inner[1])
+            clip = limited(inner, clip)
             tensor = before.inputs[0]
             continue
         if len(before.inputs) != 2 or not both_inputs(kind.expression, "add"):
@@ -90,12 +90,12 @@ def _with_residual(
     own: Quantized,
     other: Quantized,
     kind: Quantize,
-    limited: tuple[float, float],
+    clip: tuple[float, float],
 ) -> Operator:
     product = graph.producers[own.tensor]
     assert isinstance(product.kind, Product)
     assert product.kind.epilogue is not None
-    low, high = (stored(limit, kind) for limit in limited)
+    low, high = (stored(limit, kind) for limit in clip)
     unit = float32(kind.scale[0])
     residual = Residual(
         other.dtype,
