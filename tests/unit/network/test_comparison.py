@@ -86,3 +86,17 @@ def test_a_policy_that_cannot_be_is_said_to_be_impossible() -> None:
     assert ["assigned", "together", "11", "us", "x1.00", "5", "us", "6", "us", "2"] in [
         row.split() for row in rows
     ]
+
+
+def test_a_policy_takes_what_can_be_had_before_what_is_fastest() -> None:
+    problem = two_layers()
+    # The second layer would be fastest channels last, but the first one writes plain.
+    tensors = (problem.tensors[0], Tensor("y", NAMES), problem.tensors[2])
+    problem = replace(problem, tensors=tensors)
+    compared = compare(problem, assign(problem), {})
+    assert (compared.alone.operators, compared.alone.converting) == (2 + 7, 0)
+    # What is wanted in the end counts as well.
+    tensors = (*tensors[:2], Tensor("z", NAMES, wanted=(LAST,)))
+    nodes = (problem.nodes[0], replace(problem.nodes[1], reads=("x",)))
+    compared = compare(found := Problem(nodes, tensors), assign(found), {"z": PLAIN})
+    assert (compared.fixed.operators, compared.fixed.converting) == (2 + 1, 3)
