@@ -48,6 +48,7 @@ from cpembed.network.generated.windows import pool_plan
 
 __all__ = ["Placed", "conversion_plan", "generated_plan"]
 
+
 def _pad_plan(
     kind: Pad, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
 ) -> KernelPlan:
@@ -55,8 +56,9 @@ def _pad_plan(
     return plan(kind, inputs, outputs, threads)
 
 
-_PLANS: Mapping[type[Kind], Callable[[Any, Sequence[Placed], Sequence[Placed], int], KernelPlan]]
-_PLANS = {
+_Maker = Callable[[Any, Sequence[Placed], Sequence[Placed], int], KernelPlan]
+
+_PLANS: Mapping[type[Kind], _Maker] = {
     Elementwise: elementwise_plan,
     Quantize: quantize_plan,
     Dequantize: dequantize_plan,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.transposition import Blocks, write_transposition
 from cpembed.network.generated.emission import Kernel
@@ -13,7 +15,9 @@ def write_copy(kernel: Kernel, nest: Nest, source: str, dtype: str) -> None:
     sides = _sides(nest)
     if sides is not None:
         columns, rows = sides
-        blocks = Blocks.of(rows.extent, columns.extent, dtype)
+        # Only the size counts, and there are fewer names of types to know.
+        size = f"int{8 * np.dtype(dtype).itemsize}"
+        blocks = Blocks.of(rows.extent, columns.extent, size)
         if blocks is not None:
             _transpose(kernel, nest, blocks, columns, rows, source, dtype)
             return

@@ -52,7 +52,9 @@ def _extreme(kernel: Kernel, reduction: Reduction, what: str) -> str:
     name = accumulators(kernel, reduction.size, "float32", "T.float32(0.0)")
 
     def take(lane: str, places: Sequence[str]) -> None:
-        kernel.script.line(f"{name}[{lane}] = {join.format(f'{name}[{lane}]', f'in0[{places[1]}]')}")
+        kernel.script.line(
+            f"{name}[{lane}] = {join.format(f'{name}[{lane}]', f'in0[{places[1]}]')}"
+        )
 
     reduction.sweep(kernel, take)
     total = reduction.combined(kernel, name, "float32", join)

@@ -35,7 +35,7 @@ def elementwise_plan(
     nest = nest_over(output.shape, views)
     kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
     computing = kind.computes_in([given.dtype for given in inputs])
-    writer = Writer(kernel.let, computing)
+    writer = Writer(kernel, computing)
     with kernel.written(), kernel.points(nest):
         values: dict[int, Value] = {}
         for number, given in enumerate(inputs):
@@ -61,7 +61,7 @@ def quantize_plan(
         rounded = kernel.let(nearest(f"{x} / {parameters['scale']}"))
         zero = f'T.cast({parameters["zero"]}, "{kind_of_sum}")'
         rounded = f'T.cast({rounded}, "float64")' if wide else rounded
-        writer = Writer(kernel.let, kind_of_sum)
+        writer = Writer(kernel, kind_of_sum)
         if wide:
             return writer.converted(Value(f"({rounded} + {zero})", "float64"), kind.dtype)
         # Limited before the sum, which is then exact.
@@ -134,9 +134,7 @@ def table_plan(
 ) -> KernelPlan:
     (output,) = outputs
     given = axes(len(output.shape))
-    nest = nest_over(
-        output.shape, [View(output.layout, given), View(inputs[0].layout, given)]
-    )
+    nest = nest_over(output.shape, [View(output.layout, given), View(inputs[0].layout, given)])
     kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
     entries = memory_of(numbers(kind.entries, kind.dtype))
     with kernel.written(), kernel.points(nest):

@@ -49,7 +49,9 @@ class Kernel:
 
     def plan(self, what: str) -> KernelPlan:
         return KernelPlan(
-            f"generated.{what}", self.script.text(), functions="".join(self._functions.values())
+            f"generated.{what}",
+            self.script.text(),
+            functions="".join(self._functions.values()),
         )
 
     def name(self, start: str) -> str:
@@ -63,10 +65,14 @@ class Kernel:
         self.script.line(f"{name}: T.let = {value}")
         return name
 
+    def include(self, name: str, text: str) -> None:
+        """A function in LLVM's language that the kernel calls."""
+        self._functions[name] = text
+
     def constant(self, values: NDArray[np.generic], place: str) -> str:
         """An element of an array that is part of the code."""
         name, text = constant_array(values)
-        self._functions[name] = text
+        self.include(name, text)
         return f'T.call_pure_extern("{values.dtype}", "{name}", {place})'
 
     def share(self, total: int, unit: int = 1) -> str:

@@ -138,7 +138,7 @@ def _cut(kernel: Kernel, text: str, wide: str, dtype: str) -> str:
     if dtype.startswith(("int", "uint")):
         whole = f'T.cast({text}, "{"int64" if np.dtype(dtype).itemsize == 8 else "int32"}")'
         return f'T.cast({whole}, "{dtype}")'
-    return Writer(kernel.let, wide).converted(Value(text, wide), dtype)
+    return Writer(kernel, wide).converted(Value(text, wide), dtype)
 
 
 @dataclass(frozen=True)

@@ -16,3 +16,27 @@ def rounded_product(value: str, dtype: str = "float32") -> str:
 def _intrinsic(name: str, value: str, dtype: str) -> str:
     number = f'T.llvm_lookup_intrinsic_id("llvm.{name}")'
     return f'T.call_llvm_pure_intrin({number}, {value}, dtype="{dtype}")'
+
+
+def quotient_function(operation: str, dtype: str) -> tuple[str, str]:
+    """The name and the text of a division of integers towards zero (``div``) or of its remainder
+    (``rem``): 0 where the divisor is, and without the one quotient that is no number of the
+    type, which processors refuse as well."""
+    kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_{operation}_{dtype}"
+    of_minus = f"sub {kind} 0, %a" if operation == "div" else f"and {kind} %a, 0"
+    return (
+        name,
+        f"""
+define internal {kind} @{name}({kind} %a, {kind} %b) alwaysinline {{
+  %none = icmp eq {kind} %b, 0
+  %minus = icmp eq {kind} %b, -1
+  %refused = or i1 %none, %minus
+  %divisor = select i1 %refused, {kind} 1, {kind} %b
+  %usual = s{operation} {kind} %a, %divisor
+  %opposite = {of_minus}
+  %other = select i1 %minus, {kind} %opposite, {kind} %usual
+  %result = select i1 %none, {kind} 0, {kind} %other
+  ret {kind} %result
+}}
+""",
+    )

@@ -16,7 +16,8 @@ from cpembed.network.generated.emission import Kernel
 from cpembed.network.generated.nest import Loop, Nest
 
 LANES = 64
-"""Points of the innermost loop that are taken together at most: a vector of bytes, four of words."""
+"""Points of the innermost loop that are taken together at most: a vector of bytes, four of
+words."""
 
 LANE = "lane"
 """The variable of a vectorised loop."""

@@ -6,6 +6,7 @@ registers (:mod:`cpembed.kernel.transposition`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,9 +95,7 @@ def _reshaped(source: Placed, output: Placed) -> Nest:
         return nest_over(flat.shape, [View(flat, axes(1)), View(flat, axes(1))])
     factors = common_factors(source.shape, output.shape)
     if factors is not None:
-        views = [
-            View(tensor.layout, grouped(tensor.shape, factors)) for tensor in (output, source)
-        ]
+        views = [View(tensor.layout, grouped(tensor.shape, factors)) for tensor in (output, source)]
         return nest_over(factors, views)
     if both[1] and not both[0]:
         number = _number(source.shape)
@@ -128,7 +127,7 @@ def common_factors(first: Sequence[int], second: Sequence[int]) -> tuple[int, ..
     steps = {step for shape in (first, second) for step in row_major_strides(tuple(shape))}
     ordered = sorted({*steps, math.prod(first), 1})
     sizes: list[int] = []
-    for low, high in zip(ordered, ordered[1:], strict=False):
+    for low, high in itertools.pairwise(ordered):
         if high % low:
             return None
         sizes.append(high // low)
@@ -177,7 +176,5 @@ def _padded(kind: Pad, source: Placed, output: Placed) -> list[Part]:
                 continue
             shape = (*sizes[:axis], width, *output.shape[axis + 1 :])
             moved = (*inside[:axis], given[axis] + first, *given[axis + 1 :])
-            parts.append(
-                Part(nest_over(shape, [View(output.layout, moved)]), None, kind.value)
-            )
+            parts.append(Part(nest_over(shape, [View(output.layout, moved)]), None, kind.value))
     return parts

@@ -118,7 +118,7 @@ def nest_over(
 
 def axis_of_loop(name: str) -> str:
     """The axis that a loop belongs to."""
-    return name.split("_")[0]
+    return name.split("_", maxsplit=1)[0]
 
 
 def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
@@ -136,15 +136,13 @@ def _cuts(name: str, size: int, views: Sequence[View]) -> list[int]:
     chain: list[int] = []
     for cut in sorted(found):
         if chain and cut % chain[-1]:
-            cut = math.gcd(cut, *chain)
-            chain = []
-        chain.append(cut)
+            chain = [math.gcd(cut, *chain)]
+        else:
+            chain.append(cut)
     return [cut for cut in dict.fromkeys(chain) if 1 < cut < size]
 
 
-def place_of(
-    layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]
-) -> IndexExpr:
+def place_of(layout: Layout, index: Sequence[IndexExpr], extents: Mapping[str, int]) -> IndexExpr:
     """The place of an element in a layout's flat buffer."""
     physical = layout.physical_shape
     steps = [math.prod(physical[k + 1 :]) for k in range(len(physical))]

@@ -42,7 +42,7 @@ class _Rows:
 
     @property
     def writer(self) -> Writer:
-        return Writer(self.kernel.let, self.wide)
+        return Writer(self.kernel, self.wide)
 
     def element(self, places: Sequence[str], number: int = 0) -> str:
         """Of an input, the place of which is one after the output's."""
@@ -51,9 +51,7 @@ class _Rows:
 
     def total(self, start: float, join: str, value: Callable[[str, Sequence[str]], str]) -> _Lane:
         """What the values of a row are together, from a lane and the places of an element."""
-        name = accumulators(
-            self.kernel, self.reduction.size, self.wide, literal(start, self.wide)
-        )
+        name = accumulators(self.kernel, self.reduction.size, self.wide, literal(start, self.wide))
 
         def add(lane: str, places: Sequence[str]) -> None:
             text = join.format(f"{name}[{lane}]", value(lane, places))
@@ -68,8 +66,10 @@ class _Rows:
         name = local(self.kernel, size, self.wide)
         with vectorized(self.kernel, size, SERIAL):
             self.kernel.script.line(f"{name}[{LANE}] = {value(LANE)}")
-        return (lambda lane: f"{name}[0]") if self.reduction.is_along else lambda lane: (
-            f"{name}[{lane}]"
+        return (
+            (lambda lane: f"{name}[0]")
+            if self.reduction.is_along
+            else lambda lane: f"{name}[{lane}]"
         )
 
     def store(self, value: Callable[[str, Sequence[str]], str]) -> None:

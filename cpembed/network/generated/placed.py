@@ -14,7 +14,6 @@ import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.graph.kinds.base import Array, TensorType
-from cpembed.ir.dtypes import size_bytes
 from cpembed.kernel.script import read, storage_dtype
 from cpembed.network.layout import Layout
 
@@ -49,7 +48,7 @@ class Placed:
     @property
     def bytes(self) -> int:
         """Of the elements, without the halo."""
-        return self.type.elements * size_bytes(self.stored)
+        return self.type.elements * np.dtype(self.stored).itemsize
 
     @property
     def is_row_major(self) -> bool:

@@ -69,7 +69,7 @@ def reduce_plan(
 
 
 def _result(kernel: Kernel, what: str, total: Value, count: int, dtype: str) -> str:
-    writer = Writer(kernel.let, "float32")
+    writer = Writer(kernel, "float32")
     if what == "mean":
         if total.is_float:
             total = Value(f"{total.text} / {literal(count, total.dtype)}", total.dtype)

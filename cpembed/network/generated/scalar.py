@@ -20,11 +20,9 @@ import numpy as np
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.graph.kinds.elementwise import OPERATIONS, Apply, Number, Scalar
 from cpembed.network.generated.approximations import APPROXIMATIONS
-from cpembed.network.generated.intrinsics import nearest, rounded_product
+from cpembed.network.generated.emission import Kernel
+from cpembed.network.generated.intrinsics import nearest, quotient_function, rounded_product
 from cpembed.network.generated.placed import stored
-
-Let = Callable[[str], str]
-"""Gives a name to the text of a value."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes expressions; ``computing`` is the type of numbers in it."""
+    """Writes expressions into a kernel; ``computing`` is the type of numbers in them."""
 
-    let: Let
+    kernel: Kernel
     computing: str
+
+    @property
+    def let(self) -> Callable[[str], str]:
+        return self.kernel.let
 
     def value(self, node: Scalar, inputs: Mapping[int, Value]) -> Value:
         """The value of an expression, all but trivial parts of it named.
@@ -85,7 +87,7 @@ class Writer:
                 test = condition(given[0])
                 return Value(f"(({test} and {first}) or (not {test} and {second}))", "bool")
             return Value(f"T.Select({condition(given[0])}, {first}, {second})", dtype)
-        if operation in _BINARY:
+        if operation in _BINARY or operation == "rem":
             return self._binary(operation, given)
         if operation == "fma":
             a, b, c = (self.cast(value, "float32").text for value in given)
@@ -99,6 +101,8 @@ class Writer:
             return Value(text, "bool")
         if operation == "pow" and not dtype.startswith("float"):
             return self._integer_power(*(self.cast(value, dtype) for value in given))
+        if dtype == "bool" and operation in ("equal", "less", "less_equal"):
+            dtype = "int32"
         taken = [self.cast(value, dtype) for value in given]
         if operation in ("div", "rem") and not dtype.startswith("float"):
             return self._quotient(operation, *taken)
@@ -107,26 +111,24 @@ class Writer:
         if operation in ("max", "min") and taken[1].is_number:
             # Of a NaN and the second one, the second one is taken.
             taken.reverse()
-        text = _BINARY[operation].format(*(value.text for value in taken))
+        texts = [value.text for value in taken]
+        if operation == "rem":
+            function = "fmodf" if dtype == "float32" else "fmod"
+            return Value(f'T.call_pure_extern("{dtype}", "{function}", {", ".join(texts)})', dtype)
+        text = _BINARY[operation].format(*texts)
         if operation in ("equal", "less", "less_equal"):
             return Value(text, "bool")
         return Value(text, dtype, operation == "mul" and dtype.startswith("float"))
 
     def _quotient(self, operation: str, value: Value, divisor: Value) -> Value:
-        """Of integers, towards zero; what the processor refuses to divide by is told apart: 0, and
-        -1, which the least integer cannot be divided by."""
-        zero, one, minus = (literal(number, value.dtype) for number in (0, 1, -1))
-        name = "truncdiv" if operation == "div" else "truncmod"
-        by = divisor.text
-        if divisor.is_number and by not in (zero, minus):
-            return Value(f"T.{name}({value.text}, {by})", value.dtype)
+        """Of integers, towards zero, in LLVM's language: TVM would compute a quotient before it is
+        known whether there is one."""
         if value.dtype == "bool":
             raise LoweringError("Booleans are not divided: convert them to integers")
-        safe = self.let(f"T.Select({by} == {zero} or {by} == {minus}, {one}, {by})")
-        result = self.let(f"T.{name}({value.text}, {safe})")
-        if operation == "div":
-            result = f"T.Select({by} == {minus}, {zero} - {value.text}, {result})"
-        return Value(f"T.Select({by} == {zero}, {zero}, {result})", value.dtype)
+        name, text = quotient_function(operation, value.dtype)
+        self.kernel.include(name, text)
+        call = f'T.call_pure_extern("{value.dtype}", "{name}", {value.text}, {divisor.text})'
+        return Value(call, value.dtype)
 
     def _unary(self, operation: str, value: Value) -> Value:
         if value.dtype == "bool":
@@ -182,7 +184,9 @@ class Writer:
         """By the bits of an exponent that is not negative."""
         one, total, square = literal(1, base.dtype), literal(1, base.dtype), base.text
         for bit in range(31):
-            odd = f"T.bitwise_and(T.shift_right({exponent.text}, {literal(bit, base.dtype)}), {one})"
+            odd = (
+                f"T.bitwise_and(T.shift_right({exponent.text}, {literal(bit, base.dtype)}), {one})"
+            )
             total = self.let(f"{total} * T.Select({odd} == {one}, {square}, {one})")
             square = self.let(f"{square} * {square}")
         return Value(total, base.dtype)
@@ -191,6 +195,10 @@ class Writer:
         """As another computing type."""
         if value.dtype == dtype:
             return value
+        if value.dtype == "bool" and dtype.startswith("float"):
+            # A cast of a condition that is known would be taken for an integer's.
+            one, zero = literal(1, dtype), literal(0, dtype)
+            return Value(f"T.Select({value.text}, {one}, {zero})", dtype)
         return Value(f'T.cast({value.text}, "{dtype}")', dtype)
 
     def converted(self, value: Value, dtype: str) -> str:
@@ -227,7 +235,10 @@ class Writer:
             clipped = limited(whole_number, kind, 0, below)
         converted = f'T.cast(T.cast({clipped}, "{wide}"), "{dtype}")'
         reached = f"{whole_number} >= {literal(float(top), kind)}"
-        return f"T.Select({reached}, {literal(int(limits.max), dtype)}, {converted})"
+        exact = float(limits.max)
+        # Of 64 bits the largest float64 below it is stored, as the definition says.
+        largest = limits.max if int(exact) <= limits.max else int(np.nextafter(exact, 0.0))
+        return f"T.Select({reached}, {literal(largest, dtype)}, {converted})"
 
     def number(self, text: str, dtype: str) -> str:
         """A float, or 0 where it is none."""
@@ -251,13 +262,19 @@ def limited(text: str, dtype: str, low: float, high: float) -> str:
 
 def is_nan(value: Value) -> str:
     """Whether a float is none, by its bits: the compiler takes numbers to be numbers."""
-    bits, infinity = {
-        "float32": ("int32", 0x7F800000),
-        "float64": ("int64", 0x7FF0000000000000),
-    }[value.dtype]
-    largest = (1 << (31 if bits == "int32" else 63)) - 1
+    bits, infinity = _BITS[value.dtype]
+    return f"{_magnitude(value)} > T.{bits}({infinity})"
+
+
+_BITS = {"float32": ("int32", 0x7F800000), "float64": ("int64", 0x7FF0000000000000)}
+"""The integer of a float's bits, and the bits of infinity."""
+
+
+def _magnitude(value: Value) -> str:
+    """The bits of a float without its sign."""
+    bits, _ = _BITS[value.dtype]
     pattern = f'T.reinterpret({value.text}, dtype="{bits}")'
-    return f"T.bitwise_and({pattern}, T.{bits}({largest})) > T.{bits}({infinity})"
+    return f"T.bitwise_and({pattern}, T.{bits}({np.iinfo(bits).max}))"
 
 
 def whole(value: Value) -> Value:
@@ -270,6 +287,9 @@ def whole(value: Value) -> Value:
 def condition(value: Value) -> str:
     if value.dtype == "bool":
         return value.text
+    if value.dtype in _BITS:
+        # A NaN is not 0, which the compiler does not know.
+        return f"({_magnitude(value)} != T.{_BITS[value.dtype][0]}(0))"
     return f"({value.text} != {literal(0, value.dtype)})"
 
 
@@ -294,13 +314,17 @@ def _common(*values: Value) -> str:
 
 
 _LOGICAL = {"and": "({} and {})", "or": "({} or {})", "not": "(not {})"}
-_OF_BOOLEANS = {"add": "({} or {})", "max": "({} or {})", "mul": "({} and {})", "min": "({} and {})"}
+_OF_BOOLEANS = {
+    "add": "({} or {})",
+    "max": "({} or {})",
+    "mul": "({} and {})",
+    "min": "({} and {})",
+}
 _BINARY = {
     "add": "({} + {})",
     "sub": "({} - {})",
     "mul": "({} * {})",
     "div": "({} / {})",
-    "rem": "T.fmod({}, {})",
     "max": "T.max({}, {})",
     "min": "T.min({}, {})",
     "pow": "T.pow({}, {})",

@@ -182,7 +182,7 @@ class _Pooling:
         return tuple(x if x.isdecimal() else self.kernel.let(x) for x in (first, end))  # type: ignore[return-value]
 
     def _result(self, total: Value, count: str, taps: int) -> str:
-        writer, dtype = Writer(self.kernel.let, "float32"), self.output.dtype
+        writer, dtype = Writer(self.kernel, "float32"), self.output.dtype
         if self.kind.what == "max":
             same = total.dtype == self.output.stored
             return total.text if same else writer.converted(total, dtype)
