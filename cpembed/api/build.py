@@ -15,14 +15,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cpembed import worker
+from cpembed.api.build_result import BuildResult
 from cpembed.api.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request, choose
 from cpembed.api.run import Files, executed
-from cpembed.api.run_result import RunResult
 from cpembed.api.solve import Progress, SolveResult
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.errors import InvariantError, LoweringError
@@ -49,53 +49,6 @@ from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 9, 5.0
 """Of a library that is timed: enough to say of what order its time is."""
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What was written into ``folder``: ``files``, by name. ``chosen`` is what they compute and
-    ``choice`` how. ``linked``: there is a library, of whose calls ``verification`` and ``call_us``
-    are, from the inputs' layouts to the output's; None where this processor lacks something.
-    Otherwise there is what a library is made of elsewhere, or a program, and what executes those
-    here verified them. ``run``: of a target without libraries."""
-
-    chosen: Chosen
-    choice: Choice
-    name: str
-    folder: Path
-    files: tuple[str, ...]
-    verification: Verification | None = None
-    call_us: Quantiles | None = None
-    linked: bool = True
-    features: tuple[str, ...] = ()
-    run: RunResult | None = field(default=None, repr=False)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """What kept the target's instruction from being used."""
-        return self.chosen.plan.missing
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``build --json``."""
-        chosen, verification = self.chosen, self.verification
-        asked = chosen.solved if chosen.instead is None else chosen.instead.solved
-        return {
-            "workload": str(chosen.solved.workload),
-            "target": asked.target.name,
-            "executed": chosen.solved.target.name,
-            "native": chosen.plan.native,
-            "missing": list(self.missing),
-            "candidate": self.choice.candidate.candidate.identifier,
-            "stored": chosen.plan.target.stored_type(chosen.solved.workload, chosen.plan.epilogue),
-            "name": self.name,
-            "folder": str(self.folder),
-            "files": list(self.files),
-            "linked": self.linked,
-            "cpu_features": list(self.features),
-            "verified": None if verification is None else verification.verified,
-            "max_error": None if verification is None else verification.max_error,
-            "call_us": None if self.call_us is None else self.call_us.median,
-        }
 
 
 def build(

@@ -29,7 +29,7 @@ from cpembed.cli.outcome import UNAVAILABLE, print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.api.build import BuildResult
+    from cpembed.api.build_result import BuildResult
     from cpembed.api.chosen import BackendChoice
 
 

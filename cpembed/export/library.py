@@ -118,7 +118,8 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
     layout = Layout(program, blob_of(program))
     in_file = len(layout.blob.contents) > EMBEDDED_BYTES
     files = parts(layout, in_file=in_file)
-    texts = texts_of(layout, contents, in_file=in_file) | {"Makefile": makefile(program)}
+    texts = texts_of(layout, contents, in_file=in_file, linked=False)
+    texts["Makefile"] = makefile(program)
     files |= {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
         for file, data in files.items():
@@ -139,8 +140,10 @@ def makefile(program: Program) -> str:
     )
 
 
-def texts_of(layout: Layout, contents: Contents, *, in_file: bool) -> dict[str, str]:
-    """The files that people read, by name."""
+def texts_of(
+    layout: Layout, contents: Contents, *, in_file: bool, linked: bool = True
+) -> dict[str, str]:
+    """The files that people read, by name; ``linked``: beside the library, not what makes it."""
     program = layout.program
     name = program.name
     texts = {
@@ -155,8 +158,9 @@ def texts_of(layout: Layout, contents: Contents, *, in_file: bool) -> dict[str, 
         operator = (NATIVE / "torch_operator.py.txt").read_text(encoding="utf-8")
         texts[f"{name}_torch.py"] = operator.replace("NAME", name)
     texts |= contents.others
-    linked = [f"lib{name}.so", *([f"{name}.weights"] if in_file else [])]
-    return texts | {"README.md": readme(program, (*linked, *texts), contents.about)}
+    made = [f"lib{name}.so"] if linked else ["Makefile", "runtime.c"]
+    files = (*made, *([f"{name}.weights"] if in_file else []), *texts)
+    return texts | {"README.md": readme(program, files, contents.about, linked=linked)}
 
 
 def loader_text(name: str) -> str:

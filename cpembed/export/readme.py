@@ -31,6 +31,12 @@ cc -O2 example.c -o example -L. -l{name} -Wl,-rpath,'$ORIGIN' -lm && ./example
 ```
 """
 
+_MAKE = """
+## Linking it
+
+`make` on the machine that it is for links the library and builds the example.
+"""
+
 _PYTHON = """
 ## In Python
 
@@ -63,12 +69,15 @@ _WORDS = {
     "_torch.py": "an operator of PyTorch",
     ".py": "the library from Python",
     "example.c": "an example",
+    "Makefile": "links the library",
+    "runtime.c": "the library's own code, with `threads.h`, `processor.h` and `program.h`",
     ".s": "the machine code of the contraction, to be read",
 }
 
 
-def readme(program: Program, files: Sequence[str], about: str) -> str:
-    """``README.md``; ``about`` says what the library computes."""
+def readme(program: Program, files: Sequence[str], about: str, *, linked: bool = True) -> str:
+    """``README.md``; ``about`` says what the library computes; ``linked``: it is in the folder,
+    else what it is made of."""
     name = program.name
     given = {role: [b.name for b in program.of(role)] for role in Role}
     weights = ", ".join(given[Role.WEIGHTS])
@@ -79,7 +88,8 @@ def readme(program: Program, files: Sequence[str], about: str) -> str:
         "weights": weights,
         "pack": f"    library.pack({weights})\n" if weights else "",
     }
-    uses = _EXAMPLE if "example.c" in files else ""
+    uses = "" if linked else _MAKE
+    uses += _EXAMPLE if "example.c" in files else ""
     uses += _PYTHON if f"{name}.py" in files else ""
     uses += _TORCH if f"{name}_torch.py" in files else ""
     features = ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.build import BuildResult
+from cpembed.api.build_result import BuildResult
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.run import instead, schedule

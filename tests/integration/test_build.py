@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.build import BuildResult, build
+from cpembed.api.build import build
+from cpembed.api.build_result import BuildResult
 from cpembed.api.chosen import Request, choose
 from cpembed.api.solve import SolveResult, workload
 from cpembed.errors import BackendUnavailable
