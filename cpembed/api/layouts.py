@@ -56,7 +56,8 @@ class Times:
     ``unpacking`` the output (``moving`` is both, known also where they are not known apart), and
     of all together, in one call where that is measured. Weights are packed ahead and not counted.
     None: not known. ``cycles`` are those of the contraction, where they are counted; ``machine`` is
-    the described one that estimates are of, None for this one."""
+    the described one that estimates are of, None for this one. ``noisy``: other work on the machine
+    disturbed what was measured."""
 
     contraction: float | None
     moving: float | None
@@ -66,6 +67,7 @@ class Times:
     cycles: float | None = None
     provenance: Provenance = Provenance.ESTIMATED
     machine: str | None = None
+    noisy: bool = False
 
     @property
     def total(self) -> float | None:
@@ -85,6 +87,7 @@ class Times:
             "cycles": self.cycles,
             "provenance": self.provenance.value,
             "machine": self.machine,
+            "noisy": self.noisy,
         }
 
 
@@ -316,6 +319,7 @@ def _measured(
             None if whole is None else whole.median,
             timing.cycles,
             timing.provenance,
+            noisy=timing.noisy,
         )
     reason = None if times is not None else "; ".join(result.missing)
     return _described(name, settings, result.solved.target.name, result.candidate, times, reason)

@@ -25,6 +25,9 @@ def report(result: LayoutsResult) -> Iterator[RenderableType]:
     rows = [("workload", f"{result.workload} on {result.target}"), ("why", result.why)]
     how = _how(result)
     yield header([*rows, ("times", how)] if how else rows)
+    noisy = [row.name for row in result.rows if row.times is not None and row.times.noisy]
+    if noisy:
+        yield f"noisy: other work on the machine disturbed {', '.join(noisy)}; measure again"
     failed = [f"{row.name}: {row.reason}" for row in result.rows if row.reason]
     failed += [f"{name}: {why}" for name, why in result.refused.items()]
     if failed:

@@ -172,3 +172,12 @@ def test_what_takes_the_same_time_is_not_told_apart() -> None:
     assert [r.name for r in found.as_fast] == ["b"]
     assert found.why.startswith("a and b take the same time; a is 1.67 times as fast as c")
     assert why_best((), None, ()) == "no time is known: nothing can be compared"
+
+
+def test_disturbed_times_are_said() -> None:
+    from cpembed.report.layouts import report
+
+    times = Times(5, 1, provenance=Provenance.MEASURED, noisy=True)
+    found = LayoutsResult("w", VTA, (row("a", 5, 1), LayoutRow("b", {}, VTA, times=times)))
+    assert any("disturbed b" in part for part in report(found) if isinstance(part, str))
+    assert found.to_json()["layouts"][1]["times"]["noisy"]

@@ -9,6 +9,7 @@ import pytest
 from cpembed.api.matching import matched, typed_for
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import CrashError, SpecError
+from cpembed.graph.kinds.product import Product
 from cpembed.network import match as match_module
 from cpembed.network.match import MatchResult, match
 from tests.unit.network.networks import macs, network
@@ -51,6 +52,17 @@ def test_equal_products_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(searched) == 2
     assert (found.layers, found.products, found.embedded) == (2, 3, 3)
     assert [o.layer for o in found.matched] == [0, 1, 0]
+
+
+def test_the_names_of_computations_say_nothing_of_the_work() -> None:
+    graph = network("n", {"a": FULL, "b": FULL})
+    first, negated, second, last = graph.operators
+    assert isinstance(second.kind, Product)
+    named = replace(second.kind, computation=replace(second.kind.computation, name="dense 2"))
+    operators = (first, negated, replace(second, kind=named), last)
+    found = only(match(replace(graph, operators=operators), [VTA], prepares=False))
+    assert (found.layers, found.embedded) == (1, 2)
+    assert [o.label for o in found.matched] == ["gemm", "dense 2"]
 
 
 def test_equal_work_of_other_sizes_is_searched_by_itself() -> None:
