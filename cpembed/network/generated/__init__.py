@@ -39,6 +39,7 @@ from cpembed.network.generated.elementwise import (
     quantize_plan,
     table_plan,
 )
+from cpembed.network.generated.extrema import extremum_plan
 from cpembed.network.generated.indexed import gather_plan, pad_plan, resize_plan
 from cpembed.network.generated.moves import conversion_plan, move_plan
 from cpembed.network.generated.normalizations import layer_norm_plan, softmax_plan
@@ -53,6 +54,13 @@ def _pad_plan(
     kind: Pad, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
 ) -> KernelPlan:
     plan = move_plan if kind.mode == "constant" else pad_plan
+    return plan(kind, inputs, outputs, threads)
+
+
+def _reduction_plan(
+    kind: Reduce, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
+) -> KernelPlan:
+    plan = extremum_plan if kind.is_index else reduce_plan
     return plan(kind, inputs, outputs, threads)
 
 
@@ -73,7 +81,7 @@ _PLANS: Mapping[type[Kind], _Maker] = {
     Resize: resize_plan,
     DynamicQuantize: dynamic_quantize_plan,
     Pool: pool_plan,
-    Reduce: reduce_plan,
+    Reduce: _reduction_plan,
     Softmax: softmax_plan,
     LayerNorm: layer_norm_plan,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cpembed.ir.index import IndexExpr
 from cpembed.network.generated.emission import Kernel
@@ -48,13 +48,15 @@ def texts(places: Sequence[IndexExpr], name: str | None, value: str) -> list[str
 @dataclass(frozen=True)
 class Reduction:
     """The points of a nest by lanes: ``lane`` is its innermost loop, None where the nest is one
-    point; ``kept`` and ``reduced`` are the others; ``is_along``: the lane loop is reduced."""
+    point; ``kept`` and ``reduced`` are the others; ``is_along``: the lane loop is reduced;
+    ``most``: lanes at a time."""
 
     nest: Nest
     lane: Loop | None
     kept: tuple[Loop, ...]
     reduced: tuple[Loop, ...]
     is_along: bool
+    most: int = LANES
 
     @classmethod
     def of(cls, nest: Nest, is_reduced: Callable[[Loop], bool]) -> Reduction:
@@ -65,10 +67,14 @@ class Reduction:
         reduced = tuple(loop for loop in others if is_reduced(loop))
         return cls(nest, lane, kept, reduced, is_reduced(lane))
 
+    def by(self, most: int) -> Reduction:
+        """With no more than so many lanes."""
+        return replace(self, most=most)
+
     @property
     def size(self) -> int:
         """Accumulators at a time."""
-        return 1 if self.lane is None else vector_size(self.lane.extent)
+        return 1 if self.lane is None else vector_size(self.lane.extent, self.most)
 
     @contextmanager
     def rows(self, kernel: Kernel) -> Generator[None]:
@@ -117,7 +123,7 @@ class Reduction:
             yield "0", self.size, self.lane.extent // self.size
             done, rest = self.lane.extent - self.lane.extent % self.size, self.lane.extent
             while done < rest:
-                size = vector_size(rest - done)
+                size = vector_size(rest - done, self.most)
                 yield str(done), size, 1
                 done += size
 
