@@ -33,8 +33,16 @@ def remember(site: Site, tensor: str, affine: Affine) -> None:
 
 
 def conv(site: Site) -> str:
+    check_taps(site, site.input(1))
     bias = site.optional(2)
     return convolved(site, site.input(0), site.input(1), bias)
+
+
+def check_taps(site: Site, weights: str) -> None:
+    """Refuse a window that is not that of the weights."""
+    taps, own = site.list_of("kernel_shape"), site.type_of(weights).shape[2:]
+    if taps is not None and taps != own:
+        site.refuse(f"kernel_shape {list(taps)} is not that of the weights, {list(own)}")
 
 
 def convolved(site: Site, image: str, weights: str, bias: str | None) -> str:
@@ -84,6 +92,7 @@ def image_product(site: Site, image: str, weights: str) -> str:
 
 def conv_transpose(site: Site) -> str:
     image, weights, bias = site.input(0), site.input(1), site.optional(2)
+    check_taps(site, weights)
     result = _biased(site, _transposed(site, image, weights), bias)
     values, vector = site.builder.value(weights), bias and site.builder.value(bias)
     groups = site.whole("group", 1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -18,7 +19,7 @@ from cpembed.errors import ModelError
 from cpembed.frontends import load_model
 from cpembed.frontends.onnx import load
 from cpembed.graph.graph import evaluate
-from tests.unit.frontends.onnx.referee import model_of, single
+from tests.unit.frontends.onnx.referee import check, model_of, single
 
 X = np.ones((2, 3), np.float32)
 
@@ -70,6 +71,24 @@ def test_open_sizes_are_named_and_can_be_given(tmp_path: Path) -> None:
     graph = load(path, shapes={"image": (2, 3, 8, 8)})
     assert graph.inputs["image"].shape == (2, 3, 8, 8)
     assert graph.types[graph.outputs[0]].shape == (2, 3, 8, 8)
+
+
+def test_what_depends_on_open_sizes_alone_is_computed(tmp_path: Path) -> None:
+    """The batch is read from the input's shape, as exporters write it."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "first"], ["batch"]),
+        helper.make_node("Concat", ["batch", "rest"], ["sizes"], axis=0),
+        helper.make_node("Reshape", ["x", "sizes"], ["y"]),
+    ]
+    constants = {"first": np.asarray([0]), "rest": np.asarray([3, 2])}
+    model = model_of(nodes, {"x": np.ones((1, 6), np.float32)}, constants, ["y"])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    path = save(model, tmp_path)
+    for batch in (1, 5):
+        graph = load(path, shapes={"x": (batch, 6)})
+        assert graph.types["y"].shape == (batch, 3, 2)
+        assert [operator.kind.label for operator in graph.operators] == ["reshape"]
 
 
 @pytest.mark.parametrize("shapes, said", [
@@ -268,6 +287,33 @@ def test_batch_normalization_is_folded_only_where_nothing_else_reads(tmp_path: P
     assert "mul+add" in [operator.kind.label for operator in shared.operators]
     first, second = (evaluate(graph, {"x": x})["n"] for graph in (alone, shared))
     np.testing.assert_allclose(first, second, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("node, weights, rank", [
+    (helper.make_node("Conv", ["x", "w", "c"], ["o"], group=2), (4, 2, 3, 3), 4),
+    (helper.make_node("ConvTranspose", ["x", "w", "c"], ["o"], strides=[2, 2]), (4, 4, 3, 3), 4),
+    (helper.make_node("Gemm", ["x", "w", "c"], ["o"]), (4, 4), 2),
+    (helper.make_node("Gemm", ["x", "w", "c"], ["o"], transB=1), (4, 4), 2),
+])  # fmt: skip
+def test_batch_normalization_becomes_part_of_weights(
+    node: onnx.NodeProto, weights: tuple[int, ...], rank: int, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((2, 4, 6, 6)[:rank]).astype(np.float32)
+    constants = {name: random.uniform(0.5, 2, 4).astype(np.float32) for name in "sbmvc"}
+    constants["w"] = random.standard_normal(weights).astype(np.float32)
+    nodes = [node, helper.make_node("BatchNormalization", ["o", *"sbmv"], ["n"])]
+    model = model_of(nodes, {"x": x}, constants, ["n"])
+    check(model, {"x": x}, tmp_path, relative=1e-4, absolute=1e-4)
+    labels = [operator.kind.label for operator in load(save(model, tmp_path)).operators]
+    assert labels[-1] == "add"
+    assert not any("mul" in label for label in labels)
+
+
+def test_a_window_that_is_not_that_of_the_weights(tmp_path: Path) -> None:
+    x, w = np.ones((1, 2, 5, 5), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    path = save(single("Conv", [x, w], [1], kernel_shape=[3, 2]), tmp_path)
+    assert "kernel_shape [3, 2] is not that of the weights, [3, 3]" in refusal(lambda: load(path))
 
 
 def test_a_sparse_constant(tmp_path: Path) -> None:
