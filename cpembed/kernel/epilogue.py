@@ -70,6 +70,7 @@ class Residual:
     ``round(fma(q - z, own_scale, (r - zero_point) * scale)) + stored_zero_point``, limited to
     ``clip``: in float32, the sum rounded once. Floats are added as they are, then limited to
     at least 0 with ``relu``. ``placement``: where it lies; None: as the output's original does.
+    Without ``rounds``, what would become ``q - z`` is a float, not rounded and not limited.
     """
 
     dtype: str
@@ -80,6 +81,7 @@ class Residual:
     clip: tuple[int, int] | None = None
     relu: bool = False
     placement: Placement | None = None
+    rounds: bool = True
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,9 @@ class Epilogue:
         if self.dtype == "float32":
             value = f"({value} + {other})"
             return f"T.max({value}, T.float32(0))" if residual.relu else value
-        low, high = self.stored_range
-        value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
+        if residual.rounds:
+            low, high = self.stored_range
+            value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
         moved = f'T.cast(T.cast({other}, "int32") - {residual.zero_point}, "float32")'
         value = (
             f"T.fma({value}, {float32(residual.own_scale)}, {moved} * {float32(residual.scale)})"
@@ -288,7 +291,8 @@ class Epilogue:
             value = np.right_shift(value, self.shift)
         if self.relu:
             value = np.maximum(value, value.dtype.type(0))
-        if is_integer(self.dtype) and not self.wraps:
+        rounds = self.residual is None or self.residual.rounds
+        if is_integer(self.dtype) and not self.wraps and rounds:
             low, high = saturated_range(self.dtype)
             if integers:
                 low, high = self.range

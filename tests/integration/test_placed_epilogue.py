@@ -41,6 +41,9 @@ def epilogues(shape: tuple[int, ...], dtype: str) -> dict[str, Epilogue]:
         "limits": replace(plain, zero_point=moved, clip=(10, 100)),
         "placed": replace(plain, placement=place),
         "residual": replace(plain, zero_point=moved, residual=residual),
+        "residual of sums that are not rounded": replace(
+            plain, residual=replace(residual, rounds=False)
+        ),
         "residual, placed": replace(plain, residual=residual, placement=wide),
     }
 

@@ -19,7 +19,8 @@ def requantized(
         value = apply("mul", value, scale)
     if epilogue.relu:
         value = apply("max", value, 0.0)
-    if is_integer(epilogue.dtype):
+    rounds = epilogue.residual is None or epilogue.residual.rounds
+    if is_integer(epilogue.dtype) and rounds:
         limits = saturated_range(epilogue.dtype)
         if epilogue.dtype in BYTES:
             limits = epilogue.stored_range

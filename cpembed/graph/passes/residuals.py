@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, Quantize
@@ -18,38 +18,50 @@ from cpembed.graph.passes.quantization import (
 )
 from cpembed.graph.passes.requantizations import storing_as
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
-from cpembed.kernel.epilogue import Residual
+from cpembed.kernel.epilogue import Epilogue, Residual
 
 
 def residuals(graph: Graph) -> Graph:
-    """Of dequantized tensors that are added, limited and quantized anew, the one that a product
-    stores and nothing else reads takes the other one as its residual.
+    """Of two tensors that are added, limited and quantized, the one that a product stores for this
+    sum alone takes the other one, of integers of eight bits, as its residual.
 
-    Of two such products the later one does. The sum is rounded once, where the graph rounds a
-    product by a scale, a sum and a quotient: results differ by at most one quantum.
+    Of two such products the later one does. Where it stores integers, they are rounded as before;
+    where it stores floats, it adds these. The sum is rounded once, where the graph rounds a product
+    by a scale, a sum and a quotient: results differ by at most one quantum.
     """
     rewriting = Rewriting(graph)
     places = {operator.outputs[0]: place for place, operator in enumerate(graph.operators)}
-    done: set[str] = set()
     for operator in graph.operators:
         kind = quantizing(operator)
         found = None if kind is None else _sum(graph, operator)
         if kind is None or found is None:
             continue
-        first, second, clip = found
-        pairs = [(first, second), (second, first)]
-        able = [pair for pair in pairs if _takes(graph, *pair) and pair[0].tensor not in done]
-        if not able:
-            continue
-        own, other = max(able, key=lambda pair: places[pair[0].tensor])
-        done.add(own.tensor)
-        rewriting.replace(operator, _with_residual(graph, operator, own, other, kind, clip))
+        (first, second), clip = found
+        able: list[tuple[_Own, Quantized]] = []
+        for name, partner in ((first, second), (second, first)):
+            own, other = _own(graph, name), dequantized(graph, partner)
+            if own is None or other is None or graph.is_constant(other.tensor):
+                continue
+            if graph.types[name].shape == graph.types[partner].shape:
+                able.append((own, other))
+        if able:
+            own, other = max(able, key=lambda pair: places[pair[0].operator.output])
+            rewriting.replace(operator, _with_residual(operator, own, other, kind, clip))
     return rewriting.graph()
 
 
-def _sum(
-    graph: Graph, operator: Operator
-) -> tuple[Quantized, Quantized, tuple[float, float]] | None:
+@dataclass(frozen=True)
+class _Own:
+    """A product whose result only the sum reads: integers with a ``scale``, or floats."""
+
+    operator: Operator
+    product: Product
+    epilogue: Epilogue
+    scale: float
+    rounds: bool
+
+
+def _sum(graph: Graph, operator: Operator) -> tuple[tuple[str, str], tuple[float, float]] | None:
     """The two tensors whose sum is quantized, and its limits."""
     clip, tensor = UNLIMITED, operator.inputs[0]
     while True:
@@ -66,35 +78,33 @@ def _sum(
             continue
         if len(before.inputs) != 2 or not both_inputs(kind.expression, "add"):
             return None
-        first, second = (dequantized(graph, name) for name in before.inputs)
-        if first is None or second is None or first == second:
-            return None
-        return first, second, clip
+        first, second = before.inputs
+        return (first, second), clip
 
 
-def _takes(graph: Graph, own: Quantized, other: Quantized) -> bool:
-    """Whether a product stores ``own`` for this sum alone, in the shape of ``other``."""
-    found = producer_of(graph, own.tensor, Product)
-    if found is None or graph.types[own.tensor].shape != graph.types[other.tensor].shape:
-        return False
-    epilogue = found[1].epilogue
-    reader = only_reader(graph, own.tensor)
-    alone = reader is not None and only_reader(graph, reader.output) is not None
-    plain = epilogue is not None and epilogue.scale and epilogue.residual is None
-    return alone and plain and not graph.is_constant(other.tensor)
+def _own(graph: Graph, tensor: str) -> _Own | None:
+    """The product that stores a tensor of floats, or the integers that it is made of."""
+    if only_reader(graph, tensor) is None:
+        return None
+    integers = dequantized(graph, tensor)
+    name = tensor if integers is None else integers.tensor
+    found = producer_of(graph, name, Product)
+    if found is None or only_reader(graph, name) is None:
+        return None
+    operator, product = found
+    epilogue = product.epilogue
+    if epilogue is None or not epilogue.scale or epilogue.residual is not None:
+        return None
+    if integers is not None:
+        return _Own(operator, product, epilogue, integers.scale, True)
+    if epilogue.dtype != "float32":
+        return None
+    return _Own(operator, product, epilogue, 1.0, False)
 
 
 def _with_residual(
-    graph: Graph,
-    operator: Operator,
-    own: Quantized,
-    other: Quantized,
-    kind: Quantize,
-    clip: tuple[float, float],
+    operator: Operator, own: _Own, other: Quantized, kind: Quantize, clip: tuple[float, float]
 ) -> Operator:
-    product = graph.producers[own.tensor]
-    assert isinstance(product.kind, Product)
-    assert product.kind.epilogue is not None
     low, high = (stored(limit, kind) for limit in clip)
     unit = float32(kind.scale[0])
     residual = Residual(
@@ -104,9 +114,12 @@ def _with_residual(
         other.zero_point,
         kind.zero_point[0],
         None if (low, high) == range_of(kind.dtype) else (low, high),
+        rounds=own.rounds,
     )
-    epilogue = storing_as(product.kind.epilogue, kind.dtype)
-    changed = product.kind.storing(replace(epilogue, residual=residual))
-    return replace(
-        product, kind=changed, inputs=(*product.inputs, other.tensor), outputs=operator.outputs
-    )
+    if own.rounds:
+        epilogue = storing_as(own.epilogue, kind.dtype)
+    else:
+        epilogue = replace(own.epilogue, dtype=kind.dtype)
+    changed = own.product.storing(replace(epilogue, residual=residual))
+    inputs = (*own.operator.inputs, other.tensor)
+    return replace(own.operator, kind=changed, inputs=inputs, outputs=operator.outputs)

@@ -164,7 +164,9 @@ def _with_residual(
     place = f"T.Ramp({_outside(nest, nest.residual) + vector.residual}, 1, {_LANES})"
     other = f"{nest.residual.parameter}[{place}]"
     floats = f"float32x{_LANES}"
-    own = f'T.cast({_rounded(_limited(value, epilogue.stored_range))}, "{floats}")'
+    own = value
+    if residual.rounds:
+        own = f'T.cast({_rounded(_limited(value, epilogue.stored_range))}, "{floats}")'
     other = _moved(f'T.cast({other}, "int32x{_LANES}")', -residual.zero_point)
     other = f'T.cast({other}, "{floats}") * {_broadcast(float32(residual.scale))}'
     added = f"T.fma({own}, {_broadcast(float32(residual.own_scale))}, {other})"

@@ -198,6 +198,25 @@ def test_a_residual_is_stored_by_its_product(seed: int) -> None:
     assert largest_difference(graph, changed, net.samples()) <= 3
 
 
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_residual_of_a_product_that_is_not_quantized_in_between(seed: int, zero: bool) -> None:
+    net = Network(seed)
+    q = net.input((1, 8, 6, 6), net.one_of(BYTES))
+    other = net.input((1, 8, 6, 6), net.one_of(BYTES))
+    y = net.convolution(net.floats(q), 8, 3, zero=zero)
+    y = net.elementwise(RELU, y) if seed % 3 == 0 else y
+    y = net.elementwise(apply("add", Input(0), Input(1)), net.floats(other), y)
+    net.quantize(net.elementwise(RELU, y) if seed % 2 else y)
+    graph = net.graph(net.operators[-1].output)
+    changed = prepare(graph)
+    assert len(products(changed)) <= 2
+    assert not any(isinstance(o.kind, Dequantize | Quantize) for o in changed.operators)
+    if not zero:
+        assert {type(o.kind) for o in changed.operators} <= {Product, Table}
+    assert largest_difference(graph, changed, net.samples()) <= 1
+
+
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("seed", range(4))
