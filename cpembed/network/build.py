@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +13,7 @@ from cpembed.api.solve import default_dtypes, hardware_spec
 from cpembed.errors import BackendUnavailable
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
-from cpembed.graph.graph import Array, Graph, check_inputs
+from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.passes import prepare
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.cache import Cache, default_folder
@@ -91,7 +91,22 @@ class RunningNetwork:
 def prepared_for(graph: Graph, target: HardwareSpec) -> Graph:
     """A graph with the element types that a target multiplies."""
     first, second = default_dtypes(target)[:2]
-    return prepare(graph, first=first, second=second)
+    return uniquely_named(prepare(graph, first=first, second=second))
+
+
+def uniquely_named(graph: Graph) -> Graph:
+    """A graph in which no two operators have one name: later ones are numbered."""
+    seen: dict[str, int] = {}
+    operators: list[Operator] = []
+    for operator in graph.operators:
+        name = operator.name or operator.output
+        seen[name] = seen.get(name, 0) + 1
+        while seen[name] > 1 and f"{name} ({seen[name]})" in seen:
+            seen[name] += 1
+        new = name if seen[name] == 1 else f"{name} ({seen[name]})"
+        seen.setdefault(new, 1)
+        operators.append(replace(operator, name=new))
+    return graph.with_operators(operators)
 
 
 def compile_network(

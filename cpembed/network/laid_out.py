@@ -59,17 +59,17 @@ def laid_out(
 
 def dimensions_of(shape: Sequence[int], split: Sequence[int]) -> list[list[int]]:
     """Of each axis of a tensor the dimensions of an operand that is a row-major reshape of it; unit
-    dimensions go with the axis before them.
+    dimensions go with an axis of one element, or with the one before them.
 
-    >>> dimensions_of((1, 12, 8), (1, 3, 4, 8))
-    [[0], [1, 2], [3]]
+    >>> dimensions_of((1, 12, 8), (1, 3, 4, 8)), dimensions_of((1, 12, 8), (12, 8))
+    ([[0], [1, 2], [3]], [[], [0], [1]])
     """
     found: list[list[int]] = []
     place = 0
     for size in shape:
         dimensions: list[int] = []
         product = 1
-        while place < len(split) and (product < size or not dimensions):
+        while place < len(split) and (product < size or (not dimensions and split[place] == size)):
             product *= split[place]
             dimensions.append(place)
             place += 1
@@ -177,6 +177,8 @@ def _blocked(workload: Computation, name: str, group: list[int], block: int) -> 
 
 def _placement(shape: Sequence[int], layout: Layout) -> Placement:
     """Where an output of this shape, that of memory without the halo, lies with it."""
+    if not layout.has_halo:
+        return Placement.inside(shape, (0,) * len(shape), shape)
     inner = layout.without_halo.physical_shape
     groups = dimensions_of(inner, shape)
     whole, before = list(shape), [0] * len(shape)

@@ -85,8 +85,8 @@ class Ways:
         """
         found: dict[str, tuple[Execution, ...]] = {}
         for operator in self.graph.operators:
-            ways = self._product(operator) if isinstance(operator.kind, Product) else ()
-            ways = ways or self._generated(operator)
+            is_product = isinstance(operator.kind, Product)
+            ways = self._product(operator) if is_product else self._generated(operator)
             if not ways:
                 raise LoweringError(f"{self.graph.name}: {operator.name} has no kernel")
             found[operator.name] = ways
@@ -100,10 +100,9 @@ class Ways:
 
     def _laid_out(self, operator: Operator, kind: Product) -> Iterator[tuple[Ports, Wanted]]:
         """A product in all layouts of its tensors."""
-        reads, (output,) = ports_of(self.graph, operator)
-        residual = residual_of(operator)
-        others = reads[1 : len(reads) - len(residual)]
-        for first in self.layouts.of[reads[0]]:
+        first_name, second_name = operator.inputs[:2]
+        output, residual = operator.output, residual_of(operator)
+        for first in self._layouts(first_name):
             for stored in self.layouts.of[output]:
                 if lane_by_lane(kind) and first.order != stored.order:
                     continue
@@ -112,9 +111,22 @@ class Ways:
                         made = laid_out(kind, first, stored, added)
                     except LoweringError:
                         continue
-                    plain = [Layout.plain(self.graph.types[name].shape) for name in others]
-                    ports = (first, *plain, *((added,) if added else ()), stored)
-                    yield ports, Wanted(made.computation, kind.epilogue, True)
+                    taken = {first_name: first} | ({} if added is None else {residual[0]: added})
+                    names, _ = ports_of(self.graph, operator)
+                    ports = [taken.get(name) or self._row_major(name) for name in names]
+                    if second_name == first_name and first != self._row_major(second_name):
+                        continue
+                    yield (*ports, stored), Wanted(made.computation, kind.epilogue, True)
+
+    def _layouts(self, name: str) -> tuple[Layout, ...]:
+        constant = self.graph.is_constant(name)
+        return (self._row_major(name),) if constant else self.layouts.of[name]
+
+    def _row_major(self, name: str) -> Layout:
+        """The layout of a tensor in the order of its axes, as its list has it."""
+        plain = Layout.plain(self.graph.types[name].shape)
+        known = () if self.graph.is_constant(name) else self.layouts.of[name]
+        return next((layout for layout in known if layout.same_memory(plain)), plain)
 
     def _product(self, operator: Operator) -> tuple[Execution, ...]:
         kind = operator.kind

@@ -271,7 +271,9 @@ class _Maker:
         assert layer is not None
         residual = residual_of(operator)
         added = layouts[residual[0]] if residual else None
-        made = laid_out(kind, layouts[reads[0]], layouts[output], added)
+        first, second = operator.inputs[:2]
+        plain = Layout.plain(graph.types[first].shape)
+        made = laid_out(kind, layouts.get(first, plain), layouts[output], added)
         epilogue = kind.epilogue
         if layer.places:
             epilogue = replace(epilogue or Epilogue(kind.dtype), placement=made.output)
@@ -283,8 +285,7 @@ class _Maker:
         names = {
             id(calls.buffers[made.computation.output.name]): self._place(output, layouts[output])
         }
-        second = operator.inputs[1]
-        for operand, tensor in zip(made.computation.inputs, (reads[0], second), strict=True):
+        for operand, tensor in zip(made.computation.inputs, (first, second), strict=True):
             if operand.name in calls.buffers:
                 names[id(calls.buffers[operand.name])] = self._place(tensor, layouts[tensor])
         for memory_name, memory in calls.buffers.items():
