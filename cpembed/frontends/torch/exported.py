@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import logging
+import operator
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ from torch.export.graph_signature import (
 
 from cpembed.errors import ModelError
 from cpembed.frontends.builder import Builder
+from cpembed.frontends.torch.archive import check_archive
 from cpembed.frontends.torch.lowering import Lowering, is_known, outputs_by_name
 from cpembed.frontends.torch.operators import HANDLERS
 from cpembed.graph.graph import Graph
@@ -34,20 +37,51 @@ def load(path: Path | str) -> Graph:
 
     Raises :class:`ModelError` for a file that is none, and as :func:`from_exported` does.
     """
+    # Registers the operators of quantized models, of which files hold the names.
+    import torch.ao.quantization.fx._decomposed
+
     path = Path(path)
+    causes = _Causes()
     try:
-        with warnings.catch_warnings():
+        with causes, warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            check_archive(path)
             program = torch.export.load(path)
+    except ModelError:
+        raise
     except FileNotFoundError as error:
         raise ModelError(f"{path}: there is no such file") from error
     except Exception as error:
         # Whatever a damaged archive makes PyTorch raise.
+        cause = causes.found[0] if causes.found else error
+        said = str(cause).split(" for node Node(")[0].split("\n")[0].split(". ")[0]
         raise ModelError(
             f"{path} is no program of torch.export.save that PyTorch {torch.__version__} reads: "
-            f"{type(error).__name__}: {error}"
+            f"{type(cause).__name__}: {said}"
         ) from error
     return from_exported(program, name=path.stem)
+
+
+class _Causes(logging.Handler):
+    """While it is entered, what PyTorch logs of a file that it cannot read is kept, not printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[BaseException] = []
+        self._logger = logging.getLogger("torch.export")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.found.append(record.exc_info[1])
+
+    def __enter__(self) -> _Causes:
+        self._propagated = self._logger.propagate
+        self._handlers = self._logger.handlers
+        self._logger.propagate, self._logger.handlers = False, [self]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.propagate, self._logger.handlers = self._propagated, self._handlers
 
 
 def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
@@ -57,6 +91,7 @@ def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
     Raises :class:`ModelError`, which says where, for an operator that is not known or is used in a
     way that is not, for sizes that are left open, and for a program that changes its buffers.
     """
+    _check_targets(program, name)
     program = decomposed(program)
     signature = program.graph_signature
     _check_state(program, name)
@@ -113,6 +148,15 @@ def _dense(value: Any, target: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         raise ModelError(f"{target} is no dense tensor: convert it before the export")
     return value
+
+
+def _check_targets(program: ExportedProgram, name: str) -> None:
+    """Raise :class:`ModelError` for a call of what is no operator: a file can name any function."""
+    operators = torch._ops.OpOverload, torch._ops.HigherOrderOperator
+    for node in program.graph.nodes:
+        known = isinstance(node.target, operators) or node.target is operator.getitem
+        if node.op == "call_function" and not known:
+            raise ModelError(f"{name}: {node.name} calls {node.target}, which is no operator")
 
 
 def _check_state(program: ExportedProgram, name: str) -> None:

@@ -1,5 +1,8 @@
 """Models that PT2E quantizes, beside what PyTorch computes of them."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +94,16 @@ def test_passes_make_integer_products_of_them() -> None:
     assert types == [["uint8", "int8"]] * len(products)
     error = np.abs(run(prepared, x)[0] - eager(model, x)[0])
     assert error.max() <= 4 * last_quantum(graph)
+
+
+def test_a_saved_model_is_read_by_a_process_that_has_not_quantized_it(tmp_path: Path) -> None:
+    x = torch.randn(2, 5)
+    model = quantized(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), x)
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(model, (x,)), path)
+    code = f"from cpembed.frontends import load_model; print(load_model({str(path)!r}).outputs)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "('linear_1',)\n", found.stderr
 
 
 def test_ranges_of_activations_are_taken_when_a_model_runs() -> None:

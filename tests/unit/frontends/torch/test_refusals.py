@@ -1,5 +1,7 @@
 """What is not read, and what is said of it: one line, with its place and the remedy."""
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,65 @@ def test_a_truncated_file(tmp_path: Path) -> None:
         path.write_bytes(whole[:end])
         with pytest.raises(ModelError, match="is no program"):
             load(path)
+
+
+class Touching:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def changed(path: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> None:
+    """The archive with other contents, or names, of its files."""
+    with zipfile.ZipFile(path) as archive:
+        files = [change(name, archive.read(name)) for name in archive.namelist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files:
+            archive.writestr(name, content)
+
+
+@pytest.mark.parametrize("place", ["sample_inputs", "weights", "constants"])
+def test_nothing_in_a_file_is_executed(tmp_path: Path, place: str) -> None:
+    path, made = tmp_path / "model.pt2", tmp_path / "made"
+    torch.export.save(torch.export.export(nn.Linear(5, 3), (torch.randn(2, 5),)), path)
+    buffer = io.BytesIO()
+    torch.save({"args": Touching(made)}, buffer)
+
+    def change(name: str, content: bytes) -> tuple[str, bytes]:
+        if place == "sample_inputs" and name.endswith("sample_inputs/model.pt"):
+            return name, buffer.getvalue()
+        if place == "weights" and name.endswith("weights/weight_0"):
+            return name, buffer.getvalue()
+        if place == "weights" and name.endswith("weights_config.json"):
+            return name, content.replace(b'"use_pickle": false', b'"use_pickle": true')
+        if place == "constants" and name.endswith("byteorder"):
+            return name.replace("byteorder", "data/constants/custom_obj_0"), content
+        return name, content
+
+    changed(path, change)
+    with pytest.raises(ModelError, match="tensors"):
+        load(path)
+    assert not made.exists()
+
+
+def test_a_file_that_names_a_function(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Function(lambda x: x.relu()), (IMAGE,)), path)
+    changed(path, lambda n, c: (n, c.replace(b"torch.ops.aten.relu.default", b"torch.is_tensor")))
+    with pytest.raises(ModelError, match="is_tensor"):
+        load(path)
+
+
+def test_a_file_with_sizes_that_are_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    shapes = ({0: torch.export.Dim("batch", min=2, max=8)},)
+    torch.export.save(torch.export.export(nn.ReLU(), (IMAGE,), dynamic_shapes=shapes), path)
+    with pytest.raises(ModelError, match="without dynamic_shapes"):
+        load(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
