@@ -45,9 +45,10 @@ from cpembed.network.generated.moves import conversion_plan, move_plan
 from cpembed.network.generated.normalizations import layer_norm_plan, softmax_plan
 from cpembed.network.generated.placed import Placed
 from cpembed.network.generated.reductions import reduce_plan
+from cpembed.network.generated.traffic import bytes_moved
 from cpembed.network.generated.windows import pool_plan
 
-__all__ = ["Placed", "conversion_plan", "generated_plan"]
+__all__ = ["Placed", "bytes_moved", "conversion_plan", "generated_plan"]
 
 
 def _pad_plan(
