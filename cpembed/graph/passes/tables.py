@@ -73,8 +73,6 @@ def _function(graph: Graph, operator: Operator, known: dict[str, _Function]) -> 
     if len(functions) != len(given) or len(sources) != 1:
         return None
     source = sources.pop()
-    if graph.types[source].shape != graph.types[operator.output].shape:
-        return None
     (values,) = operator.kind.evaluate([f.values for f in functions])
     return _Function(source, values)
 

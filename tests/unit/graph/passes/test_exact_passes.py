@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Product, Quantize, Table, TensorType
+from cpembed.graph.kinds import Pad, Pool, Product, Quantize, Reshape, Table, TensorType
 from cpembed.graph.passes.element_types import element_types
 from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.integer_products import integer_products
@@ -13,7 +13,7 @@ from cpembed.graph.passes.movements import movements
 from cpembed.graph.passes.residuals import residuals
 from cpembed.graph.passes.tables import tables
 from cpembed.graph.passes.zero_points import without_zero_points
-from tests.random_networks import random_network, same_results
+from tests.random_networks import Network, random_network, same_results
 
 Pass = Callable[[Graph], Graph]
 
@@ -79,3 +79,42 @@ def test_an_output_keeps_its_name_when_its_operator_goes() -> None:
     assert len(changed.operators) == 2
     net = random_network(0)
     assert same_results(graph, changed, {"x": net.array((4,), "float32")})
+
+
+def test_integers_of_another_zero_point_are_others() -> None:
+    net = Network(1)
+    q = net.input((2, 3), "uint8")
+    scale, zero = net.quantized[q]
+    same, other = (
+        net.add(Quantize((scale,), (point,), "uint8"), net.floats(q)) for point in (zero, zero ^ 1)
+    )
+    graph = net.graph(same, other)
+    changed = fold(graph)
+    assert same_results(graph, changed, net.samples())
+    assert len([o for o in changed.operators if isinstance(o.kind, Quantize)]) == 2
+    (kept,) = fold(net.graph(net.add(Reshape((6,)), same))).operators
+    assert kept.inputs == (q,)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_padding_of_integers_is_what_it_stands_for(value: float) -> None:
+    net = Network(2)
+    q = net.input((2, 3), "uint8")
+    net.quantized[q] = (0.5, 17)
+    padded = net.add(Pad((1, 0), (0, 2), value), net.floats(q))
+    after = net.quantize(net.add(Pad((1, 0), (0, 2), value), net.input((2, 3), "float32")), "int8")
+    graph = net.graph(padded, after)
+    changed = movements(graph)
+    assert same_results(graph, changed, net.samples())
+    pads = [o for o in changed.operators if isinstance(o.kind, Pad)]
+    assert [changed.types[o.output].dtype for o in pads] == ["uint8", "int8"]
+
+
+def test_a_maximum_of_padding_alone_stays_one_of_floats() -> None:
+    net = Network(3)
+    x = net.floats(net.input((1, 1, 3, 3), "uint8"))
+    graph = net.graph(net.add(Pool("max", (2, 2), (1, 1), (2, 2), (0, 0), (1, 1)), x))
+    assert same_results(graph, movements(graph), net.samples())
+    inside = net.graph(net.add(Pool("max", (2, 2), (1, 1), (1, 1), (0, 0), (1, 1)), x))
+    assert isinstance(movements(inside).operators[0].kind, Pool)
+    assert same_results(inside, movements(inside), net.samples())

@@ -106,6 +106,21 @@ def _gemm(net: Network) -> Product:
     return matrix_product((4, 6), (6, 5)).product
 
 
+def test_a_bias_of_floats_is_rounded_to_the_nearest_unit_of_the_sums() -> None:
+    net = Network(8)
+    q = net.input((4, 6), "uint8")
+    w = net.weights((6, 5), 1)
+    bias = net.array((5,), "float32")
+    y = net.add(_gemm(net), net.floats(q), w)
+    net.quantize(net.elementwise(apply("add", Input(0), Input(1)), y, net.constant(bias)))
+    changed = integer_products(net.graph(net.operators[-1].output))
+    (operator,) = changed.operators
+    (dequantize,) = (o.kind for o in net.operators if o.output == w)
+    assert isinstance(dequantize, Dequantize)
+    unit = net.quantized[q][0] * np.array(dequantize.scale)
+    assert np.array_equal(changed.constants[operator.inputs[2]], np.rint(bias / unit))
+
+
 def test_a_bias_beyond_32_bits_makes_its_weights_coarser() -> None:
     net = Network(4)
     q = net.input((4, 6), "uint8")
@@ -155,7 +170,8 @@ def test_elementwise_operators_on_integers(operation: str, seed: int) -> None:
     net = Network(seed)
     a = net.floats(net.input((2, 8, 4, 4), net.one_of(BYTES)))
     b = net.floats(net.input((2, 8, 1, 1), net.one_of(BYTES)))
-    y = net.elementwise(apply(operation, Input(0), Input(1)), *net.random.permutation([a, b]))
+    order = (Input(0), Input(1)) if seed % 3 else (Input(1), Input(0))
+    y = net.elementwise(apply(operation, *order), *net.random.permutation([a, b]))
     if seed % 2:
         y = net.elementwise(RELU, y)
     net.quantize(y)
@@ -194,8 +210,22 @@ def test_a_residual_is_stored_by_its_product(seed: int) -> None:
     changed = prepare(graph)
     assert {type(o.kind) for o in changed.operators} <= {Product, Table}
     assert [p.epilogue.residual is not None for p in products(changed)] == [False, True]
+    named = [[o.name for o in g.operators if isinstance(o.kind, Product)] for g in (graph, changed)]
+    assert named[0] == named[1]
     # A quantum of either operand, and that of the sum.
     assert largest_difference(graph, changed, net.samples()) <= 3
+
+
+def test_a_product_that_others_read_too_takes_no_residual() -> None:
+    net = Network(9)
+    q = net.input((1, 8, 6, 6), "uint8")
+    first = net.quantize(net.convolution(net.floats(q), 8, 3))
+    parts = net.floats(first), net.floats(q)
+    net.quantize(net.elementwise(apply("add", Input(0), Input(1)), *parts))
+    graph = net.graph(net.operators[-1].output, first)
+    changed = prepare(graph)
+    assert len(products(changed)) == 1
+    assert largest_difference(graph, changed, net.samples()) <= 2
 
 
 @pytest.mark.parametrize("zero", [False, True])
