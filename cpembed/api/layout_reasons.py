@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cpembed.wording import duration
 
 if TYPE_CHECKING:
-    from cpembed.api.layouts import LayoutRow
+    from cpembed.api.layout_rows import LayoutRow
 
 _MORE_USED = 1.02
 _PART = 0.25

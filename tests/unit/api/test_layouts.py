@@ -8,7 +8,8 @@ import pytest
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.contiguity import run_bytes
 from cpembed.api.layout_reasons import why_best
-from cpembed.api.layouts import LayoutRow, LayoutsResult, Times, blocks, compare_layouts
+from cpembed.api.layout_rows import LayoutRow, LayoutsResult, Times
+from cpembed.api.layouts import blocks, compare_layouts
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import CrashError, WorkloadError
 from cpembed.provenance import Provenance
