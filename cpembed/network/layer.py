@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.embedding.cpsat import Status
-from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -94,7 +94,7 @@ def _chosen(asked: Request) -> Chosen | str:
     """The choice, or why there is none."""
     try:
         found = choose(asked)
-    except (LoweringError, BackendUnavailable) as error:
+    except (LoweringError, BackendUnavailable, WorkloadError) as error:
         return str(error)
     if isinstance(found, Chosen):
         return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cpembed.graph.kinds import Kind, LayerNorm, Pool, Softmax
+from cpembed.graph.kinds import Gather, Kind, LayerNorm, Pool, Softmax
 from cpembed.ir.dtypes import size_bytes
 from cpembed.network.generated import Placed
 from cpembed.targets.base import Target
@@ -38,8 +38,11 @@ def estimate_us(
         taps, strides = 1, 1
         for window, stride in zip(kind.window, kind.strides, strict=True):
             taps, strides = taps * window, strides * stride
-        passes = max(1.0, taps / strides) if outputs[0].type.elements > 1 else 1.0
-    return _moved_us(target, inputs, outputs, threads) * passes
+        overlapping = tuple(kind.window) != inputs[0].shape[-len(kind.window) :]
+        passes = max(1.0, taps / strides) if overlapping else 1.0
+    # A table of rows is read where its rows are taken.
+    read = outputs if isinstance(kind, Gather) else inputs
+    return _moved_us(target, read, outputs, threads) * passes
 
 
 def _moved_us(
