@@ -205,3 +205,33 @@ def test_a_module_without_parameters(compiled: list[Evaluated]) -> None:
     with torch.no_grad():
         assert_same(by(model)(x), model(x))
     assert not compiled
+
+
+@pytest.mark.slow
+def test_a_network_that_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By this processor's own instruction; results of earlier calls stay as they are."""
+    pytest.importorskip("cpembed.network.build")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    try:
+        target = dynamo.best_target()
+    except ModelError as error:
+        pytest.skip(str(error))
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 1))
+    images = [torch.randn(1, 8, 8, 8) for _ in range(3)]
+    reference = quantized(model, images[0])
+    networks: list[Graph] = []
+    compile_network = dynamo.compile_network
+
+    def recorded(graph: Graph, options: dynamo.Options) -> Any:
+        networks.append(graph)
+        return compile_network(graph, options)
+
+    monkeypatch.setattr(dynamo, "compile_network", recorded)
+    fast = by(reference, target=target, threads=1)
+    with torch.no_grad():
+        found = [fast(image) for image in images]
+        for mine, image in zip(found, images, strict=True):
+            assert_same(mine, reference(image), 0.02)
+    assert len(networks) == 1
