@@ -238,6 +238,26 @@ def test_exchanged_and_lost_weights_are_damage(in_file: Path, tmp_path: Path) ->
             Library(in_file, "net", weights_file=tmp_path / "damaged")
 
 
+@pytest.mark.parametrize("shift", [0, 4])
+def test_weights_that_runs_read_are_copied_when_they_are_packed(tmp_path: Path, shift: int) -> None:
+    buffers = (
+        Buffer("x", "int32", SIZE, Role.INPUT, (SIZE,)),
+        Buffer("w", "int32", SIZE, Role.WEIGHTS, (SIZE,)),
+        Buffer("y", "int32", SIZE, Role.OUTPUT, (SIZE,)),
+    )
+    kernels = {"add": sums().kernels["add"]}
+    program = Program("plain", buffers, kernels, (), (Call("add", ("x", "w", "y")),))
+    path = write_library(program, tmp_path, Contents(example=False)).path
+    room = aligned((SIZE + 16,), np.int32)
+    weights = room[shift : shift + SIZE]
+    weights[:] = W
+    with Library(path, "plain", threads=2) as opened:
+        pointer = np.array([weights.ctypes.data], np.uintp)
+        assert opened._library.plain_pack(opened._handle, pointer.ctypes.data) == 0
+        room[:] = 0
+        assert np.array_equal(opened.run(X.reshape(-1))[0], X.reshape(-1) + W)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_meet_at_a_barrier(tmp_path: Path, threads: int) -> None:
     out = Buffer("y", "int32", 8, Role.OUTPUT, (8,))
