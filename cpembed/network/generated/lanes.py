@@ -150,6 +150,16 @@ def vectorized(kernel: Kernel, size: int, kind: str = VECTORIZED) -> Generator[N
         yield
 
 
+def every_other(buffer: str, first: str, size: int) -> str:
+    """A vector of every other element, from two that are contiguous: the second begins so that it
+    ends with the last element that is taken."""
+    pair = ", ".join(
+        f"{buffer}[T.Ramp({first}{moved}, 1, {size})]" for moved in ("", f" + {size - 1}")
+    )
+    taken = [2 * lane if 2 * lane < size else 2 * lane + 1 for lane in range(size)]
+    return f"T.Shuffle([{pair}], {taken})"
+
+
 def local(kernel: Kernel, size: int, dtype: str) -> str:
     """A buffer that stays in registers where it can."""
     name = kernel.name("local")

@@ -24,6 +24,7 @@ from cpembed.network.generated.lanes import (
     SERIAL,
     VECTORIZED,
     accumulators,
+    every_other,
     texts,
     vector_size,
     vectorized,
@@ -151,11 +152,20 @@ class _Pooling:
             moves.append(f"tap{number} * {axis.dilation * axis.step}")
             inside.append(f"({high} - {low})")
         at = f"({start} + {LANE})"
-        with kernel.script.nested(*headers), vectorized(kernel, size):
-            there = " + ".join([*texts([place], name, at), *moves])
-            element = loaded(f"in0[{there}]", self.source.dtype, dtype)
-            joined = JOINS[kind.what].format(f"{total}[{LANE}]", element)
-            kernel.script.line(f"{total}[{LANE}] = {joined}")
+        with kernel.script.nested(*headers):
+            if self._every_other(name, size):
+                there = " + ".join([*texts([place], name, start), *moves])
+                lanes = f"{total}[T.Ramp(0, 1, {size})]"
+                element = every_other("in0", there, size)
+                if dtype != self.source.dtype:
+                    element = f'T.cast({element}, "{dtype}x{size}")'
+                kernel.script.line(f"{lanes} = {JOINS[kind.what].format(lanes, element)}")
+            else:
+                with vectorized(kernel, size):
+                    there = " + ".join([*texts([place], name, at), *moves])
+                    element = loaded(f"in0[{there}]", self.source.dtype, dtype)
+                    joined = JOINS[kind.what].format(f"{total}[{LANE}]", element)
+                    kernel.script.line(f"{total}[{LANE}] = {joined}")
         counted = "1.0"
         if kind.what == "mean":
             counted = kernel.let(f'T.cast({" * ".join(inside)}, "int32")')
@@ -164,6 +174,11 @@ class _Pooling:
             value = self._result(Value(f"{total}[{LANE}]", dtype), counted, taps)
             (there,) = texts([self.nest.places[0]], name, at)
             kernel.script.line(f"out0[{there}] = {value}")
+
+    def _every_other(self, name: str | None, size: int) -> bool:
+        """Whether lanes read every other element."""
+        plain = self.source.dtype in ("int8", "uint8", "int16", "int32", "float32")
+        return plain and size > 1 and name is not None and self.nest.step(1, name) == 2
 
     def _bounds(
         self, axis: _Axis, point: IndexExpr, name: str | None, start: str, whole: bool
