@@ -91,9 +91,7 @@ class _Region:
             else:
                 self.members[operator.output] = operator
                 found += [operator.output, *operator.inputs]
-        found = [name for name in found if not self.graph.is_constant(name)]
-        ranks = {len(self.graph.types[name].shape) for name in found}
-        return found if ranks <= {len(self.order)} else None
+        return [name for name in found if not self.graph.is_constant(name)]
 
     def rewrite(self, rewriting: Rewriting) -> None:
         names = {name: rewriting.fresh(f"{name} in order") for name in self.members}

@@ -133,3 +133,18 @@ def test_a_sum_of_floats_is_stored_by_a_product_of_integers(relu: bool) -> None:
     changed = float_epilogues(integers)
     assert [type(o.kind) for o in changed.operators] == [Product]
     assert same_results(integers, changed, net.samples())
+
+
+def test_what_two_operators_read_is_computed_once() -> None:
+    net = Network(8)
+    y = net.elementwise(apply("tanh", Input(0)), net.input((3, 4), "float32"))
+    a, b = (net.elementwise(apply(operation, Input(0), 0.5), y) for operation in ("add", "mul"))
+    graph = net.graph(a, b)
+    assert fusion(graph) == graph
+
+
+def test_what_is_broadcast_is_computed_once() -> None:
+    net = Network(9)
+    row = net.elementwise(apply("tanh", Input(0)), net.input((4,), "float32"))
+    graph = net.graph(net.elementwise(ADD, row, net.input((300, 4), "float32")))
+    assert fusion(graph) == graph

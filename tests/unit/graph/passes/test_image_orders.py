@@ -76,3 +76,9 @@ def test_operators_beside_the_way_belong_to_it() -> None:
         other = net.elementwise(apply("tanh", Input(0)), other)
     y = net.add(Transpose(FIRST), net.elementwise(ADD, a, other))
     assert transpositions(net, y) == (3, 0)
+
+
+def test_transpositions_to_a_third_order_stay() -> None:
+    net = Network(6)
+    a = net.elementwise(RELU, net.add(Transpose(LAST), net.input((1, 8, 5, 6), "float32")))
+    assert transpositions(net, net.elementwise(RELU, net.add(Transpose(LAST), a))) == (2, 2)

@@ -15,11 +15,18 @@ SQUARES: dict[str, Scalar] = {
 }
 
 
-def norm(net: Network, square: str, axes: tuple[int, ...]) -> str:
-    x = net.input((3, 5, 8), "float32")
-    mean = net.add(Reduce("mean", axes, True), x)
+def norm(
+    net: Network,
+    x: str,
+    axes: tuple[int, ...],
+    square: Scalar,
+    variance_axes: tuple[int, ...] | None = None,
+    mean_of: str | None = None,
+) -> str:
+    mean = net.add(Reduce("mean", axes, True), mean_of or x)
     centred = net.elementwise(apply("sub", Input(0), Input(1)), x, mean)
-    variance = net.add(Reduce("mean", axes, True), net.elementwise(SQUARES[square], centred))
+    squares = net.elementwise(square, centred)
+    variance = net.add(Reduce("mean", variance_axes or axes, True), squares)
     root = net.elementwise(
         apply("sqrt", Input(0)), net.elementwise(apply("add", Input(0), 1e-5), variance)
     )
@@ -30,7 +37,7 @@ def norm(net: Network, square: str, axes: tuple[int, ...]) -> str:
 @pytest.mark.parametrize("square", SQUARES)
 def test_layer_normalization(square: str, axes: tuple[int, ...]) -> None:
     net = Network(1)
-    y = norm(net, square, axes)
+    y = norm(net, net.input((3, 5, 8), "float32"), axes, SQUARES[square])
     shape = (8,) if axes == (-1,) else (5, 8)
     for operation in ("mul", "add"):
         constant = net.constant(net.array(shape, "float32"))
@@ -43,16 +50,33 @@ def test_layer_normalization(square: str, axes: tuple[int, ...]) -> None:
 
 def test_layer_normalization_without_a_scale() -> None:
     net = Network(2)
-    graph = net.graph(norm(net, "pow", (2,)))
+    x = net.input((3, 5, 8), "float32")
+    graph = net.graph(norm(net, x, (2,), SQUARES["pow"]))
     changed = prepare(graph)
     assert [type(o.kind) for o in changed.operators] == [LayerNorm]
     assert largest_difference(graph, changed, net.samples()) < 1e-5
 
 
-def test_other_quotients_stay() -> None:
+SQUARE = SQUARES["mul"]
+
+
+@pytest.mark.parametrize(
+    "axes, variance_axes, square",
+    [((1,), (1,), SQUARE), ((2,), (1, 2), SQUARE), ((2,), (2,), apply("abs", Input(0)))],
+)
+def test_other_quotients_stay(
+    axes: tuple[int, ...], variance_axes: tuple[int, ...], square: Scalar
+) -> None:
     net = Network(3)
-    y = norm(net, "pow", (1,))
-    graph = net.graph(y)
+    x = net.input((3, 5, 8), "float32")
+    graph = net.graph(norm(net, x, axes, square, variance_axes))
+    assert normalizations(graph) == graph
+
+
+def test_a_distance_to_another_mean_stays() -> None:
+    net = Network(4)
+    x, other = (net.input((3, 5, 8), "float32") for _ in range(2))
+    graph = net.graph(norm(net, x, (2,), SQUARE, mean_of=other))
     assert normalizations(graph) == graph
 
 

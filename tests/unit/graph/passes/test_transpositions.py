@@ -2,9 +2,12 @@
 
 import pytest
 
-from cpembed.graph.kinds import Product, Reshape, Transpose
+from cpembed.graph.kinds import Input, Product, Reshape, Transpose
 from cpembed.graph.passes import prepare
 from cpembed.graph.passes.dimensions import broadcastable, segments
+from cpembed.graph.passes.expressions import apply
+from cpembed.graph.passes.float_products import float_epilogues
+from cpembed.graph.passes.folding import fold
 from cpembed.graph.passes.transpositions import transpositions
 from tests.random_networks import BYTES, Network, largest_difference, same_results
 
@@ -61,3 +64,14 @@ def test_dimensions_that_hold_the_same_elements() -> None:
     ]
     assert broadcastable((2, 3, 5), (True, False, True), (6, 5)) is None
     assert broadcastable((2, 3, 5), (True, True, False), (6, 5)) == (6, 1)
+
+
+def test_a_product_that_adds_a_tensor_keeps_its_order() -> None:
+    net = Network(5)
+    other = net.input((7, 6), "float32")
+    y = net.elementwise(
+        apply("add", Input(0), Input(1)), net.linear(net.input((7, 5), "float32"), 6), other
+    )
+    graph = float_epilogues(fold(net.graph(net.add(Transpose((1, 0)), y)), weights=True))
+    assert [type(o.kind) for o in graph.operators] == [Product, Transpose]
+    assert transpositions(graph) == graph
