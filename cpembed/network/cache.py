@@ -37,10 +37,11 @@ def default_folder() -> Path | None:
 
 @cache
 def source_digest(packages: tuple[str, ...]) -> str:
-    """Of the code and the tables in some packages."""
+    """Of the code and the tables in some packages and modules, by their paths."""
     digest = hashlib.sha256()
     for package in packages:
-        for path in sorted((_PACKAGE / package).rglob("*")):
+        root = _PACKAGE / package
+        for path in [root] if root.is_file() else sorted(root.rglob("*")):
             if path.suffix in (".py", ".toml") and path.is_file():
                 digest.update(path.relative_to(_PACKAGE).as_posix().encode())
                 digest.update(path.read_bytes())

@@ -31,6 +31,10 @@ FALLBACK = "axpy"
 number, which any processor has."""
 
 
+_LANES = (16, 8, 4, 2, 1)
+"""Numbers of lanes that are tried, in this order."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """A kernel for a product: on ``target``, of ``candidate`` by ``schedule`` (None: portable
@@ -111,19 +115,39 @@ def _why(found: Chosen) -> str:
 
 
 def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> Layer:
-    """Portable code in terms of :data:`FALLBACK`, with the workload's own element types."""
+    """Portable code in terms of :data:`FALLBACK` with the workload's own element types, of as many
+    lanes as leave the results in place where they have to be.
+
+    Raises :class:`LoweringError` where no number does.
+    """
+    failed = LoweringError(f"{workload}: no kernel, not even a portable one")
+    for lanes in _LANES:
+        found = choose(Request(workload, _fallback(workload, lanes), backend="generic"))
+        if not isinstance(found, Chosen):
+            continue
+        candidate = found.candidate
+        try:
+            portable.plan(candidate.candidate.program, 1, epilogue)
+        except LoweringError as error:
+            failed = error
+            continue
+        used = candidate.overheads.utilisation
+        return Layer("portable", candidate.candidate, None, epilogue, float("inf"), used, reason)
+    raise failed
+
+
+def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
+    """The fallback's instruction with so many lanes."""
     spec = load_hardware_spec(FALLBACK)
     types = [operand.dtype for operand in (*workload.inputs, workload.output)]
     names = [operand.name for operand in spec.instruction.computation.operands]
     dtypes = {name: (dtype,) for name, dtype in zip(names, types, strict=True)}
-    instruction = replace(spec.instruction, dtypes=dtypes)
-    spec = replace(spec, instruction=instruction)
-    found = choose(Request(workload, spec, backend="generic", epilogue=epilogue))
-    if not isinstance(found, Chosen):
-        raise LoweringError(f"{workload}: no kernel, not even a portable one")
-    candidate = found.candidate
-    used = candidate.overheads.utilisation
-    return Layer("portable", candidate.candidate, None, epilogue, float("inf"), used, reason)
+    (axis,) = spec.instruction.axes
+    narrow = replace(axis, minimum=lanes, maximum=lanes)
+    any_width = replace(spec.instruction, axes=(replace(axis, minimum=1),))
+    computation = any_width.at({axis.name: lanes})
+    instruction = replace(spec.instruction, axes=(narrow,), computation=computation, dtypes=dtypes)
+    return replace(spec, instruction=instruction)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,11 @@ from cpembed.network.layer import Layer, choose_layer
 from cpembed.network.recorder import thread_count
 from cpembed.targets.registry import open_target
 
-_SOURCES = ("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "_data")
+_SOURCES = (
+    *("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "api"),
+    "network/layer.py",
+)
+"""What a search depends on."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many are done, and of how many."""
