@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cpembed.graph.kinds import Dequantize, Elementwise, Quantize, Table
+from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Quantize, Scalar, Table
 from cpembed.graph.kinds.base import axis_of
 from cpembed.ir.index import IndexExpr
 from cpembed.kernel.plan import KernelPlan
+from cpembed.network.generated.approximations import APPROXIMATIONS
 from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.nest import View, axes, constant, nest_over
@@ -25,6 +26,20 @@ def broadcast_index(shape: Sequence[int], rank: int) -> tuple[IndexExpr, ...]:
     return tuple(constant(0) if size == 1 else e for size, e in zip(shape, last, strict=True))
 
 
+_ROUNDED, _LOOKED_UP = 2.0, 8.0
+"""What a byte takes that is quantized, or looked up, of what a byte that is copied takes."""
+_FUNCTION, _OPERATION = 4.0, 0.25
+"""What a function, and another operation, of an expression adds to that."""
+
+
+def _effort(node: Scalar) -> float:
+    """What a byte of an expression's operands takes."""
+    if not isinstance(node, Apply):
+        return 1.0
+    own = _FUNCTION if node.operation in APPROXIMATIONS else _OPERATION
+    return own + sum(_effort(argument) - 1.0 for argument in node.arguments) + 1.0
+
+
 def elementwise_plan(
     kind: Elementwise, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
 ) -> KernelPlan:
@@ -33,7 +48,7 @@ def elementwise_plan(
     views = [View(output.layout, axes(rank))]
     views += [View(given.layout, broadcast_index(given.shape, rank)) for given in inputs]
     nest = nest_over(output.shape, views)
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _effort(kind.expression)))
     computing = kind.computes_in([given.dtype for given in inputs])
     writer = Writer(kernel, computing)
     with kernel.written(), kernel.points(nest):
@@ -116,7 +131,7 @@ def _parametrised(
         along = (given[axis_of(kind.axis, rank)],) if values.size > 1 else ()
         views.append(View(Layout.plain((values.size,) if along else ()), along))
     nest = nest_over(output.shape, views)
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _ROUNDED))
     with kernel.written(), kernel.points(nest):
         texts = {
             name: kernel.constant(values, str(place))
@@ -135,7 +150,7 @@ def table_plan(
     (output,) = outputs
     given = axes(len(output.shape))
     nest = nest_over(output.shape, [View(output.layout, given), View(inputs[0].layout, given)])
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _LOOKED_UP))
     entries = memory_of(numbers(kind.entries, kind.dtype))
     with kernel.written(), kernel.points(nest):
         least = np.iinfo(inputs[0].dtype).min

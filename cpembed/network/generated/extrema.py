@@ -39,7 +39,7 @@ def extremum_plan(
     what = kind.what.removeprefix("arg")
     dtype = accumulator_dtype(what, source.dtype, source.shape[gone])
     better = ">" if what == "max" else "<"
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, 8.0))
     script = kernel.script
     with kernel.written(), reduction.rows(kernel):
         start = literal(neutral(what, dtype), dtype)

@@ -107,7 +107,7 @@ def resize_plan(
         points=sorted(mapped),
     )
     wide = "float32" if source.dtype in ("float32", "float16", "bfloat16") else "float64"
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for([output], outputs, threads, 8.0))
     with kernel.written(), kernel.points(nest):
         points = [str(point) for point in nest.points]
 
@@ -170,7 +170,7 @@ def _tabulated(
     given = axes(len(output.shape))
     views = [View(output.layout, given), View(source.layout, _without(given, set(tables)))]
     nest = nest_over(output.shape, views, points=sorted(tables))
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for([output], outputs, threads))
     with kernel.written(), kernel.points(nest):
         place = str(nest.places[1])
         for axis, point in zip(sorted(tables), nest.points, strict=True):

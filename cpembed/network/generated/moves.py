@@ -51,7 +51,7 @@ def conversion_plan(source: Placed, target: Placed, threads: int) -> KernelPlan:
 def _plan(
     label: str, parts: Sequence[Part], inputs: Sequence[Placed], output: Placed, threads: int
 ) -> KernelPlan:
-    kernel = Kernel(inputs, [output], chunks_for(inputs, [output], threads))
+    kernel = Kernel(inputs, [output], chunks_for([output], [output], threads))
     with kernel.written():
         for part in parts:
             if part.source is not None:

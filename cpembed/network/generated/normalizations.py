@@ -27,6 +27,9 @@ from cpembed.network.generated.nest import Nest, View, axes, axis_name, axis_of_
 from cpembed.network.generated.placed import Placed, loaded
 from cpembed.network.generated.scalar import Value, Writer, literal
 
+_SOFTMAX, _NORM = 16.0, 4.0
+"""What a byte takes, of what a byte that is copied takes."""
+
 _Lane = Callable[[str], str]
 """From a lane to the text of its number."""
 
@@ -103,7 +106,7 @@ def softmax_plan(
     axis = axis_of(kind.axis, rank)
     views = [View(output.layout, given), View(source.layout, given)]
     nest = nest_over(source.shape, views, ordered_by=1, apart=[axis])
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _SOFTMAX))
     rows = _rows(kernel, nest, [axis], source, output)
     # The powers wait in the result for their sum, where it holds them.
     waits = not kind.log and output.dtype == rows.wide
@@ -163,7 +166,7 @@ def layer_norm_plan(
     views += [View(vector.layout, given[rank - len(vector.shape) :]) for vector in inputs[1:]]
     reduced = range(first, rank)
     nest = nest_over(source.shape, views, ordered_by=1, apart=reduced)
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, _NORM))
     rows = _rows(kernel, nest, reduced, source, output)
     count = literal(math.prod(source.shape[first:]), rows.wide)
     epsilon = literal(kind.epsilon, rows.wide)

@@ -46,7 +46,7 @@ def reduce_plan(
     count = math.prod(source.shape[axis] for axis in gone)
     dtype = accumulator_dtype(kind.what, source.dtype, count)
     join = JOINS[kind.what]
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, 2.0))
     with kernel.written(), reduction.rows(kernel):
         start = literal(neutral(kind.what, dtype), dtype)
         name = accumulators(kernel, reduction.size, dtype, start)

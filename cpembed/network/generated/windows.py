@@ -87,7 +87,8 @@ def pool_plan(
             zip(kind.window, kind.strides, kind.before, kind.dilation, strict=True), first
         )
     ]
-    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads))
+    effort = max(1.0, math.prod(kind.window) / math.prod(kind.strides))
+    kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, effort))
     writer = _Pooling(kernel, kind, nest, window, source, output)
     with kernel.written():
         writer.write()
