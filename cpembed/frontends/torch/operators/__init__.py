@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from cpembed.frontends.torch.call import Handler
 from cpembed.frontends.torch.operators import (
+    activations,
     attention,
+    images,
     indexing,
     movement,
     normalization,
@@ -20,7 +22,9 @@ from cpembed.frontends.torch.operators import (
 HANDLERS: Mapping[str, Handler] = {
     name: handler
     for module in (
+        activations,
         attention,
+        images,
         indexing,
         movement,
         normalization,

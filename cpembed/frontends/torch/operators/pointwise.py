@@ -1,4 +1,4 @@
-"""Arithmetic, activations, comparisons, conversions."""
+"""Arithmetic, functions, comparisons, conversions."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def _promoted(call: Call, *values: Any) -> str:
     return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
 
 
-def _activated(call: Call, make: Callable[[Scalar], Scalar], computing: str | None = None) -> str:
+def activated(call: Call, make: Callable[[Scalar], Scalar], computing: str | None = None) -> str:
     """A function of one tensor, computed in the result's type or another."""
     return write(call, computing or call.result.dtype, make, call["self"])
 
 
 def _unary(make: Callable[[Scalar], Scalar]) -> Handler:
-    return lambda call: _activated(call, make)
+    return lambda call: activated(call, make)
 
 
 def _binary(make: Callable[[Scalar, Scalar], Scalar]) -> Handler:
@@ -171,7 +171,7 @@ def _power(call: Call) -> str:
     }
     result = call.result.dtype
     if isinstance(exponent, int | float) and exponent in special and is_float(result):
-        return _activated(call, special[exponent])
+        return activated(call, special[exponent])
 
     def power(x: Scalar, y: Scalar) -> Scalar:
         return apply("pow", x, y)
@@ -189,55 +189,6 @@ def _clamp(call: Call) -> str:
         return value if high is None else apply("min", value, rest.pop(0))
 
     return write(call, call.result.dtype, expression, *names)
-
-
-def _hardtanh(call: Call) -> str:
-    low, high = call.get("min_val"), call.get("max_val")
-    return _activated(call, lambda x: ex.clip(x, low, high))
-
-
-def _elu(call: Call) -> str:
-    alpha, scale, inside = call["alpha"], call["scale"], call["input_scale"]
-
-    def expression(x: Scalar) -> Scalar:
-        scaled = x if inside == 1 else ex.mul(x, inside)
-        grown = ex.mul(ex.sub(apply("exp", scaled), 1.0), alpha * scale)
-        return ex.where(ex.less(x, 0), grown, x if scale == 1 else ex.mul(x, scale))
-
-    return _activated(call, expression)
-
-
-def _gelu(call: Call) -> str:
-    make = ex.gelu_tanh if call["approximate"] == "tanh" else ex.gelu
-    return _activated(call, make)
-
-
-def _softplus(call: Call) -> str:
-    beta, threshold = call["beta"], call["threshold"]
-
-    def expression(x: Scalar) -> Scalar:
-        scaled = x if beta == 1 else ex.mul(x, beta)
-        value = ex.softplus(scaled)
-        value = value if beta == 1 else ex.div(value, beta)
-        return ex.where(ex.less(threshold, scaled), x, value)
-
-    return _activated(call, expression)
-
-
-def _prelu(call: Call) -> str:
-    x, slope = call["self"], call["weight"]
-    if call.shape(slope) != () and len(call.shape(slope)) == 1:
-        slope = call.channels(slope, max(2, len(call.shape(x))))
-    return write(call, call.result.dtype, ex.leaky_relu, x, slope)
-
-
-def _threshold(call: Call) -> str:
-    limit, value = call["threshold"], call["value"]
-
-    def expression(x: Scalar) -> Scalar:
-        return ex.where(ex.less(limit, x), x, value)
-
-    return _activated(call, expression)
 
 
 def _where(call: Call) -> str:
@@ -284,17 +235,13 @@ def _lerp(call: Call) -> str:
     return write(call, call.result.dtype, expression, call["self"], call["end"], call["weight"])
 
 
-def _leaky_relu(call: Call) -> str:
-    return _activated(call, lambda x: ex.leaky_relu(x, call["negative_slope"]))
-
-
 def _is_nan(call: Call) -> str:
-    return _activated(call, lambda x: _xor(x, x), call.dtype(call["self"]))
+    return activated(call, lambda x: _xor(x, x), call.dtype(call["self"]))
 
 
 def _is_infinite(call: Call) -> str:
     size = call.dtype(call["self"])
-    return _activated(call, lambda x: apply("equal", apply("abs", x), math.inf), size)
+    return activated(call, lambda x: apply("equal", apply("abs", x), math.inf), size)
 
 
 def _filled(value: float | None) -> Handler:
@@ -316,15 +263,11 @@ def _convert(call: Call) -> str:
     return call.cast(call["self"], call.result.dtype)
 
 
-def _log_sigmoid(x: Scalar) -> Scalar:
-    return apply("neg", ex.softplus(apply("neg", x)))
-
-
 def _function(operation: str) -> Callable[..., Scalar]:
     return lambda *arguments: apply(operation, *arguments)
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
+_FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     **{
         name: _function(name)
         for name in (
@@ -332,14 +275,6 @@ _ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
             *("floor", "ceil", "round"),
         )
     },
-    "relu": ex.relu,
-    "relu6": lambda x: ex.clip(x, 0, 6),
-    "silu": ex.silu,
-    "mish": ex.mish,
-    "selu": ex.selu,
-    "log_sigmoid": _log_sigmoid,
-    "hardswish": lambda x: ex.div(ex.mul(x, ex.clip(ex.add(x, 3.0), 0.0, 6.0)), 6.0),
-    "hardsigmoid": lambda x: ex.div(ex.clip(ex.add(x, 3.0), 0.0, 6.0), 6.0),
     "rsqrt": lambda x: ex.div(1.0, apply("sqrt", x)),
     "reciprocal": lambda x: ex.div(1.0, x),
     "square": lambda x: ex.mul(x, x),
@@ -371,7 +306,7 @@ def _overloads(name: str, handler: Handler, *overloads: str) -> dict[str, Handle
 
 
 OPERATORS: Mapping[str, Handler] = {
-    **{f"aten.{name}.default": _unary(make) for name, make in _ACTIVATIONS.items()},
+    **{f"aten.{name}.default": _unary(make) for name, make in _FUNCTIONS.items()},
     **{
         f"aten.{name}.{kind}": _comparison(make)
         for name, make in _COMPARISONS.items()
@@ -391,13 +326,6 @@ OPERATORS: Mapping[str, Handler] = {
     **_overloads("max", _binary(_function("max")), "other"),
     **_overloads("min", _binary(_function("min")), "other"),
     **_overloads("clamp", _clamp, "default", "Tensor"),
-    **_overloads("hardtanh", _hardtanh, "default"),
-    **_overloads("elu", _elu, "default"),
-    **_overloads("gelu", _gelu, "default"),
-    **_overloads("softplus", _softplus, "default"),
-    **_overloads("prelu", _prelu, "default"),
-    **_overloads("_prelu_kernel", _prelu, "default"),
-    **_overloads("threshold", _threshold, "default"),
     **_overloads("where", _where, "self", "ScalarOther", "ScalarSelf", "Scalar"),
     **_overloads("masked_fill", _masked_fill, *_EITHER),
     **_overloads("addcmul", _product_added(ex.mul), "default"),
@@ -411,7 +339,6 @@ OPERATORS: Mapping[str, Handler] = {
     **_overloads("bitwise_or", _bitwise(_function("or")), *_EITHER),
     **_overloads("bitwise_xor", _bitwise(_xor), *_EITHER),
     **_overloads("bitwise_not", _bitwise(_function("not")), "default"),
-    **_overloads("leaky_relu", _leaky_relu, "default"),
     **_overloads("isnan", _is_nan, "default"),
     **_overloads("isinf", _is_infinite, "default"),
     **{f"aten.{name}": _convert for name in _CONVERSIONS},

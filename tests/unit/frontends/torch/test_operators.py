@@ -463,7 +463,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.quick(60)
+@pytest.mark.quick(40)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_computes_what_pytorch_computes(name: str) -> None:
@@ -471,7 +471,7 @@ def test_an_operator_computes_what_pytorch_computes(name: str) -> None:
     compared(Function(function), *inputs)
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(6)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_in_core_aten(name: str) -> None:

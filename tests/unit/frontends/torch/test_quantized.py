@@ -42,6 +42,7 @@ MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("options", [{}, {"reduce_range": True}], ids=["", "seven bits"])
 def test_a_quantized_model_computes_what_pytorch_computes(
