@@ -17,7 +17,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.copies import write_copy
 from cpembed.network.generated.elementwise import broadcast_index
-from cpembed.network.generated.emission import Kernel, chunks_for
+from cpembed.network.generated.emission import Kernel, chunks_for, empty_plan
 from cpembed.network.generated.nest import Nest, View, axes, axis_name, digit, nest_over
 from cpembed.network.generated.placed import Placed, memory_of, numbers, row_major_strides
 from cpembed.network.generated.scalar import literal
@@ -43,6 +43,8 @@ def move_plan(
 
 def conversion_plan(source: Placed, target: Placed, threads: int) -> KernelPlan:
     """A tensor in another layout."""
+    if not target.type.elements:
+        return empty_plan([source], [target])
     given = axes(len(target.shape))
     nest = nest_over(target.shape, [View(target.layout, given), View(source.layout, given)])
     return _plan("conversion", [Part(nest, 0)], [source], target, threads)
@@ -168,13 +170,13 @@ def _padded(kind: Pad, source: Placed, output: Placed) -> list[Part]:
     given = axes(rank)
     inside = tuple(e + before for e, before in zip(given, kind.before, strict=True))
     views = [View(output.layout, inside), View(source.layout, given)]
-    parts = [Part(nest_over(sizes, views), 0)]
+    parts = [Part(nest_over(sizes, views), 0)] if source.type.elements else []
     for axis in range(rank):
         before, size = kind.before[axis], sizes[axis]
         for first, width in ((0, before), (before + size, kind.after[axis])):
-            if not width:
-                continue
             shape = (*sizes[:axis], width, *output.shape[axis + 1 :])
+            if not math.prod(shape):
+                continue
             moved = (*inside[:axis], given[axis] + first, *given[axis + 1 :])
             parts.append(Part(nest_over(shape, [View(output.layout, moved)]), None, kind.value))
     return parts

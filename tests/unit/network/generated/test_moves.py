@@ -122,3 +122,16 @@ def test_gathers_along_any_axis(axis: int, dtype: str) -> None:
     layouts = image_layouts(SHAPE)
     check(Gather(axis), [data, indices], [layouts[2 * axis]], threads=2)
     check(Gather(axis), [data, indices[0, 0]], [layouts[2 * axis + 1]])
+
+
+def test_tensors_without_elements_and_single_ones() -> None:
+    generator = np.random.default_rng(0)
+    one, none = random_array(generator, "int32", ()), np.zeros((2, 0, 3), np.int32)
+    some = random_array(generator, "int32", (2, 4, 3))
+    check(Reshape((1, 1)), [one])
+    check(Expand((5,)), [one], threads=2)
+    check(Concat(1), [none, some])
+    check(Slice((0, 2, 0), (2, 2, 3), (1, 1, 1)), [some])
+    check(Pad((0, 1, 0), (0, 2, 0), 4), [none])
+    before = placed(none)
+    compare(conversion_plan(before, before, 2), [none], [before], [none], [before])

@@ -123,3 +123,21 @@ def test_a_tensor_quantized_by_its_own_range(shift: float | None) -> None:
     array = random_array(generator, "float32", SHAPE)
     array = np.zeros_like(array) if shift is None else array + np.float32(shift)
     check(DynamicQuantize(), [array], [LAYOUTS[3]], LAYOUTS[-1], threads=2)
+
+
+def test_reductions_of_and_to_single_elements() -> None:
+    generator = np.random.default_rng(0)
+    line = random_array(generator, "float32", (37,))
+    check(Reduce("max", (0,), False), [line])
+    check(Reduce("argmin", (0,), False), [line])
+    check(Reduce("sum", (1,), False), [line.reshape(37, 1)])
+    check(Softmax(0), [line[:1]], tolerance=1e-6)
+    check(Pool("max", (1,), (1,), (0,), (0,), (1,)), [line[:1]])
+
+
+def test_a_reduction_of_nothing_is_refused() -> None:
+    array = np.zeros((2, 0), np.float32)
+    with pytest.raises(LoweringError, match="which has no elements"):
+        generated_plan(
+            Reduce("sum", (1,), False), [placed(array)], [placed(array[:, 0:0].sum(1))], 1
+        )
