@@ -73,7 +73,7 @@ class Mixed(nn.Module):
 
 def test_a_quantized_model_is_one_network(compiled: list[Evaluated]) -> None:
     x = torch.randn(1, 3, 32, 32)
-    model = quantized(models.seeded(models.ResNet()), x)
+    model = quantized(models.seeded(models.ResNet(4)), x)
     fast = by(model)
     with torch.no_grad():
         for fresh in (x, torch.randn_like(x)):

@@ -62,7 +62,7 @@ def test_a_quantized_model_computes_what_pytorch_computes(
 
 def test_weights_stay_integers_of_eight_bits() -> None:
     x = torch.randn(1, 3, 32, 32)
-    model = quantized(models.seeded(models.ResNet()), x)
+    model = quantized(models.seeded(models.ResNet(4)), x)
     graph = from_exported(torch.export.export(model, (x,)))
     for operator in graph.operators:
         if isinstance(operator.kind, Product):
@@ -87,7 +87,7 @@ def test_weights_that_core_aten_transposes_stay_integers() -> None:
 
 def test_passes_make_integer_products_of_them() -> None:
     x = torch.randn(1, 3, 32, 32)
-    model = quantized(models.seeded(models.ResNet()), x)
+    model = quantized(models.seeded(models.ResNet(4)), x)
     graph = from_exported(torch.export.export(model, (x,)))
     prepared = prepare(graph)
     products = [o for o in prepared.operators if isinstance(o.kind, Product)]
