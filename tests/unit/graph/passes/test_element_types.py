@@ -31,6 +31,8 @@ UNROUNDED = apply("mul", apply("sub", Input(0), 3.0), 0.37)
 KINDS: tuple[Kind, ...] = (
     Table(tuple(range(127, -129, -1)), "int8"),
     Elementwise(UNROUNDED, "int8", "float32"),
+    # Just below the middle, which a float of the size of 128 does not tell from it.
+    Elementwise(apply("mul", Input(0), 0.49999997), "int8", "float32"),
     Elementwise(apply("add", apply("round", UNROUNDED), 5.0), "int8", "float32"),
     Elementwise(apply("max", apply("round", UNROUNDED), -0.5), "int8", "float32"),
     Elementwise(apply("mul", Input(0), 3), "int8", "int32"),
@@ -68,8 +70,9 @@ def test_sums_that_the_next_layer_reads(seed: int, first: str) -> None:
     net = Network(seed)
     q = net.input((1, 8, 5, 5), "int8" if seed % 2 else "uint8")
     y = net.floats(net.quantize(net.convolution(net.floats(q), 8, 3)))
-    y = net.elementwise(RELU, net.elementwise(ADD, y, net.floats(q)))
-    y = net.floats(net.quantize(y))
+    y = net.elementwise(ADD, y, net.floats(q))
+    # With a scale for negative numbers too, of which the ReLU leaves none: limits are needed.
+    y = net.floats(net.quantize(net.elementwise(RELU, y), like=net.quantize(y)))
     net.quantize(net.convolution(y, 8, 1))
     graph = residuals(integer_products(fold(net.graph(net.operators[-1].output))))
     changed = element_types(graph, first, "int8")
