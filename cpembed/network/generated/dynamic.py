@@ -12,7 +12,7 @@ from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.lanes import LANE, Reduction, accumulators, local, vectorized
 from cpembed.network.generated.nest import View, axes, nest_over
 from cpembed.network.generated.placed import Placed
-from cpembed.network.generated.scalar import limited
+from cpembed.network.generated.values import limited
 
 
 def dynamic_quantize_plan(

@@ -15,7 +15,8 @@ from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.nest import View, axes, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded, memory_of, numbers
-from cpembed.network.generated.scalar import Value, Writer, limited, literal
+from cpembed.network.generated.scalar import Writer
+from cpembed.network.generated.values import Value, converted, limited, literal, number
 from cpembed.network.layout import Layout
 
 
@@ -58,7 +59,7 @@ def elementwise_plan(
             text = loaded(f"in{number}[{nest.places[number + 1]}]", given.dtype, dtype)
             values[number] = Value(text if dtype == "bool" else kernel.let(text), dtype)
         result = writer.value(kind.expression, values)
-        text = writer.converted(result, output.dtype)
+        text = converted(kernel.let, result, output.dtype)
         kernel.script.line(f"out0[{nest.places[0]}] = {text}")
     return kernel.plan("elementwise")
 
@@ -76,13 +77,12 @@ def quantize_plan(
         rounded = kernel.let(nearest(f"{x} / {parameters['scale']}"))
         zero = f'T.cast({parameters["zero"]}, "{kind_of_sum}")'
         rounded = f'T.cast({rounded}, "float64")' if wide else rounded
-        writer = Writer(kernel, kind_of_sum)
         if wide:
-            return writer.converted(Value(f"({rounded} + {zero})", "float64"), kind.dtype)
+            return converted(kernel.let, Value(f"({rounded} + {zero})", "float64"), kind.dtype)
         # Limited before the sum, which is then exact.
         far = 2.0**23
         near = kernel.let(limited(rounded, "float32", -far, far))
-        near = writer.number(f"{near} + {zero}", "float32")
+        near = number(kernel.let, f"{near} + {zero}", "float32")
         clipped = limited(near, "float32", limits.min, limits.max)
         return f'T.cast(T.cast({clipped}, "int32"), "{kind.dtype}")'
 

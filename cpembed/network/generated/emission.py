@@ -66,6 +66,15 @@ class Kernel:
         self.script.line(f"{name}: T.let = {value}")
         return name
 
+    def kept(self, value: str, dtype: str) -> str:
+        """Likewise, and nothing looks through the name: TVM's analysis takes named values apart
+        again and again, in a time that is exponential in how deep they lie in each other. In no
+        vectorised loop."""
+        name = self.name("kept")
+        self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}", scope="local")')
+        self.script.line(f"{name}[0] = {value}")
+        return f"{name}[0]"
+
     def include(self, name: str, text: str) -> None:
         """A function in LLVM's language that the kernel calls."""
         self._functions[name] = text

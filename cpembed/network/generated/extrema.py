@@ -15,7 +15,7 @@ from cpembed.network.generated.lanes import LANES, Reduction, accumulators
 from cpembed.network.generated.nest import View, axes, axis_name, axis_of_loop, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded
 from cpembed.network.generated.reductions import accumulator_dtype, neutral
-from cpembed.network.generated.scalar import literal
+from cpembed.network.generated.values import literal
 from cpembed.network.layout import Layout
 
 

@@ -17,7 +17,7 @@ from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.intrinsics import rounded_product
 from cpembed.network.generated.nest import View, axes, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded
-from cpembed.network.generated.scalar import Value, Writer, literal
+from cpembed.network.generated.values import Value, converted, literal
 from cpembed.network.layout import Layout
 
 
@@ -138,7 +138,7 @@ def _cut(kernel: Kernel, text: str, wide: str, dtype: str) -> str:
     if dtype.startswith(("int", "uint")):
         whole = f'T.cast({text}, "{"int64" if np.dtype(dtype).itemsize == 8 else "int32"}")'
         return f'T.cast({whole}, "{dtype}")'
-    return Writer(kernel, wide).converted(Value(text, wide), dtype)
+    return converted(kernel.let, Value(text, wide), dtype)
 
 
 @dataclass(frozen=True)

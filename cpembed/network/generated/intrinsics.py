@@ -40,3 +40,34 @@ define internal {kind} @{name}({kind} %a, {kind} %b) alwaysinline {{
 }}
 """,
     )
+
+
+def power_function(dtype: str) -> tuple[str, str]:
+    """The name and the text of an integer's power, of which the lowest bits are kept; of a negative
+    exponent it is 1."""
+    kind, name = f"i{dtype.removeprefix('int')}", f"cpembed_power_{dtype}"
+    return (
+        name,
+        f"""
+define internal {kind} @{name}({kind} %base, {kind} %exponent) {{
+start:
+  %any = icmp sgt {kind} %exponent, 0
+  br i1 %any, label %step, label %done
+step:
+  %left = phi {kind} [ %exponent, %start ], [ %fewer, %step ]
+  %square = phi {kind} [ %base, %start ], [ %next, %step ]
+  %total = phi {kind} [ 1, %start ], [ %taken, %step ]
+  %bit = and {kind} %left, 1
+  %odd = icmp ne {kind} %bit, 0
+  %product = mul {kind} %total, %square
+  %taken = select i1 %odd, {kind} %product, {kind} %total
+  %next = mul {kind} %square, %square
+  %fewer = lshr {kind} %left, 1
+  %more = icmp ne {kind} %fewer, 0
+  br i1 %more, label %step, label %done
+done:
+  %result = phi {kind} [ 1, %start ], [ %taken, %step ]
+  ret {kind} %result
+}}
+""",
+    )

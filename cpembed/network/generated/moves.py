@@ -20,7 +20,7 @@ from cpembed.network.generated.elementwise import broadcast_index
 from cpembed.network.generated.emission import Kernel, chunks_for, empty_plan
 from cpembed.network.generated.nest import Nest, View, axes, axis_name, digit, nest_over
 from cpembed.network.generated.placed import Placed, memory_of, numbers, row_major_strides
-from cpembed.network.generated.scalar import literal
+from cpembed.network.generated.values import literal
 from cpembed.network.layout import Layout
 
 

@@ -25,7 +25,7 @@ from cpembed.network.generated.lanes import (
 )
 from cpembed.network.generated.nest import Nest, View, axes, axis_name, axis_of_loop, nest_over
 from cpembed.network.generated.placed import Placed, loaded
-from cpembed.network.generated.scalar import Value, Writer, literal
+from cpembed.network.generated.values import Value, converted, literal
 
 _SOFTMAX, _NORM = 16.0, 4.0
 """What a byte takes, of what a byte that is copied takes."""
@@ -42,10 +42,6 @@ class _Rows:
     reduction: Reduction
     dtype: str
     wide: str
-
-    @property
-    def writer(self) -> Writer:
-        return Writer(self.kernel, self.wide)
 
     def element(self, places: Sequence[str], number: int = 0) -> str:
         """Of an input, the place of which is one after the output's."""
@@ -79,7 +75,7 @@ class _Rows:
         """The elements of a row."""
 
         def one(lane: str, places: Sequence[str]) -> None:
-            text = self.writer.converted(Value(value(lane, places), self.wide), self.dtype)
+            text = converted(self.kernel.let, Value(value(lane, places), self.wide), self.dtype)
             self.kernel.script.line(f"out0[{places[0]}] = {text}")
 
         self.reduction.sweep(self.kernel, one, VECTORIZED if self.dtype == self.wide else SERIAL)

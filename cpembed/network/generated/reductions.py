@@ -15,7 +15,7 @@ from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.lanes import SERIAL, VECTORIZED, Reduction, accumulators
 from cpembed.network.generated.nest import View, axes, axis_name, axis_of_loop, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded, stored
-from cpembed.network.generated.scalar import Value, Writer, literal
+from cpembed.network.generated.values import Value, converted, literal
 
 JOINS = {
     "sum": "({} + {})",
@@ -69,7 +69,6 @@ def reduce_plan(
 
 
 def _result(kernel: Kernel, what: str, total: Value, count: int, dtype: str) -> str:
-    writer = Writer(kernel, "float32")
     if what == "mean":
         if total.is_float:
             total = Value(f"{total.text} / {literal(count, total.dtype)}", total.dtype)
@@ -81,7 +80,7 @@ def _result(kernel: Kernel, what: str, total: Value, count: int, dtype: str) -> 
                 whole = f'T.cast({nearest(total.text, "float64")}, "{kind}")'
                 return whole if kind == dtype else f'T.cast({whole}, "{dtype}")'
     if dtype == "bool" or total.dtype != stored(dtype):
-        return writer.converted(total, dtype)
+        return converted(kernel.let, total, dtype)
     return total.text
 
 

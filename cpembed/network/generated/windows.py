@@ -32,7 +32,7 @@ from cpembed.network.generated.lanes import (
 from cpembed.network.generated.nest import Loop, Nest, View, axes, nest_over
 from cpembed.network.generated.placed import Placed, loaded
 from cpembed.network.generated.reductions import JOINS, accumulator_dtype, neutral
-from cpembed.network.generated.scalar import Value, Writer, limited, literal
+from cpembed.network.generated.values import Value, converted, limited, literal
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,10 @@ class _Pooling:
         return tuple(x if x.isdecimal() else self.kernel.let(x) for x in (first, end))  # type: ignore[return-value]
 
     def _result(self, total: Value, count: str, taps: int) -> str:
-        writer, dtype = Writer(self.kernel, "float32"), self.output.dtype
+        dtype = self.output.dtype
         if self.kind.what == "max":
             same = total.dtype == self.output.stored
-            return total.text if same else writer.converted(total, dtype)
+            return total.text if same else converted(self.kernel.let, total, dtype)
         kind, text = total.dtype, total.text
         if self.kind.counts_padding:
             if self.kind.zero_point:
@@ -210,7 +210,7 @@ class _Pooling:
             count = str(taps)
         if total.is_float:
             number = f'T.cast({count}, "{kind}")'
-            return writer.converted(Value(f"{text} / {number}", kind), dtype)
+            return converted(self.kernel.let, Value(f"{text} / {number}", kind), dtype)
         if self.kind.ratio is not None:
             return self._stored_anew(Value(text, kind), count, self.kind.ratio)
         share = (

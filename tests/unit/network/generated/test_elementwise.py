@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable
 
@@ -241,3 +242,36 @@ def test_an_operation_with_too_few_arguments_is_refused() -> None:
     x = placed(np.zeros(4, np.float32))
     with pytest.raises(CpembedError, match="add takes 2 arguments, not 1"):
         generated_plan(Elementwise(apply("add", Input(0)), "float32"), [x], [x], 1)
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("exponent", [2.0, 3.0, -1.0, 0.5, -0.5, 0.0, 1.7, 9.0])
+def test_constant_powers(exponent: float) -> None:
+    generator = np.random.default_rng(6)
+    x = generator.uniform(0.1, 5, 500).astype(np.float32)
+    kind = Elementwise(apply("pow", Input(0), Number(exponent)), "float32")
+    wanted, found = computed(kind, [x])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_powers_of_elements() -> None:
+    generator = np.random.default_rng(7)
+    floats = [generator.uniform(0.1, 3, 500).astype(np.float32) for _ in range(2)]
+    power = apply("pow", Input(0), Input(1))
+    wanted, found = computed(Elementwise(power, "float32"), floats)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    integers = [generator.integers(-9, 9, 500), generator.integers(0, 40, 500)]
+    arrays = [part.astype(np.int32) for part in integers]
+    wanted, found = computed(Elementwise(power, "int32"), arrays)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_functions_of_functions_are_compiled_in_a_moment() -> None:
+    """Compilers that take shared values apart need minutes for this one."""
+    inner = apply("log", apply("add", Number(1.0), apply("exp", Input(0))))
+    mish = apply("mul", Input(0), apply("tanh", inner))
+    x = np.linspace(-20, 20, 500, dtype=np.float32)
+    start = time.process_time()
+    wanted, found = computed(Elementwise(mish, "float32"), [x])
+    assert time.process_time() - start < 20
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
