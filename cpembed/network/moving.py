@@ -6,13 +6,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cpembed.graph.kinds import Gather, Kind, LayerNorm, Pool, Softmax
+from cpembed.graph.kinds import (
+    Apply,
+    DynamicQuantize,
+    Elementwise,
+    Gather,
+    Kind,
+    LayerNorm,
+    Pool,
+    Quantize,
+    Scalar,
+    Softmax,
+    Table,
+)
 from cpembed.ir.dtypes import size_bytes
 from cpembed.network.generated import Placed
 from cpembed.targets.base import Target
 
-_PASSES: Mapping[type[Kind], float] = {Softmax: 4.0, LayerNorm: 4.0}
-"""How often an element is looked at, where it is more than once."""
+_TIMES_A_COPY: Mapping[type[Kind], float] = {
+    Softmax: 16.0,
+    Table: 8.0,
+    LayerNorm: 4.0,
+    Quantize: 2.0,
+    DynamicQuantize: 4.0,
+}
+"""What a kind takes in units of a copy of the same bytes (measured on Zen 5, one thread:
+``benchmarks/generated.py``); others are copies, as far as this goes."""
+
+_OF_A_FUNCTION = 4.0
+"""The same, of an exponential, an error function or a hyperbolic tangent."""
+
+_POLYNOMIALS = frozenset({"exp", "log", "erf", "tanh", "sigmoid", "sin", "cos", "pow"})
 
 _BYTES_PER_US = 4000.0
 """Of a thread, where the target has no figures."""
@@ -33,7 +57,9 @@ def estimate_us(
     threads: int,
 ) -> float:
     """Microseconds of an operator that is no product."""
-    passes = _PASSES.get(type(kind), 1.0)
+    passes = _TIMES_A_COPY.get(type(kind), 1.0)
+    if isinstance(kind, Elementwise):
+        passes += _OF_A_FUNCTION * functions(kind.expression)
     if isinstance(kind, Pool):
         taps, strides = 1, 1
         for window, stride in zip(kind.window, kind.strides, strict=True):
@@ -43,6 +69,14 @@ def estimate_us(
     # A table of rows is read where its rows are taken.
     read = outputs if isinstance(kind, Gather) else inputs
     return _moved_us(target, read, outputs, threads) * passes
+
+
+def functions(expression: Scalar) -> int:
+    """How many functions that polynomials compute an expression has."""
+    if not isinstance(expression, Apply):
+        return 0
+    inside = sum(functions(argument) for argument in expression.arguments)
+    return inside + (expression.operation in _POLYNOMIALS)
 
 
 def _moved_us(

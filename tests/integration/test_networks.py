@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,6 +141,25 @@ def test_a_library_without_this_package(
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=tmp_path)
     assert np.array_equal(np.load(tmp_path / "found.npy"), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
+def test_a_library_under_valgrind(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """For the instructions that valgrind knows: others are hidden from the compiler."""
+    from cpembed.kernel.host_cpu import HIDE_VARIABLE, reported_features
+
+    newer = ("avx512", "avx_vnni", "vaes", "vpclmul", "gfni", "sse4a", "xop", "amx")
+    hidden = [name for name in reported_features() if name.startswith(newer)]
+    environment = {**os.environ, HIDE_VARIABLE: ",".join(hidden)}
+    words = ["build", str(model("tiny")), "--target", "avx2_int8", "-o", str(tmp_path)]
+    command = [sys.executable, "-m", "cpembed", *words, "--name", "tiny", "--threads", "2"]
+    subprocess.run(command, check=True, env=environment, timeout=600)
+    link = ["cc", "-O1", "-Wall", "-Werror", "example.c", "-o", "example", "-L.", "-ltiny", "-lm"]
+    subprocess.run([*link, "-Wl,-rpath,$ORIGIN"], check=True, cwd=tmp_path)
+    run = ["valgrind", "--quiet", "--error-exitcode=9", "./example"]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_simulated_target(model: Callable[[str], Path]) -> None:
