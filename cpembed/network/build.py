@@ -68,10 +68,13 @@ class RunningNetwork:
 
     def named(self, outputs: tuple[Array, ...]) -> dict[str, Array]:
         """The library's outputs by name, of the network's types."""
-        types = self.compiled.graph.types
-        named = zip(self.library.outputs, outputs, strict=True)
-        found = {info.name.removesuffix(".result"): array for info, array in named}
-        return {name: typed(array, types[name].dtype) for name, array in found.items()}
+        types, buffers = self.compiled.graph.types, self.compiled.network.results
+        named = zip((info.name for info in self.library.outputs), outputs, strict=True)
+        found = dict(named)
+        return {
+            name: typed(found[buffers[name]], types[name].dtype)
+            for name in self.compiled.graph.outputs
+        }
 
     def close(self) -> None:
         self.library.close()

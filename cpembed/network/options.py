@@ -8,6 +8,7 @@ bytes takes. Products that nothing estimates cost what portable code of this kin
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,10 @@ from cpembed.targets.registry import open_target
 PORTABLE_MACS_PER_US = 500.0
 """Multiply-accumulates a microsecond and thread of portable code: of the right order, so that a
 native kernel in another layout is taken before it."""
+
+MOST_COMBINATIONS = 256
+"""Of the layouts of an operator's tensors that are compared in one order of the axes: of a
+concatenation of many images, each with a halo or without, there are more."""
 
 Ports = tuple[Layout, ...]
 """A layout for each port of an operator: what it reads and is no constant, then what it writes."""
@@ -111,11 +116,14 @@ class Ways:
                         made = laid_out(kind, first, stored, added)
                     except LoweringError:
                         continue
-                    taken = {first_name: first} | ({} if added is None else {residual[0]: added})
-                    names, _ = ports_of(self.graph, operator)
-                    ports = [taken.get(name) or self._row_major(name) for name in names]
-                    if second_name == first_name and first != self._row_major(second_name):
+                    # A second factor that varies is read in the order of its axes.
+                    taken = [(first_name, first), (second_name, self._row_major(second_name))]
+                    taken += [] if added is None else [(residual[0], added)]
+                    places = dict(taken)
+                    if any(places[name] != layout for name, layout in taken):
                         continue
+                    names, _ = ports_of(self.graph, operator)
+                    ports = [places.get(name) or self._row_major(name) for name in names]
                     yield (*ports, stored), Wanted(made.computation, kind.epilogue, True)
 
     def _layouts(self, name: str) -> tuple[Layout, ...]:
@@ -152,9 +160,7 @@ class Ways:
         reads, writes = ports_of(self.graph, operator)
         names = [*reads, *writes]
         found: list[Execution] = []
-        for ports in itertools.product(*(self.layouts.of[name] for name in names)):
-            if not _alike(ports):
-                continue
+        for ports in self._alike(names):
             if _aliases(operator, ports) and not self._is_outside(names):
                 found.append(Execution(ports, 0.0, aliases=True))
                 continue
@@ -164,6 +170,23 @@ class Ways:
             cost = estimate_us(self.target, operator.kind, inputs, outputs, self.threads)
             found.append(Execution(ports, cost))
         return tuple(found)
+
+    def _alike(self, names: Sequence[str]) -> list[Ports]:
+        """Layouts of tensors that are all read and written by one operator: where there are
+        several inputs, all in the order of the one with most elements, others are converted."""
+        if len(names) < 3:
+            return list(itertools.product(*(self.layouts.of[name] for name in names)))
+        whole = max(names, key=lambda name: self.graph.types[name].elements)
+        found: dict[Ports, None] = {}
+        for order in self.layouts.of[whole]:
+            alike = [[one for one in self.layouts.of[n] if agrees(one, order)] for n in names]
+            if math.prod(map(len, alike)) > MOST_COMBINATIONS:
+                # All with the halo that they may have, which is the last layout, or none.
+                alike = [of[-1:] if order.has_halo else of[:1] for of in alike]
+            combined = itertools.product(*alike)
+            places = (dict(zip(names, ports, strict=True)) for ports in combined)
+            found |= dict.fromkeys(tuple(place[name] for name in names) for place in places)
+        return list(found) or [tuple(self.layouts.of[name][0] for name in names)]
 
     def _input(self, name: str, places: Mapping[str, Layout]) -> Placed:
         kind = self.graph.types[name]
@@ -237,12 +260,24 @@ def _order(layer: Layer | None, cost: float) -> tuple[bool, float]:
     return layer is None or not layer.is_native, cost
 
 
-def _alike(ports: Ports) -> bool:
-    """Whether an operator of several inputs has them all in one order: others are converted."""
-    if len(ports) < 3:
-        return True
-    ranked = {(layout.order, layout.block) for layout in ports if len(layout.shape) > 2}
-    return len(ranked) <= 1
+def agrees(layout: Layout, whole: Layout) -> bool:
+    """Whether the axes that have several elements in both lie in the same order; axes are counted
+    from the last, as they are broadcast.
+
+    >>> image = Layout.plain((1, 8, 4, 4))
+    >>> scales = Layout.plain((1, 8, 1, 1))
+    >>> agrees(scales, image.channels_last()), agrees(image, image.channels_last())
+    (True, False)
+    """
+    ours, theirs = _extended(layout), _extended(whole)
+    if len(ours) > 1 and layout.block != whole.block:
+        return False
+    return [a for a in ours if a in theirs] == [a for a in theirs if a in ours]
+
+
+def _extended(layout: Layout) -> list[int]:
+    """Axes of several elements in their order in memory, counted from the last."""
+    return [axis - len(layout.shape) for axis in layout.order if layout.shape[axis] > 1]
 
 
 def _aliases(operator: Operator, ports: Ports) -> bool:

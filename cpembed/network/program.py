@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed import worker
 from cpembed.errors import InvariantError
-from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
+from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
+from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_axes
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.runtime import compile_host_object, compiled_for
-from cpembed.measure.environment import versions
-from cpembed.network.cache import Cache, digest_of, source_digest
+from cpembed.kernel.recorded import Memory
+from cpembed.network.cache import Cache, digest_of
 from cpembed.network.generated import Placed, conversion_plan, generated_plan
 from cpembed.network.generated.placed import memory_of, stored
 from cpembed.network.laid_out import laid_out
 from cpembed.network.layer import recorded
 from cpembed.network.layout import Layout
+from cpembed.network.objects import compiled, features, symbol_of
 from cpembed.network.options import ports_of
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.products import Progress
-from cpembed.network.recorder import Memory
 from cpembed.network.tensors import residual_of
 
 Array = NDArray[Any]
@@ -37,15 +36,12 @@ Array = NDArray[Any]
 class NetworkProgram:
     """``program`` of a network; ``calls``: which of its calls, a first one and an end, an operator
     or a conversion is; ``tensors``: the buffer of each tensor in the layout in which it is
-    written."""
+    written; ``results``: the buffer of each output of the network."""
 
     program: Program
     calls: Mapping[str, tuple[int, int]]
     tensors: Mapping[str, str]
-
-
-Compile = Callable[[Sequence[tuple[KernelPlan, str]]], Mapping[str, CompiledObject]]
-"""Compiles plans as the object files of symbols."""
+    results: Mapping[str, str]
 
 
 def network_program(
@@ -64,53 +60,17 @@ def network_program(
         kernels,
         (),
         tuple(made.calls),
-        **needs(plan),
+        features(asked_features(plan)),
         threads=plan.threads,
     )
-    return NetworkProgram(program, made.ranges, made.tensors)
+    return NetworkProgram(program, made.ranges, made.tensors, made.results)
 
 
-def needs(plan: NetworkPlan) -> dict[str, Any]:
-    """The processor features of the kernels."""
-    from cpembed.hw.loader import load_hardware_spec
-
-    names: dict[str, None] = {}
+def asked_features(plan: NetworkPlan) -> Iterator[str]:
+    """The processor features that the kernels' instructions are."""
     for execution in plan.executions.values():
         if execution.layer is not None and execution.layer.is_native:
-            spec = load_hardware_spec(execution.layer.target)
-            names |= dict.fromkeys(spec.cpu_features)
-    return {"features": tuple(names)}
-
-
-def compiled(
-    plans: Mapping[str, KernelPlan], cache: Cache, progress: Progress
-) -> dict[str, CompiledObject]:
-    """Object files by symbol: kept ones, and what is compiled in the worker."""
-    found: dict[str, CompiledObject] = {}
-    missing: list[str] = []
-    for symbol in plans:
-        kept = cache.get(CompiledObject, f"{symbol}.o")
-        if kept is None:
-            missing.append(symbol)
-        else:
-            found[symbol] = kept
-    progress("compiling", 0, len(missing))
-    for number, symbol in enumerate(missing, 1):
-        found[symbol] = worker.call(_compiled, plans[symbol], symbol)
-        cache.put(f"{symbol}.o", found[symbol])
-        progress("compiling", number, len(missing))
-    return found
-
-
-def _compiled(plan: KernelPlan, symbol: str) -> CompiledObject:
-    return CompiledObject(symbol, compile_host_object(plan, symbol).contents)
-
-
-def symbol_of(plan: KernelPlan) -> str:
-    """A name that only equal kernels have."""
-    host = compiled_for()
-    compiler = source_digest(("kernel",)), versions()["apache-tvm"], host.name, host.attributes
-    return f"k{digest_of(plan, compiler)[:24]}"
+            yield from load_hardware_spec(execution.layer.target).cpu_features
 
 
 @dataclass
@@ -124,7 +84,7 @@ class _Maker:
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     tensors: dict[str, str] = field(default_factory=dict[str, str])
     places: dict[tuple[str, Layout], str] = field(default_factory=dict[tuple[str, Layout], str])
-    constants: dict[str, str] = field(default_factory=dict[str, str])
+    results: dict[str, str] = field(default_factory=dict[str, str])
 
     def make(self) -> None:
         graph = self.plan.graph
@@ -144,14 +104,13 @@ class _Maker:
             self.ranges[operator.name] = first, len(self.calls)
             for name in operator.outputs:
                 self._convert(name)
-        self._return_inputs()
+        self._return_others()
 
     def in_order(self) -> tuple[Buffer, ...]:
         """The buffers: inputs and outputs as the network has them, then the rest."""
-        named = {buffer.name.removesuffix(".result"): buffer for buffer in self.buffers.values()
-                 if buffer.role is Role.OUTPUT}  # fmt: skip
-        first = [self.buffers[name] for name in self.plan.graph.inputs]
-        first += [named[name] for name in dict.fromkeys(self.plan.graph.outputs)]
+        graph = self.plan.graph
+        first = [self.buffers[name] for name in graph.inputs]
+        first += [self.buffers[self.results[name]] for name in dict.fromkeys(graph.outputs)]
         rest = [b for b in self.buffers.values() if b.role not in (Role.INPUT, Role.OUTPUT)]
         return (*first, *rest)
 
@@ -161,11 +120,19 @@ class _Maker:
         """A buffer for a tensor in a layout."""
         kind = self.plan.graph.types[tensor]
         fill = self.plan.ways.layouts.fills.get(tensor, 0) if layout.has_halo else None
-        name = tensor if role is not Role.WORKSPACE else f"{tensor}@{layout}"
+        name = tensor if role is not Role.WORKSPACE else self._unused(f"{tensor}@{layout}")
         buffer = Buffer(name, stored(kind.dtype), layout.elements, role, shape, fill=fill)
         self.buffers[name] = buffer
         self.places[tensor, layout] = name
         self.tensors.setdefault(tensor, name)
+        return name
+
+    def _unused(self, text: str) -> str:
+        """A name that no buffer has, and no input or output of the network will have."""
+        taken = {*self.plan.graph.inputs, *self.plan.graph.outputs}
+        name, number = text, 2
+        while name in taken or name in self.buffers:
+            name, number = f"{text} ({number})", number + 1
         return name
 
     def _outputs(self, operator: Operator) -> None:
@@ -176,7 +143,8 @@ class _Maker:
         graph = self.plan.graph
         plain = layout.same_memory(Layout.plain(layout.shape))
         ends = name in graph.outputs and not graph.readers[name]
-        if ends and plain and name not in self.buffers:
+        if ends and plain and name not in self.results:
+            self.results[name] = name
             return self._add(name, layout, Role.OUTPUT, layout.shape)
         return self._add(name, layout, Role.WORKSPACE)
 
@@ -217,17 +185,24 @@ class _Maker:
             self._call(plan, [read, self._output(tensor, done.target)], label)
             self.ranges[label] = first, len(self.calls)
 
-    def _return_inputs(self) -> None:
-        """Outputs of the network that no operator wrote in memory of its own."""
-        for name in self.plan.graph.outputs:
-            buffer = self.buffers.get(name)
-            if buffer is not None and buffer.role is Role.OUTPUT:
+    def _return_others(self) -> None:
+        """Outputs of the network that no operator wrote in memory of their own: tensors that others
+        read too, inputs, constants."""
+        graph = self.plan.graph
+        for name in graph.outputs:
+            if name in self.results:
                 continue
-            plain = Layout.plain(self.plan.graph.types[name].shape)
-            read = self._place(name, plain)
+            kind = graph.types[name]
+            plain = Layout.plain(kind.shape)
+            constant = graph.constants.get(name)
+            if constant is None:
+                read = self._place(name, plain)
+            else:
+                read = self._constant(constant, stored(kind.dtype))
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
-            result = f"{name}.result" if name in self.buffers else name
+            result = self._unused(f"{name}.result") if name in graph.inputs else name
+            self.results[name] = result
             self.buffers[result] = Buffer(
                 result, placed.stored, plain.elements, Role.OUTPUT, plain.shape
             )
@@ -283,15 +258,15 @@ class _Maker:
         constants = self._packed_ahead(operator, kind, made.computation)
         calls = recorded(layer, epilogue, constants, self.plan.threads)
         names = {
-            id(calls.buffers[made.computation.output.name]): self._place(output, layouts[output])
+            id(calls.given[made.computation.output.name]): self._place(output, layouts[output])
         }
         for operand, tensor in zip(made.computation.inputs, (first, second), strict=True):
-            if operand.name in calls.buffers:
-                names[id(calls.buffers[operand.name])] = self._place(tensor, layouts[tensor])
-        for memory_name, memory in calls.buffers.items():
+            if operand.name in calls.given:
+                names[id(calls.given[operand.name])] = self._place(tensor, layouts[tensor])
+        for memory_name, memory in calls.given.items():
             if memory_name.startswith("@"):
                 names[id(memory)] = self._place(residual[0], layouts[residual[0]])
-        for call in calls.calls:
+        for call in calls.run:
             arguments = [self._memory(memory, names, operator) for memory in call.buffers]
             self._call(call.plan, arguments, operator.name)
 
@@ -315,7 +290,7 @@ class _Maker:
             return names[id(memory)]
         if memory.contents is not None:
             return self._constant(memory.contents, memory.dtype)
-        name = f"{operator.name}.{len(self.buffers)}"
+        name = self._unused(f"{operator.name}.{len(self.buffers)}")
         self.buffers[name] = Buffer(name, memory.dtype, memory.elements, Role.WORKSPACE)
         names[id(memory)] = name
         return name
