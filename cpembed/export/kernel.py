@@ -3,18 +3,13 @@ once."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 
 from cpembed.export.program import Buffer, Call, CompiledObject, Program, Role
 from cpembed.ir.computation import Computation
-from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import channel_axes
+from cpembed.kernel.compiled import PACKING, CompiledKernel
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import channel_index
-from cpembed.kernel.script import HEADER, Script, buffer, grid, zero
-from cpembed.transform.program import PackedOperand
+from cpembed.kernel.recorded import Memory, RecordedCall, recorded_calls
 
 CompileObject = Callable[[KernelPlan, str], CompiledObject]
 """A plan as the object file of a symbol."""
@@ -29,115 +24,50 @@ def kernel_program(
     features: tuple[str, ...] = (),
     threads: int = 0,
 ) -> Program:
-    """The program of one kernel: what a whole call does that :meth:`CompiledKernel.bound_whole`
-    times.
+    """The program of one kernel, which is planned and not compiled: what a whole call does that
+    :meth:`CompiledKernel.bound_whole` times.
 
     Operands in ``ahead`` are weights, and so are the vectors of an epilogue (:func:`vector_name`);
     the others are inputs.
     Steps are called by what they do, and buffers by their operands, in the packed layout
     ``<operand>.packed``.
     """
-    made = _Maker(name, kernel, frozenset(ahead), compile_object)
-    made.build()
-    return Program(
-        name,
-        made.in_order(),
-        made.kernels,
-        tuple(made.prepare),
-        tuple(made.run),
-        features,
-        threads,
-    )
+    made, workload = recorded_calls(kernel, ahead), kernel.program.unfused
+    operands = [operand.name for operand in workload.operands]
+    words = {key: key if key in operands else vector_name(workload, key) for key in made.given}
+    names = {memory: f"{words[key]}.packed" for key, memory in made.packed.items()}
+    names |= {memory: words[key] for key, memory in made.given.items()}
+    buffers: dict[str, Buffer] = {}
+    kernels: dict[str, CompiledObject] = {}
+
+    def add(memory: Memory, role: Role, shape: tuple[int, ...] = ()) -> str:
+        # What has no name is where the contraction packs its first factor.
+        name = names.get(memory, f"{kernel.input_names[0]}.copies")
+        buffers.setdefault(name, Buffer(name, memory.dtype, memory.elements, role, shape))
+        return name
+
+    def called(call: RecordedCall, role: Role) -> Call:
+        arguments = tuple(add(memory, role) for memory in call.buffers)
+        label = _label(call, arguments)
+        symbol = f"{name}_{label}"
+        kernels[symbol] = compile_object(call.plan, symbol)
+        return Call(symbol, arguments, label)
+
+    for key in sorted(made.given, key=[*operands, *words].index):
+        once = key in ahead or key not in operands
+        role = Role.WEIGHTS if once else Role.INPUT
+        role = Role.OUTPUT if key == workload.output.name else role
+        add(made.given[key], role, kernel.operand(key).original_shape)
+    prepare = tuple(called(call, Role.PACKED) for call in made.prepare)
+    run = tuple(called(call, Role.WORKSPACE) for call in made.run)
+    return Program(name, tuple(buffers.values()), kernels, prepare, run, features, threads)
 
 
-@dataclass
-class _Maker:
-    """Collects the buffers and the calls of a program."""
-
-    name: str
-    kernel: CompiledKernel
-    ahead: frozenset[str]
-    compile_object: CompileObject
-    buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
-    kernels: dict[str, CompiledObject] = field(default_factory=dict[str, CompiledObject])
-    prepare: list[Call] = field(default_factory=list[Call])
-    run: list[Call] = field(default_factory=list[Call])
-
-    def build(self) -> None:
-        kernel = self.kernel
-        first = kernel.factors[0]
-        whole = None if first.name in self.ahead else kernel.plan_on_original
-        arguments: list[str] = []
-        for operand in kernel.factors:
-            inside = whole is not None and operand is first
-            arguments.append(self._given(operand) if inside else self._factor(operand))
-        vectors = () if kernel.epilogue is None else kernel.epilogue.vectors
-        arguments += [self._vector(name) for name in vectors]
-        output = kernel.output
-        in_place = kernel.is_packed_in_place(output.name)
-        result = self._given(output, Role.OUTPUT)
-        packed = result if in_place else self._packed(output, Role.WORKSPACE)
-        arguments.append(packed)
-        if whole is not None and whole.copies:
-            copies = Buffer(f"{first.name}.copies", first.dtype, whole.copies, Role.WORKSPACE)
-            arguments.append(self._add(copies))
-        self._call(self.run, "compute", whole or kernel.plan, arguments)
-        if not in_place:
-            plan = kernel.move_plan(output.name)
-            self._call(self.run, f"unpack_{output.name}", plan, [packed, result])
-
-    def in_order(self) -> tuple[Buffer, ...]:
-        """The buffers: operands as the workload has them, then vectors, then the rest."""
-        names = [operand.name for operand in self.kernel.program.unfused.inputs]
-        place = {name: number for number, name in enumerate(names)}
-        given = sorted(self.buffers.values(), key=lambda b: place.get(b.name, len(place)))
-        return tuple(given)
-
-    def _add(self, buffer: Buffer) -> str:
-        self.buffers[buffer.name] = buffer
-        return buffer.name
-
-    def _given(self, operand: PackedOperand, role: Role | None = None) -> str:
-        shape = operand.original_shape
-        role = role or (Role.WEIGHTS if operand.name in self.ahead else Role.INPUT)
-        return self._add(Buffer(operand.name, operand.dtype, math.prod(shape), role, shape))
-
-    def _packed(self, operand: PackedOperand, role: Role) -> str:
-        return self._add(Buffer(f"{operand.name}.packed", operand.dtype, operand.elements, role))
-
-    def _factor(self, operand: PackedOperand) -> str:
-        """A factor as the contraction takes it; its packing is called before."""
-        given = self._given(operand)
-        if self.kernel.is_packed_in_place(operand.name):
-            return given
-        once = operand.name in self.ahead
-        packed = self._packed(operand, Role.PACKED if once else Role.WORKSPACE)
-        plan = self.kernel.move_plan(operand.name)
-        calls = self.prepare if once else self.run
-        self._call(calls, f"pack_{operand.name}", plan, [given, packed])
-        return packed
-
-    def _vector(self, name: str) -> str:
-        """A vector of the epilogue, padded as the channels are."""
-        program, epilogue = self.kernel.program, self.kernel.epilogue
-        assert epilogue is not None
-        workload = program.unfused
-        shape = tuple(workload.extents[axis] for axis in channel_axes(workload))
-        dtype = epilogue.vector_dtype(name, workload.output.dtype)
-        word = vector_name(workload, name)
-        given = self._add(Buffer(word, dtype, math.prod(shape), Role.WEIGHTS, shape))
-        _, padded = channel_index(program)
-        if padded == shape:
-            return given
-        held = self._add(Buffer(f"{word}.packed", dtype, math.prod(padded), Role.PACKED))
-        plan = KernelPlan("packing", padding_source(dtype, shape, padded))
-        self._call(self.prepare, f"pack_{word}", plan, [given, held])
-        return held
-
-    def _call(self, calls: list[Call], label: str, plan: KernelPlan, arguments: list[str]) -> None:
-        symbol = f"{self.name}_{label}"
-        self.kernels[symbol] = self.compile_object(plan, symbol)
-        calls.append(Call(symbol, tuple(arguments), label))
+def _label(call: RecordedCall, arguments: tuple[str, ...]) -> str:
+    if call.plan.backend != PACKING:
+        return "compute"
+    source, target = arguments
+    return f"pack_{source}" if target == f"{source}.packed" else f"unpack_{target}"
 
 
 def vector_name(workload: Computation, name: str) -> str:
@@ -147,28 +77,3 @@ def vector_name(workload: Computation, name: str) -> str:
     while word in {operand.name for operand in workload.operands}:
         word += "_"
     return word
-
-
-def padding_source(dtype: str, shape: tuple[int, ...], padded: tuple[int, ...]) -> str:
-    """TVMScript of ``main(source, target)``: an array with zeros behind each dimension."""
-    names = [f"at_{dimension}" for dimension in range(len(shape))]
-
-    def flat(extents: tuple[int, ...]) -> str:
-        text = "0"
-        for name, extent in zip(names, extents, strict=True):
-            text = f"({text}) * {extent} + {name}"
-        return text
-
-    script = Script()
-    script.line(HEADER)
-    source = buffer("source", math.prod(shape), dtype)
-    target = buffer("target", math.prod(padded), dtype)
-    with script.nested(f"def main({source}, {target}):"):
-        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
-        for clears, extents in ((True, padded), (False, shape)):
-            with script.nested(*grid(names, extents), 'with T.sblock("copy"):'):
-                script.line("T.reads(source[0])")
-                script.line("T.writes(target[0])")
-                value = zero(dtype) if clears else f"source[{flat(shape)}]"
-                script.line(f"target[{flat(padded)}] = {value}")
-    return script.text()

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import InvariantError, WorkloadError
+from cpembed.errors import WorkloadError
 from cpembed.ir.dtypes import numpy_dtype, require_values
 from cpembed.kernel import runtime
-from cpembed.kernel.epilogue import RESIDUAL, Epilogue, channel_axes
+from cpembed.kernel.epilogue import RESIDUAL, Epilogue
 from cpembed.kernel.layout_transform import Direction
 from cpembed.kernel.packing import packing_source
+from cpembed.kernel.placement import Placement
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.program_nest import channel_index, in_order
+from cpembed.kernel.program_nest import in_order, vector_operand
+from cpembed.transform import data
 from cpembed.transform.program import DerivedProgram, PackedOperand
 
 Array = NDArray[Any]
+
+PACKING = "packing"
+"""The back end of plans that pack or unpack: ``main(source, target)``."""
 
 MoveThreads = Callable[[PackedOperand], int]
 """On how many threads an operand is packed or unpacked."""
@@ -83,13 +87,13 @@ class CompiledKernel:
         self.backend = plan.backend
         *factors, self._output = in_order(program)
         self._factors = tuple(factors)
-        self._processor = processor
+        self.processor = processor
         self._move_threads: MoveThreads = move_threads or (lambda _: processor.thread_count())
         self.epilogue = epilogue
         if epilogue is not None:
             self._output = replace(self._output, dtype=epilogue.dtype)
         self.plan = plan
-        self._contract = self._processor.compile_plan(plan)
+        self._contract = self.processor.compile_plan(plan)
         self._movers: dict[str, Compiled] = {}
         self._whole = whole
 
@@ -105,33 +109,16 @@ class CompiledKernel:
         return self.unpack(self.execute(packed))
 
     def pack(self, name: str, array: Array) -> Any:
-        """The packed buffer of an input; a vector has an element for each channel, row-major over
-        the axes of :func:`~cpembed.kernel.epilogue.channel_axes`."""
-        if self.epilogue is not None and name in self.epilogue.vectors:
-            return self._vector(self.epilogue, name, array)
-        if self.epilogue is not None and self.epilogue.residual is not None and name == RESIDUAL:
-            place = self.epilogue.residual.placement
-            return self._processor.from_array(array if place is None else place.placed(array))
+        """The packed buffer of an input."""
         original = self.original(name, array)
         if self.is_packed_in_place(name):
             return original
+        if self.epilogue is not None and name in self.epilogue.vectors:
+            # Too small to compile a kernel for.
+            return self.processor.from_array(data.pack(self.operand(name), array))
         packed = self.empty(name)
         self.pack_into(name, original, packed)
         return packed
-
-    def _vector(self, epilogue: Epilogue, name: str, array: Array) -> Any:
-        """Padded as the channels are."""
-        workload = self.program.unfused
-        extents = tuple(workload.extents[axis] for axis in channel_axes(workload))
-        dtype = numpy_dtype(epilogue.vector_dtype(name, workload.output.dtype))
-        if array.shape != extents or array.dtype != dtype:
-            raise WorkloadError(
-                f"{name} is {array.dtype} {array.shape}, the channels take {dtype} {extents}"
-            )
-        _, padded = channel_index(self.program)
-        vector = np.zeros(padded, dtype)
-        vector[tuple(slice(extent) for extent in extents)] = array
-        return self._processor.from_array(vector)
 
     def pack_into(self, name: str, original: Any, packed: Any) -> None:
         """Pack one buffer into another; nothing happens where both layouts are the same memory."""
@@ -160,21 +147,34 @@ class CompiledKernel:
         ``packed`` and ``output`` are as for :meth:`bound`. What is packed inside the kernel does
         not come by way of ``packed``.
         """
-        first = self._factors[0].name
-        inside = None if first in ahead else self._on_original
+        calls = self.bound_calls(self.originals(inputs, ahead), packed, output)
+        return calls[0] if len(calls) == 1 else in_turn(calls)
+
+    def originals(self, inputs: Mapping[str, Array], ahead: Collection[str]) -> dict[str, Any]:
+        """Buffers of the factors that a whole call packs, as they come: all but those in ``ahead``
+        and those whose layouts are the same memory."""
+        names = (operand.name for operand in self._factors)
+        return {
+            name: self.original(name, inputs[name])
+            for name in names
+            if name not in ahead and not self.is_packed_in_place(name)
+        }
+
+    def bound_calls(
+        self, originals: Mapping[str, Any], packed: Mapping[str, Any], output: Any
+    ) -> list[Callable[[], Any]]:
+        """The calls of :meth:`bound_whole` in their order, bound in it."""
+        first, *others = self.input_names
+        inside = self._on_original if first in originals else None
         if inside is None:
-            calls = [*self.bound_packing(inputs, packed, ahead), self.bound(packed, output)]
+            calls = [*self.bound_packing(originals, packed), self.bound(packed, output)]
         else:
             contract, copies = inside
-            own = [self._processor.empty(copies, self._factors[0].dtype)] if copies else []
-            others = [packed[name] for name in self.input_names[1:]]
-            original = self.original(first, inputs[first])
-            calls = [
-                *self.bound_packing(inputs, packed, {*ahead, first}),
-                contract.bound(original, *others, output, *own),
-            ]
-        calls += self.bound_unpacking(output)
-        return calls[0] if len(calls) == 1 else in_turn(calls)
+            own = [self.processor.empty(copies, self._factors[0].dtype)] if copies else []
+            rest = {name: buffer for name, buffer in originals.items() if name != first}
+            taken = originals[first], *(packed[name] for name in others)
+            calls = [*self.bound_packing(rest, packed), contract.bound(*taken, output, *own)]
+        return calls + self.bound_unpacking(output)
 
     @property
     def has_inner_packing(self) -> bool:
@@ -189,154 +189,102 @@ class CompiledKernel:
         return self.unpack(output)
 
     @cached_property
-    def plan_on_original(self) -> KernelPlan | None:
-        """The kernel on the first factor as it comes; None where that is packed before."""
+    def _on_original(self) -> tuple[Compiled, int] | None:
+        """The kernel on the first factor as it comes, and the elements of the copies that it packs;
+        None where that is packed before. Compiled on first use."""
         if not self.has_inner_packing or self._whole is None:
             return None
         plan = self._whole()
-        return plan if plan.copies or plan.original else None
-
-    @cached_property
-    def _on_original(self) -> tuple[Compiled, int] | None:
-        """The kernel on the first factor as it comes, and the elements of the copies that it packs;
-        compiled on first use."""
-        plan = self.plan_on_original
-        return None if plan is None else (self._processor.compile_plan(plan), plan.copies)
+        inside = plan.copies or plan.original
+        return (self.processor.compile_plan(plan), plan.copies) if inside else None
 
     def bound_packing(
-        self, inputs: Mapping[str, Array], packed: Mapping[str, Any], ahead: Collection[str]
+        self, originals: Mapping[str, Any], packed: Mapping[str, Any]
     ) -> list[Callable[[], Any]]:
-        """Calls to be timed that pack each input, but those in ``ahead``, whose layouts are not the
-        same memory."""
+        """Calls to be timed that pack :meth:`originals`."""
         return [
-            self._mover(name).bound(self.original(name, inputs[name]), packed[name])
-            for name in (operand.name for operand in self._factors)
-            if name not in ahead and not self.is_packed_in_place(name)
+            self._mover(name).bound(original, packed[name]) for name, original in originals.items()
         ]
 
     def bound_unpacking(self, packed: Any) -> list[Callable[[], Any]]:
         """The call to be timed that unpacks the output; none where its layouts are the same
         memory."""
         name = self._output.name
-        if self.is_packed_in_place(name) or (self.epilogue and self.epilogue.placement):
+        if self.is_packed_in_place(name):
             return []
         return [self._mover(name).bound(packed, self.original(name))]
 
     def unpack(self, packed: Any) -> Array:
         """The output in its original layout."""
-        shape = self._output.original_shape
-        if self.epilogue is not None and self.epilogue.placement is not None:
-            place = self.epilogue.placement
-            whole = self._processor.to_array(packed, (place.elements,))
+        name, shape = self._output.name, self._output.original_shape
+        place = self._placement(name)
+        if place is not None:
+            whole = self.processor.to_array(packed, (place.elements,))
             return place.view(whole, shape).copy()
-        if self.is_packed_in_place(self._output.name):
-            return self._processor.to_array(packed, shape)
-        original = self.original(self._output.name)
-        self.unpack_into(packed, original)
-        return self._processor.to_array(original, shape)
-
-    def unpack_into(self, packed: Any, original: Any) -> None:
-        """Unpack into a flat buffer; nothing happens where both layouts are the same memory."""
-        name = self._output.name
+        original = packed
         if not self.is_packed_in_place(name):
+            original = self.original(name)
             self._mover(name)(packed, original)
+        return self.processor.to_array(original, shape)
 
     def original(self, name: str, array: Array | None = None) -> Any:
-        """A buffer in an operand's original layout, with an array's contents or zeroed."""
-        operand = self._operand(name)
+        """A buffer in an operand's original layout, or where it is placed, with an array's contents
+        or zeroed."""
+        operand, place = self.operand(name), self._placement(name)
         if array is None:
-            return self._processor.empty(math.prod(operand.original_shape), operand.dtype)
+            elements = place.elements if place else math.prod(operand.original_shape)
+            return self.processor.empty(elements, operand.dtype)
         if array.shape != operand.original_shape or array.dtype != numpy_dtype(operand.dtype):
             raise WorkloadError(
                 f"operand {name} is {array.dtype} {array.shape}, "
-                f"the workload has {operand.dtype} {operand.original_shape}"
+                f"the kernel takes {operand.dtype} {operand.original_shape}"
             )
         require_values(name, operand.dtype, array)
-        return self._processor.from_array(array)
+        return self.processor.from_array(place.placed(array) if place else array)
 
     def empty(self, name: str) -> Any:
         """A buffer for an operand's packed layout, zeroed."""
-        operand, elements = self._operand(name), self._operand(name).elements
-        if operand is self._output and self.epilogue is not None and self.epilogue.placement:
-            elements = self.epilogue.placement.elements
-        return self._processor.empty(elements, operand.dtype)
+        operand, place = self.operand(name), self._placement(name)
+        return self.processor.empty(place.elements if place else operand.elements, operand.dtype)
 
     def is_packed_in_place(self, name: str) -> bool:
         """Whether the original memory is the packed one: packing moves nothing."""
-        if self.epilogue is not None and name in self.epilogue.parameters:
-            return True
-        return self.program.operand(name).is_identity
+        placed = name == RESIDUAL or self._placement(name) is not None
+        return placed or self.operand(name).is_identity
 
     def assembly(self) -> str:
         """Machine code of the contraction."""
         return self._contract.assembly()
 
-    def move_plan(self, name: str) -> KernelPlan:
-        """The kernel that packs an input, or unpacks the output."""
-        operand = self._operand(name)
-        direction = Direction.UNPACK if operand is self._output else Direction.PACK
-        source = packing_source(operand, self._move_threads(operand), direction)
-        return KernelPlan("packing", source)
+    def operand(self, name: str) -> PackedOperand:
+        """An operand, the output of the type that is stored, or what the epilogue takes: a vector
+        has an element for each channel; a residual is not packed."""
+        if name == self._output.name:
+            return self._output
+        epilogue = self.epilogue
+        if epilogue is None or name not in epilogue.parameters:
+            return self.program.operand(name)
+        if epilogue.residual is not None and name == RESIDUAL:
+            return replace(self._output, name=name, dtype=epilogue.residual.dtype)
+        dtype = epilogue.vector_dtype(name, self.program.unfused.output.dtype)
+        return vector_operand(self.program, name, dtype)
 
-    @property
-    def factors(self) -> tuple[PackedOperand, ...]:
-        """The operands that are multiplied, in the kernel's order of parameters."""
-        return self._factors
-
-    @property
-    def output(self) -> PackedOperand:
-        """The output, of the type that is stored."""
-        return self._output
-
-    def _operand(self, name: str) -> PackedOperand:
-        """By name; the output is of the type that is stored."""
-        return self._output if name == self._output.name else self.program.operand(name)
+    def _placement(self, name: str) -> Placement | None:
+        """Where the output or the residual lies in a larger buffer."""
+        if self.epilogue is None or name not in (self._output.name, RESIDUAL):
+            return None
+        placed = self.epilogue.residual if name == RESIDUAL else self.epilogue
+        return None if placed is None else placed.placement
 
     def _mover(self, name: str) -> Compiled:
         """The packing kernel of an input or the unpacking kernel of the output, compiled on first
         use: a search over schedules builds many contractions on the same packed operands."""
         if name not in self._movers:
-            self._movers[name] = self._processor.compile_plan(self.move_plan(name))
+            operand = self.operand(name)
+            direction = Direction.UNPACK if operand is self._output else Direction.PACK
+            source = packing_source(operand, self._move_threads(operand), direction)
+            self._movers[name] = self.processor.compile_plan(KernelPlan(PACKING, source))
         return self._movers[name]
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A kernel that nothing has compiled."""
-
-    plan: KernelPlan
-
-    def __call__(self, *buffers: Any) -> None:
-        self.assembly()
-
-    def bound(self, *buffers: Any) -> Callable[[], Any]:
-        return self.assembly
-
-    def assembly(self) -> str:
-        raise InvariantError(f"a kernel of {self.plan.backend} is planned, not compiled")
-
-
-@dataclass(frozen=True)
-class Uncompiled:
-    """A processor for whose ``threads`` kernels are planned, and compiled elsewhere: there are
-    plans (:attr:`CompiledKernel.plan`) and nothing to call."""
-
-    threads: int
-
-    def thread_count(self) -> int:
-        return self.threads
-
-    def compile_plan(self, plan: KernelPlan) -> Compiled:
-        return _Planned(plan)
-
-    def from_array(self, array: Array) -> Any:
-        raise InvariantError("kernels that are only planned have no buffers")
-
-    def empty(self, elements: int, dtype: str) -> Any:
-        raise InvariantError("kernels that are only planned have no buffers")
-
-    def to_array(self, buffer: Any, shape: Sequence[int]) -> Array:
-        raise InvariantError("kernels that are only planned have no buffers")
 
 
 def described(kernel: CompiledKernel, target: str) -> dict[str, Any]:

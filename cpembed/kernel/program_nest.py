@@ -13,7 +13,13 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.kernel.epilogue import Epilogue, channel_axes
 from cpembed.kernel.nest import KernelOperand, Nest, TileLoop
 from cpembed.kernel.placement import Placement
-from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
+from cpembed.transform.program import (
+    DerivedProgram,
+    Loop,
+    Overlap,
+    PackedDimension,
+    PackedOperand,
+)
 
 _MAX_ELEMENTS = 2**31 - 1
 
@@ -197,25 +203,31 @@ def _places(operand: PackedOperand) -> list[IndexExpr]:
     return [source.substitute(places) for source in operand.source]
 
 
-def channel_index(program: DerivedProgram) -> tuple[IndexExpr, tuple[int, ...]]:
-    """An output element's channel over loops and lanes, and the extents, padding included, of the
-    axes that make it, outermost first."""
-    original = program.unfused
-    members = program.member_digits
-    total = IndexExpr()
-    extents: list[int] = []
-    for axis in channel_axes(original):
-        coordinate = members.get(axis, IndexExpr.iterator(axis)).substitute(program.axis_map)
-        extents.append(coordinate.bounds(program.extents)[1] + 1)
-        total = IndexExpr.of([t.times(extents[-1]) for t in total.terms])
-        total = total + coordinate
-    return total, tuple(extents)
+def vector_operand(program: DerivedProgram, name: str, dtype: str) -> PackedOperand:
+    """A vector of an epilogue, with an element for each channel, row-major over
+    :func:`~cpembed.kernel.epilogue.channel_axes`, which are padded as the program pads them."""
+    original, members = program.unfused, program.member_digits
+    axes = channel_axes(original)
+    coordinates = [members.get(axis, IndexExpr.iterator(axis)) for axis in axes]
+    access = tuple(coordinate.substitute(program.axis_map) for coordinate in coordinates)
+    padded = [coordinate.bounds(program.extents)[1] + 1 for coordinate in access]
+    return PackedOperand(
+        name,
+        dtype,
+        tuple(original.extents[axis] for axis in axes),
+        tuple(PackedDimension(axis, extent) for axis, extent in zip(axes, padded, strict=True)),
+        tuple(IndexExpr.iterator(axis) for axis in axes),
+        access,
+    )
 
 
 def _channels(
     program: DerivedProgram, names: Mapping[str, str], by_points: Mapping[str, Overlap]
 ) -> KernelOperand:
-    by_tiles, extents = channel_index(program)
+    vector = vector_operand(program, "Channel", "float32")
+    by_tiles = IndexExpr()
+    for coordinate, stride in zip(vector.access, vector.strides, strict=True):
+        by_tiles = by_tiles + coordinate.times(stride)
     index = _all_in_points(by_tiles, by_points.values())
     over_tiles = {(overlap.loop,) for overlap in program.overlaps}
     if index is None or any(
@@ -226,7 +238,7 @@ def _channels(
             "another embedding"
         )
     access = index.rename(lambda name: names[name])
-    return KernelOperand("Channel", "float32", math.prod(extents), access)
+    return KernelOperand(vector.name, vector.dtype, vector.elements, access)
 
 
 def in_points(access: IndexExpr, overlap: Overlap) -> IndexExpr | None:

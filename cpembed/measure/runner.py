@@ -98,9 +98,10 @@ def measure(
     output = kernel.execute(packed)
     latency = time_work(kernel.bound(packed, output), rounds, round_ms)
 
+    originals = kernel.originals(inputs, ahead)
     packing, unpacking = (
         [time_work(call, rounds, round_ms) for call in calls]
-        for calls in (kernel.bound_packing(inputs, packed, ahead), kernel.bound_unpacking(output))
+        for calls in (kernel.bound_packing(originals, packed), kernel.bound_unpacking(output))
     )
     whole = latency
     if packing or unpacking:

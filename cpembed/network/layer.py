@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.api.chosen import Chosen, Request, choose
@@ -15,14 +14,12 @@ from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel import portable
 from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import RESIDUAL, Epilogue
-from cpembed.network.recorder import Memory, RecordedCall, Recorder, thread_count
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.recorded import RecordedCalls, Recorder, recorded_calls
 from cpembed.selection.candidate import Candidate
 from cpembed.targets.registry import open_target
-from cpembed.transform.data import pack
 
 Array = NDArray[Any]
 
@@ -150,81 +147,18 @@ def _fallback(workload: Computation, lanes: int) -> HardwareSpec:
     return replace(spec, instruction=instruction)
 
 
-@dataclass(frozen=True)
-class LayerCalls:
-    """``calls`` of a layer on its first factor, the output and the others by ``buffers``: names of
-    operands and of :data:`~cpembed.kernel.epilogue.RESIDUAL`. Memories that are not named are
-    workspace, or have contents."""
-
-    calls: tuple[RecordedCall, ...]
-    buffers: Mapping[str, Memory]
-
-
 def recorded(
     layer: Layer, epilogue: Epilogue | None, constants: Mapping[str, Array], threads: int = 0
-) -> LayerCalls:
+) -> RecordedCalls:
     """The calls of a layer that stores an epilogue (with its placements); ``constants`` are the
     second factor, where it does not vary, and the vectors, in the workload's shapes."""
-    recorder = Recorder(threads or thread_count())
-    kernel = _kernel(layer, epilogue, recorder)
-    workload = layer.candidate.program.unfused
-    zeros = {operand.name: _no_data(operand.shape, operand.dtype) for operand in workload.inputs}
-    inputs = {**zeros, **constants}
-    packed: dict[str, Memory] = {}
-    buffers: dict[str, Memory] = {}
-    ahead: set[str] = set()
-    for name in kernel.input_names:
-        if name == RESIDUAL:
-            residual = epilogue.residual if epilogue is not None else None
-            assert residual is not None
-            place = residual.placement
-            elements = workload.output.elements if place is None else place.elements
-            buffers[name] = packed[name] = recorder.empty(elements, residual.dtype)
-        elif name in constants:
-            packed[name] = _constant(kernel, recorder, name, constants[name])
-            ahead.add(name)
-        elif kernel.is_packed_in_place(name):
-            packed[name] = kernel.original(name, inputs[name])
-        else:
-            packed[name] = kernel.empty(name)
-    output = kernel.empty(workload.output.name)
-    recorder.calls.clear()
-    kernel.bound_whole(inputs, packed, ahead, output)
-    given = {id(inputs[name]): name for name in zeros if name not in ahead}
-    calls: list[RecordedCall] = []
-    for call in recorder.calls:
-        taken: list[Memory] = []
-        for memory in call.buffers:
-            name = given.get(id(memory.contents))
-            if name is None:
-                taken.append(memory)
-            else:
-                taken.append(buffers.setdefault(name, replace(memory, contents=None)))
-        calls.append(RecordedCall(call.plan, tuple(taken)))
-    in_place = kernel.is_packed_in_place(workload.output.name)
-    placed = epilogue is not None and epilogue.placement is not None
-    last = output if in_place or placed else calls[-1].buffers[-1]
-    return LayerCalls(tuple(calls), {**buffers, workload.output.name: last})
-
-
-def _no_data(shape: tuple[int, ...], dtype: str) -> Array:
-    return np.zeros(shape, numpy_dtype(dtype))
-
-
-def _constant(kernel: CompiledKernel, recorder: Recorder, name: str, array: Array) -> Memory:
-    """An input whose packed elements are known now."""
-    epilogue = kernel.epilogue
-    if epilogue is not None and name in epilogue.vectors:
-        return kernel.pack(name, array)
-    operand = kernel.program.operand(name)
-    shaped = array.reshape(operand.original_shape)
-    return recorder.from_array(shaped if operand.is_identity else pack(operand, shaped))
+    return recorded_calls(_kernel(layer, epilogue, Recorder(threads)), (), constants)
 
 
 def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
     program = layer.candidate.program
     if layer.schedule is None:
-        plan = portable.plan(program, recorder.threads, epilogue)
+        plan = portable.plan(program, recorder.thread_count(), epilogue)
         return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
     target = open_target(load_hardware_spec(layer.target))
     kernel = target.planned(target.lower(program, epilogue), layer.schedule, recorder)

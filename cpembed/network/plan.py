@@ -8,6 +8,7 @@ from typing import Literal
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.kernel.runtime import thread_count
 from cpembed.network.assignment import Assignment, assign
 from cpembed.network.assignment import Progress as AssignmentProgress
 from cpembed.network.cache import Cache
@@ -15,7 +16,6 @@ from cpembed.network.comparison import by_policy
 from cpembed.network.layout import Layout
 from cpembed.network.options import Execution, Ways
 from cpembed.network.products import Products, Progress, cores
-from cpembed.network.recorder import thread_count
 from cpembed.network.tensors import Layouts
 
 CHANNELS_LAST = "channels_last"

@@ -18,9 +18,9 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.placement import Placement
+from cpembed.kernel.runtime import thread_count
 from cpembed.network.cache import Cache, digest_of, source_digest
 from cpembed.network.layer import Layer, choose_layer
-from cpembed.network.recorder import thread_count
 from cpembed.targets.registry import open_target
 
 _SOURCES = (

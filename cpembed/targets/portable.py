@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpembed.ir.computation import Computation
-from cpembed.kernel import runtime
-from cpembed.kernel.compiled import CompiledKernel, Processor, Uncompiled
+from cpembed.kernel.compiled import CompiledKernel, Processor
 from cpembed.kernel.epilogue import Storing
+from cpembed.kernel.recorded import Recorder
 from cpembed.measure.runner import Timing, measure
 from cpembed.targets.base import Array, Execution, Target
 from cpembed.targets.cpu.build import portable_kernel
@@ -52,7 +52,7 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
     def planned(
         self, lowered: _Program, schedule: None, processor: Processor | None = None
     ) -> CompiledKernel:
-        return portable_kernel(*lowered, processor=processor or Uncompiled(runtime.thread_count()))
+        return portable_kernel(*lowered, processor=processor or Recorder())
 
     def execute(self, artifact: CompiledKernel, inputs: Mapping[str, Array]) -> Execution:
         return Execution((artifact.run(inputs),), self.provenance)

@@ -18,7 +18,7 @@ from cpembed.api.build_result import BuildResult
 from cpembed.api.chosen import Request, choose
 from cpembed.api.solve import SolveResult, workload
 from cpembed.errors import BackendUnavailable
-from cpembed.export.kernel import kernel_program, padding_source
+from cpembed.export.kernel import kernel_program
 from cpembed.export.library import write_library
 from cpembed.export.loader import Library, LibraryError
 from cpembed.export.program import CompiledObject
@@ -182,14 +182,21 @@ def test_the_program_of_a_simulated_target_is_legal_and_explained(tmp_path: Path
     assert "cpembed vta run" in (tmp_path / "README.md").read_text()
 
 
-def test_vectors_are_padded_with_zeros() -> None:
-    function = runtime.compile_plan(KernelPlan("packing", padding_source("int32", (2, 3), (3, 5))))
-    source, target = np.arange(1, 7, dtype=np.int32), np.full(15, -1, np.int32)
-    given, found = runtime.from_array(source), runtime.from_array(target)
-    function(given, found)
-    expected = np.zeros((3, 5), np.int32)
-    expected[:2, :3] = source.reshape(2, 3)
-    assert np.array_equal(runtime.to_array(found, (3, 5)), expected)
+@pytest.mark.parametrize(
+    "sizes, shape",
+    [(CONV, (24,)), ("conv2d n=1 c=8 h=5 w=5 k=12 r=3 s=3 groups=2", (2, 12))],
+    ids=["plain", "grouped"],
+)
+def test_vectors_are_padded_with_zeros(tmp_path: Path, sizes: str, shape: tuple[int, ...]) -> None:
+    """To whole tiles of 16 channels."""
+    built(sizes, "avx512_vnni", tmp_path, bias=True)
+    vector = np.arange(1, 25, dtype=np.int32).reshape(shape)
+    inputs = random_inputs(wanted("avx512_vnni", sizes), 5)
+    with Library(tmp_path / "libkernel.so", "kernel") as library:
+        library.pack(inputs["W"], vector)
+        held = library.tensor("bias.packed")
+    padding = [(0, 0)] * (len(shape) - 1) + [(0, -shape[-1] % 16)]
+    assert np.array_equal(held, np.pad(vector, padding).ravel())
 
 
 def test_a_library_has_the_packing_that_a_whole_call_has(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_a_vector_of_another_length_is_refused() -> None:
         epilogue=epilogue,
     )
     inputs = random_inputs(workload, 1)
-    with pytest.raises(WorkloadError, match=r"@scale is float32 \(5,\), the channels take"):
+    with pytest.raises(WorkloadError, match=r"@scale is float32 \(5,\), the kernel takes"):
         kernel.run({**inputs, SCALE: np.ones(5, np.float32)})
 
 

@@ -311,7 +311,7 @@ class _Data:
         output = mover.program.workload.output.name
         self.output = mover.empty(output)
         ahead = packed_before(mover.program.workload)
-        self._packing = mover.bound_packing(inputs, self.packed, ahead)
+        self._packing = mover.bound_packing(mover.originals(inputs, ahead), self.packed)
         self._unpacking = mover.bound_unpacking(self.output)
 
     @property

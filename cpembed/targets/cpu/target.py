@@ -14,10 +14,11 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel import runtime
-from cpembed.kernel.compiled import CompiledKernel, Processor, Uncompiled, described
+from cpembed.kernel.compiled import CompiledKernel, Processor, described
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.plan import Knobs
+from cpembed.kernel.recorded import Recorder
 from cpembed.measure.runner import Timing, measure
 from cpembed.selection.candidate import Candidate
 from cpembed.selection.ranking import RankedCandidate
@@ -90,8 +91,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def planned(
         self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None
     ) -> CompiledKernel:
-        taken = processor or Uncompiled(lowered.processor.thread_count())
-        return replace(lowered, processor=taken).compiled(schedule)
+        return replace(lowered, processor=processor or Recorder()).compiled(schedule)
 
     def copying_us(self, size: int, threads: int, *, reordered: bool) -> float | None:
         machine, constants = self.machine, figures()
