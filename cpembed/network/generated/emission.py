@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.script import HEADER, Script
+from cpembed.network.generated.intrinsics import CANONICALIZE
 from cpembed.network.generated.nest import Loop, Nest
 from cpembed.network.generated.placed import Placed
 
@@ -20,6 +21,10 @@ SHARE_BYTES = 1 << 19
 (measured on Zen 5), in which a core moves half of that."""
 _LINE = 64
 """Elements: shares of a contiguous loop begin at a multiple."""
+WITHOUT_PAIRS = ("-vectorize-slp:bool=false",)
+"""LLVM's code generator for x86 ends the process at ``llvm.canonicalize`` of two floats at a time,
+which its vectoriser of straight-line code makes of loops of 2, 3, 6 … steps."""
+
 UNROLLED = 8
 """An innermost loop of so few steps is unrolled, so that the loop around it is vectorised."""
 
@@ -49,9 +54,11 @@ class Kernel:
                 yield
 
     def plan(self, what: str) -> KernelPlan:
+        source = self.script.text()
         return KernelPlan(
             f"generated.{what}",
-            self.script.text(),
+            source,
+            options=WITHOUT_PAIRS if CANONICALIZE in source else (),
             functions="".join(self._functions.values()),
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+CANONICALIZE = "canonicalize"
+
 
 def nearest(value: str, dtype: str = "float32") -> str:
     """A float rounded to the nearest whole number, to the even one of two."""
@@ -10,7 +12,7 @@ def nearest(value: str, dtype: str = "float32") -> str:
 
 def rounded_product(value: str, dtype: str = "float32") -> str:
     """A product that is rounded by itself: a sum is not contracted with what is canonicalized."""
-    return _intrinsic("canonicalize", value, dtype)
+    return _intrinsic(CANONICALIZE, value, dtype)
 
 
 def _intrinsic(name: str, value: str, dtype: str) -> str:
