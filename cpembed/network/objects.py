@@ -3,11 +3,7 @@ at a time."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from collections.abc import Iterable, Mapping
 
 from cpembed import worker
 from cpembed.export.program import CompiledObject
@@ -38,47 +34,18 @@ def compiled(
     found = {symbol: one for symbol, one in kept.items() if one is not None}
     missing = [symbol for symbol in plans if symbol not in found]
     progress("compiling", 0, len(missing))
-    for number, one in enumerate(_compiled(missing, plans), 1):
+    # What takes the longest comes first, so that no process waits for one at the end.
+    missing.sort(key=lambda symbol: -len(plans[symbol].source))
+    tasks = [(plans[symbol], symbol) for symbol in missing]
+    for number, (_, one) in enumerate(worker.call_each(_object, tasks, cores()), 1):
         found[one.symbol] = one
         cache.put(f"{one.symbol}.o", one)
         progress("compiling", number, len(missing))
     return found
 
 
-def _compiled(missing: list[str], plans: Mapping[str, KernelPlan]) -> Iterator[CompiledObject]:
-    """As each is done. Where a kernel ends the process that compiles it, the rest is compiled one
-    by one in the worker, which says what it was doing."""
-    done: set[str] = set()
-    if cores() > 1 and len(missing) > 1:
-        try:
-            for one in _in_parallel(missing, plans):
-                done.add(one.symbol)
-                yield one
-        except BrokenProcessPool:
-            pass
-    for symbol in missing:
-        if symbol not in done:
-            yield worker.call(_object, plans[symbol], symbol)
-
-
-def _in_parallel(missing: list[str], plans: Mapping[str, KernelPlan]) -> Iterator[CompiledObject]:
-    pool = ProcessPoolExecutor(cores(), get_context("spawn"), _without_interrupts)
-    try:
-        # What takes the longest comes first, so that no process waits for one at the end.
-        order = sorted(missing, key=lambda symbol: -len(plans[symbol].source))
-        tasks = [pool.submit(_object, plans[symbol], symbol) for symbol in order]
-        for task in as_completed(tasks):
-            yield task.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _without_interrupts() -> None:
-    """The parent is told of an interrupt, and ends this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _object(plan: KernelPlan, symbol: str) -> CompiledObject:
+def _object(task: tuple[KernelPlan, str]) -> CompiledObject:
+    plan, symbol = task
     return CompiledObject(symbol, compile_host_object(plan, symbol).contents)
 
 

@@ -7,11 +7,9 @@ and repeated blocks once in it.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from functools import partial
 
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -22,6 +20,7 @@ from cpembed.kernel.runtime import thread_count
 from cpembed.network.cache import Cache, digest_of, source_digest
 from cpembed.network.layer import Layer, choose_layer
 from cpembed.targets.registry import open_target
+from cpembed.worker import call_each
 
 _SOURCES = (
     *("ir", "hw", "embedding", "transform", "selection", "kernel", "targets", "api"),
@@ -82,23 +81,10 @@ class Products:
                 missing.append(one)
         total = len(missing)
         progress("choosing kernels", 0, total)
-        if self.workers < 2 or total < 2:
-            for number, one in enumerate(missing, 1):
-                self._keep(one, _search(one, self.target, self.timeout))
-                progress("choosing kernels", number, total)
-            return
-        self._search_in_parallel(missing, progress)
-
-    def _search_in_parallel(self, missing: list[Wanted], progress: Progress) -> None:
-        context = get_context("spawn")
-        pool = ProcessPoolExecutor(self.workers, context, _without_interrupts)
-        try:
-            tasks = {pool.submit(_search, one, self.target, self.timeout): one for one in missing}
-            for number, task in enumerate(as_completed(tasks), 1):
-                self._keep(tasks[task], task.result())
-                progress("choosing kernels", number, len(missing))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        search = partial(_search, self.target, self.timeout)
+        for number, (one, layer) in enumerate(call_each(search, missing, self.workers), 1):
+            self._keep(one, layer)
+            progress("choosing kernels", number, total)
 
     def _keep(self, wanted: Wanted, layer: Layer | None) -> None:
         self.found[wanted] = layer
@@ -118,16 +104,11 @@ class _Kept:
     layer: Layer | None
 
 
-def _search(wanted: Wanted, target: HardwareSpec, timeout: float | None) -> Layer | None:
+def _search(target: HardwareSpec, timeout: float | None, wanted: Wanted) -> Layer | None:
     try:
         return choose_layer(wanted.workload, target, wanted.searched, timeout)
     except LoweringError:
         return None
-
-
-def _without_interrupts() -> None:
-    """Of a worker: the parent is told of an interrupt, and ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _silent(what: str, done: int, of: int) -> None:

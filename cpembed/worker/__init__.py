@@ -5,12 +5,14 @@ SIGSEGV, memory that runs out, a loop without an end. So both happen in a child 
 warm after its first call and is replaced when it dies; the parent gets a
 :class:`~cpembed.errors.CrashError`, one line that says what was being done.
 
-``call`` executes a function there, ``prepare`` starts the child ahead of its first call, and
+``call`` executes a function there, ``call_each`` one of many arguments in several such processes,
+``prepare`` starts the child ahead of its first call, and
 ``step`` names, in the child, what is being done and how long it may take.
 """
 
 from __future__ import annotations
 
+from cpembed.worker.crew import call_each
 from cpembed.worker.parent import IN_PROCESS_VARIABLE, call, prepare, retire
 from cpembed.worker.steps import LIMIT_VARIABLE, step, time_limit
 
@@ -18,6 +20,7 @@ __all__ = [
     "IN_PROCESS_VARIABLE",
     "LIMIT_VARIABLE",
     "call",
+    "call_each",
     "prepare",
     "retire",
     "step",

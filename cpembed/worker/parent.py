@@ -151,10 +151,15 @@ class Worker:
             self.close()
             raise
 
-    def close(self) -> None:
-        """End the process, whatever it does."""
+    def stop(self) -> None:
+        """End the process, whatever it does; a thread that waits for its answer gets a crash."""
         if self.owner == os.getpid():
             self._process.kill()
+
+    def close(self) -> None:
+        """End the process, and what it is talked with by."""
+        self.stop()
+        if self.owner == os.getpid():
             self._process.wait()
         self._connection.close()
         self._words.close()
