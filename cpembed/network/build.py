@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from cpembed.api.solve import default_dtypes, hardware_spec
+from cpembed.api import matching
+from cpembed.api.solve import hardware_spec
 from cpembed.errors import BackendUnavailable
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.passes import prepare
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.cache import Cache, default_folder
 from cpembed.network.plan import NetworkPlan, Policy, plan_network
@@ -93,8 +93,7 @@ class RunningNetwork:
 
 def prepared_for(graph: Graph, target: HardwareSpec) -> Graph:
     """A graph with the element types that a target multiplies."""
-    first, second = default_dtypes(target)[:2]
-    return uniquely_named(prepare(graph, first=first, second=second))
+    return uniquely_named(matching.prepared_for(graph, target))
 
 
 def uniquely_named(graph: Graph) -> Graph:
