@@ -20,7 +20,7 @@ from cpembed.network.cache import Cache, default_folder
 from cpembed.network.plan import NetworkPlan, Policy, plan_network
 from cpembed.network.products import Progress
 from cpembed.network.program import NetworkProgram, network_program
-from cpembed.network.verification import typed
+from cpembed.network.verification import in_memory, typed
 from cpembed.targets.registry import missing_for
 
 SEARCH_LIMIT = 20.0
@@ -63,8 +63,8 @@ class RunningNetwork:
         return self.named(found)
 
     def in_order(self, inputs: Mapping[str, Array]) -> list[Array]:
-        """Inputs in the library's order."""
-        return [inputs[info.name] for info in self.library.inputs]
+        """Inputs in the library's order, as memory."""
+        return [in_memory(inputs[info.name]) for info in self.library.inputs]
 
     def named(self, outputs: tuple[Array, ...]) -> dict[str, Array]:
         """The library's outputs by name, of the network's types."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from cpembed.graph.graph import Array, Graph, check_inputs
 
 LARGEST_FILE = 1 << 32
 """Bytes of a file of inputs."""
+
+LONGEST_NAME = 200
+"""Letters of a file's name, without its ending."""
 
 
 def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
@@ -44,10 +47,30 @@ def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
 
 
 def write_outputs(folder: Path, outputs: Mapping[str, Array]) -> None:
-    """A file ``NAME.npy`` for each output, letters that a file's name should not have replaced."""
+    """A file ``NAME.npy`` for each output: :func:`file_names`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, array in outputs.items():
-            np.save(folder / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.npy", array)
+        for name, file in file_names(outputs).items():
+            np.save(folder / f"{file}.npy", outputs[name])
     except OSError as error:
         raise CpembedError(f"{folder} cannot be written: {error.strerror or error}") from None
+
+
+def file_names(names: Iterable[str]) -> dict[str, str]:
+    """For each tensor a file's name of its own: letters that such a name should not have replaced,
+    the end of a long one cut off, and a number where that makes two alike.
+
+    >>> file_names(["out/sum:0", "out sum 0", "logits"])
+    {'out/sum:0': 'out_sum_0', 'out sum 0': 'out_sum_0-2', 'logits': 'logits'}
+    """
+    found: dict[str, str] = {}
+    # Upper and lower case are one name on some file systems.
+    taken: set[str] = set()
+    for name in names:
+        short = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:LONGEST_NAME].lstrip(".") or "_"
+        file, number = short, 2
+        while file.lower() in taken:
+            file, number = f"{short}-{number}", number + 1
+        taken.add(file.lower())
+        found[name] = file
+    return found

@@ -61,7 +61,7 @@ def judge_network(
     """
     graph = plan.graph
     values: dict[str, Array] = {**graph.constants, **inputs}
-    given = [inputs[info.name] for info in library.inputs]
+    given = [in_memory(inputs[info.name]) for info in library.inputs]
     read = _Reader(plan, network, library)
     judged: list[Judged] = []
     done = 0
@@ -94,6 +94,13 @@ class _Reader:
 
 def _row_major(flat: Array, layout: Layout) -> Array:
     return layout.elements_of(flat[: layout.elements])
+
+
+def in_memory(array: Array) -> Array:
+    """Elements as a library takes them: :func:`typed` backwards."""
+    if array.dtype == np.bool_:
+        return array.view(np.uint8)
+    return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
 def typed(array: Array, dtype: str) -> Array:
