@@ -6,8 +6,8 @@ Of every ``MODELS/*_int8.onnx`` three libraries: layouts chosen together (``assi
 channels last, and the fastest of each operator by itself. The three run in one process and take
 turns, every other round backwards; the ratio of a round is another's time over that of
 ``assigned``, above 1 where choosing together is faster, and the median of rounds is reported. A
-call is counted from arrays of numpy to arrays of numpy. Writes ``network_layouts.json`` and ``network_layouts.md`` into
-``--output``, after every network.
+call is counted from arrays of numpy to arrays of numpy. Writes ``network_layouts.json`` and
+``network_layouts.md`` into ``--output``, after every network.
 """
 
 from __future__ import annotations
