@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.script import HEADER, Script
-from cpembed.network.generated.intrinsics import CANONICALIZE
+from cpembed.network.generated.intrinsics import one_function, ones
 from cpembed.network.generated.nest import Loop, Nest
 from cpembed.network.generated.placed import Placed
 
@@ -21,10 +21,8 @@ SHARE_BYTES = 1 << 19
 (measured on Zen 5), in which a core moves half of that."""
 _LINE = 64
 """Elements: shares of a contiguous loop begin at a multiple."""
-WITHOUT_PAIRS = ("-vectorize-slp:bool=false",)
-"""LLVM's code generator for x86 ends the process at ``llvm.canonicalize`` of two floats at a time,
-which its vectoriser of straight-line code makes of loops of 2, 3, 6 … steps."""
-
+_ONES = "# ones"
+"""Stands where factors of 1 are computed, for :func:`rounded_product`."""
 UNROLLED = 8
 """An innermost loop of so few steps is unrolled, so that the loop around it is vectorised."""
 
@@ -51,16 +49,20 @@ class Kernel:
             self.script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
             loop = "parallel" if self.chunks > 1 else "serial"
             with self.script.nested(f"for chunk in T.{loop}({self.chunks}):"):
+                self.script.line(_ONES)
                 yield
 
     def plan(self, what: str) -> KernelPlan:
         source = self.script.text()
-        return KernelPlan(
-            f"generated.{what}",
-            source,
-            options=WITHOUT_PAIRS if CANONICALIZE in source else (),
-            functions="".join(self._functions.values()),
-        )
+        used = [dtype for dtype in ("float32", "float64") if ones(dtype) in source]
+        indent = source[: source.index(_ONES)].rpartition("\n")[2]
+        lines = ""
+        for dtype in used:
+            name, text = one_function(dtype)
+            self.include(name, text)
+            lines += f'{indent}{ones(dtype)}: T.let = T.call_extern("{dtype}", "{name}")\n'
+        source = source.replace(f"{indent}{_ONES}\n", lines)
+        return KernelPlan(f"generated.{what}", source, functions="".join(self._functions.values()))
 
     def name(self, start: str) -> str:
         """A name that nothing else has."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-CANONICALIZE = "canonicalize"
-
 
 def nearest(value: str, dtype: str = "float32") -> str:
     """A float rounded to the nearest whole number, to the even one of two."""
@@ -11,8 +9,32 @@ def nearest(value: str, dtype: str = "float32") -> str:
 
 
 def rounded_product(value: str, dtype: str = "float32") -> str:
-    """A product that is rounded by itself: a sum is not contracted with what is canonicalized."""
-    return _intrinsic(CANONICALIZE, value, dtype)
+    """A product that is rounded by itself. The compiler contracts a product and a sum into one
+    operation with one rounding; here that becomes one with the product times :func:`one_function`,
+    which the compiler does not know to be 1, and rounds as both would. (``llvm.canonicalize`` would
+    do as well, but ends LLVM's code generator for x86 where vectors are of two floats.)"""
+    return f"({value}) * {ones(dtype)}"
+
+
+def ones(dtype: str) -> str:
+    """The name of 1 in a kernel that multiplies by it."""
+    return f"one_{dtype}"
+
+
+def one_function(dtype: str) -> tuple[str, str]:
+    """The name and the text of a function that returns 1, of which the compiler knows nothing."""
+    kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_one_{dtype}"
+    return (
+        name,
+        f"""
+define internal {kind} @{name}() alwaysinline {{
+  %place = alloca {kind}
+  store volatile {kind} 1.0, ptr %place
+  %result = load volatile {kind}, ptr %place
+  ret {kind} %result
+}}
+""",
+    )
 
 
 def _intrinsic(name: str, value: str, dtype: str) -> str:

@@ -2,8 +2,7 @@
 
 Types are numpy's: Booleans are conditions, a root of integers is float64, and so on. The
 compiler contracts a product and a sum into one operation with one rounding; where the definition
-rounds twice, the product passes through ``llvm.canonicalize``, which keeps it whole and which the
-vectoriser knows.
+rounds twice, the product is a :func:`~cpembed.network.generated.intrinsics.rounded_product`.
 
 Where NaNs differ from numpy: a maximum or a minimum of a NaN and a number is one of the two, and
 converted to an integer a NaN becomes 0 as there.
