@@ -166,8 +166,9 @@ def require_library(spec: HardwareSpec) -> None:
 
 
 def library_name(text: str) -> str:
-    """A name of C for a model's."""
-    name = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")[:40] or "network"
+    """A name of C for a model's, which is often that of its file."""
+    stem = re.sub(r"\.(onnx|pt2)$", "", text)
+    name = re.sub(r"\W+", "_", stem, flags=re.ASCII).strip("_")[:40] or "network"
     return name if name[0].isalpha() else f"n{name}"
 
 
