@@ -80,3 +80,26 @@ def print_something() -> None:
 
 def warn() -> None:
     warnings.warn("a row is damaged", DamagedStore, stacklevel=1)
+
+
+def slow_square(number: int) -> tuple[int, int]:
+    """Its square and the process that computed it, smaller numbers after a longer time."""
+    time.sleep(0.4 if number < 2 else 0.0)
+    return number * number, os.getpid()
+
+
+def refused(number: int) -> int:
+    if number == 1:
+        raise LoweringError("one is refused")
+    return number
+
+
+def ended(number: int) -> int:
+    if number == 1:
+        os._exit(7)
+    return number
+
+
+def sleeping(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
