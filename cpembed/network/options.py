@@ -107,7 +107,10 @@ class Ways:
         """A product in all layouts of its tensors."""
         first_name, second_name = operator.inputs[:2]
         output, residual = operator.output, residual_of(operator)
+        padded = self.layouts.reads_padding(operator, kind)
         for first in self._layouts(first_name):
+            if padded and first.has_halo and kind.padding != self.layouts.fills[first_name]:
+                continue
             for stored in self.layouts.of[output]:
                 if lane_by_lane(kind) and first.order != stored.order:
                     continue

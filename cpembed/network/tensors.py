@@ -82,12 +82,17 @@ class Layouts:
 
     @cached_property
     def fills(self) -> dict[str, int]:
-        """What a tensor's halo holds."""
-        return {
-            operator.inputs[0]: operator.kind.padding
-            for operator in self.graph.operators
-            if isinstance(operator.kind, Product) and operator.inputs[0] in self.halos
-        }
+        """What a tensor's halo holds: the padding of the first convolution that reads it."""
+        found: dict[str, int] = {}
+        for operator in self.graph.operators:
+            if isinstance(operator.kind, Product) and self.reads_padding(operator, operator.kind):
+                found.setdefault(operator.inputs[0], operator.kind.padding)
+        return found
+
+    def reads_padding(self, operator: Operator, kind: Product) -> bool:
+        if operator.inputs[0] not in self.halos or not is_convolution(operator):
+            return False
+        return any(padding_of(kind, self.graph.types[operator.inputs[0]]))
 
     @cached_property
     def of(self) -> Mapping[str, tuple[Layout, ...]]:
