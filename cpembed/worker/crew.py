@@ -6,7 +6,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from cpembed.worker.parent import IN_PROCESS_VARIABLE, Worker, call
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 def call_each(
     function: Callable[[T], R], arguments: Sequence[T], processes: int
-) -> Iterator[tuple[T, R]]:
+) -> Generator[tuple[T, R]]:
     """Each argument with the function's result, in the order in which they are done.
 
     The function, its arguments and results are as of :func:`~cpembed.worker.call`. What it raises

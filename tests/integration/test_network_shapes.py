@@ -1,3 +1,4 @@
+# pyright: basic
 """Networks of every kind of shape, compiled and run, beside their definitions and ONNX Runtime."""
 
 from __future__ import annotations
