@@ -17,8 +17,8 @@ class Placement:
     """``strides``: elements of the buffer from one index of each original dimension to the next;
     ``offset``: the place of the first element; ``elements``: of the buffer.
 
-    >>> Placement.inside((4, 4, 8), (0, 1, 1), (2, 2, 8))
-    Placement(strides=(32, 8, 1), offset=9, elements=128)
+    >>> Placement.inside((4, 4, 8), (1, 1, 0), (2, 2, 8))
+    Placement(strides=(32, 8, 1), offset=40, elements=128)
     """
 
     strides: tuple[int, ...]
