@@ -113,13 +113,10 @@ def test_a_warning_is_given_here() -> None:
 def test_an_interrupted_call_ends_the_child() -> None:
     child = worker.call(misbehaving.identity)
     # Libraries that other tests load take Python's own handler away.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            worker.call(misbehaving.sleep_outside, 60)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        worker.call(misbehaving.sleep_outside, 60)
     assert not Path(f"/proc/{child}").exists()
 
 
