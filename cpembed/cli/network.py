@@ -54,6 +54,12 @@ WRONG = 1
     help="How layouts are chosen: over the whole network, all channels last, or the fastest of "
     "each operator by itself.",
 )
+@click.option(
+    "--measure",
+    "measures",
+    is_flag=True,
+    help="Measure the kernels among which layouts are chosen, once, instead of estimating them.",
+)
 @timeout_option("Stop each search for embeddings after S seconds.", 20.0)
 @click.option(
     "--layout-time",
@@ -78,6 +84,7 @@ def command(
     output: Path | None,
     save: Path | None,
     policy: Policy,
+    measures: bool,
     timeout: float,
     layout_time: float,
     seed: int,
@@ -113,6 +120,7 @@ def command(
             timeout,
             layout_time,
             verifies=not no_verify,
+            measures=measures,
             plan_only=plan_only,
         )
         inputs = None if plan_only else _inputs(graph, given, seed)

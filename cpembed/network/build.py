@@ -18,7 +18,7 @@ from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.network.cache import Cache, default_folder
 from cpembed.network.plan import NetworkPlan, Policy, plan_network
-from cpembed.network.products import Progress
+from cpembed.network.products import Progress, silent
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.network.verification import in_memory, typed
 from cpembed.targets.registry import missing_for
@@ -123,6 +123,7 @@ def compile_network(
     cache: Cache | None = None,
     prepares: bool = True,
     policy: Policy = "assigned",
+    measures: bool = False,
     contents: Contents = EVERYTHING,
     check: Callable[[CompiledNetwork], None] | None = None,
 ) -> CompiledNetwork:
@@ -145,6 +146,7 @@ def compile_network(
         timeout=timeout,
         time_limit=time_limit,
         policy=policy,
+        measures=measures,
     )
     network = network_program(plan, name or library_name(graph.name), cache, progress)
     progress("linking", 0, 1)
@@ -177,9 +179,5 @@ def compile_graph(
 ) -> RunningNetwork:
     """A graph as something that runs here, its library in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="cpembed-"))
-    compiled = compile_network(graph, target, folder, progress=_silent)
+    compiled = compile_network(graph, target, folder, progress=silent)
     return compiled.open(threads or 0)
-
-
-def _silent(what: str, done: int, of: int) -> None:
-    """Nobody watches."""

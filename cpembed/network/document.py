@@ -162,6 +162,7 @@ def _assignment(plan: NetworkPlan) -> dict[str, Any]:
     chosen, problem = plan.assignment, plan.ways.problem
     compared = compare(problem, chosen, plan.ways.channels_last())
     return {
+        "costs": "estimated" if plan.ways.measuring is None else "measured",
         "cost_us": chosen.cost,
         "bound_us": chosen.bound,
         "gap": chosen.gap,

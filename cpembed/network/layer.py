@@ -37,7 +37,7 @@ class Layer:
     """A kernel for a product: on ``target``, of ``candidate`` by ``schedule`` (None: portable
     code), as ``cost_us`` estimates it, packing and unpacking included (infinite where nothing
     estimates it). ``reason``: why it is not on the target that was asked for, or not by its
-    instruction. ``moves``: its output cannot be stored in a larger buffer."""
+    instruction."""
 
     target: str
     candidate: Candidate

@@ -2,7 +2,8 @@
 
 An operator's option is a layout of each of its tensors, and for a product the kernel that is chosen
 for these; its cost is what that kernel's target estimates, packing included, or what moving the
-bytes takes. Products that nothing estimates cost what portable code of this kind takes.
+bytes takes; or both are measured. Products that nothing estimates cost what portable code of this
+kind takes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 from cpembed.errors import LoweringError
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Product, Reshape, Transpose
+from cpembed.graph.kinds import Kind, Product, Reshape, Transpose
 from cpembed.network.assignment import Node, Option, Problem, Tensor
-from cpembed.network.generated import Placed
+from cpembed.network.generated import Placed, conversion_plan, generated_plan
 from cpembed.network.laid_out import laid_out
 from cpembed.network.layer import Layer
 from cpembed.network.layout import Layout
+from cpembed.network.measuring import Measuring
 from cpembed.network.moving import conversion_us, estimate_us
 from cpembed.network.products import Products, Progress, Wanted
 from cpembed.network.tensors import Layouts, residual_of
@@ -64,6 +66,8 @@ class Ways:
     layouts: Layouts
     products: Products
     threads: int
+    measuring: Measuring | None = None
+    """Measures what options cost; None: they are estimated."""
 
     @cached_property
     def target(self) -> Target[Any, Any, Any]:
@@ -81,6 +85,15 @@ class Ways:
         layer = self.products.layer(wanted)
         native = layer is not None and layer.is_native
         return () if native or not wanted.placed else (replace(wanted, placed=False),)
+
+    def without_kernels_that_add(self) -> list[str]:
+        """Products that add a residual, and that no kernel of the instruction computes with it."""
+        return [
+            operator.name
+            for operator in self.graph.operators
+            if residual_of(operator)
+            and not any(way.layer and way.layer.is_native for way in self._product(operator))
+        ]
 
     @cached_property
     def executions(self) -> Mapping[str, tuple[Execution, ...]]:
@@ -149,13 +162,20 @@ class Ways:
                 layer = self.products.layer(wanted)
                 if layer is None or (not wanted.placed and (added or ports[-1].has_halo)):
                     continue
-                cost = layer.cost_us
-                if not layer.is_native:
-                    cost = kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
+                cost = self._layer_us(layer, kind)
+                if not math.isfinite(cost):
+                    continue
                 known = found.get(ports)
                 if known is None or _order(layer, cost) < _order(known.layer, known.cost_us):
                     found[ports] = Execution(ports, cost, layer)
         return tuple(found.values())
+
+    def _layer_us(self, layer: Layer, kind: Product) -> float:
+        if self.measuring is not None:
+            return self.measuring.layer_us(layer)
+        if layer.is_native:
+            return layer.cost_us
+        return kind.computation.macs / (PORTABLE_MACS_PER_US * self.threads)
 
     # ------------------------------------------------------------------------------ the others
 
@@ -170,9 +190,22 @@ class Ways:
             places = dict(zip(names, ports, strict=True))
             inputs = [self._input(name, places) for name in operator.inputs]
             outputs = [self.placed(name, places[name]) for name in writes]
-            cost = estimate_us(self.target, operator.kind, inputs, outputs, self.threads)
-            found.append(Execution(ports, cost))
+            cost = self._kernel_us(operator.kind, inputs, outputs)
+            if math.isfinite(cost):
+                found.append(Execution(ports, cost))
         return tuple(found)
+
+    def _kernel_us(self, kind: Kind, inputs: Sequence[Placed], outputs: Sequence[Placed]) -> float:
+        if self.measuring is None:
+            return estimate_us(self.target, kind, inputs, outputs, self.threads)
+        plan = generated_plan(kind, inputs, outputs, self.threads)
+        return self.measuring.plan_us(plan, (*inputs, *outputs))
+
+    def _conversion_us(self, source: Placed, into: Placed) -> float:
+        if self.measuring is None:
+            return conversion_us(self.target, source, into, self.threads)
+        plan = conversion_plan(source, into, self.threads)
+        return self.measuring.plan_us(plan, (source, into))
 
     def _alike(self, names: Sequence[str]) -> list[Ports]:
         """Layouts of tensors that are all read and written by one operator: where there are
@@ -236,14 +269,9 @@ class Ways:
         layouts, kind = self.layouts.of[name], self.graph.types[name]
         row_major = Layout.plain(kind.shape)
         plain = next((n for n, one in enumerate(layouts) if one.same_memory(row_major)), 0)
-        conversion = {
-            (a, b): conversion_us(
-                self.target, self.placed(name, one), self.placed(name, other), self.threads
-            )
-            for a, one in enumerate(layouts)
-            for b, other in enumerate(layouts)
-            if a != b
-        }
+        pairs = itertools.permutations(enumerate(self.placed(name, one) for one in layouts), 2)
+        costs = {(a, b): self._conversion_us(one, other) for (a, one), (b, other) in pairs}
+        conversion = {pair: cost for pair, cost in costs.items() if math.isfinite(cost)}
         return Tensor(
             name,
             tuple(map(str, layouts)),

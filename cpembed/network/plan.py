@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cpembed.graph.graph import Graph, Operator
@@ -14,8 +14,10 @@ from cpembed.network.assignment import Progress as AssignmentProgress
 from cpembed.network.cache import Cache
 from cpembed.network.comparison import by_policy
 from cpembed.network.layout import Layout
+from cpembed.network.measuring import Measuring
 from cpembed.network.options import Execution, Ways
-from cpembed.network.products import Products, Progress, cores
+from cpembed.network.products import Products, Progress, cores, silent
+from cpembed.network.splitting import without_residuals
 from cpembed.network.tensors import Layouts
 
 CHANNELS_LAST = "channels_last"
@@ -68,20 +70,27 @@ def plan_network(
     timeout: float | None = None,
     time_limit: float = 10.0,
     policy: Policy = "assigned",
+    measures: bool = False,
     watch: AssignmentProgress | None = None,
 ) -> NetworkPlan:
     """Choose kernels and layouts for a graph that was prepared for the target.
 
-    ``timeout``: seconds of each search for embeddings; ``time_limit``: of the search for layouts.
+    ``timeout``: seconds of each search for embeddings; ``time_limit``: of the search for layouts;
+    ``measures``: what options cost is measured, not estimated.
     Raises :class:`~cpembed.errors.LoweringError` where an operator has no kernel.
     """
     ways = ways_of(graph, target, cache=cache, progress=progress, timeout=timeout)
+    if measures:
+        ways = replace(ways, measuring=Measuring(cache, ways.threads, progress))
     problem = ways.problem
     progress("choosing layouts", 0, 1)
     chosen = assign(problem, time_limit=time_limit, progress=watch)
     if policy != "assigned":
         fixed = ways.channels_last() if policy == CHANNELS_LAST else None
         chosen = by_policy(problem, chosen, fixed)
+    if ways.measuring is not None:
+        # A plan is sent to the worker, and lasts longer than whoever watches.
+        ways.measuring.progress = silent
     return planned(ways, target, chosen)
 
 
@@ -93,10 +102,16 @@ def ways_of(
     progress: Progress,
     timeout: float | None = None,
 ) -> Ways:
-    """The executions of each operator, the kernels of its products searched."""
+    """The executions of each operator, the kernels of its products searched; residuals that no
+    kernel of the instruction adds are operators of their own."""
     products = Products(target, cache, timeout, cores())
     ways = Ways(graph, Layouts(graph), products, thread_count())
     ways.search(progress)
+    apart = ways.without_kernels_that_add()
+    if apart:
+        whole = without_residuals(graph, apart)
+        ways = replace(ways, graph=whole, layouts=Layouts(whole))
+        ways.search(progress)
     return ways
 
 

@@ -93,7 +93,7 @@ class Products:
     def layer(self, wanted: Wanted) -> Layer | None:
         """The kernel; None where there is none."""
         if wanted not in self.found:
-            self.search([wanted], _silent)
+            self.search([wanted], silent)
         return self.found[wanted]
 
 
@@ -111,7 +111,7 @@ def _search(target: HardwareSpec, timeout: float | None, wanted: Wanted) -> Laye
         return None
 
 
-def _silent(what: str, done: int, of: int) -> None:
+def silent(what: str, done: int, of: int) -> None:
     """Nobody watches."""
 
 

@@ -33,6 +33,7 @@ class Asked:
     time_limit: float = 10.0
     verifies: bool = True
     times: bool = True
+    measures: bool = False
     plan_only: bool = False
 
 
@@ -116,6 +117,7 @@ def network(
             timeout=asked.timeout,
             time_limit=asked.time_limit,
             policy=asked.policy,
+            measures=asked.measures,
         )
         return NetworkResult(plan_document(plan))
     compiled = compile_network(
@@ -126,6 +128,7 @@ def network(
         timeout=asked.timeout,
         time_limit=asked.time_limit,
         policy=asked.policy,
+        measures=asked.measures,
     )
     run = run_network(
         compiled, inputs, verifies=asked.verifies, times=asked.times, progress=progress
