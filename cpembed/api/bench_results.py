@@ -43,14 +43,8 @@ def solved_row(result: SolveResult) -> SolvedRow:
 def _reason(result: SolveResult) -> Reason | None:
     if result.conflict is not None:
         conflict = result.conflict
-        return Reason(list(conflict.axes), list(conflict.constraints), conflict.words[0])
-    if result.embeddings:
-        return None
-    if result.not_derivable:
-        return Reason([], [], f"no program: {result.not_derivable[0]}")
-    if result.count:
-        return Reason([], [], "no program: the embeddings found are not axis maps")
-    return Reason([], [], "the search was stopped before it found anything")
+        return Reason(list(conflict.axes), list(conflict.constraints), result.why_nothing)
+    return None if result.embeddings else Reason([], [], result.why_nothing)
 
 
 def _embedding_row(ranked: RankedCandidate) -> EmbeddingRow:

@@ -14,7 +14,6 @@ from cpembed import worker
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.contiguity import run_bytes
 from cpembed.api.layout_rows import LayoutRow, LayoutsResult, Times
-from cpembed.api.matching import why_not
 from cpembed.api.run import run
 from cpembed.api.solve import SolveResult, hardware_spec
 from cpembed.api.solve import workload as parsed
@@ -170,7 +169,7 @@ def _measured(
 ) -> LayoutRow:
     result = run(parsed(words, spec), spec, timeout=timeout)
     if isinstance(result, SolveResult):
-        return LayoutRow(name, settings, reason=why_not(result))
+        return LayoutRow(name, settings, reason=result.why_nothing)
     times = None
     timing = result.timing
     if result.is_native:
@@ -195,7 +194,7 @@ def _estimated(
 ) -> LayoutRow:
     found = choose(Request(parsed(words, spec), spec, timeout=timeout, untuned=True))
     if isinstance(found, SolveResult):
-        return LayoutRow(name, settings, reason=why_not(found))
+        return LayoutRow(name, settings, reason=found.why_nothing)
     times = estimated_times(found)
     reason = None if times is not None else "no machine of it is described: nothing to estimate"
     return _described(name, settings, found.solved.target.name, found.candidate, times, reason)

@@ -15,7 +15,7 @@ from typing import Any
 
 from cpembed import worker
 from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.solve import SolveResult, default_dtypes, typed_by_roles
+from cpembed.api.solve import default_dtypes, typed_by_roles
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, CrashError, InvariantError, SpecError, TransformError
@@ -157,7 +157,7 @@ def matched(
             seconds = time.perf_counter() - started
             if isinstance(found, Chosen):
                 return _of_chosen(found, spec, retyped, seconds)
-            return Match(reason=why_not(found), retyped=retyped, seconds=seconds)
+            return Match(reason=found.why_nothing, retyped=retyped, seconds=seconds)
     except InvariantError:
         raise
     except CpembedError as error:
@@ -174,7 +174,7 @@ def _of_chosen(found: Chosen, spec: HardwareSpec, retyped: bool, seconds: float)
             if solved.utilisation:
                 reason += f", which would be used to {solved.utilisation:.1%}"
         else:
-            reason = why_not(solved)
+            reason = solved.why_nothing
     return Match(
         found.solved.target.name,
         ranked.candidate.embedding,
@@ -203,14 +203,3 @@ def estimated(found: Chosen) -> Estimated | None:
     except (SpecError, TransformError):
         return None
     return Estimated(by_machine.total_us, "us", by_machine.total_us, machine.name)
-
-
-def why_not(solved: SolveResult) -> str:
-    """One line."""
-    if solved.conflict is not None:
-        return solved.conflict.words[0]
-    if solved.not_derivable:
-        return f"no program: {solved.not_derivable[0]}"
-    if solved.count:
-        return "no program: the embeddings found are not axis maps"
-    return "the search was stopped before it found anything: give a longer --timeout"

@@ -69,6 +69,21 @@ class SolveResult:
         """Of the best candidate; 0 where there is none."""
         return self.embeddings[0].overheads.utilisation if self.embeddings else 0.0
 
+    @property
+    def why_nothing(self) -> str:
+        """One line: why there is no candidate, and which set might have one."""
+        if self.conflict is not None:
+            other = self.wider
+            if other is None or other.searched:
+                return self.conflict.words[0]
+            most = f"{other.utilisation:.1%}"
+            return f"{self.conflict.words[0]}; {other.constraints} might use up to {most} of it"
+        if self.not_derivable:
+            return f"no program: {self.not_derivable[0]}"
+        if self.count:
+            return "no program: the embeddings found are not axis maps"
+        return "the search was stopped before it found anything: give a longer --timeout"
+
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
         document: dict[str, Any] = {

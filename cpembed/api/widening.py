@@ -69,10 +69,14 @@ def default_searches(
     # leaves too little for one of a wider set.
     late = timeout is not None and left is not None and left < timeout * _ENOUGH
     hopeless = first.search.formulation is None or late
-    # A model of the machine has other reasons to choose than how much of the instruction is used.
-    hopeless |= rescored is None and not _may_use_more(first)
     if hopeless or first.utilisation >= WELL_USED:
         return (with_bound(first),)
+    # A model of the machine has other reasons to choose than how much of the instruction is used.
+    bound = _bound(first) if rescored is None else None
+    if bound is not None and not _is_worth_saying(first, bound):
+        # Too little for a search. Where nothing fits, that something else might is still said.
+        might_fit = not first.embeddings and bound > 0
+        return (_with(first, bound) if might_fit else first,)
     scored = None if rescored is None else rescored(first)
     second = search(WIDER, timeout=left, weights=scored or weights)
     return (
@@ -89,24 +93,22 @@ def best_of(results: Sequence[SolveResult]) -> SolveResult:
 
 def with_bound(result: SolveResult) -> SolveResult:
     """The result, with what the wider set might use, where that is more."""
-    if not result.embeddings or not _may_use_more(result):
-        return result
-    bound = _bound(result)
-    return (
-        result if bound is None else replace(result, wider=OtherSet(WIDER, bound, searched=False))
-    )
+    bound = _bound(result) if result.embeddings else None
+    return _with(result, bound) if bound is not None and _is_worth_saying(result, bound) else result
 
 
-def _may_use_more(result: SolveResult) -> bool:
-    """Whether the wider set may use more of the instruction, as far as is known unsearched."""
-    if result.utilisation > 1 - _WORTH_SAYING:
-        return False
-    bound = _bound(result)
-    return bound is None or bound > result.utilisation + _WORTH_SAYING
+def _with(result: SolveResult, bound: float) -> SolveResult:
+    return replace(result, wider=OtherSet(WIDER, bound, searched=False))
+
+
+def _is_worth_saying(result: SolveResult, bound: float) -> bool:
+    return bound > result.utilisation + _WORTH_SAYING
 
 
 def _bound(result: SolveResult) -> float | None:
-    """None where nothing is known of it, or not soon."""
+    """Of what the wider set can use; None where nothing is known of it, or not soon."""
+    if result.utilisation > 1 - _WORTH_SAYING:
+        return 1.0
     try:
         return within(_SOON, lambda: _bound_of(result))
     except OutOfTime:

@@ -69,7 +69,7 @@ class Machine:
         solved = self._solve(workload)
         if isinstance(solved, Refused):
             return solved
-        reason = why_nothing(solved)
+        reason = solved.why_nothing
         for found in programs(self.target, solved, epilogue):
             if isinstance(found, Program):
                 return found
@@ -119,12 +119,3 @@ def _ordered(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[
             yield choices(target, (ranked,), epilogue)[0]
         except LoweringError as error:
             yield Refused(str(error))
-
-
-def why_nothing(solved: SolveResult) -> str:
-    """Why a search has no candidate."""
-    if solved.conflict is not None:
-        return solved.conflict.words[0]
-    if solved.not_derivable:
-        return solved.not_derivable[0]
-    return f"no embedding under {solved.constraints.name}: {solved.status.value}"

@@ -12,7 +12,7 @@ from cpembed.api.solve import SolveResult, solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.tvm.choice import Machine, Program, programs, why_nothing
+from cpembed.tvm.choice import Machine, Program, programs
 from cpembed.tvm.emit import emit
 from cpembed.tvm.recognise import Recognised, recognise
 
@@ -85,7 +85,7 @@ def strategy(
         if isinstance(item, Program)
     )
     refused = tuple(item.reason for item in found if not isinstance(item, Program))
-    return Strategy(recognised, solved, candidates, refused if found else (why_nothing(solved),))
+    return Strategy(recognised, solved, candidates, refused if found else (solved.why_nothing,))
 
 
 def _shape(parameter: Any) -> list[Any]:

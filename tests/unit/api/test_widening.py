@@ -83,6 +83,26 @@ def test_where_little_is_to_be_gained_one_set_is_searched(
     assert (result.wider and result.wider.utilisation) == might_use
 
 
+def test_where_nothing_fits_the_set_that_might_is_named() -> None:
+    """One row of 16, all columns and nine of 64 steps is too little for a second search."""
+    words = "depthwise n=1 c=8 h=14 w=16 r=3 s=3 pad=1"
+    result = solved(words, "amx_int8")
+    assert (result.constraints.name, result.status) == (DEFAULT_CONSTRAINTS, Status.INFEASIBLE)
+    assert result.wider is not None
+    assert (result.wider.constraints, result.wider.searched) == (WIDER, False)
+    assert result.wider.utilisation == 1 / 16 * 9 / 64
+    assert WIDER in result.why_nothing
+    assert solved(words, "amx_int8", WIDER).utilisation == result.wider.utilisation
+
+
+def test_where_no_set_fits_none_is_named() -> None:
+    """A maximum is no sum."""
+    result = solved("C[m,n] max= A[m,k] * B[k,n] m=8 n=16 k=16", "amx_int8")
+    assert result.wider is None
+    assert result.conflict is not None
+    assert result.why_nothing == result.conflict.words[0]
+
+
 @pytest.mark.parametrize("target", ["vta_8x8x8", "amx_int8", "avx512_vnni", SYSTOLIC, DOT_ARRAY])
 @pytest.mark.parametrize(
     "words",
