@@ -231,13 +231,14 @@ steps_options = together(
     click.option(
         "--bias",
         is_flag=True,
-        help="Adds a random vector, an element a channel (not on a simulated target).",
+        help="Adds a vector, an element a channel: random, or given with a library's weights (not "
+        "on a simulated target).",
     ),
     click.option(
         "--scale",
         is_flag=True,
-        help="Multiplies by a random float32 vector, an element a channel, as requantization "
-        "does (not on a simulated target).",
+        help="Multiplies by a float32 vector likewise, as requantization does (not on a simulated "
+        "target).",
     ),
     click.option(
         "--relu", is_flag=True, help="Negative results are stored as 0 (not on a simulated target)."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cpembed.cli.output import message, print_json, print_text
@@ -10,6 +10,7 @@ from cpembed.cli.output import message, print_json, print_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from cpembed.api.chosen import BackendChoice
     from cpembed.api.solve import SolveResult
 
 
@@ -87,3 +88,12 @@ def print_notes(result: SolveResult) -> None:
     for note in (idle_padding(result), undeclared_stride(result)):
         if note is not None:
             message(note)
+
+
+def say_missing(missing: Sequence[str], backend: BackendChoice, stood_in: str) -> int:
+    """Where portable code stands in for the instruction and was not asked for, say on stderr what
+    is missing and what that means (``stood_in``); the exit code."""
+    if not missing or backend == "generic":
+        return 0
+    message(f"{'; '.join(missing)}: {stood_in}")
+    return UNAVAILABLE

@@ -18,7 +18,7 @@ from cpembed.export.toolchain import compiler
 from cpembed.export.weights import blob_of
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.registry import open_target
-from tests.cli.calling import Called, in_a_process
+from tests.cli.calling import Called, Caller, in_a_process
 from tests.unit.export.handwritten import sums
 
 try:
@@ -78,6 +78,19 @@ def test_what_cannot_be_built_is_one_line(tmp_path: Path) -> None:
     infeasible = build("axpy", "m=4", "--target", "vta_1x16x16", "-o", tmp_path / "a")
     assert infeasible.code in (2, 3)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--rank=1", "--id=ab", "--backend=auto", "--verbose", "--weights=1,1", "--bias", "--untuned"],
+)
+def test_what_says_something_of_one_kernel_is_refused_of_a_model(
+    capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    called = Caller(capsys)("build", "net.onnx", "--target", "avx2_int8", "-o", "net", option)
+    called.is_one_line_error(
+        2, f"{option.split('=', maxsplit=1)[0]} is of a workload, not of a model"
+    )
 
 
 @pytest.mark.slow
