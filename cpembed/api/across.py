@@ -6,30 +6,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cpembed.provenance import Provenance
+
 
 @dataclass(frozen=True)
 class Time:
     """``amount`` in ``unit`` (``us`` or ``cycles``), in microseconds where a clock is known, and
-    how it came about: an estimate of a described ``machine`` where one is named."""
+    how it came about: an estimate of a described ``machine`` where one is named, else of this one,
+    or of the simulated."""
 
     amount: float
     unit: str
     us: float | None
-    provenance: str
+    provenance: Provenance
     machine: str | None = None
 
     @property
     def how(self) -> str:
         """``estimated for NAME``."""
-        return f"{self.provenance} for {self.machine}" if self.machine else str(self.provenance)
+        how = self.provenance.value
+        return f"{how} for {self.machine}" if self.machine else how
 
     def to_json(self) -> dict[str, Any]:
         return {
             "amount": self.amount,
             "unit": self.unit,
             "us": self.us,
-            "provenance": str(self.provenance),
             "machine": self.machine,
+            "provenance": self.provenance.value,
         }
 
 
@@ -104,8 +108,8 @@ class Line:
 def line(target: str, figures: Sequence[Figure]) -> Line:
     """Sums over the layers of a target.
 
-    >>> whole = Figure(100, 3, "a", 1.0, 10, Time(5, "us", 5, "measured"))
-    >>> half = Figure(100, 1, "a", 0.5, 0, Time(7, "us", 7, "estimated"))
+    >>> whole = Figure(100, 3, "a", 1.0, 10, Time(5, "us", 5, Provenance.MEASURED))
+    >>> half = Figure(100, 1, "a", 0.5, 0, Time(7, "us", 7, Provenance.ESTIMATED))
     >>> found = line("a", [whole, half, Figure(50)])
     >>> found.use, found.use_by_macs, found.embedded, found.layers
     (0.875, 0.8, 4, 5)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.api.across import Figure, Line, Time, line
 from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow
-from cpembed.api.matching import Match, match_in_worker
+from cpembed.api.chosen import Request
+from cpembed.api.matching import match_in_worker
 from cpembed.provenance import Provenance
 from cpembed.workloads.suites import Layer
 
@@ -59,8 +60,8 @@ class Across:
 
 
 def across(benches: Sequence[Bench], progress: Progress | None = None) -> Across:
-    """The rows of finished benches of one suite. The embedding that is chosen, and with it what is
-    used and moved, is looked for again, as a run does; where a row has no time, it is estimated."""
+    """The rows of finished benches of one suite. Where a row has no time of the instruction, the
+    embedding that a run would choose is looked for, and its time estimated."""
     figures: dict[str, dict[str, Figure]] = {}
     total, done = sum(len(bench.finished()) for bench in benches), 0
     for bench in benches:
@@ -85,24 +86,22 @@ def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
     if row.error is not None and best is None:
         return Figure(row.macs, row.count, reason=row.error.message)
     run, reason = row.run, None if best is None or best.reason is None else best.reason.text
+    time = None if run is None else _time(run)
+    # Rows of older versions do not say how much is used.
+    if run is not None and time is not None and run.utilisation is not None:
+        on = run.instead or maker.spec.name
+        return Figure(row.macs, row.count, on, run.utilisation, run.moved_bytes, time, reason)
     if run is None and (best is None or best.embedding is None):
         return Figure(row.macs, row.count, reason=reason)
-    found = match_in_worker(
+    asked = Request(
         maker.workload(layer),
         maker.spec,
-        constraints=None if maker.any_set else maker.constraints,
+        None if maker.any_set else maker.constraints,
         timeout=maker.timeout,
         untuned=maker.untuned,
     )
-    return Figure(
-        row.macs,
-        row.count,
-        found.embedded_on,
-        found.utilisation,
-        found.moved_bytes,
-        (None if run is None else _time(run)) or _estimate(found),
-        found.reason,
-    )
+    found = match_in_worker(asked).figure(row.macs, row.count)
+    return found if time is None else replace(found, time=time)
 
 
 def _time(run: RunRow) -> Time | None:
@@ -113,10 +112,3 @@ def _time(run: RunRow) -> Time | None:
     if run.latency_us is None or times is None:
         return None
     return Time(times.median, "us", times.median, run.provenance)
-
-
-def _estimate(found: Match) -> Time | None:
-    time = found.estimated
-    if time is None:
-        return None
-    return Time(time.amount, time.unit, time.us, Provenance.ESTIMATED, time.machine)

@@ -106,6 +106,8 @@ def run_row(result: RunResult) -> RunRow:
         tuned=_tuned_row(result.choice.tuned),
         cycles=times.cycles,
         clock_mhz=times.clock_mhz,
+        utilisation=result.candidate.overheads.utilisation,
+        moved_bytes=result.candidate.overheads.packing_bytes,
         own=result.details.bench_json(),
     )
 

@@ -101,8 +101,9 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     on operands in registers, None where that is not known; ``instead``: the target that ran the
     layer, where no embedding of the suite's exists or it is slower by the model; ``baselines`` has
     the comparisons that were asked for, by name. ``chosen`` and ``tuned`` say which embedding ran
-    and why. ``own`` is what only this target says; in documents its entries stand beside the others
-    too.
+    and why; of the instruction, its ``utilisation`` is useful, and packing and unpacking read and
+    write ``moved_bytes``. ``own`` is what only this target says; in documents its entries stand
+    beside the others too.
     """
 
     backend: str
@@ -126,6 +127,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     tuned: TunedRow | None = None
     cycles: Count | None = None
     clock_mhz: Positive | None = None
+    utilisation: Positive | None = None
+    moved_bytes: Natural | None = None
     own: dict[str, bool | float | str] = {}
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Literal, Unpack
 from cpembed.api.solve import SearchOptions, SolveResult, explained, hardware_spec, searches
 from cpembed.api.widening import best_of
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.errors import TransformError
+from cpembed.errors import SpecError, TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.levels import Hierarchy
 from cpembed.ir.computation import Computation
@@ -116,6 +116,16 @@ def estimate(
     solved = explained(solved, clock, options.get("progress"))
     estimates = tuple(of(item) for item in solved.embeddings)
     return EstimateResult(solved, found, estimates, rank_by, len(known))
+
+
+def described_estimate(program: DerivedProgram, spec: HardwareSpec) -> Estimate | None:
+    """The time on the first machine that the specification describes; None where it describes
+    none, or one that cannot hold the program."""
+    try:
+        found = _estimate(program, machine_of(spec))
+    except SpecError:
+        return None
+    return found if isinstance(found, Estimate) else None
 
 
 def _estimate(program: DerivedProgram, machine: Hierarchy) -> Estimate | str:

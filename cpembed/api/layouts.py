@@ -13,21 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from cpembed import worker
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.contiguity import run_bytes
+from cpembed.api.estimate import described_estimate
 from cpembed.api.layout_rows import LayoutRow, LayoutsResult, Times
 from cpembed.api.run import run
 from cpembed.api.solve import SolveResult, hardware_spec
 from cpembed.api.solve import workload as parsed
-from cpembed.errors import (
-    CpembedError,
-    CrashError,
-    InvariantError,
-    SpecError,
-    TransformError,
-    WorkloadError,
-)
+from cpembed.errors import CpembedError, CrashError, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.kernel.packing import packed_before
-from cpembed.machine.estimate import estimate_program, machine_of
 from cpembed.operators.family import OperatorFamily
 from cpembed.operators.registry import find_operator, operator_names
 from cpembed.operators.stencil import block_of
@@ -195,7 +187,7 @@ def _estimated(
     found = choose(Request(parsed(words, spec), spec, timeout=timeout, untuned=True))
     if isinstance(found, SolveResult):
         return LayoutRow(name, settings, reason=found.why_nothing)
-    times = estimated_times(found)
+    times = _estimated_times(found)
     reason = None if times is not None else "no machine of it is described: nothing to estimate"
     return _described(name, settings, found.solved.target.name, found.candidate, times, reason)
 
@@ -223,17 +215,15 @@ def _described(
     )
 
 
-def estimated_times(found: Chosen) -> Times | None:
+def _estimated_times(found: Chosen) -> Times | None:
     """By the target's own model where it executes here, what that does not know, and all else, by
     the first machine that the specification describes; None where there is neither."""
     spec, program = found.solved.target, found.candidate.candidate.program
     scored = found.choice.scored if found.plan.native else None
     if scored is not None and "moves_us" in scored.parts:
         return Times(scored.parts["us"], scored.parts["moves_us"], whole=scored.cost)
-    try:
-        machine = machine_of(spec)
-        described = estimate_program(program, machine, ahead=packed_before(program.workload))
-    except (SpecError, TransformError):
+    described = described_estimate(program, spec)
+    if described is None:
         return None
     outputs = {operand.name for operand in program.workload.outputs}
     unpacking = sum(us for name, us in described.packing_us.items() if name in outputs)
@@ -243,5 +233,10 @@ def estimated_times(found: Chosen) -> Times | None:
         cycles = scored.cost
         contraction = cycles / spec.machine.clock_mhz
     return Times(
-        contraction, packing + unpacking, packing, unpacking, cycles=cycles, machine=machine.name
+        contraction,
+        packing + unpacking,
+        packing,
+        unpacking,
+        cycles=cycles,
+        machine=described.machine,
     )

@@ -1,7 +1,7 @@
 """One computation on one target, as :mod:`cpembed.network.match` asks it of every product.
 
->>> from cpembed.api.solve import hardware_spec, workload
->>> found = matched(workload("gemm m=8 n=16 k=16"), hardware_spec("vta_1x16x16"))
+>>> from cpembed.api.solve import workload
+>>> found = matched(Request(workload("gemm m=8 n=16 k=16"), "vta_1x16x16"))
 >>> found.embedded_on, found.utilisation, found.family
 ('vta_1x16x16', 1.0, {'x': (), 'y': ('n',), 'z': ('k',)})
 """
@@ -10,43 +10,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed import worker
+from cpembed.api.across import Figure, Time
 from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.solve import default_dtypes, typed_by_roles
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.api.estimate import described_estimate
+from cpembed.api.solve import default_dtypes, hardware_spec, typed_by_roles
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import CpembedError, CrashError, InvariantError, SpecError, TransformError
+from cpembed.errors import CpembedError, CrashError, InvariantError
 from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.packing import packed_before
-from cpembed.machine.estimate import estimate_program, machine_of
+from cpembed.provenance import Provenance
 from cpembed.worker import step
 from cpembed.worker.steps import SLOWEST
-
-
-@dataclass(frozen=True)
-class Estimated:
-    """A time by a model, packing and unpacking included but for what is packed ahead: ``amount`` in
-    ``unit`` (``us`` or ``cycles``), and in microseconds where a clock is known. ``machine`` names
-    the machine of the specification that it is of; None where it is this one, or the simulated."""
-
-    amount: float
-    unit: str
-    us: float | None
-    machine: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "amount": self.amount,
-            "unit": self.unit,
-            "us": self.us,
-            "machine": self.machine,
-            "provenance": "estimated",
-        }
 
 
 @dataclass(frozen=True)
@@ -57,13 +36,14 @@ class Match:
     taken.
 
     ``retyped``: the model has other element types than the instruction takes, and was matched as if
-    it had these. ``moved_bytes`` are read and written by packing and unpacking.
+    it had these. ``estimated``: by a model, packing and unpacking included but for what is packed
+    ahead. ``moved_bytes`` are read and written by packing and unpacking.
     """
 
     embedded_on: str | None = None
     embedding: Embedding | None = None
     utilisation: float | None = None
-    estimated: Estimated | None = None
+    estimated: Time | None = None
     moved_bytes: int | None = None
     reason: str | None = None
     retyped: bool = False
@@ -73,6 +53,18 @@ class Match:
     def family(self) -> Mapping[str, tuple[str, ...]]:
         """The computation's axes that feed each axis of the instruction."""
         return {} if self.embedding is None else self.embedding.family
+
+    def figure(self, macs: int, count: int = 1) -> Figure:
+        """For a table of several targets: of a layer that the network has ``count`` times."""
+        return Figure(
+            macs,
+            count,
+            self.embedded_on,
+            self.utilisation,
+            self.moved_bytes,
+            self.estimated,
+            self.reason,
+        )
 
     def to_json(self) -> dict[str, Any]:
         embedding = self.embedding
@@ -115,45 +107,29 @@ def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
     return prepare(graph, first=inputs[0], second=inputs[1])
 
 
-def match_in_worker(
-    workload: Computation,
-    spec: HardwareSpec,
-    *,
-    constraints: str | ConstraintSet | None = None,
-    timeout: float | None = None,
-    untuned: bool = False,
-) -> Match:
+def match_in_worker(asked: Request) -> Match:
     """:func:`matched` in the worker, whose death is a reason."""
     started = time.perf_counter()
     try:
-        return worker.call(
-            matched, workload, spec, constraints=constraints, timeout=timeout, untuned=untuned
-        )
+        return worker.call(matched, asked)
     except CrashError as error:
         return Match(reason=str(error), seconds=time.perf_counter() - started)
 
 
-def matched(
-    workload: Computation,
-    spec: HardwareSpec,
-    *,
-    constraints: str | ConstraintSet | None = None,
-    timeout: float | None = None,
-    untuned: bool = False,
-) -> Match:
+def matched(asked: Request) -> Match:
     """Search for the instruction, and where it does not fit or is mostly idle, for those of its
-    ``alternatives``: a specification without any, or a constraint set, is matched alone.
-    ``timeout`` bounds each search in seconds; ``untuned``: what tuning found is not used. What a
-    search refuses is a reason."""
+    ``alternatives``: a specification without any, or a constraint set, is matched alone. The
+    timeout bounds each search. What a search refuses is a reason."""
     started = time.perf_counter()
+    spec, workload = hardware_spec(asked.target), asked.workload
     retyped = False
     searches = 1 + len(spec.alternatives)
-    allowed = SLOWEST * (timeout or 0.0) * searches
+    allowed = SLOWEST * (asked.timeout or 0.0) * searches
     try:
         with step(f"matching {workload.name} on {spec.name}", workload.macs + allowed):
             typed = typed_for(workload, spec)
             retyped = typed != workload
-            found = choose(Request(typed, spec, constraints, timeout=timeout, untuned=untuned))
+            found = choose(replace(asked, workload=typed))
             seconds = time.perf_counter() - started
             if isinstance(found, Chosen):
                 return _of_chosen(found, spec, retyped, seconds)
@@ -179,7 +155,7 @@ def _of_chosen(found: Chosen, spec: HardwareSpec, retyped: bool, seconds: float)
         found.solved.target.name,
         ranked.candidate.embedding,
         ranked.overheads.utilisation,
-        estimated(found),
+        _estimated(found),
         ranked.overheads.packing_bytes,
         reason,
         retyped,
@@ -187,7 +163,7 @@ def _of_chosen(found: Chosen, spec: HardwareSpec, retyped: bool, seconds: float)
     )
 
 
-def estimated(found: Chosen) -> Estimated | None:
+def _estimated(found: Chosen) -> Time | None:
     """By the target's own model where it executes here, else for the first machine that the
     specification describes; None where there is neither."""
     amount, target = found.choice.estimated, found.plan.target
@@ -195,11 +171,9 @@ def estimated(found: Chosen) -> Estimated | None:
     if found.plan.native and amount is not None and amount != float("inf"):
         clock = None if spec.machine is None else spec.machine.clock_mhz
         us = amount if target.unit == "us" else amount / clock if clock else None
-        return Estimated(amount, target.unit, us)
-    program = found.candidate.candidate.program
-    try:
-        machine = machine_of(spec)
-        by_machine = estimate_program(program, machine, ahead=packed_before(program.workload))
-    except (SpecError, TransformError):
+        return Time(amount, target.unit, us, Provenance.ESTIMATED)
+    described = described_estimate(found.candidate.candidate.program, spec)
+    if described is None:
         return None
-    return Estimated(by_machine.total_us, "us", by_machine.total_us, machine.name)
+    us = described.total_us
+    return Time(us, "us", us, Provenance.ESTIMATED, described.machine)

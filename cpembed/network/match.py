@@ -30,14 +30,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cpembed.api.across import Figure, Line, Time, line
+from cpembed.api.across import Figure, Line, line
+from cpembed.api.chosen import Request
 from cpembed.api.matching import Match, match_in_worker, prepared_for
 from cpembed.api.solve import hardware_spec
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.provenance import Provenance
 
 TIMEOUT = 10.0
 """Seconds of each search, where nobody says otherwise: most take a tenth of one."""
@@ -72,6 +72,11 @@ class OperatorMatch:
         """Why it is not embedded, or runs on an alternative."""
         return NO_PRODUCT if self.found is None else self.found.reason
 
+    @property
+    def figure(self) -> Figure:
+        """A product for a table of several targets."""
+        return (self.found or Match()).figure(self.macs)
+
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {
             "name": self.name,
@@ -84,22 +89,6 @@ class OperatorMatch:
         if self.found is None:
             return {**document, "embedded_on": None, "reason": NO_PRODUCT}
         return {**document, **self.found.to_json()}
-
-
-def figure(operator: OperatorMatch) -> Figure:
-    """A product for a table of several targets."""
-    found = operator.found or Match()
-    time = found.estimated
-    return Figure(
-        macs=operator.macs,
-        embedded_on=found.embedded_on,
-        utilisation=found.utilisation,
-        moved_bytes=found.moved_bytes,
-        time=None
-        if time is None
-        else Time(time.amount, time.unit, time.us, Provenance.ESTIMATED, time.machine),
-        reason=found.reason,
-    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +131,7 @@ class TargetMatch:
     @cached_property
     def line(self) -> Line:
         """What the products come to."""
-        return line(self.target, [figure(o) for o in self.matched])
+        return line(self.target, [o.figure for o in self.matched])
 
     def totals_json(self) -> dict[str, Any]:
         return {
@@ -209,7 +198,7 @@ def match(
         for layer, name in layers.items():
             if progress is not None:
                 progress(f"{name} on {spec.name}", done, total)
-            matches[layer] = match_in_worker(layer, searched, timeout=timeout)
+            matches[layer] = match_in_worker(Request(layer, searched, timeout=timeout))
             done += 1
         found.append(_target_match(spec.name, network, matches))
     if progress is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed.api.across import Figure
-from cpembed.network.match import MatchResult, OperatorMatch, TargetMatch, figure
+from cpembed.network.match import MatchResult, OperatorMatch, TargetMatch
 from cpembed.report import across, words
 from cpembed.report.blocks import header, table
 from cpembed.wording import plural, verb
@@ -102,7 +102,7 @@ def _compared(result: MatchResult) -> Iterator[RenderableType]:
     names = list(dict.fromkeys(name for known in by_name.values() for name in known))
     macs = {name: o.macs for known in reversed(by_name.values()) for name, o in known.items()}
     figures: dict[str, list[Figure | None]] = {
-        target: [figure(known[name]) if name in known else None for name in names]
+        target: [known[name].figure if name in known else None for name in names]
         for target, known in by_name.items()
     }
     rows = [(name, across.macs_text(macs[name])) for name in names]

@@ -24,6 +24,7 @@ from typing import Any
 import onnx
 
 from cpembed.api.across import line
+from cpembed.api.chosen import Request
 from cpembed.api.matching import Match, match_in_worker
 from cpembed.api.solve import hardware_spec
 from cpembed.api.widening import WIDER
@@ -34,7 +35,7 @@ from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.expression import Access, Operation
 from cpembed.ir.index import IndexExpr
 from cpembed.measure.environment import provenance
-from cpembed.network.match import OperatorMatch, TargetMatch, figure, match
+from cpembed.network.match import OperatorMatch, TargetMatch, match
 from experiments.network_mapping.networks import NETWORKS, files
 from experiments.network_mapping.tables import COLUMNS, Column, markdown
 
@@ -101,8 +102,8 @@ def counted(
     ).targets
     products = own_products(found, names)
     own = [p for p in products if p.found and p.found.embedded_on == column.target]
-    total = line(column.target, [figure(p) for p in products])
-    used = line(column.target, [figure(p) for p in own])
+    total = line(column.target, [p.figure for p in products])
+    used = line(column.target, [p.figure for p in own])
     totals: dict[str, Any] = {
         "nodes": len(names),
         "operators": len(found.operators),
@@ -141,8 +142,8 @@ def _otherwise(products: Sequence[OperatorMatch], column: Column) -> dict[str, A
 
 def _matched_otherwise(layer: Computation, spec: HardwareSpec, column: Column) -> Match:
     if column.otherwise == "exchanged":
-        return match_in_worker(layer, spec, constraints=WIDER, timeout=TIMEOUT)
-    return match_in_worker(with_filter_axis(layer), spec, timeout=TIMEOUT)
+        return match_in_worker(Request(layer, spec, WIDER, timeout=TIMEOUT))
+    return match_in_worker(Request(with_filter_axis(layer), spec, timeout=TIMEOUT))
 
 
 def layers(products: Sequence[OperatorMatch]) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.matching import matched, typed_for
+from cpembed.api.chosen import Request
+from cpembed.api.matching import Match, matched, typed_for
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import CrashError, SpecError
 from cpembed.graph.kinds.product import Product
@@ -42,9 +43,9 @@ def test_equal_products_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> No
     searched: list[str] = []
     real = match_module.match_in_worker
 
-    def counted(layer, spec, *, timeout=None):  # type: ignore[no-untyped-def]
-        searched.append(str(layer.extents))
-        return real(layer, spec, timeout=timeout)
+    def counted(asked: Request) -> Match:
+        searched.append(str(asked.workload.extents))
+        return real(asked)
 
     monkeypatch.setattr(match_module, "match_in_worker", counted)
     graph = network("n", {"a": FULL, "b": PARTLY, "c": FULL})
@@ -131,7 +132,7 @@ def test_types_that_the_instruction_takes_stay() -> None:
 
 
 def test_cycles_become_time_where_a_clock_is_known() -> None:
-    found = matched(workload(FULL, VTA), hardware_spec(VTA))
+    found = matched(Request(workload(FULL, VTA), VTA))
     assert found.estimated is not None
     assert found.estimated.unit == "cycles"
     clock = hardware_spec(VTA).machine
@@ -141,13 +142,10 @@ def test_cycles_become_time_where_a_clock_is_known() -> None:
 
 def test_what_executes_nowhere_is_estimated_for_a_described_machine() -> None:
     spec = hardware_spec("gemmini_16x16")
-    found = matched(workload(FULL, spec), spec)
+    found = matched(Request(workload(FULL, spec), spec))
     assert found.embedded_on == spec.name
-    if spec.machines:
-        assert found.estimated is not None
-        assert found.estimated.machine in spec.machines
-    else:
-        assert found.estimated is None
+    assert found.estimated is not None
+    assert found.estimated.machine in spec.machines
 
 
 def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
