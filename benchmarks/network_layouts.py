@@ -25,7 +25,7 @@ from cpembed.files import write_whole
 from cpembed.frontends import load_model
 from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.network.build import CompiledNetwork, RunningNetwork, compile_network
-from cpembed.network.plan import Policy
+from cpembed.network.plan import Planning, Policy
 from cpembed.network.run import random_inputs
 
 HERE = Path(__file__).resolve().parent
@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("models", type=Path)
     parser.add_argument("--target", default="avx512_vnni")
+    parser.add_argument("--measure", action="store_true", help="choose by measured kernels")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--round-ms", type=float, default=40.0)
@@ -47,23 +48,24 @@ def main() -> None:
     for path in paths:
         if asked.only and path.stem not in asked.only:
             continue
-        rows.append(compared(path, asked.target, asked.rounds, asked.round_ms))
-        document = {"target": asked.target, "rounds": asked.rounds, "rows": rows, **provenance()}
+        rows.append(compared(path, asked.target, asked.measure, asked.rounds, asked.round_ms))
+        costs = "measured" if asked.measure else "estimated"
+        document = {"target": asked.target, "costs": costs, "rounds": asked.rounds, "rows": rows}
+        document |= provenance()
         write_whole(asked.output / "network_layouts.json", json.dumps(document, indent=1) + "\n")
         write_whole(asked.output / "network_layouts.md", markdown(document))
         print(line(rows[-1]))
 
 
-def compared(path: Path, target: str, rounds: int, round_ms: float) -> Row:
+def compared(path: Path, target: str, measures: bool, rounds: int, round_ms: float) -> Row:
     """A network under the three policies."""
     graph = load_model(path)
     with tempfile.TemporaryDirectory() as folder:
         made: dict[str, CompiledNetwork] = {}
         for policy in POLICIES:
             place = Path(folder) / policy
-            made[policy] = compile_network(
-                graph, target, place, name=policy, policy=policy, progress=_silent
-            )
+            how = Planning(policy=policy, measures=measures)
+            made[policy] = compile_network(graph, target, place, how, name=policy)
         running = {policy: one.open() for policy, one in made.items()}
         inputs = random_inputs(graph, 0)
         given = {policy: one.in_order(inputs) for policy, one in running.items()}
@@ -116,7 +118,10 @@ def line(row: Row) -> str:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    run = f"{document['rounds']} rounds, target {document['target']}"
+    run = (
+        f"{document['rounds']} rounds, target {document['target']}, "
+        f"kernels {document['costs']} for the choice"
+    )
     rows = document["rows"]
     better = sum(
         row["ratio"]["channels_last"] > 1 and row["ratio"]["alone"] > 1 for row in rows
@@ -138,10 +143,6 @@ def markdown(document: dict[str, Any]) -> str:
         )
     lines += ["", f"Faster than both on {better} of {len(rows)}.", ""]
     return "\n".join(lines)
-
-
-def _silent(what: str, done: int, of: int) -> None:
-    """Nobody watches."""
 
 
 if __name__ == "__main__":

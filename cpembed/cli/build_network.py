@@ -30,35 +30,37 @@ def build_model(
     """Write the library of a network, verified before; the exit code."""
     from cpembed.export.library import Contents
     from cpembed.frontends import load_model
-    from cpembed.network.build import SEARCH_LIMIT
-    from cpembed.network.service import build_network
+    from cpembed.network.plan import SEARCH_LIMIT, Planning
+    from cpembed.network.run import random_inputs
+    from cpembed.network.service import Asked, network
 
     graph = load_model(model, shapes or None)
+    how = Planning(timeout=timeout or SEARCH_LIMIT)
+    contents = Contents(torch=torch)
+    asked = Asked(target, folder, how, times=False, name=name, contents=contents)
     with Bar("", None) as bar:
 
         def progress(what: str, done: int, total: int) -> None:
             bar.show(what, total=total, completed=done)
 
-        result = build_network(
-            graph,
-            target,
-            folder,
-            progress,
-            name=name,
-            contents=Contents(torch=torch),
-            timeout=timeout or SEARCH_LIMIT,
-        )
-    compiled = result.compiled
-    assert compiled is not None
-    files = list(compiled.library.files)
+        result = network(graph, asked, random_inputs(graph, 0), progress)
+    result.require()
+    files = sorted(path.name for path in folder.iterdir())
+    where = folder
+    if result.library is not None:
+        files, where = list(result.library.files), result.library.path
     if as_json:
         print_json({**result.document, "folder": str(folder), "files": files})
         return 0
     totals = result.document["totals"]
+    sizes = ""
+    if "bytes_weights" in totals:
+        sizes = (
+            f", {totals['bytes_weights'] / 1e6:.1f} MB of constants, "
+            f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
+        )
     print_text(
-        f"{compiled.library.path}: {totals['embedded']} of {totals['products']} products embedded, "
-        f"{totals['bytes_weights'] / 1e6:.1f} MB of constants, "
-        f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace, verified",
+        f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}, verified",
         f"files: {', '.join(files)}",
     )
     return 0

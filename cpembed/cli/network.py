@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,28 +105,24 @@ def command(
     from cpembed.frontends import load_model
 
     graph = load_model(model, shapes or None)
-    with tempfile.TemporaryDirectory(prefix="cpembed-") as scratch, Bar("", None) as bar:
+    inputs = _inputs(graph, given, seed)
+    with Bar("", None) as bar:
 
         def progress(what: str, done: int, total: int) -> None:
             bar.show(what, total=total, completed=done)
 
-        from cpembed.network.service import Asked, network
+        from cpembed.network.plan import Planning
+        from cpembed.network.service import Asked, network, network_plan
 
-        asked = Asked(
-            target,
-            save or Path(scratch),
-            policy,
-            timeout,
-            layout_time,
-            verifies=not no_verify,
-            measures=measures,
-            plan_only=plan_only,
-        )
-        inputs = None if plan_only else _inputs(graph, given, seed)
-        result = network(graph, asked, inputs, progress)
-    if output is not None and result.run is not None:
-        _write_outputs(output, result.run.outputs)
-    document = result.document
+        how = Planning(timeout, layout_time, policy, measures)
+        run: NetworkRun | StepwiseRun | None = None
+        if plan_only:
+            document = network_plan(graph, target, how, progress)
+        else:
+            result = network(graph, Asked(target, save, how, not no_verify), inputs, progress)
+            document, run = result.document, result.run
+    if output is not None and run is not None:
+        _write_outputs(output, run.outputs)
     if report is not None:
         from cpembed.report.network_page import write_page
 
@@ -138,7 +133,7 @@ def command(
         from cpembed.report.network import report as lines
 
         print_text(*lines(document))
-    return _verdict(result.run)
+    return _verdict(run)
 
 
 def _verdict(run: NetworkRun | StepwiseRun | None) -> int:

@@ -16,15 +16,11 @@ from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.network.cache import Cache, default_folder
-from cpembed.network.plan import NetworkPlan, Policy, plan_network
+from cpembed.network.plan import NetworkPlan, Planning, plan_network
 from cpembed.network.products import Progress, silent
 from cpembed.network.program import NetworkProgram, network_program
 from cpembed.network.verification import in_memory, typed
 from cpembed.targets.registry import missing_for
-
-SEARCH_LIMIT = 20.0
-"""Seconds of each search for embeddings, where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -115,40 +111,24 @@ def compile_network(
     graph: Graph,
     target: str | HardwareSpec,
     folder: Path,
+    how: Planning | None = None,
     *,
     name: str | None = None,
-    progress: Progress,
-    timeout: float | None = SEARCH_LIMIT,
-    time_limit: float = 10.0,
-    cache: Cache | None = None,
-    prepares: bool = True,
-    policy: Policy = "assigned",
-    measures: bool = False,
     contents: Contents = EVERYTHING,
+    progress: Progress = silent,
     check: Callable[[CompiledNetwork], None] | None = None,
 ) -> CompiledNetwork:
-    """Write a network's library to a folder; ``prepares``: the graph is as a front end made it.
+    """Write the library of a network, as a front end made it, to a folder.
 
     Kernels run on as many threads as the process has for kernels. ``contents``: which files are
     written; ``check`` is called before any is, and none is where it raises. Raises
     :class:`~cpembed.errors.LoweringError` for an operator that has no kernel, and
     :class:`BackendUnavailable` where there is no C compiler or the target has no library.
     """
-    spec = hardware_spec(target)
+    spec, how = hardware_spec(target), how or Planning()
     require_library(spec)
-    cache = Cache(default_folder()) if cache is None else cache
-    prepared = prepared_for(graph, spec) if prepares else graph
-    plan = plan_network(
-        prepared,
-        spec,
-        cache=cache,
-        progress=progress,
-        timeout=timeout,
-        time_limit=time_limit,
-        policy=policy,
-        measures=measures,
-    )
-    network = network_program(plan, name or library_name(graph.name), cache, progress)
+    plan = plan_network(prepared_for(graph, spec), spec, how, progress)
+    network = network_program(plan, name or library_name(graph.name), how.cache, progress)
     progress("linking", 0, 1)
     label = network.program.name
 
@@ -179,5 +159,5 @@ def compile_graph(
 ) -> RunningNetwork:
     """A graph as something that runs here, its library in a temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="cpembed-"))
-    compiled = compile_network(graph, target, folder, progress=silent)
+    compiled = compile_network(graph, target, folder)
     return compiled.open(threads or 0)

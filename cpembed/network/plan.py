@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.runtime import thread_count
 from cpembed.network.assignment import Assignment, assign
-from cpembed.network.assignment import Progress as AssignmentProgress
-from cpembed.network.cache import Cache
+from cpembed.network.cache import Cache, default_folder
 from cpembed.network.comparison import by_policy
 from cpembed.network.layout import Layout
 from cpembed.network.measuring import Measuring
@@ -61,51 +60,49 @@ class NetworkPlan:
         return self.executions[operator.name]
 
 
+SEARCH_LIMIT = 20.0
+"""Seconds of each search for embeddings, where nobody says otherwise."""
+
+
+@dataclass(frozen=True)
+class Planning:
+    """How kernels and layouts are chosen. ``timeout``: seconds of each search for embeddings;
+    ``time_limit``: of the search for layouts, by ``policy``; ``measures``: what options cost is
+    measured, not estimated; ``cache``: what is kept, by default in the user's folder."""
+
+    timeout: float | None = SEARCH_LIMIT
+    time_limit: float = 10.0
+    policy: Policy = "assigned"
+    measures: bool = False
+    cache: Cache = field(default_factory=lambda: Cache(default_folder()))
+
+
 def plan_network(
-    graph: Graph,
-    target: HardwareSpec,
-    *,
-    cache: Cache,
-    progress: Progress,
-    timeout: float | None = None,
-    time_limit: float = 10.0,
-    policy: Policy = "assigned",
-    measures: bool = False,
-    watch: AssignmentProgress | None = None,
+    graph: Graph, target: HardwareSpec, how: Planning, progress: Progress = silent
 ) -> NetworkPlan:
     """Choose kernels and layouts for a graph that was prepared for the target.
 
-    ``timeout``: seconds of each search for embeddings; ``time_limit``: of the search for layouts;
-    ``measures``: what options cost is measured, not estimated.
     Raises :class:`~cpembed.errors.LoweringError` where an operator has no kernel.
     """
-    ways = ways_of(graph, target, cache=cache, progress=progress, timeout=timeout)
-    if measures:
-        ways = replace(ways, measuring=Measuring(cache, ways.threads, progress))
+    ways = _ways(graph, target, how, progress)
     problem = ways.problem
     progress("choosing layouts", 0, 1)
-    chosen = assign(problem, time_limit=time_limit, progress=watch)
-    if policy != "assigned":
-        fixed = ways.channels_last() if policy == CHANNELS_LAST else None
+    chosen = assign(problem, time_limit=how.time_limit)
+    if how.policy != "assigned":
+        fixed = ways.channels_last() if how.policy == CHANNELS_LAST else None
         chosen = by_policy(problem, chosen, fixed)
     if ways.measuring is not None:
         # A plan is sent to the worker, and lasts longer than whoever watches.
         ways.measuring.progress = silent
-    return planned(ways, target, chosen)
+    return _planned(ways, target, chosen)
 
 
-def ways_of(
-    graph: Graph,
-    target: HardwareSpec,
-    *,
-    cache: Cache,
-    progress: Progress,
-    timeout: float | None = None,
-) -> Ways:
+def _ways(graph: Graph, target: HardwareSpec, how: Planning, progress: Progress) -> Ways:
     """The executions of each operator, the kernels of its products searched; residuals that no
     kernel of the instruction adds are operators of their own."""
-    products = Products(target, cache, timeout, cores())
-    ways = Ways(graph, Layouts(graph), products, thread_count())
+    products, threads = Products(target, how.cache, how.timeout, cores()), thread_count()
+    measuring = Measuring(how.cache, threads, progress) if how.measures else None
+    ways = Ways(graph, Layouts(graph), products, threads, measuring)
     ways.search(progress)
     apart = ways.without_kernels_that_add()
     if apart:
@@ -115,7 +112,7 @@ def ways_of(
     return ways
 
 
-def planned(ways: Ways, target: HardwareSpec, assignment: Assignment) -> NetworkPlan:
+def _planned(ways: Ways, target: HardwareSpec, assignment: Assignment) -> NetworkPlan:
     """The plan that an assignment is."""
     layouts = ways.layouts.of
     problem = ways.problem
