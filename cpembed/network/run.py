@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cpembed import worker
 from cpembed.graph.graph import Array, Graph, check_inputs
+from cpembed.graph.kinds import Product
 from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.products import Progress
 from cpembed.network.verification import Judged, judge_network
@@ -86,7 +87,8 @@ def _executed(
     *,
     progress: Callable[[str, int], None],
 ) -> NetworkRun:
-    macs = sum(_macs(compiled.graph))
+    kinds = [operator.kind for operator in compiled.graph.operators]
+    macs = sum(kind.computation.macs for kind in kinds if isinstance(kind, Product))
     with compiled.open(threads) as running:
         judged: list[Judged] = []
         if verifies:
@@ -107,12 +109,6 @@ def _executed(
             with step("timing a network", 100 * macs):
                 timed = _timed(running, inputs)
     return NetworkRun(outputs, tuple(judged), timed)
-
-
-def _macs(graph: Graph) -> list[int]:
-    from cpembed.graph.kinds import Product
-
-    return [o.kind.computation.macs for o in graph.operators if isinstance(o.kind, Product)]
 
 
 def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes:

@@ -96,8 +96,8 @@ def network(
         if asked.folder is not None:
             asked.folder.mkdir(parents=True, exist_ok=True)
             write_whole(asked.folder / "network.json", json.dumps(document, indent=1) + "\n")
-            about = f"# {graph.name} on {spec.name}\n\n{_STEPWISE}\n\n{open_target(spec).instructions}\n"
-            write_whole(asked.folder / "README.md", about)
+            title, how = f"# {graph.name} on {spec.name}", open_target(spec).instructions
+            write_whole(asked.folder / "README.md", f"{title}\n\n{_STEPWISE}\n\n{how}\n")
         return NetworkResult(document, None, found)
     drafts: list[tuple[CompiledNetwork, NetworkRun]] = []
 

@@ -19,7 +19,7 @@ from cpembed import worker
 from cpembed.api.chosen import Chosen, Plan, Request, choose
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import Product, TensorType
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
@@ -169,7 +169,7 @@ class _ProductStep:
         if not kind.padding or not is_convolution(self.operator):
             return kind.computation, first
         shape = tuple(first.shape)
-        widths = padding_of(kind, _type(first))
+        widths = padding_of(kind, TensorType.of(first))
         layout = Layout.plain(shape).with_halo(widths)
         output = Layout.plain(kind.computation.output.shape)
         margins = [(0, 0), (0, 0), *((w, w) for w in widths)]
@@ -211,12 +211,6 @@ class _ProductStep:
         plain = replace(self.kind, zero_points=(0, 0), epilogue=None)
         exact = replace(self.kind, epilogue=None)
         return plain.sums(*given[:2]) - exact.sums(*given[:2])
-
-
-def _type(array: Array) -> Any:
-    from cpembed.graph.kinds import TensorType
-
-    return TensorType.of(array)
 
 
 def _executed(
