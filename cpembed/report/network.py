@@ -49,7 +49,7 @@ def report(document: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _operators(network: Network) -> RenderableType:
-    whole = sum(operator.us or 0.0 for operator in network.operators)
+    whole = network.operators_us
     by_time = sorted(network.operators, key=lambda operator: operator.us or 0.0, reverse=True)
     places = {id(operator): place for place, operator in enumerate(by_time[:_MARKED], 1)}
     result = table(
@@ -66,7 +66,7 @@ def _operators(network: Network) -> RenderableType:
 def _row(network: Network, operator: Operator, whole: float, place: int | None) -> tuple[str, ...]:
     us, state = operator.us, network.state(operator)
     no_instruction = "no instruction" if state is State.UNMATCHED else ""
-    ratio = _ratio(operator)
+    ratio = operator.ratio
     marks = {None: "", 1: "slowest", 2: "2nd", 3: "3rd"}
     wrong = "WRONG" if operator.verified is False else ""
     layout = network.tensor(operator.outputs[0]).layout if operator.outputs else ""
@@ -83,13 +83,6 @@ def _row(network: Network, operator: Operator, whole: float, place: int | None) 
         "" if ratio is None else f"x{ratio:.2f}",
         " ".join(mark for mark in (marks[place] if us else "", wrong) if mark),
     )
-
-
-def _ratio(operator: Operator) -> float | None:
-    """The measured time over the predicted one."""
-    if operator.measured_us is None or not operator.predicted_us:
-        return None
-    return operator.measured_us / operator.predicted_us
 
 
 def _totals(network: Network) -> list[tuple[str, str]]:
@@ -171,10 +164,9 @@ def _doubts(network: Network) -> Iterator[str]:
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'not known why'}"
-    whole = sum(operator.us or 0.0 for operator in network.operators)
-    least = max(WORTH_US, WORTH_SHARE * whole)
+    least = max(WORTH_US, WORTH_SHARE * network.operators_us)
     for operator in network.operators:
-        ratio = _ratio(operator)
+        ratio = operator.ratio
         by = abs((operator.measured_us or 0.0) - (operator.predicted_us or 0.0))
         if ratio is not None and not 1 / OFF <= ratio <= OFF and by >= least:
             took, expected = _time(operator.measured_us), _time(operator.predicted_us)

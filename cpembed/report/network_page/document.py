@@ -73,6 +73,13 @@ class Operator(msgspec.Struct, frozen=True):
         return self.predicted_us if self.measured_us is None else self.measured_us
 
     @property
+    def ratio(self) -> float | None:
+        """The measured time over the predicted one."""
+        if self.measured_us is None or not self.predicted_us:
+            return None
+        return self.measured_us / self.predicted_us
+
+    @property
     def mapping(self) -> str:
         """The family in words: ``y ← k   z ← c r s``."""
         family: object = self.family
@@ -129,13 +136,14 @@ class Network(msgspec.Struct, frozen=True):
         return self.tensors.get(name, Tensor())
 
     @property
+    def operators_us(self) -> float:
+        """Of all operators, measured or else predicted."""
+        return sum(operator.us or 0.0 for operator in self.operators)
+
+    @property
     def conversions_us(self) -> float:
         """Of all tensors."""
         return sum(c.us or 0.0 for tensor in self.tensors.values() for c in tensor.conversions)
-
-    @property
-    def is_measured(self) -> bool:
-        return any(operator.measured_us is not None for operator in self.operators)
 
 
 def read(document: Mapping[str, Any]) -> Network:

@@ -29,7 +29,6 @@
   const nodes = all("a.node");
   const rows = all("#layers tbody tr");
   const edges = all("svg .edges > path");
-  const rowOf = new Map(rows.map((row) => [Number(row.dataset.op), row]));
   const panel = document.getElementById("details");
   const body = panel.querySelector(".body");
   let opener = null;
@@ -175,5 +174,5 @@
     choose(number, event.currentTarget);
   });
   const wanted = /^#op-(\d+)$/.exec(location.hash);
-  if (wanted && rowOf.has(Number(wanted[1]))) choose(Number(wanted[1]), null);
+  if (wanted) choose(Number(wanted[1]), null);
 })();

@@ -15,6 +15,7 @@ from cpembed.report.network_page import sections
 from cpembed.report.network_page.document import Network, read
 from cpembed.report.network_page.picture import picture
 from cpembed.report.network_page.text import html
+from cpembed.wording import plural
 
 _DETAILS = (
     '<aside id="details" role="status" aria-label="The chosen operator">'
@@ -74,10 +75,9 @@ def _policy(script: str) -> str:
 
 
 def _header(network: Network, title: str) -> str:
-    threads = "" if network.threads is None else f", {network.threads} threads"
-    if network.threads == 1:
-        threads = ", 1 thread"
-    about = html(f"{len(network.operators)} operators; times are {network.provenance}{threads}")
+    threads = "" if network.threads is None else f", {plural(network.threads, 'thread')}"
+    operators = plural(len(network.operators), "operator")
+    about = html(f"{operators}; times are {network.provenance}{threads}")
     return (
         f"<header><div><h1>{title}</h1><p>{about}</p></div>"
         '<button type="button" id="theme" class="script">Dark</button></header>'

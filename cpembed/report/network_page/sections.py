@@ -128,7 +128,7 @@ def layers(network: Network) -> str:
         f'<th scope="col" class="{kind}" data-sort="{kind or "text"}">{html(name)}</th>'
         for name, kind in _COLUMNS
     )
-    whole = sum(operator.us or 0.0 for operator in network.operators)
+    whole = network.operators_us
     slowest = max((operator.us or 0.0 for operator in network.operators), default=0.0)
     rows = "\n".join(
         _row(network, number, operator, whole, slowest)
@@ -142,10 +142,7 @@ def layers(network: Network) -> str:
 
 
 def _row(network: Network, number: int, operator: Operator, whole: float, slowest: float) -> str:
-    state, us = network.state(operator), operator.us
-    ratio = None
-    if operator.measured_us is not None and operator.predicted_us:
-        ratio = operator.measured_us / operator.predicted_us
+    state, us, ratio = network.state(operator), operator.us, operator.ratio
     name = f'<a href="#op-{number}" data-op="{number}">{html(operator.name)}</a>'
     on = html(operator.embedded_on or (UNKNOWN if state is State.GENERATED else "no instruction"))
     cells: list[tuple[str, Any]] = [
