@@ -35,14 +35,13 @@ from typing import Any, TextIO
 import numpy as np
 
 from benchmarks.network_runtimes import PLAIN, RUNTIMES
-from benchmarks.network_tables import markdown
+from benchmarks.network_tables import OURS, markdown
 from cpembed.files import write_whole
 from cpembed.measure.environment import provenance
+from cpembed.measure.interleaved import BUSY, ENOUGH
 
 HERE = Path(__file__).resolve().parent
-OURS, REFERENCE = "cpembed", "onnxruntime"
-BUSY, ENOUGH = 0.2, 0.4
-"""Cores that others may have in a round; the share of the rounds that must be left so."""
+REFERENCE = "onnxruntime"
 MOST_CALLS = 2000
 
 Row = dict[str, Any]

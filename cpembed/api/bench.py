@@ -42,7 +42,7 @@ from cpembed.provenance import Provenance
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.own_suites import ComputedLayer
-from cpembed.workloads.suites import Layer, suite
+from cpembed.workloads.suites import Layer
 
 STRICT = "strict"
 """The constraint set whose embeddings every row reports, whatever was asked for."""
@@ -211,7 +211,7 @@ def open_bench(
     """
     spec = hardware_spec(target)
     named_layers = named_suite(suite_name, spec, shapes)
-    chosen = selected(named_layers, layers)
+    chosen = select_layers(named_layers, layers)
     for layer in chosen:
         if isinstance(layer, ComputedLayer):
             # It refuses a layout: better before anything runs.
@@ -319,17 +319,14 @@ def _open_baselines(
     return tuple(known[name](spec, stored) for name in wanted)
 
 
-def select_layers(suite_name: str, text: str | None) -> tuple[Layer, ...]:
-    """Layers of a shipped suite by index and range, in its order; None selects all.
+def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
+    """Layers of a suite by index and range, in its order; None selects all.
 
-    >>> [layer.index for layer in select_layers("deepbench", "3,0,5-7")]
+    >>> from cpembed.workloads.suites import suite
+    >>> deepbench = NamedSuite("deepbench", suite("deepbench"))
+    >>> [layer.index for layer in select_layers(deepbench, "3,0,5-7")]
     [0, 3, 5, 6, 7]
     """
-    return selected(NamedSuite(suite_name, suite(suite_name)), text)
-
-
-def selected(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
-    """As :func:`select_layers`, of any suite."""
     layers = named.layers
     if text is None:
         return layers

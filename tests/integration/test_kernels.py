@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from cpembed.api.bench import select_layers
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr
@@ -28,6 +27,7 @@ from cpembed.targets.cpu.build import build, schedule_space
 from cpembed.targets.x86.features import cpu_features, missing_features
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
+from cpembed.workloads.suites import suite as shipped_suite
 from tests.emulation.amx_cases import CASES, SLOW_CASES, STORED
 from tests.running import verify
 from tests.unit.kernel.handwritten import conv2d_program, gemm_program
@@ -258,7 +258,7 @@ def test_what_the_model_chooses_for_amx_is_right(
     suite: str, target: str, emulator: Path | None
 ) -> None:
     results = run_amx("amx_suites", emulator, suite, target)
-    assert len(results) == len(select_layers(suite, None))
+    assert len(results) == len(shipped_suite(suite))
     for found in results.values():
         assert found == {"backend": "x86.amx", "verified": True}
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from cpembed.api import bench_maker
 from cpembed.api.bench import Bench, open_bench, select_layers
+from cpembed.api.bench_layers import NamedSuite
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow, RunRow
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -385,7 +386,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["108", "5-200", "7-3", "a", "", "1,,2", "-1", "1-2-3"])
 def test_wrong_layers_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(WorkloadError, match="layers") as caught:
-        select_layers("deepbench", text)
+        select_layers(NamedSuite("deepbench", suite("deepbench")), text)
     assert "\n" not in str(caught.value)
 
 
