@@ -25,7 +25,7 @@ from cpembed.api.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request, 
 from cpembed.api.run import Files, executed
 from cpembed.api.solve import Progress, SolveResult
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
-from cpembed.errors import InvariantError, LoweringError
+from cpembed.errors import LoweringError
 from cpembed.export.example import REPEATED, product_reference
 from cpembed.export.kernel import kernel_program, vector_name
 from cpembed.export.library import Contents, drafted, write_library, write_sources
@@ -43,8 +43,8 @@ from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.runtime import compile_host_object, compile_object
 from cpembed.measure.runner import Quantiles, time_work
 from cpembed.measure.verification import Expected, Verification
-from cpembed.targets.base import verified
 from cpembed.targets.choice import Choice, built_first
+from cpembed.targets.verification import verified
 from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 9, 5.0
@@ -242,11 +242,7 @@ def _verified(
         arrays = [info.accepted(given[info.name]) for info in library.inputs]
         (found,) = library.run(*arrays)
         judged = target.judge(expected, epilogue, vectors, _typed(found, library))
-        if not judged.verified:
-            raise InvariantError(
-                f"the library of {target.spec.name} in {workload.name} is wrong by up to "
-                f"{judged.max_error:g} on data of seed {seed}: please report this command line"
-            )
+        judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
         out = [found]
         started = time.perf_counter()
         library.run(*arrays, out=out)
@@ -262,11 +258,7 @@ def _emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification
     target, seed = plan.target, secrets.randbits(31)
     artifact, _ = built_first(target, [choice], plan.epilogue)
     judged, _ = verified(target, artifact, workload, plan.epilogue, seed)
-    if not judged.verified:
-        raise InvariantError(
-            f"the kernel of {target.spec.name} in {workload.name} is wrong by up to "
-            f"{judged.max_error:g} on data of seed {seed}: please report this command line"
-        )
+    judged.require(f"the kernel of {target.spec.name} in {workload.name}", seed)
     return judged
 
 

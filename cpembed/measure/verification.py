@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.errors import WorkloadError
+from cpembed.errors import InvariantError, WorkloadError
 from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.reference import reference
@@ -49,6 +49,15 @@ class Verification:
     max_error: float
     verified: bool
     tolerance: float
+
+    def require(self, what: str, seed: int) -> None:
+        """Raises :class:`InvariantError` where ``what`` computed this, wrongly, on random data of
+        a seed."""
+        if not self.verified:
+            raise InvariantError(
+                f"{what} is wrong by up to {self.max_error:g} on data of seed {seed}: "
+                "please report this command line"
+            )
 
 
 class Expected:

@@ -16,27 +16,24 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
-from cpembed import worker
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import BackendUnavailable, CrashError, InvariantError, LoweringError
+from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel, Processor
 from cpembed.kernel.epilogue import Epilogue, Storing
-from cpembed.measure.environment import versions
 from cpembed.measure.runner import Timing
 from cpembed.measure.verification import Expected, Verification
 from cpembed.provenance import Provenance
 from cpembed.selection.candidate import Candidate
 from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets import tuned
 from cpembed.transform.program import DerivedProgram
-from cpembed.tuning.database import Trial, module_digest, problem_key, store_of
+from cpembed.tuning.database import Trial
 from cpembed.tuning.plain import PlainTrial
 from cpembed.tuning.session import CandidatePool, Task, Tuning
 from cpembed.tuning.space import Proposal, S, Space
-from cpembed.worker import step
 
 Array = NDArray[Any]
 
@@ -302,17 +299,7 @@ class Target(ABC, Generic[L, S, A]):
         objective: str | None,
     ) -> dict[str, Any]:
         """Everything that the trials of a file depend on."""
-        return {
-            **problem_key(workload, self.spec, constraints),
-            "kind": self.trial.kind,
-            "executor": self.spec.backend,
-            "objective": objective,
-            "module": type(self).__module__,
-            "source": module_digest(type(self).__module__),
-            "stored": None if epilogue is None else str(epilogue),
-            "figures": self.figures(),
-            "version": versions()["cpembed"],
-        }
+        return tuned.trial_key(self, workload, constraints, epilogue, objective)
 
     def schedule_of(self, trial: Any) -> S:
         """The schedule that a trial is of."""
@@ -327,14 +314,7 @@ class Target(ABC, Generic[L, S, A]):
         self, task: Task, field: CandidatePool[S], epilogue: Any, folder: Path
     ) -> Tuning[Any, S]:
         """A search that is ready to run."""
-        key = self.trial_key(task.workload, task.constraints, epilogue, self.objective)
-        store = store_of(folder, key, self.trial)
-
-        def measure(proposal: Proposal[S]) -> Any:
-            return self.tried(proposal, epilogue)
-
-        about = self.tuned_about(task.workload, epilogue)
-        return Tuning(task, field, store, self.trial, measure, self.spread, about)
+        return tuned.open_tuning(self, task, field, epilogue, folder)
 
     def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
         """What documents of tuning say beside workload, target and constraint set."""
@@ -343,28 +323,7 @@ class Target(ABC, Generic[L, S, A]):
     def tried(self, proposal: Proposal[S], epilogue: Any) -> Any:
         """A trial of a proposal: its program is built, verified and timed in the worker. What has
         none, or ends the worker, is a result."""
-        design, time_taken, error = proposal.design, None, None
-        try:
-            time_taken = worker.call(
-                _time_of, type(self), self.spec, self.objective,
-                design.candidate, proposal.schedule, epilogue,
-            )  # fmt: skip
-        except (LoweringError, CrashError) as refused:
-            error = str(refused)
-        finite = proposal.estimate < float("inf")
-        return PlainTrial(
-            design.candidate.embedding.to_json(),
-            design.identifier,
-            design.ranked.rank,
-            design.ranked.constraints,
-            error,
-            self.schedule_json(proposal.schedule),
-            design.space.key(proposal.schedule),
-            self.unit,
-            self.provenance,
-            proposal.estimate if finite else None,
-            time_taken,
-        )
+        return tuned.tried(self, proposal, epilogue)
 
     def tuning_rows(self, best: Any, untuned: Any) -> list[Row]:
         """What a report says of the best trial and of what runs untuned."""
@@ -399,57 +358,3 @@ class Target(ABC, Generic[L, S, A]):
         """What says whether the instruction runs as fast as it can at the moment
         (:class:`~cpembed.measure.interleaved.SpeedProbe`); None where nothing does."""
         return None
-
-
-def verified(
-    target: Target[Any, Any, Any],
-    artifact: Any,
-    workload: Computation,
-    epilogue: Any,
-    seed: int,
-) -> tuple[Verification, dict[str, Array]]:
-    """The worst of what an artifact computes on random data of a seed, beside the reference, and
-    the data; in the worker."""
-    inputs = random_inputs(workload, seed)
-    expected = Expected(workload, inputs)
-    vectors = target.vectors(expected, epilogue, seed)
-    inputs |= vectors
-    doing = f"running the {target.executed_by(artifact)} kernel"
-    with step(doing, workload.macs):
-        execution = target.execute(artifact, inputs)
-    judged = [target.judge(expected, epilogue, vectors, found) for found in execution.outputs]
-    worst = max(judged, key=lambda one: (not one.verified, one.max_error))
-    return worst, inputs
-
-
-def _time_of(
-    kind: type[Target[Any, Any, Any]],
-    spec: HardwareSpec,
-    objective: str | None,
-    candidate: Candidate,
-    schedule: Any,
-    epilogue: Any,
-) -> float:
-    """What a schedule takes, in the target's unit, after its numbers were verified.
-
-    Raises :class:`LoweringError` for a target that gives no time here.
-    """
-    target, workload = kind(spec), candidate.program.workload
-    if objective is not None:
-        target = target.minimising(objective)
-    with step("building a schedule", workload.macs):
-        artifact = target.build(target.lower(candidate.program, epilogue), schedule)
-    found, inputs = verified(target, artifact, candidate.program.unfused, epilogue, seed=0)
-    if not found.verified:
-        raise InvariantError(
-            f"the {target.executed_by(artifact)} kernel of embedding {candidate.identifier} of "
-            f"{spec.name} in {workload.name} with {schedule} is wrong by up to "
-            f"{found.max_error:g} on data of seed 0: please report this command line"
-        )
-    with step("timing a schedule", 10 * workload.macs):
-        timing = target.time(artifact, inputs)
-    latency = None if timing.latency_us is None else timing.latency_us.median
-    found_time = timing.cycles if target.unit == "cycles" else latency
-    if found_time is None:
-        raise LoweringError(f"{spec.name} gives no {target.unit} here: nothing to compare")
-    return found_time

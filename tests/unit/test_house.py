@@ -21,7 +21,7 @@ OPERATIONS = {"axpy", "dot", "gemv", "requantize"}
 TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 """Names of machines: stems of specifications."""
 
-OPEN = {"base", "choice", "commands", "known", "portable", "registry"}
+OPEN = {"base", "choice", "commands", "known", "portable", "registry", "verification"}
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""
 
 PREFIXES = (

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from cpembed import worker
-from cpembed.errors import CrashError, InvariantError, LoweringError
+from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import size_bytes
@@ -196,12 +196,8 @@ class KernelMeasurer:
         found = self._expected.judge(data.mover.unpack(kernel.execute(data.packed)))
         if found.verified and self._objective == "total" and kernel.has_inner_packing:
             found = self._expected.judge(kernel.run_whole(self._inputs, self._ahead))
-        if not found.verified:
-            raise InvariantError(
-                f"the {kernel.backend} kernel of embedding {data.identifier} of "
-                f"{self._spec.name} in {self._workload.name} with {knobs} is wrong by up to "
-                f"{found.max_error:g} on data of seed {self._seed}: please report this command line"
-            )
+        what = f"the {kernel.backend} kernel of embedding {data.identifier} of {self._spec.name}"
+        found.require(f"{what} in {self._workload.name} with {knobs}", self._seed)
 
     def _forget(self, needed: set[str]) -> None:
         """All kernels but the needed ones, and the data that were not used lately."""
