@@ -83,7 +83,7 @@ class Drawing:
     def _node(self, key: tuple[str, float, int], reads: tuple[str, ...], size: float) -> str:
         written = self.tensor(size)
         name = f"{key[0]}{len(self.nodes)}"
-        self.nodes.append(Node(name, reads, (written,), self.known[key], key))
+        self.nodes.append(Node(name, reads, (written,), self.known[key]))
         return written
 
 
@@ -210,11 +210,10 @@ def line(problem: Problem, reductions: Reductions | None) -> str:
     except LoweringError as error:
         return str(error)
     seconds = time.process_time() - started
-    known = f"{found.repeated}/{found.reductions} known" if found.reductions else ""
     return (
-        f"{found.before.entries:9,} entries, {found.after.entries:7,} left  {known:14}"
-        f"{seconds:7.2f} s  cost {found.cost:9.3f}  bound {found.bound:9.3f}  "
-        f"gap {found.gap:7.2%}  {'proven' if found.proven else 'not proven'}"
+        f"{found.left:9,} entries left to the solver  {seconds:7.2f} s  cost {found.cost:9.3f}  "
+        f"bound {found.bound:9.3f}  gap {found.gap:7.2%}  "
+        f"{'proven' if found.proven else 'not proven'}"
     )
 
 

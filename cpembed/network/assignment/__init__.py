@@ -20,8 +20,6 @@ from cpembed.network.assignment.problem import (
     Node,
     Option,
     Problem,
-    Progress,
-    Size,
     Tensor,
 )
 
@@ -35,9 +33,7 @@ __all__ = [
     "Option",
     "Outcome",
     "Problem",
-    "Progress",
     "Reductions",
-    "Size",
     "Tensor",
     "assign",
     "evaluate",

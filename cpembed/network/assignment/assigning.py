@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cpembed.errors import InvariantError, LoweringError
@@ -12,10 +11,8 @@ from cpembed.network.assignment.descent import descend
 from cpembed.network.assignment.elimination import Bounds, Order, Reduced, eliminate, plan
 from cpembed.network.assignment.evaluation import evaluate
 from cpembed.network.assignment.formulation import Formulation, formulate
-from cpembed.network.assignment.moves import improve
-from cpembed.network.assignment.obstacle import obstacle
-from cpembed.network.assignment.problem import Assignment, Problem, Progress, Size
-from cpembed.network.assignment.pruning import kept_options
+from cpembed.network.assignment.problem import Assignment, Problem
+from cpembed.network.assignment.pruning import all_options, kept_options
 
 
 @dataclass(frozen=True)
@@ -33,9 +30,6 @@ REDUCTIONS = Reductions(
     part=Bounds(joined=1 << 16, result=1 << 11, total=1 << 24),
 )
 
-_START = 0.2
-"""The part of the time that goes into a first assignment, at most."""
-
 _TOLERANCE = 1e-9
 """Of costs added in another order, as a part of them."""
 
@@ -44,27 +38,21 @@ def assign(
     problem: Problem,
     *,
     time_limit: float = 10.0,
-    progress: Progress | None = None,
-    seed: int = 0,
-    workers: int = 1,
     reductions: Reductions | None = REDUCTIONS,
 ) -> Assignment:
     """The assignment that costs least, or the best that was found within ``time_limit`` seconds of
     wall time. Without ``reductions`` the solver gets the problem as it is, to compare. Where no
     assignment is possible, a :class:`LoweringError` names a tensor that cannot be converted."""
-    started = time.perf_counter()
-    run = _Run(problem, started, time_limit, progress, seed, workers)
-    all_options = formulate(problem, [tuple(range(len(node.options))) for node in problem.nodes])
+    run = _Run(problem, time.perf_counter(), time_limit)
     if reductions is None:
-        reduced = eliminate(all_options.network, Order((), False))
-        return run.finish(all_options, all_options, reduced)
+        form = formulate(problem, all_options(problem))
+        return run.finish(form, eliminate(form.network, Order((), False)))
     form = formulate(problem, kept_options(problem))
     tables = form.network.as_tables()
     order = plan(tables, reductions.whole)
     if order.complete:
-        return run.finish(all_options, form, eliminate(tables, order))
-    order = plan(form.network, reductions.part)
-    return run.finish(all_options, form, eliminate(form.network, order))
+        return run.finish(form, eliminate(tables, order))
+    return run.finish(form, eliminate(form.network, plan(form.network, reductions.part)))
 
 
 @dataclass(frozen=True)
@@ -72,11 +60,8 @@ class _Run:
     problem: Problem
     started: float
     time_limit: float
-    progress: Progress | None
-    seed: int
-    workers: int
 
-    def finish(self, whole: Formulation, form: Formulation, reduced: Reduced) -> Assignment:
+    def finish(self, form: Formulation, reduced: Reduced) -> Assignment:
         """Solve what is left and put the assignment together."""
         if reduced.constant == math.inf:
             raise self.impossible()
@@ -90,8 +75,6 @@ class _Run:
             outcome = evaluate(self.problem, options)
             self.agree(outcome.cost, reduced.constant)
             bound, proven = outcome.cost, True
-        if self.progress is not None:
-            self.progress(outcome.cost, bound)
         names = [node.name for node in self.problem.nodes]
         return Assignment(
             dict(zip(names, options, strict=True)),
@@ -101,30 +84,19 @@ class _Run:
             bound,
             proven,
             time.perf_counter() - self.started,
-            _size(whole),
-            _left(reduced),
-            len(reduced.steps),
-            reduced.repeated,
+            reduced.rest.entries,
         )
 
     def search(self, form: Formulation, reduced: Reduced) -> tuple[tuple[int, ...], float, bool]:
         """Options, a bound of the cost of all, and whether no others cost less."""
-        from cpembed.network.assignment.cpsat import Effort, State, minimise
+        from cpembed.network.assignment.cpsat import State, minimise
 
-        until = self.started + _START * self.time_limit
-        first = improve(self.problem, form.kept, descend(self.problem, form.kept), until)
+        first = tuple(descend(self.problem, form.kept))
         outcome = evaluate(self.problem, first)
         start = None
         if outcome.cost < math.inf:
             start = (form.values(first, outcome.written), outcome.cost - reduced.constant)
-        constant = reduced.constant
-
-        def receive(cost: float, bound: float) -> None:
-            if self.progress is not None:
-                self.progress(constant + cost, constant + bound)
-
-        effort = Effort(self.started + self.time_limit, self.workers, self.seed)
-        solution = minimise(reduced.rest, effort, start, receive)
+        solution = minimise(reduced.rest, self.started + self.time_limit, start)
         if solution.state is State.IMPOSSIBLE:
             raise self.impossible()
         best = [(outcome.cost, first)] if start else []
@@ -137,7 +109,7 @@ class _Run:
                 f"no layouts of the network's tensors were found within {self.time_limit:g} s: "
                 "allow more time"
             )
-        return min(best)[1], constant + solution.bound, solution.state is State.PROVEN
+        return min(best)[1], reduced.constant + solution.bound, solution.state is State.PROVEN
 
     def agree(self, cost: float, other: float) -> None:
         """Two ways of adding the same costs up."""
@@ -145,15 +117,15 @@ class _Run:
             raise InvariantError(f"an assignment costs {cost}, and was said to cost {other}")
 
     def impossible(self) -> LoweringError:
-        return LoweringError(obstacle(self.problem))
-
-
-def _size(form: Formulation) -> Size:
-    sizes: Sequence[int] = form.network.sizes
-    return Size(len(sizes), sum(sizes), form.network.entries)
-
-
-def _left(reduced: Reduced) -> Size:
-    variables = reduced.variables
-    values = sum(reduced.rest.sizes[k] for k in variables)
-    return Size(len(variables), values, reduced.rest.entries)
+        """Where an assignment fails that no other option of one node makes better."""
+        outcome = evaluate(self.problem, descend(self.problem, all_options(self.problem)))
+        for done in outcome.conversions:
+            tensor = self.problem.tensor_of[done.tensor]
+            if tensor.converting(done.source, done.target) == math.inf:
+                return LoweringError(
+                    f"tensor {tensor.name}: written as {tensor.layouts[done.source]} and needed as "
+                    f"{tensor.layouts[done.target]}, and no choice of options has all the "
+                    "conversions that it needs: add this one, or an option to a node that writes "
+                    "or reads the tensor"
+                )
+        raise InvariantError("no assignment was said to be possible, and there is one")

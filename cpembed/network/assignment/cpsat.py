@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.embedding.cpsat import solve_in_thread
-from cpembed.network.assignment.consistency import possible_values
 from cpembed.network.assignment.cost_network import CostNetwork
 from cpembed.network.assignment.flow_model import FlowModel
 
@@ -35,67 +34,27 @@ class Solution:
     bound: float
 
 
-@dataclass(frozen=True)
-class Effort:
-    """What a search may take: until when (of ``time.perf_counter``), threads, and the seed of its
-    choices."""
-
-    until: float
-    workers: int = 1
-    seed: int = 0
-
-
-class _Reporter(cmh.SolutionCallback):
-    """Passes on cost and bound of each better solution; an exception of the receiver ends the
-    search and is kept, since it must not unwind through C++."""
-
-    def __init__(self, receive: Callable[[float, float], None], model: FlowModel) -> None:
-        super().__init__()
-        self.receive, self.model = receive, model
-        self.error: BaseException | None = None
-
-    def OnSolutionCallback(self) -> None:
-        try:
-            offset, unit = self.model.offset, self.model.unit
-            self.receive(
-                offset + unit * self.ObjectiveValue(), offset + unit * self.BestObjectiveBound()
-            )
-        except BaseException as error:
-            self.error = error
-            self.StopSearch()
-
-
 def minimise(
     network: CostNetwork,
-    effort: Effort,
+    until: float,
     start: tuple[Sequence[int], float] | None,
-    receive: Callable[[float, float], None],
 ) -> Solution:
-    """The least cost of a network. ``start``: values of all variables and their cost, where some
-    are known. Costs are rounded down to a ten-millionth of that cost: what is proven is proven to
-    within one such step a table."""
-    alive = possible_values(network)
-    if alive is None:
-        return Solution(State.IMPOSSIBLE, None, math.inf)
-    model = FlowModel(network, alive, start[1] if start else math.inf)
+    """The least cost of a network, searched ``until`` a time (of ``time.perf_counter``). ``start``:
+    values of all variables and their cost, where some are known. Costs are rounded down to a
+    ten-millionth of that cost: what is proven is proven to within one such step a table."""
+    model = FlowModel(network, start[1] if start else math.inf)
     if start:
         model.hint(start[0])
     parameters = cmh.SatParameters()
-    parameters.num_workers = effort.workers
-    parameters.random_seed = effort.seed
-    parameters.max_time_in_seconds = max(0.0, effort.until - time.perf_counter())
+    parameters.num_workers = 1
+    parameters.max_time_in_seconds = max(0.0, until - time.perf_counter())
     # The relaxation of all rows: without it, bounds stay at what the tables cost at least.
     parameters.linearization_level = 2
     # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
     parameters.catch_sigint_signal = False
-    reporter = _Reporter(receive, model)
     wrapper = cmh.SolveWrapper()
     wrapper.set_parameters(parameters)
-    wrapper.add_solution_callback(reporter)
     response = solve_in_thread(wrapper, model.proto)
-    wrapper.clear_solution_callback(reporter)
-    if reporter.error is not None:
-        raise reporter.error
     name = response.status.name
     if name == "MODEL_INVALID":
         raise ValueError(cmh.CpSatHelper.validate_model(model.proto))

@@ -3,9 +3,7 @@
 Eliminating a variable replaces the tables that mention it by one over their other variables, which
 holds the least cost that its values can have; the value is looked up again once the others are
 known. Of a variable with one or two neighbours this is the reduction of degree one or two of a
-partitioned Boolean quadratic problem; with more it is exact as well, and only its table grows. A
-step whose tables equal those of an earlier step (a repeated block of a network) is not computed
-again.
+partitioned Boolean quadratic problem; with more it is exact as well, and only its table grows.
 """
 
 from __future__ import annotations
@@ -93,7 +91,6 @@ class Reduced:
     rest: CostNetwork
     constant: float
     steps: tuple[_Step, ...]
-    repeated: int
 
     @property
     def variables(self) -> list[int]:
@@ -111,115 +108,67 @@ class Reduced:
 
 def eliminate(network: CostNetwork, order: Order) -> Reduced:
     """The network without the variables of an order."""
-    state = _State(network)
-    steps = [state.eliminate(variable) for variable in order.variables]
-    tables = tuple(Table(part.scope, part.costs) for part in state.tables.values())
-    rest = CostNetwork(network.sizes, tables, tuple(state.shared.values()))
-    return Reduced(rest, state.constant, tuple(steps), state.repeated)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """A table with a number that equal tables share."""
-
-    scope: tuple[int, ...]
-    costs: Costs
-    content: int
-
-
-Key = tuple[tuple[int, tuple[int, ...]], ...]
+    state = _State(network.sizes)
+    for part in (*network.tables, *network.shared):
+        state.add(part)
+    steps = tuple(state.eliminate(variable) for variable in order.variables)
+    left = state.parts.values()
+    tables = tuple(part for part in left if isinstance(part, Table))
+    shared = tuple(part for part in left if isinstance(part, Shared))
+    return Reduced(CostNetwork(network.sizes, tables, shared), state.constant, steps)
 
 
 @dataclass
 class _State:
-    network: CostNetwork
-    tables: dict[int, _Known] = field(default_factory=dict[int, _Known])
-    shared: dict[int, Shared] = field(default_factory=dict[int, Shared])
-    of_variable: list[set[int]] = field(default_factory=list[set[int]])
-    contents: dict[tuple[tuple[int, ...], bytes], int] = field(
-        default_factory=dict[tuple[tuple[int, ...], bytes], int]
-    )
-    done: dict[Key, tuple[Costs, NDArray[np.intp], int]] = field(
-        default_factory=dict[Key, tuple[Costs, NDArray[np.intp], int]]
-    )
-    constant: float = 0.0
-    repeated: int = 0
-    numbered: int = 0
-    last_content: int = 0
+    """What is left of a network; ``of_variable``: the numbers of the parts that mention each."""
 
-    def __post_init__(self) -> None:
-        self.of_variable = [set() for _ in self.network.sizes]
-        for table in self.network.tables:
-            known = self.known(table)
-            if known.scope:
-                self.add(known)
-            else:
-                self.constant += float(known.costs)
-        for shared in self.network.shared:
-            choosing = self.choosing(shared.scope)
-            if choosing:
-                self.shared[self.register(choosing)] = shared
-            else:
-                self.constant += float(shared.whole().costs.squeeze())
+    sizes: tuple[int, ...]
+    parts: dict[int, Table | Shared] = field(default_factory=dict[int, Table | Shared])
+    of_variable: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    constant: float = 0.0
+    numbered: int = 0
+
+    def add(self, part: Table | Shared) -> None:
+        """What no variable of several values is part of is a constant."""
+        choosing = self.choosing(part.scope)
+        if not choosing:
+            self.constant += float(self.squeezed(part).costs)
+            return
+        self.numbered += 1
+        self.parts[self.numbered] = self.squeezed(part) if isinstance(part, Table) else part
+        for variable in choosing:
+            self.of_variable.setdefault(variable, set()).add(self.numbered)
 
     def choosing(self, scope: tuple[int, ...]) -> tuple[int, ...]:
         """The variables that have several values."""
-        return tuple(variable for variable in scope if self.network.sizes[variable] > 1)
+        return tuple(variable for variable in scope if self.sizes[variable] > 1)
 
-    def register(self, scope: tuple[int, ...]) -> int:
-        self.numbered += 1
-        for variable in scope:
-            self.of_variable[variable].add(self.numbered)
-        return self.numbered
+    def squeezed(self, part: Table | Shared) -> Table:
+        """One table; variables of one value are left out, since arrays have at most 64 axes."""
+        table = part.whole() if isinstance(part, Shared) else part
+        return Table(self.choosing(table.scope), table.costs.squeeze())
 
-    def add(self, table: _Known) -> None:
-        self.tables[self.register(table.scope)] = table
-
-    def known(self, table: Table) -> _Known:
-        """Variables of one value are left out: arrays have at most 64 axes."""
-        costs = table.costs.squeeze()
-        scope = self.choosing(table.scope)
-        key = (costs.shape, costs.tobytes())
-        if key not in self.contents:
-            self.last_content += 1
-            self.contents[key] = self.last_content
-        return _Known(scope, costs, self.contents[key])
-
-    def take(self, variable: int) -> list[_Known]:
+    def take(self, variable: int) -> list[Table]:
         """The tables that mention a variable, which are no longer part of the network."""
-        taken: list[_Known] = []
-        for number in sorted(self.of_variable[variable]):
-            if number in self.shared:
-                table = self.known(self.shared.pop(number).whole())
-            else:
-                table = self.tables.pop(number)
-            for other in table.scope:
+        taken: list[Table] = []
+        for number in sorted(self.of_variable.get(variable, ())):
+            part = self.parts.pop(number)
+            for other in self.choosing(part.scope):
                 self.of_variable[other].discard(number)
-            taken.append(table)
-        return sorted(taken, key=lambda table: table.content)
+            taken.append(self.squeezed(part))
+        return taken
 
     def eliminate(self, variable: int) -> _Step:
         taken = self.take(variable)
-        scope = list(dict.fromkeys([variable, *(k for table in taken for k in table.scope)]))
-        key = tuple((table.content, tuple(map(scope.index, table.scope))) for table in taken)
-        if key in self.done:
-            self.repeated += 1
-        else:
-            shape = tuple(self.network.sizes[k] for k in scope)
-            joined = np.zeros(shape)
-            for table in taken:
-                joined += _aligned(table, scope)
-            self.last_content += 1
-            self.done[key] = (joined.min(axis=0), joined.argmin(axis=0), self.last_content)
-        costs, best, content = self.done[key]
-        if len(scope) == 1:
-            self.constant += float(costs)
-        else:
-            self.add(_Known(tuple(scope[1:]), costs, content))
-        return _Step(variable, tuple(scope[1:]), np.asarray(best))
+        scope = tuple(dict.fromkeys([variable, *(k for table in taken for k in table.scope)]))
+        joined = np.zeros(tuple(self.sizes[k] for k in scope))
+        for table in taken:
+            joined += _aligned(table, scope)
+        self.add(Table(scope[1:], np.asarray(joined.min(axis=0))))
+        return _Step(variable, scope[1:], np.asarray(joined.argmin(axis=0)))
 
 
-def _aligned(table: _Known, scope: list[int]) -> Costs:
+def _aligned(table: Table, scope: tuple[int, ...]) -> Costs:
     """A table's costs with the axes of a scope that holds its own."""
     places = [scope.index(variable) for variable in table.scope]
     order = sorted(range(len(places)), key=places.__getitem__)

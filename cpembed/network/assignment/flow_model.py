@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model_helper as cmh
 
-from cpembed.network.assignment.consistency import Alive
 from cpembed.network.assignment.cost_network import CostNetwork, Costs, Shared, Table
 
 _STEPS = 10_000_000
@@ -30,12 +29,11 @@ one that is known."""
 
 @dataclass
 class FlowModel:
-    """The model of the values in ``alive`` and its objective, which is whole: the network costs
-    ``offset`` and ``unit`` times the objective, or more by less than a unit for each table and each
-    conversion, since costs are rounded down. ``known``: the cost of some solution."""
+    """The model and its objective, which is whole: the network costs ``offset`` and ``unit`` times
+    the objective, or more by less than a unit for each table and each conversion, since costs are
+    rounded down. ``known``: the cost of some solution."""
 
     network: CostNetwork
-    alive: Alive
     known: float = math.inf
     proto: Any = field(default_factory=cmh.CpModelProto)
     offset: float = 0.0
@@ -46,10 +44,9 @@ class FlowModel:
     def __post_init__(self) -> None:
         used = {k for part in (*self.network.tables, *self.network.shared) for k in part.scope}
         for variable in sorted(used):
-            values = [self._boolean() if lives else -1 for lives in self.alive[variable].tolist()]
+            values = [self._boolean() for _ in range(self.network.sizes[variable])]
             self.booleans[variable] = values
-            literals = [value for value in values if value >= 0]
-            self.proto.constraints.add().exactly_one.literals.extend(literals)
+            self.proto.constraints.add().exactly_one.literals.extend(values)
         for table in self.network.tables:
             self._post(table)
         for shared in self.network.shared:
@@ -59,9 +56,7 @@ class FlowModel:
     def values(self, solution: Sequence[int]) -> dict[int, int]:
         """The value of each variable in a solution of the model."""
         return {
-            variable: next(
-                k for k, literal in enumerate(literals) if literal >= 0 and solution[literal]
-            )
+            variable: next(k for k, literal in enumerate(literals) if solution[literal])
             for variable, literals in self.booleans.items()
         }
 
@@ -69,9 +64,8 @@ class FlowModel:
         """Where the search starts: values of all of the network's variables."""
         for variable, literals in self.booleans.items():
             for value, literal in enumerate(literals):
-                if literal >= 0:
-                    self.proto.solution_hint.vars.extend([literal])
-                    self.proto.solution_hint.values.extend([int(values[variable] == value)])
+                self.proto.solution_hint.vars.extend([literal])
+                self.proto.solution_hint.values.extend([int(values[variable] == value)])
 
     def _boolean(self) -> int:
         self.proto.variables.add().domain.extend([0, 1])
@@ -89,22 +83,21 @@ class FlowModel:
         if len(table.scope) == 1:
             (variable,) = table.scope
             for literal, cost in zip(self.booleans[variable], costs.tolist(), strict=True):
-                if literal >= 0:
+                if cost < math.inf:
                     self.costs.append((literal, cost))
+                else:
+                    self._sum([], literal)
             return
         flows = self._flows(table.scope, np.isfinite(costs))
         self.costs += [(int(flows[at]), float(costs[at])) for at in _where(flows >= 0)]
 
     def _shifted(self, table: Table) -> Costs:
-        """Costs from the least on, infinite where a value is not possible."""
-        costs = table.costs.copy()
-        for axis, variable in enumerate(table.scope):
-            at: list[Any] = [slice(None)] * costs.ndim
-            at[axis] = ~self.alive[variable]
-            costs[tuple(at)] = np.inf
-        least = float(costs.min())
+        """Costs from the least on."""
+        least = float(table.costs.min())
+        if least == math.inf:
+            return table.costs
         self.offset += least
-        return costs - least
+        return table.costs - least
 
     def _flows(self, scope: tuple[int, ...], allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
         """A Boolean for each allowed combination of values; -1 elsewhere."""
@@ -113,9 +106,8 @@ class FlowModel:
             flows[at] = self._boolean()
         for axis, variable in enumerate(scope):
             for value, literal in enumerate(self.booleans[variable]):
-                if literal >= 0:
-                    through = np.take(flows, value, axis)
-                    self._sum(through[through >= 0].tolist(), literal)
+                through = np.take(flows, value, axis)
+                self._sum(through[through >= 0].tolist(), literal)
         return flows
 
     def _share(self, shared: Shared) -> None:
@@ -126,9 +118,7 @@ class FlowModel:
             self.costs.append((int(paid[row, column]), float(shared.costs[row, column])))
         free = np.concatenate([shared.costs, np.zeros((rows, 1))], axis=1)
         for reader, needs in zip(shared.readers, shared.needs, strict=True):
-            allowed = np.isfinite(free[:, list(needs)])
-            allowed &= self.alive[shared.written][:, None] & self.alive[reader][None, :]
-            flows = self._flows((shared.written, reader), allowed)
+            flows = self._flows((shared.written, reader), np.isfinite(free[:, list(needs)]))
             for value, column in enumerate(needs):
                 for row in range(rows):
                     if column >= 0 and flows[row, value] >= 0 and paid[row, column] >= 0:

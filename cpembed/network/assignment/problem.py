@@ -7,7 +7,7 @@ those of a tensor are numbered, and a conversion from one to another has a cost 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,10 +15,6 @@ from cpembed.errors import InvariantError
 
 ANY = -1
 """Of a port in an option: any layout will do."""
-
-Progress = Callable[[float, float], None]
-"""Called with the cost of the best assignment so far (infinite before the first) and the proven
-lower bound."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +30,12 @@ class Option:
 @dataclass(frozen=True)
 class Node:
     """An operator. ``reads`` and ``writes`` name tensors; one that is read at several ports is
-    named as often. Nodes with equal keys ``same`` have equal options; None says nothing."""
+    named as often."""
 
     name: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     options: tuple[Option, ...]
-    same: Hashable | None = None
 
     @property
     def ports(self) -> tuple[str, ...]:
@@ -139,16 +134,6 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Size:
-    """Of a problem on its way: variables, the values of all of them together, and the entries of
-    the tables of costs between them."""
-
-    variables: int
-    values: int
-    entries: int
-
-
-@dataclass(frozen=True)
 class Conversion:
     """Of one tensor, from the layout written to another."""
 
@@ -160,9 +145,8 @@ class Conversion:
 @dataclass(frozen=True)
 class Assignment:
     """What was chosen. ``options`` by node, ``written`` by tensor: the layout it is written (or
-    given) in. ``cost`` of it all; no assignment costs less than ``bound``. ``before`` and
-    ``after``: sizes at first and of what the exact reductions left to the solver; ``repeated`` of
-    ``reductions`` were known from an identical part of the network."""
+    given) in. ``cost`` of it all; no assignment costs less than ``bound``. ``left``: the entries of
+    the tables of costs that the exact reductions left to the solver."""
 
     options: Mapping[str, int]
     written: Mapping[str, int]
@@ -171,10 +155,7 @@ class Assignment:
     bound: float
     proven: bool
     seconds: float
-    before: Size
-    after: Size
-    reductions: int = 0
-    repeated: int = 0
+    left: int
 
     @property
     def gap(self) -> float:

@@ -19,9 +19,13 @@ _ROUNDS = 4
 """Each looks at all nodes once; what it drops may let the next one drop more."""
 
 
+def all_options(problem: Problem) -> Kept:
+    return [tuple(range(len(node.options))) for node in problem.nodes]
+
+
 def kept_options(problem: Problem) -> Kept:
     """The options that remain; at least one of each node."""
-    kept = [tuple(range(len(node.options))) for node in problem.nodes]
+    kept = all_options(problem)
     matrices = {tensor.name: conversion_costs(tensor) for tensor in problem.tensors}
     for _ in range(_ROUNDS):
         before = list(kept)

@@ -71,15 +71,6 @@ def test_tables_in_pairs_say_what_shared_conversions_say(seed: int) -> None:
     assert eliminate(split, plan(split, AMPLE)).constant == least(whole)
 
 
-def test_equal_tables_at_other_variables_are_reduced_once() -> None:
-    table = np.array([[1.0, 5.0], [2.0, 0.0]])
-    pairs = [(0, 1), (2, 3), (5, 4)]
-    network = CostNetwork((2,) * 6, tuple(Table(pair, table) for pair in pairs))
-    assert eliminate(network, Order((0, 2, 5), False)).repeated == 2
-    # From the other side it is another reduction.
-    assert eliminate(network, Order((0, 2, 4), False)).repeated == 1
-
-
 def test_bounds_hold() -> None:
     network = CostNetwork((4, 4, 4), (Table((0, 1), np.zeros((4, 4))),))
     assert plan(network, Bounds(joined=15, result=99, total=99)).variables == (2,)

@@ -74,9 +74,9 @@ def test_an_impossible_conversion_is_an_error_that_names_tensor_and_layouts() ->
     with pytest.raises(LoweringError) as error:
         assign(Problem(nodes, (Tensor("t", NAMES, BOTH_WAYS),)))
     assert str(error.value) == (
-        "tensor t: written as NCHW, needed as NHWC or NCHW16c, and no choice of options has all "
-        "the conversions that it needs: add a conversion of this tensor, or an option to a node "
-        "that writes or reads it"
+        "tensor t: written as NCHW and needed as NCHW16c, and no choice of options has all the "
+        "conversions that it needs: add this one, or an option to a node that writes or reads the "
+        "tensor"
     )
 
 
