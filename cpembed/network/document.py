@@ -11,7 +11,7 @@ from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
 from cpembed.measure.environment import provenance
 from cpembed.network.build import CompiledNetwork
-from cpembed.network.comparison import compare
+from cpembed.network.comparison import policy_cost
 from cpembed.network.options import Execution
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.run import NetworkRun
@@ -160,7 +160,6 @@ def finite(value: float) -> float | None:
 
 def _assignment(plan: NetworkPlan) -> dict[str, Any]:
     chosen, problem = plan.assignment, plan.ways.problem
-    compared = compare(problem, chosen, plan.ways.channels_last())
     return {
         "costs": "estimated" if plan.ways.measuring is None else "measured",
         "cost_us": chosen.cost,
@@ -170,6 +169,6 @@ def _assignment(plan: NetworkPlan) -> dict[str, Any]:
         "seconds": chosen.seconds,
         "options": sum(len(node.options) for node in problem.nodes),
         "layouts": sum(len(tensor.layouts) for tensor in problem.tensors),
-        "channels_last_us": finite(compared.fixed.cost),
-        "own_best_us": finite(compared.alone.cost),
+        "channels_last_us": finite(policy_cost(problem, plan.ways.channels_last())),
+        "own_best_us": finite(policy_cost(problem, None)),
     }
