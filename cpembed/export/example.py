@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cpembed.export.kernel import vector_name
 from cpembed.export.program import Program, Role
 from cpembed.export.toolchain import NATIVE
-from cpembed.ir.computation import AxisKind, Computation, Operand
+from cpembed.ir.computation import AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
@@ -88,9 +88,9 @@ class _Writer:
     @property
     def scale(self) -> float:
         """With which sums of random products span the range of a byte."""
-        terms = self._terms
-        exact = is_integer(self.workload.output.dtype)
-        return float(f"{100 / (math.sqrt(terms) * (5500 if exact else 0.33)):.3g}")
+        # The root mean square of a product: of two signed bytes, of two floats from -1 to 1.
+        size = 5500 if self._is_exact else 0.33
+        return float(f"{100 / (math.sqrt(self._terms) * size):.3g}")
 
     @property
     def _terms(self) -> int:
@@ -133,7 +133,7 @@ class _Writer:
     def _element(self, stored: str) -> Iterator[str]:
         sums = "int64_t" if self._is_exact else "double"
         output = self.workload.output
-        (place,) = _guarded(self.workload, [self.workload.statement.store]) or ("",)
+        place = _guard(self.workload, [self.workload.statement.store])
         if place:
             yield f"if (!({place})) continue;"
         yield f"{sums} sum = 0;"
@@ -145,7 +145,7 @@ class _Writer:
         ]
         reads = self.workload.statement.reads
         yield from loops
-        (guard,) = _guarded(self.workload, reads) or ("",)
+        guard = _guard(self.workload, reads)
         body = " * ".join(self._read(access) for access in reads)
         opening = f"  if ({guard}) {{" if guard else "  {"
         yield opening
@@ -228,18 +228,18 @@ def _flat(index: Sequence[IndexExpr], shape: Sequence[int]) -> str:
     return text
 
 
-def _guarded(workload: Computation, accesses: Sequence[Access]) -> list[str]:
+def _guard(workload: Computation, accesses: Sequence[Access]) -> str:
     """The condition that accesses are inside their operands; empty where they always are."""
     conditions: list[str] = []
     for access in accesses:
-        operand: Operand = workload.operand(access.operand)
-        for one, extent in zip(access.index, operand.shape, strict=True):
+        shape = workload.operand(access.operand).shape
+        for one, extent in zip(access.index, shape, strict=True):
             low, high = one.bounds(workload.extents)
             if low < 0:
                 conditions.append(f"{_index(one)} >= 0")
             if high >= extent:
                 conditions.append(f"{_index(one)} < {extent}")
-    return [" && ".join(conditions)] if conditions else []
+    return " && ".join(conditions)
 
 
 def _channel(workload: Computation) -> str:

@@ -77,21 +77,28 @@ def write_library(
     :class:`~cpembed.errors.LoweringError` where it fails, and
     :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
     """
-    program = packed_ahead(program)
-    layout = Layout(program, blob_of(program))
-    in_file = len(layout.blob.contents) > EMBEDDED_BYTES
-    texts = texts_of(layout, contents, in_file=in_file)
-    linked = [f"lib{program.name}.so", *([f"{program.name}.weights"] if in_file else [])]
-    files = (*linked, *texts)
+    layout = _laid_out(packed_ahead(program))
+    texts = texts_of(layout, contents)
     with drafted(folder) as draft:
-        path = link(layout, draft, in_file=in_file, options=options)
+        path = link(layout, draft, options)
         if check is not None:
             check(path)
         for file, text in texts.items():
             (draft / file).write_text(text, encoding="utf-8")
+        files = (path.name, *_weights_files(layout), *texts)
         for file in files:
             (draft / file).replace(folder / file)
     return Library(program.name, folder, files)
+
+
+def _laid_out(program: Program) -> Layout:
+    blob = blob_of(program)
+    return Layout(program, blob, in_file=len(blob.contents) > EMBEDDED_BYTES)
+
+
+def _weights_files(layout: Layout) -> list[str]:
+    """The file beside the library, if there is one."""
+    return [f"{layout.program.name}.weights"] if layout.in_file else []
 
 
 @contextmanager
@@ -115,10 +122,9 @@ def write_sources(program: Program, folder: Path, contents: Contents = EVERYTHIN
 
     Raises :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
     """
-    layout = Layout(program, blob_of(program))
-    in_file = len(layout.blob.contents) > EMBEDDED_BYTES
-    files = parts(layout, in_file=in_file)
-    texts = texts_of(layout, contents, in_file=in_file, linked=False)
+    layout = _laid_out(program)
+    files = parts(layout)
+    texts = texts_of(layout, contents, linked=False)
     texts["Makefile"] = makefile(program)
     files |= {name: text.encode() for name, text in texts.items()}
     with drafted(folder) as draft:
@@ -140,14 +146,12 @@ def makefile(program: Program) -> str:
     )
 
 
-def texts_of(
-    layout: Layout, contents: Contents, *, in_file: bool, linked: bool = True
-) -> dict[str, str]:
+def texts_of(layout: Layout, contents: Contents, *, linked: bool = True) -> dict[str, str]:
     """The files that people read, by name; ``linked``: beside the library, not what makes it."""
     program = layout.program
     name = program.name
     texts = {
-        f"{name}.h": header(program, in_file=in_file),
+        f"{name}.h": header(program, in_file=layout.in_file),
         f"{name}.json": about_json(layout, contents.details),
     }
     if contents.example:
@@ -159,7 +163,7 @@ def texts_of(
         texts[f"{name}_torch.py"] = operator.replace("NAME", name)
     texts |= contents.others
     made = [f"lib{name}.so"] if linked else ["Makefile", "runtime.c"]
-    files = (*made, *([f"{name}.weights"] if in_file else []), *texts)
+    files = (*made, *_weights_files(layout), *texts)
     return texts | {"README.md": readme(program, files, contents.about, linked=linked)}
 
 

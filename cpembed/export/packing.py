@@ -57,9 +57,9 @@ def _executed(program: Program, calls: Sequence[Call]) -> dict[str, NDArray[Any]
         (),
         tuple(calls),
     )
-    layout = Layout(alone, blob_of(alone))
+    layout = Layout(alone, blob_of(alone), in_file=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = link(layout, Path(folder), in_file=True)
+        path = link(layout, Path(folder))
         return worker.call(_packed, path, [call.arguments[-1] for call in calls])
 
 

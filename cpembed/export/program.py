@@ -150,6 +150,12 @@ class Program:
         """The buffers of some roles, in their order."""
         return tuple(buffer for buffer in self.buffers if buffer.role in roles)
 
+    @cached_property
+    def used(self) -> frozenset[str]:
+        """The names of buffers that calls take."""
+        calls = (*self.prepare, *self.run)
+        return frozenset(name for call in calls for name in call.arguments)
+
     def lives(self) -> dict[str, tuple[int, int]]:
         """Of each buffer that shares the workspace: the first and the last of the steps that take
         it. One that preparation takes lives throughout."""

@@ -1,4 +1,4 @@
-"""A program as C: the tables that the runtime is compiled with, and the header of its interface."""
+"""A program as C, the tables that the runtime is compiled with, and as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.export.memory import MemoryPlan, aligned, workspace_of
-from cpembed.export.program import Buffer, Call, Program, Role
+from cpembed.export.program import GIVEN, Buffer, Call, Program, Role
 from cpembed.export.weights import Blob
 from cpembed.kernel.script import storage_dtype
 
@@ -38,10 +38,12 @@ STATUSES: Mapping[str, tuple[int, str]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the buffers of a program lie; ``blob`` holds its constants."""
+    """Where the buffers of a program lie; ``blob`` holds its constants, which are in a file beside
+    the library (``in_file``) or linked into it."""
 
     program: Program
     blob: Blob
+    in_file: bool
 
     @cached_property
     def workspace(self) -> MemoryPlan:
@@ -64,14 +66,12 @@ class Layout:
     @property
     def taken(self) -> tuple[Buffer, ...]:
         """The buffers that a library has: all but those that nothing takes."""
-        calls = (*self.program.prepare, *self.program.run)
-        used = {name for call in calls for name in call.arguments}
-        given = {buffer.name for buffer in self.program.of(Role.INPUT, Role.OUTPUT, Role.WEIGHTS)}
-        return tuple(b for b in self.program.buffers if b.name in used | given)
+        used = self.program.used
+        return tuple(b for b in self.program.buffers if b.role in GIVEN or b.name in used)
 
     def place(self, buffer: Buffer) -> int:
         """The number of what is given, else an offset in bytes."""
-        if buffer.role in (Role.INPUT, Role.OUTPUT, Role.WEIGHTS):
+        if buffer.role in GIVEN:
             return self.program.of(buffer.role).index(buffer)
         if buffer.role is Role.CONSTANT:
             return self.blob.places[buffer.name]
@@ -86,8 +86,8 @@ def quoted(text: str) -> str:
     return f'"{"".join(plain)}"'
 
 
-def tables(layout: Layout, *, in_file: bool) -> str:
-    """``program.h``; ``in_file``: constants are in a file beside the library."""
+def tables(layout: Layout) -> str:
+    """``program.h``."""
     program, blob = layout.program, layout.blob
     taken = layout.taken
     numbers = {buffer.name: number for number, buffer in enumerate(taken)}
@@ -112,7 +112,7 @@ def tables(layout: Layout, *, in_file: bool) -> str:
         "WORKSPACE_BYTES": layout.workspace.bytes,
         "OWN_BYTES": layout.own[1],
         "DEFAULT_THREADS": program.threads,
-        "CONSTANTS_IN_FILE": int(in_file),
+        "CONSTANTS_IN_FILE": int(layout.in_file),
         "CONSTANTS_BYTES": len(blob.contents),
         "CONSTANTS_SUM": f"UINT64_C({plain})",
         "CONSTANTS_PLACED_SUM": f"UINT64_C({placed})",
@@ -122,7 +122,7 @@ def tables(layout: Layout, *, in_file: bool) -> str:
         f'#include "{program.name}.h"',
         f"#define PUBLIC(name) {program.name}_##name",
         *(f"#define {name} {value}" for name, value in defined.items()),
-        *_constants(in_file=in_file, empty=not blob.contents),
+        *_constants(layout),
         *(f"int __tvm_ffi_{symbol}(void *, const Any *, int32_t, Any *);"
           for symbol in _symbols(program)),
         *_array("Buffer", "buffers", [_buffer(layout, buffer) for buffer in taken]),
@@ -197,11 +197,11 @@ def _given(program: Program, role: Role, name: str, numbers: Mapping[str, int]) 
     return [*shapes, *table, *places]
 
 
-def _constants(*, in_file: bool, empty: bool) -> list[str]:
+def _constants(layout: Layout) -> list[str]:
     """The constants, linked in from ``constants.bin``."""
-    if in_file:
+    if layout.in_file:
         return []
-    if empty:
+    if not layout.blob.contents:
         return ["static const unsigned char CONSTANTS[1];"]
     section = (
         ".pushsection .rodata\\n.balign 64\\n.globl cpembed_constants\\n"

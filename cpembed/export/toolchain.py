@@ -83,19 +83,18 @@ SOURCES = ("runtime.c", "processor.h", "threads.h")
 """Of the runtime, in :data:`NATIVE`."""
 
 
-def parts(layout: Layout, *, in_file: bool) -> dict[str, bytes]:
-    """What a library is made of, by file name: tables, kernels, and the constants, which are beside
-    the library if ``in_file``."""
+def parts(layout: Layout) -> dict[str, bytes]:
+    """What a library is made of, by file name: tables, kernels, and the constants."""
     program = layout.program
     name = program.name
     found = {
-        "program.h": tables(layout, in_file=in_file).encode(),
-        f"{name}.h": header(program, in_file=in_file).encode(),
+        "program.h": tables(layout).encode(),
+        f"{name}.h": header(program, in_file=layout.in_file).encode(),
         "exports.map": f"{{ global: {name}_*; local: *; }};\n".encode(),
         **{source: (NATIVE / source).read_bytes() for source in SOURCES},
         **dict(zip(objects(program), (k.contents for k in program.kernels.values()), strict=True)),
     }
-    if in_file:
+    if layout.in_file:
         return found | {f"{name}.weights": layout.blob.file()}
     return found | {"constants.bin": layout.blob.contents}
 
@@ -111,9 +110,9 @@ def link_arguments(program: Program, options: Sequence[str] = ()) -> list[str]:
     return [*OPTIONS, *options, *made, "-o", f"lib{program.name}.so", "-lm", "-ldl"]
 
 
-def link(layout: Layout, folder: Path, *, in_file: bool, options: Sequence[str] = ()) -> Path:
+def link(layout: Layout, folder: Path, options: Sequence[str] = ()) -> Path:
     """The shared library in a folder, with its :func:`parts`."""
-    for file, contents in parts(layout, in_file=in_file).items():
+    for file, contents in parts(layout).items():
         (folder / file).write_bytes(contents)
     compile_c(link_arguments(layout.program, options), folder)
     return folder / f"lib{layout.program.name}.so"

@@ -47,13 +47,11 @@ class Blob:
 
 def blob_of(program: Program) -> Blob:
     """The constants that calls of a program take."""
-    calls = (*program.prepare, *program.run)
-    used = {name for call in calls for name in call.arguments}
     parts: list[bytes] = []
     places: dict[str, int] = {}
     end = 0
     for buffer in program.of(Role.CONSTANT):
-        if buffer.name not in used or buffer.data is None:
+        if buffer.name not in program.used or buffer.data is None:
             continue
         data = np.ascontiguousarray(buffer.data).tobytes()
         size = aligned(len(data))

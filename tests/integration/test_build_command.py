@@ -88,9 +88,7 @@ def test_what_says_something_of_one_kernel_is_refused_of_a_model(
     capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     called = Caller(capsys)("build", "net.onnx", "--target", "avx2_int8", "-o", "net", option)
-    called.is_one_line_error(
-        2, f"{option.partition('=')[0]} is of a workload, not of a model"
-    )
+    called.is_one_line_error(2, f"{option.partition('=')[0]} is of a workload, not of a model")
 
 
 @pytest.mark.slow
@@ -140,8 +138,8 @@ def test_pytorch_compiles_the_operator(tmp_path: Path) -> None:
 def test_what_people_read_names_everything() -> None:
     """The README lists the files, and what is given in its order."""
     program = sums()
-    layout = Layout(program, blob_of(program))
-    texts = texts_of(layout, Contents(torch=True, about="Sums."), in_file=True)
+    layout = Layout(program, blob_of(program), in_file=True)
+    texts = texts_of(layout, Contents(torch=True, about="Sums."))
     readme = texts["README.md"]
     for file in ("libsums.so", "sums.weights", *texts):
         assert file == "README.md" or f"`{file}`: " in readme
