@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Graph, Operator, needed_operators, unused_name
 from cpembed.graph.kinds import Dequantize, Kind, Product, Reshape, Slice, TensorType, Transpose
 from cpembed.graph.kinds.base import Array, axis_of
 
@@ -43,10 +43,7 @@ class Builder:
 
     def new_name(self, wanted: str) -> str:
         """A name that no tensor has, of what is ``wanted``."""
-        name, k = wanted, 1
-        while name in self.types:
-            k += 1
-            name = f"{wanted}#{k}"
+        name = unused_name(wanted, self.types)
         self.fresh.add(name)
         return name
 
@@ -190,7 +187,7 @@ class Builder:
             if name not in new:
                 new[name] = self.new_name(f"{name}/inner")
         final = {name: old for old, name in new.items()}
-        needed = _needed(self.operators, [final.get(wanted, wanted) for wanted in outputs])
+        needed = needed_operators(self.operators, [final.get(wanted, wanted) for wanted in outputs])
         operators = [
             replace(
                 operator,
@@ -226,16 +223,6 @@ def reshaped_axis(shape: Sequence[int], axis: int, other: Sequence[int]) -> int 
 def _check_size(kind: TensorType) -> None:
     if kind.elements > LARGEST_TENSOR:
         raise WorkloadError(f"a tensor {kind} has more than 2^31 elements: use smaller sizes")
-
-
-def _needed(operators: Sequence[Operator], outputs: Iterable[str]) -> list[Operator]:
-    """Those that outputs depend on, in their order."""
-    wanted, kept = {*outputs}, list[Operator]()
-    for operator in reversed(operators):
-        if wanted.intersection(operator.outputs):
-            wanted.update(operator.inputs)
-            kept.append(operator)
-    return kept[::-1]
 
 
 def _named_apart(operators: Iterable[Operator]) -> Iterable[Operator]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -105,6 +104,29 @@ class Graph:
         return replace(self, operators=operators, constants=kept)
 
 
+def unused_name(wanted: str, taken: Container[str], mark: str = "#") -> str:
+    """The wanted name, or where that is taken the first one with a number after it.
+
+    >>> unused_name("x", {"x", "x#2"})
+    'x#3'
+    """
+    name, number = wanted, 1
+    while name in taken:
+        number += 1
+        name = f"{wanted}{mark}{number}"
+    return name
+
+
+def needed_operators(operators: Sequence[Operator], outputs: Iterable[str]) -> tuple[Operator, ...]:
+    """Those that outputs depend on, in their order."""
+    wanted, kept = {*outputs}, list[Operator]()
+    for operator in reversed(operators):
+        if wanted.intersection(operator.outputs):
+            wanted.update(operator.inputs)
+            kept.append(operator)
+    return tuple(reversed(kept))
+
+
 def evaluate(
     graph: Graph,
     inputs: Mapping[str, Array],
@@ -139,7 +161,3 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Array]) -> None:
     if unknown:
         known = ", ".join(graph.inputs)
         raise WorkloadError(f"{graph.name} has no input {unknown[0]}: its inputs are {known}")
-
-
-def elements(shape: Sequence[int]) -> int:
-    return math.prod(shape)

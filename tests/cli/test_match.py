@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.cli.match import SECONDS
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module
 from tests.cli.calling import Caller
@@ -140,6 +141,10 @@ def test_shapes_reach_the_reader(
     cpembed("match", str(path), *VTA, "--shape", "ids=1,128", "--shape", "scale=")
     cpembed("match", str(path), *VTA)
     assert seen == [{"ids": (1, 128), "scale": ()}, None]
+
+
+def test_the_command_has_the_time_limit_of_the_library() -> None:
+    assert SECONDS == match_module.TIMEOUT
 
 
 def test_a_missing_file_and_a_wrong_target_are_one_line(

@@ -11,7 +11,7 @@ from cpembed.api import chosen
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.epilogue import Epilogue
-from cpembed.targets import base, choice
+from cpembed.targets import choice, verification
 from cpembed.targets.choice import ModelChoice
 from cpembed.targets.x86.features import missing_features
 from cpembed.targets.x86.target import X86Target
@@ -107,13 +107,13 @@ def test_a_program_that_the_back_end_cannot_express_is_said(
 
 
 def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    random_inputs = base.random_inputs
-    expected = base.Expected
+    random_inputs = verification.random_inputs
+    expected = verification.Expected
 
     def other_data(workload: Any, inputs: Any) -> Any:
         return expected(workload, random_inputs(workload, 99))
 
-    monkeypatch.setattr(base, "Expected", other_data)
+    monkeypatch.setattr(verification, "Expected", other_data)
     called = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--json", "--seed", "3")
     called.is_one_line_error(1, "generic kernel", "seed 3", "report")
 
@@ -168,13 +168,13 @@ def test_data_are_fresh_unless_a_seed_is_given(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
-    random_inputs = base.random_inputs
+    random_inputs = verification.random_inputs
 
     def recording(workload: Any, seed: int) -> Any:
         seeds.append(seed)
         return random_inputs(workload, seed)
 
-    monkeypatch.setattr(base, "random_inputs", recording)
+    monkeypatch.setattr(verification, "random_inputs", recording)
     call = ("run", *GEMM, *VTA, "--backend", "generic", "--json")
     printed = [cpembed(*call, *seed).json["seed"] for seed in ((), (), ("--seed", "5"))]
     assert printed == seeds

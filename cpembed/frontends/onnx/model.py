@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cpembed.graph.kinds.base import Array
@@ -55,4 +55,3 @@ class Model:
 
     name: str
     body: Body
-    versions: Mapping[str, int] = field(default_factory=dict[str, int])

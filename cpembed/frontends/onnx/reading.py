@@ -48,7 +48,7 @@ def read_model(path: Path) -> Model:
     if proto.functions:
         proto = _inlined(proto, path)
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
-    return Model(path.name, Reading(path, versions).body(proto.graph), versions)
+    return Model(path.name, Reading(path, versions).body(proto.graph))
 
 
 def _bytes(path: Path) -> bytes:

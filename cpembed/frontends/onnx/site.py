@@ -9,10 +9,9 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from cpembed.errors import ModelError
-from cpembed.frontends.builder import Builder
-from cpembed.frontends.expressions import X
+from cpembed.frontends.emitter import Emitter
 from cpembed.frontends.onnx.model import Body, Node
-from cpembed.graph.kinds import Elementwise, Expand, Kind, Reshape, Scalar, TensorType, Transpose
+from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
 
 Translation = Callable[["Site"], "str | Sequence[str]"]
@@ -21,18 +20,16 @@ missing."""
 
 
 @dataclass(frozen=True)
-class Site:
+class Site(Emitter):
     """``inputs``: of each of the node's inputs, the tensor in the ``builder``'s graph; None for one
     that is left out. ``readers``: how many nodes, and outputs of the model, read each of the node's
     inputs. ``run`` translates the nodes of a branch and returns its outputs."""
 
     node: Node
-    builder: Builder
     inputs: tuple[str | None, ...]
     readers: tuple[int, ...]
     wanted: tuple[bool, ...]
     run: Callable[[Body], Sequence[str]]
-    memory: dict[str, Any]
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise :class:`ModelError`: what is wrong, and what to do."""
@@ -54,9 +51,6 @@ class Site:
 
     def type(self, k: int = 0) -> TensorType:
         return self.builder.types[self.input(k)]
-
-    def type_of(self, tensor: str) -> TensorType:
-        return self.builder.types[tensor]
 
     def rank(self, k: int = 0) -> int:
         return len(self.type(k).shape)
@@ -122,49 +116,16 @@ class Site:
     @property
     def label(self) -> str:
         """How the node's operators are called: the node's own name or its output's."""
-        return self.node.name or next(filter(None, self.node.outputs), self.node.operator)
-
-    def emit(self, kind: Kind, *inputs: str) -> str:
-        (output,) = self.emit_all(kind, *inputs)
-        return output
+        return self.node.name or self._first_output
 
     def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
-        first = next(filter(None, self.node.outputs), self.node.operator)
         return self.builder.add_all(
-            kind, inputs, self.label, f"{first}/{type(kind).__name__.lower()}"
+            kind, inputs, self.label, f"{self._first_output}/{type(kind).__name__.lower()}"
         )
 
-    def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
-        """An expression of inputs; the result has the type of the first where none is named."""
-        return self.emit(Elementwise(expression, dtype or self.type_of(inputs[0]).dtype), *inputs)
-
     def tensor(self, value: Array | Sequence[Any] | float, dtype: str | None = None) -> str:
-        """A constant."""
-        first = next(filter(None, self.node.outputs), self.node.operator)
-        return self.builder.constant(np.asarray(value, dtype), f"{first}/constant")
+        return self.builder.constant(np.asarray(value, dtype), f"{self._first_output}/constant")
 
-    def reshaped(self, tensor: str, shape: Sequence[int]) -> str:
-        if self.type_of(tensor).shape == tuple(shape):
-            return tensor
-        return self.emit(Reshape(tuple(int(size) for size in shape)), tensor)
-
-    def transposed(self, tensor: str, order: Sequence[int]) -> str:
-        if list(order) == list(range(len(order))):
-            return tensor
-        return self.emit(Transpose(tuple(order)), tensor)
-
-    def expanded(self, tensor: str, shape: Sequence[int]) -> str:
-        if self.type_of(tensor).shape == tuple(shape):
-            return tensor
-        return self.emit(Expand(tuple(shape)), tensor)
-
-    def cast(self, tensor: str, dtype: str) -> str:
-        """Another element type, values kept where it holds them."""
-        if self.type_of(tensor).dtype == dtype:
-            return tensor
-        return self.elementwise(X, tensor, dtype=dtype)
-
-    def channels(self, tensor: str, rank: int) -> str:
-        """A vector with an element a channel, so that it broadcasts over [n, channels, …]."""
-        (size,) = self.type_of(tensor).shape or (1,)
-        return self.reshaped(tensor, (size, *(1,) * (rank - 2)))
+    @property
+    def _first_output(self) -> str:
+        return next(filter(None, self.node.outputs), self.node.operator)

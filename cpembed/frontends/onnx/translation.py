@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
+from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.onnx.functions import definition, is_defined
 from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
 from cpembed.frontends.onnx.operators.table import STANDARD_DOMAINS, TRANSLATIONS
@@ -31,7 +31,7 @@ def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
             values[name] = builder.input(name, kind)
         except WorkloadError as error:
             raise ModelError(f"{model.name}: input {name}: {error}") from None
-    run = _Run(model, builder, {})
+    run = _Run(model, builder)
     run.body(model.body, values)
     missing = [name for name in model.body.outputs if name not in values]
     if missing:
@@ -140,13 +140,12 @@ def _shape(
 
 
 class _Run:
-    """The translation of one model's nodes into a builder. ``memory``: what
-    translations know of tensors, by name, for later ones."""
+    """The translation of one model's nodes into a builder."""
 
-    def __init__(self, model: Model, builder: Builder, memory: dict[str, Any]) -> None:
+    def __init__(self, model: Model, builder: Builder) -> None:
         self.model = model
         self.builder = builder
-        self.memory = memory
+        self.scaling: Scaling = {}
 
     def body(self, body: Body, values: dict[str, str]) -> None:
         """Translate a body's nodes; ``values``: the tensor of each of its names."""
@@ -171,13 +170,13 @@ class _Run:
             return [inner[name] for name in body.outputs]
 
         site = Site(
-            node,
             self.builder,
+            self.scaling,
+            node,
             tuple(values[name] if name else None for name in node.inputs),
             tuple(readers[name] for name in node.inputs),
             tuple(bool(name) and readers[name] > 0 for name in node.outputs),
             branch,
-            self.memory,
         )
         self.builder.fresh.clear()
         try:
@@ -228,8 +227,8 @@ class _Run:
                 raise ModelError(f"{self.model.name}: {node} writes {name} again")
             once = results.count(results[k]) == 1
             values[name] = self.builder.rename(results[k], name) if once else results[k]
-            if results[k] in self.memory:
-                self.memory[values[name]] = self.memory[results[k]]
+            if results[k] in self.scaling:
+                self.scaling[values[name]] = self.scaling[results[k]]
 
 
 def _branches(body: Body) -> Iterator[Body]:

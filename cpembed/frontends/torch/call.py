@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cpembed.errors import ModelError
-from cpembed.frontends.builder import Builder
-from cpembed.frontends.expressions import X, apply, truncated
-from cpembed.graph.kinds import Elementwise, Expand, Kind, Reshape, Scalar, TensorType, Transpose
+from cpembed.frontends.emitter import Emitter
+from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
 from cpembed.graph.kinds.elementwise import computing_dtype
 
@@ -19,27 +18,15 @@ Results = str | None | tuple[str | None, ...]
 """The tensor that a call computes, or those; None for one that has no use in inference."""
 
 
-@dataclass
-class Notes:
-    """What calls leave for later ones. ``scaling``: of a product of constant weights, how it is
-    written anew with its channels scaled and shifted; ``dynamic``: of a scale that is computed
-    while the model runs, the tensor whose scale it is, and its integers."""
-
-    scaling: dict[str, Callable[[Array, Array], str]] = field(
-        default_factory=dict[str, Callable[[Array, Array], str]]
-    )
-    dynamic: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-
-
 @dataclass(frozen=True)
-class Call:
+class Call(Emitter):
     """A call of ``operator`` at ``place``: where it stands in the model. ``arguments`` of its
     schema by name, defaults included: tensors by their names in the ``builder``, element types by
-    numpy's. ``results``: the types of what it computes. ``reads_alone``: nothing else reads its
-    first tensor."""
+    numpy's. ``results``: the types of what it computes. ``dynamic``: of a scale that is computed
+    while the model runs, the tensor whose scale it is, and its integers. ``reads_alone``: nothing
+    else reads its first tensor."""
 
-    builder: Builder
-    notes: Notes
+    dynamic: dict[str, tuple[str, str]]
     operator: str
     place: str
     arguments: Mapping[str, Any]
@@ -66,12 +53,6 @@ class Call:
 
     # -- tensors ----------------------------------------------------------------------------------
 
-    def shape(self, tensor: str) -> tuple[int, ...]:
-        return self.builder.types[tensor].shape
-
-    def dtype(self, tensor: str) -> str:
-        return self.builder.types[tensor].dtype
-
     def axis(self, tensor: str, axis: int) -> int:
         """An axis that may be counted from the end, from the front; 0 of a scalar."""
         rank = len(self.shape(tensor))
@@ -96,40 +77,11 @@ class Call:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def add(self, kind: Kind, *inputs: str) -> str:
-        return self.builder.add(kind, inputs, self.place)
+    def emit_all(self, kind: Kind, *inputs: str) -> tuple[str, ...]:
+        return self.builder.add_all(kind, inputs, self.place)
 
-    def constant(self, array: Array) -> str:
-        return self.builder.constant(array, f"{self.place}/constant")
-
-    def elementwise(self, expression: Scalar, *inputs: str, dtype: str | None = None) -> str:
-        """An expression of tensors, by default of the first one's element type."""
-        return self.add(Elementwise(expression, dtype or self.dtype(inputs[0])), *inputs)
-
-    def reshape(self, tensor: str, shape: Sequence[int]) -> str:
-        shape = tuple(shape)
-        return tensor if shape == self.shape(tensor) else self.add(Reshape(shape), tensor)
-
-    def transpose(self, tensor: str, order: Sequence[int]) -> str:
-        order = tuple(order)
-        return tensor if order == tuple(range(len(order))) else self.add(Transpose(order), tensor)
-
-    def expand(self, tensor: str, shape: Sequence[int]) -> str:
-        shape = tuple(shape)
-        return tensor if shape == self.shape(tensor) else self.add(Expand(shape), tensor)
-
-    def cast(self, tensor: str, dtype: str) -> str:
-        """To another element type; of floats to integers towards zero, as PyTorch converts."""
-        have = self.dtype(tensor)
-        if have == dtype:
-            return tensor
-        if dtype == "bool":
-            expression = apply("not", apply("equal", X, 0))
-        elif is_float(have) and not is_float(dtype):
-            expression = truncated(X)
-        else:
-            expression = X
-        return self.add(Elementwise(expression, dtype), tensor)
+    def tensor(self, value: Array | Sequence[Any] | float, dtype: str | None = None) -> str:
+        return self.builder.constant(np.asarray(value, dtype), f"{self.place}/constant")
 
     def computing(self, tensor: str, dtype: str) -> str:
         """A tensor such that arithmetic with it is that of ``dtype``."""
@@ -143,21 +95,12 @@ class Call:
         rest = len(self.results) - 1
         return (result, *[None] * rest) if rest else result
 
-    def channels(self, vector: str, rank: int) -> str:
-        """A vector of an element a channel, of shape [c, 1 …], which broadcasts over images of
-        ``rank`` axes."""
-        return self.reshape(vector, (self.shape(vector)[0], *[1] * (rank - 2)))
-
 
 Handler = Callable[[Call], Results]
 """Writes a call in kinds.
 
 Raises :class:`ModelError` for arguments that it does not take.
 """
-
-
-def is_float(dtype: str) -> bool:
-    return dtype == "bfloat16" or np.dtype(dtype).kind == "f"
 
 
 def per_axis(value: Sequence[int] | int, axes: int, default: Sequence[int] = ()) -> tuple[int, ...]:

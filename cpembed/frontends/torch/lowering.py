@@ -21,8 +21,10 @@ import torch
 
 from cpembed.errors import ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
-from cpembed.frontends.torch.call import Call, Notes
+from cpembed.frontends.emitter import Scaling
+from cpembed.frontends.torch.call import Call
 from cpembed.frontends.torch.operators import HANDLERS
+from cpembed.graph.graph import unused_name
 from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
 
@@ -99,7 +101,8 @@ class Lowering:
     builder: Builder
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[Any, torch.Tensor] = field(default_factory=dict)
-    notes: Notes = field(default_factory=Notes)
+    scaling: Scaling = field(default_factory=dict)
+    dynamic: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def input(self, node: torch.fx.Node, name: str) -> None:
         """A placeholder that is an input of the network."""
@@ -166,7 +169,8 @@ class Lowering:
         )
         return Call(
             self.builder,
-            self.notes,
+            self.scaling,
+            self.dynamic,
             str(node.target),
             place,
             {name: self._argument(value) for name, value in arguments.items()},
@@ -240,9 +244,5 @@ def outputs_by_name(
     """The tensors that a network returns, by names that no two of them have."""
     found: dict[str, str] = {}
     for name, value in zip(names, values, strict=True):
-        wanted, k = name, 1
-        while wanted in found:
-            k += 1
-            wanted = f"{name}#{k}"
-        found[wanted] = lowering.output(value)
+        found[unused_name(name, found)] = lowering.output(value)
     return found

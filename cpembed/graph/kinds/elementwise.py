@@ -14,6 +14,7 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.kinds.base import Array, Kind, TensorType
+from cpembed.ir.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _value(node: Scalar, inputs: Sequence[Array], dtype: str) -> Array:
 
 def converted(value: Array, dtype: str) -> Array:
     """To an element type; floats to integers by rounding to the nearest even and saturation."""
-    target = np.dtype(dtype) if dtype != "bfloat16" else _bfloat16()
+    target = numpy_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
     if target.kind in "iu" and value.dtype.kind == "f":
         limits = np.iinfo(str(target))
         largest = float(limits.max)
@@ -180,9 +181,3 @@ def converted(value: Array, dtype: str) -> Array:
         high = largest if largest <= limits.max else np.nextafter(largest, 0.0)
         value = np.clip(np.rint(np.nan_to_num(value)).astype(np.float64), limits.min, high)
     return value.astype(target)
-
-
-def _bfloat16() -> np.dtype[np.generic]:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16)

@@ -120,6 +120,19 @@ def _integers(graph: Graph, chain: Chain, reader: Operator) -> Operator | None:
     return None if found is None else found[0]
 
 
+def before_limits(graph: Graph, tensor: str) -> tuple[str, tuple[float, float]]:
+    """The tensor of floats that becomes another by limits alone, which only the next one reads
+    each, and these limits; the tensor itself where there are none."""
+    clip = UNLIMITED
+    while (found := producer_of(graph, tensor, Elementwise)) is not None:
+        operator, kind = found
+        inner = limits(kind.expression) if len(operator.inputs) == 1 else None
+        if inner is None or kind.dtype != "float32" or not only_reader(graph, tensor):
+            break
+        clip, tensor = limited(inner, clip), operator.inputs[0]
+    return tensor, clip
+
+
 def value_of(graph: Graph, tensor: str) -> Array | None:
     """A constant, dequantized where it is one of integers."""
     if tensor in graph.constants:

@@ -13,28 +13,16 @@ import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
-    Concat,
     Elementwise,
-    Expand,
-    Gather,
     Kind,
-    Pad,
-    Pool,
     Product,
-    Reduce,
-    Reshape,
-    Resize,
-    Slice,
     Table,
-    Transpose,
 )
-from cpembed.graph.passes.quantization import BYTES, range_of
+from cpembed.graph.passes.quantization import range_of
 from cpembed.graph.passes.rewriting import Array, Rewriting
-from cpembed.graph.passes.shifts import shifted
+from cpembed.graph.passes.shifts import DISTANCE, moved_inputs, moves_elements, shifted
 from cpembed.ir.dtypes import is_integer
-
-DISTANCE = {("int8", "uint8"): 128, ("uint8", "int8"): -128}
-"""By how much elements grow from one type to the other."""
+from cpembed.kernel.epilogue import BYTES
 
 
 def element_types(graph: Graph, first: str, second: str) -> Graph:
@@ -67,19 +55,6 @@ def conversion(dtype: str, wanted: str) -> Table:
     return Table(tuple(range(low + distance, high + distance + 1)), wanted)
 
 
-def keeps_integers(kind: Kind) -> bool:
-    """Whether the elements of the result are those of the inputs, or extremes or means of them."""
-    match kind:
-        case Concat() | Reshape() | Transpose() | Slice() | Gather() | Expand() | Pad() | Pool():
-            return True
-        case Resize():
-            return kind.mode == "nearest"
-        case Reduce():
-            return kind.what in ("max", "min", "mean")
-        case _:
-            return False
-
-
 class _Groups:
     """Tensors that have one type, by union and find."""
 
@@ -104,9 +79,8 @@ def _wanted(graph: Graph, first: str, second: str) -> dict[str, str]:
     a product adds have its result's type."""
     groups, votes = _Groups(), dict[str, str]()
     for operator in graph.operators:
-        if keeps_integers(operator.kind):
-            data = operator.inputs[: None if isinstance(operator.kind, Concat) else 1]
-            groups.join([*data, *operator.outputs])
+        if moves_elements(operator.kind):
+            groups.join([*moved_inputs(operator.kind, operator.inputs), *operator.outputs])
         elif _adds_bytes(operator.kind) and operator.output not in graph.outputs:
             groups.join([operator.inputs[-1], operator.output])
     products = [operator for operator in graph.operators if _is_integral(operator.kind)]

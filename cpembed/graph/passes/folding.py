@@ -23,7 +23,7 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.passes.expressions import compacted, substituted
-from cpembed.graph.passes.rewriting import Rewriting, live, producer_of, scalar_of
+from cpembed.graph.passes.rewriting import Rewriting, live, producer_of, until_unchanged
 
 LARGEST_GROWTH = 1 << 16
 """Elements up to which a constant is stored in place of what it is computed from, where that is
@@ -38,11 +38,11 @@ def fold(graph: Graph, *, weights: bool = False) -> Graph:
     operators that change nothing are left out, reshapes and transpositions in a row become one,
     and of operators that compute the same one is left.
     """
-    graph = _simplified(_merged(constants_folded(graph, weights=weights)))
+    graph = until_unchanged(_merged(_constants_folded(graph, weights=weights)), _simplify)
     return live(graph, graph.operators, graph.constants)
 
 
-def constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
+def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
     """Operators of constants alone are evaluated; of weights, with ``weights``, also what makes
     floats of integers."""
     known = dict(graph.constants)
@@ -77,19 +77,8 @@ def _merged(graph: Graph) -> Graph:
     return rewriting.graph()
 
 
-def _simplified(graph: Graph) -> Graph:
-    """Each operator in its shortest form, or left out."""
-    while True:
-        rewriting = Rewriting(graph)
-        for operator in graph.operators:
-            _simplify(rewriting, operator)
-        changed = rewriting.graph()
-        if changed is graph:
-            return graph
-        graph = changed
-
-
 def _simplify(rewriting: Rewriting, operator: Operator) -> None:
+    """The operator in its shortest form, or left out."""
     graph = rewriting.source
     same = _unchanged(graph, operator)
     if same is not None and rewriting.equal(operator.output, same):
@@ -152,12 +141,10 @@ def _with_numbers(graph: Graph, operator: Operator, kind: Elementwise) -> Operat
     shape = graph.types[operator.output].shape
 
     def number(node: Input) -> Input | Number:
-        value = scalar_of(graph, operator.inputs[node.number])
         given = graph.constants.get(operator.inputs[node.number])
-        if value is None or given is None:
+        if given is None or given.size != 1:
             return node
-        converted = value if given.dtype == np.bool_ else given.astype(computing).item()
-        return Number(converted)
+        return Number((given if given.dtype == np.bool_ else given.astype(computing)).item())
 
     expression, names = compacted(substituted(kind.expression, number), operator.inputs)
     shapes = [graph.types[name].shape for name in names]

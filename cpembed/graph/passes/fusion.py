@@ -10,9 +10,10 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize, Scalar
 from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
 from cpembed.graph.passes.expressions import apply, compacted, is_whole, size_of, substituted
-from cpembed.graph.passes.quantization import BYTES, float32, is_plain, range_of
+from cpembed.graph.passes.quantization import float32, is_plain, range_of
 from cpembed.graph.passes.requantization import clipped, moved
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
+from cpembed.kernel.epilogue import BYTES
 
 MOST_INPUTS = 16
 MOST_OPERATIONS = 96

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Input, Pool, Quantize, Reduce, Reshape, Scalar
-from cpembed.graph.passes.chains import UNLIMITED
-from cpembed.graph.passes.element_types import DISTANCE, conversion
-from cpembed.graph.passes.expressions import apply, both_inputs, limited, limits
+from cpembed.graph.passes.chains import UNLIMITED, before_limits
+from cpembed.graph.passes.element_types import conversion
+from cpembed.graph.passes.expressions import apply, both_inputs
 from cpembed.graph.passes.quantization import (
     Quantized,
     dequantized,
     float32,
     quantizing,
-    range_of,
-    stored,
+    stored_limits,
 )
 from cpembed.graph.passes.requantization import clipped, moved
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
+from cpembed.graph.passes.shifts import DISTANCE
 
 
 def integer_elementwise(graph: Graph) -> Graph:
@@ -35,26 +35,17 @@ def integer_elementwise(graph: Graph) -> Graph:
 
 def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
     graph = rewriting.source
-    clip, tensor = UNLIMITED, operator.inputs[0]
-    while True:
-        before = graph.producers.get(tensor)
-        if before is None or only_reader(graph, tensor) is None:
-            return
-        match before.kind:
-            case Elementwise() as inner if len(before.inputs) == 1:
-                found = limits(inner.expression)
-                if found is None or inner.dtype != "float32":
-                    return
-                clip = limited(found, clip)
-                tensor = before.inputs[0]
-            case Elementwise(dtype="float32") as inner:
-                _combine(rewriting, operator, before, inner, kind, clip)
-                return
-            case Pool() | Reduce() if clip == UNLIMITED:
-                _mean(rewriting, operator, before, kind)
-                return
-            case _:
-                return
+    tensor, clip = before_limits(graph, operator.inputs[0])
+    before = graph.producers.get(tensor)
+    if before is None or only_reader(graph, tensor) is None:
+        return
+    match before.kind:
+        case Elementwise(dtype="float32") as inner:
+            _combine(rewriting, operator, before, inner, kind, clip)
+        case Pool() | Reduce() if clip == UNLIMITED:
+            _mean(rewriting, operator, before, kind)
+        case _:
+            pass
 
 
 def _combine(
@@ -72,34 +63,34 @@ def _combine(
     first, second = (dequantized(graph, name) for name in before.inputs)
     if first is None or second is None:
         return
-    value = combined(inner.expression, first, second, float32(kind.scale[0]))
+    value = _combined(inner.expression, first, second, float32(kind.scale[0]))
     if value is None:
         return
-    zero = kind.zero_point[0]
-    low, high = (stored(limit, kind) - zero for limit in clip)
-    whole = apply("round", value)
-    if (low + zero, high + zero) != range_of(kind.dtype):
-        whole = clipped(whole, low, high)
+    zero, whole = kind.zero_point[0], apply("round", value)
+    if (ends := stored_limits(clip, kind)) is not None:
+        whole = clipped(whole, *(end - zero for end in ends))
     new = Elementwise(moved(whole, zero), kind.dtype, "float32")
     inputs = (first.tensor, second.tensor)
     rewriting.replace(operator, Operator(before.name, new, inputs, operator.outputs))
 
 
-def combined(expression: Scalar, first: Quantized, second: Quantized, unit: float) -> Scalar | None:
+def _combined(
+    expression: Scalar, first: Quantized, second: Quantized, unit: float
+) -> Scalar | None:
     """A sum, a difference or a product of two tensors in units of a third, from their integers."""
     a = moved(Input(0), -first.zero_point)
     b = moved(Input(1), -second.zero_point)
     if both_inputs(expression, "mul"):
         scale = first.scale * second.scale / unit
         return apply("mul", apply("mul", a, b), float32(scale))
-    sign = 1.0
-    if both_inputs(expression, "sub"):
-        sign = 1.0 if expression == apply("sub", Input(0), Input(1)) else -1.0
-    elif not both_inputs(expression, "add"):
+    if both_inputs(expression, "add"):
+        signs = 1.0, 1.0
+    elif both_inputs(expression, "sub"):
+        signs = (1.0, -1.0) if expression == apply("sub", Input(0), Input(1)) else (-1.0, 1.0)
+    else:
         return None
-    other = -sign if both_inputs(expression, "sub") else 1.0
-    scaled = apply("mul", b, float32(other * second.scale / unit))
-    return apply("fma", a, float32(sign * first.scale / unit), scaled)
+    scaled = apply("mul", b, float32(signs[1] * second.scale / unit))
+    return apply("fma", a, float32(signs[0] * first.scale / unit), scaled)
 
 
 def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quantize) -> None:

@@ -18,15 +18,14 @@ from cpembed.graph.passes.channels import (
     weights_vector,
 )
 from cpembed.graph.passes.quantization import (
-    BYTES,
     Quantized,
     dequantized,
     float32,
     range_of,
-    stored,
+    stored_limits,
 )
 from cpembed.graph.passes.rewriting import Array, Rewriting, producer_of
-from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.epilogue import BYTES, Epilogue
 
 _LARGEST_SUM = 2**31 - 1
 _LARGEST_BIAS = 2**30
@@ -160,9 +159,7 @@ def _stored(graph: Graph, chain: Chain, first: Quantized, second: _Weights) -> _
         epilogue = Epilogue("float32", scale=True, bias=has_bias, relu=chain.limits == RELU)
         return _Stored(epilogue, vectors, weights)
     vectors["scale"] = (scale / float32(kind.scale[0])).astype(np.float32)
-    low, high = (stored(limit, kind) for limit in chain.limits)
-    clip = None if (low, high) == range_of(kind.dtype) else (low, high)
-    zero = kind.zero_point[0]
+    clip, zero = stored_limits(chain.limits, kind), kind.zero_point[0]
     epilogue = Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero)
     return _Stored(epilogue, vectors, weights)
 

@@ -20,7 +20,6 @@ from cpembed.graph.kinds import (
     Kind,
     Pad,
     Pool,
-    Quantize,
     Reduce,
     Reshape,
     Resize,
@@ -34,7 +33,7 @@ from cpembed.graph.passes.quantization import (
     range_of,
     stored,
 )
-from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
+from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of, until_unchanged
 
 
 def movements(graph: Graph) -> Graph:
@@ -43,31 +42,16 @@ def movements(graph: Graph) -> Graph:
     Movements of dequantized tensors are made before these are dequantized, and movements of what is
     quantized at once, after that.
     """
-    while True:
-        changed = _raised(_lowered(graph))
-        if changed is graph:
-            return graph
-        graph = changed
-
-
-def _lowered(graph: Graph) -> Graph:
-    """Dequantization after movements of its results."""
-    while True:
-        rewriting = Rewriting(graph)
-        for operator in graph.operators:
-            if isinstance(operator.kind, Concat):
-                _lower_concat(rewriting, operator)
-            elif operator.inputs:
-                _lower(rewriting, operator)
-        changed = rewriting.graph()
-        if changed is graph:
-            return graph
-        graph = changed
+    return until_unchanged(until_unchanged(graph, _lower), _raise)
 
 
 def _lower(rewriting: Rewriting, operator: Operator) -> None:
+    """Dequantization after the movement of its result."""
+    if isinstance(operator.kind, Concat):
+        _lower_concat(rewriting, operator)
+        return
     graph = rewriting.source
-    found = producer_of(graph, operator.inputs[0], Dequantize)
+    found = producer_of(graph, operator.inputs[0], Dequantize) if operator.inputs else None
     if found is None:
         return
     before, back = found
@@ -162,23 +146,11 @@ def _moved_axis(graph: Graph, operator: Operator, back: Dequantize) -> Dequantiz
     return None
 
 
-def _raised(graph: Graph) -> Graph:
-    """Quantization before movements whose results are quantized at once."""
-    while True:
-        rewriting = Rewriting(graph)
-        for operator in graph.operators:
-            if (kind := quantizing(operator)) is not None:
-                _raise(rewriting, operator, kind)
-        changed = rewriting.graph()
-        if changed is graph:
-            return graph
-        graph = changed
-
-
-def _raise(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
-    graph = rewriting.source
-    moving = graph.producers.get(operator.inputs[0])
-    if moving is None or only_reader(graph, operator.inputs[0]) is not operator:
+def _raise(rewriting: Rewriting, operator: Operator) -> None:
+    """Quantization before the movement whose result is quantized at once."""
+    graph, kind = rewriting.source, quantizing(operator)
+    moving = None if kind is None else graph.producers.get(operator.inputs[0])
+    if kind is None or moving is None or not only_reader(graph, operator.inputs[0]):
         return
     moved = moving.kind
     if not (_moves(moved) or isinstance(moved, Concat)):

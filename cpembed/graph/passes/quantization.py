@@ -9,8 +9,8 @@ import numpy as np
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Quantize
 from cpembed.graph.passes.rewriting import producer_of
-
-BYTES = ("int8", "uint8")
+from cpembed.ir.dtypes import dtype_info
+from cpembed.kernel.epilogue import BYTES
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Quantized:
 
 def range_of(dtype: str) -> tuple[int, int]:
     """Least and largest of an integer type."""
-    info = np.iinfo(dtype)
-    return int(info.min), int(info.max)
+    return dtype_info(dtype).integer_range
 
 
 def dequantized(graph: Graph, tensor: str) -> Quantized | None:
@@ -61,6 +60,12 @@ def stored(value: float, kind: Quantize) -> int:
         np.float64(np.float32(value)) / np.float64(np.float32(kind.scale[0])), -1e9, 1e9
     )
     return int(np.clip(np.rint(whole) + kind.zero_point[0], low, high))
+
+
+def stored_limits(limits: tuple[float, float], kind: Quantize) -> tuple[int, int] | None:
+    """The integers that limits become; None where those are the limits of the type."""
+    low, high = (stored(limit, kind) for limit in limits)
+    return None if (low, high) == range_of(kind.dtype) else (low, high)
 
 
 def float32(value: float) -> float:

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
-from cpembed.graph.kinds import Elementwise, Product, Quantize
-from cpembed.graph.passes.chains import UNLIMITED
-from cpembed.graph.passes.expressions import limited, limits
+from cpembed.graph.kinds import Product, Quantize
+from cpembed.graph.passes.chains import before_limits
+from cpembed.graph.passes.expressions import limited
 from cpembed.graph.passes.quantization import (
-    BYTES,
     Quantized,
     dequantized,
     float32,
     quantizing,
     range_of,
-    stored,
+    stored_limits,
 )
-from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
-from cpembed.kernel.epilogue import SCALE, Epilogue
+from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of, until_unchanged
+from cpembed.graph.passes.shifts import storing_as
+from cpembed.kernel.epilogue import BYTES, SCALE
 
 LARGEST_RATIO = 2.0
 """Of a result's scale to that in which it is stored anew: a tensor that loses its negative half has
@@ -34,24 +34,14 @@ def requantizations(graph: Graph) -> Graph:
     It is rounded once instead of twice: results differ by at most one quantum of the coarser of
     both scales. A result whose new scale is less than half as coarse is left as it is.
     """
-    rewriting = Rewriting(graph)
-    for operator in graph.operators:
-        kind = quantizing(operator)
-        if kind is not None:
-            _convert(rewriting, operator, kind)
-    return rewriting.graph()
+    return until_unchanged(graph, _convert)
 
 
-def _convert(rewriting: Rewriting, operator: Operator, kind: Quantize) -> None:
-    graph = rewriting.source
-    clip, tensor = UNLIMITED, operator.inputs[0]
-    while (found := producer_of(graph, tensor, Elementwise)) is not None:
-        before, elementwise = found
-        inner = limits(elementwise.expression) if len(before.inputs) == 1 else None
-        if inner is None or elementwise.dtype != "float32" or not only_reader(graph, tensor):
-            return
-        clip = limited(inner, clip)
-        tensor = before.inputs[0]
+def _convert(rewriting: Rewriting, operator: Operator) -> None:
+    graph, kind = rewriting.source, quantizing(operator)
+    if kind is None:
+        return
+    tensor, clip = before_limits(graph, operator.inputs[0])
     source = dequantized(graph, tensor)
     if source is None or not (only_reader(graph, tensor) and only_reader(graph, source.tensor)):
         return
@@ -80,8 +70,7 @@ def _store(
     # Limits of the other integers, as numbers, are limits of the result.
     low, high = epilogue.range if residual is None else residual.clip or range_of(epilogue.dtype)
     low, high = ((limit - source.zero_point) * source.scale for limit in (low, high))
-    low, high = (stored(end, kind) for end in limited((low, high), outer))
-    clip = None if (low, high) == range_of(kind.dtype) else (low, high)
+    clip = stored_limits(limited((low, high), outer), kind)
     zero = kind.zero_point[0]
     if residual is not None:
         residual = replace(
@@ -103,18 +92,3 @@ def _store(
     product = product.storing(changed)
     new = replace(before, kind=product, inputs=tuple(inputs), outputs=operator.outputs)
     rewriting.replace(operator, new)
-
-
-def storing_as(epilogue: Epilogue, dtype: str) -> Epilogue:
-    """An epilogue that rounds to the same numbers around its zero point, on the way to another
-    type of eight bits."""
-    if epilogue.dtype == dtype:
-        return epilogue
-    distance = 128 if dtype == "uint8" else -128
-    low, high = epilogue.range
-    return replace(
-        epilogue,
-        dtype=dtype,
-        zero_point=epilogue.zero_point + distance,
-        clip=(low + distance, high + distance),
-    )

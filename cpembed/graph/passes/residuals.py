@@ -6,18 +6,17 @@ from dataclasses import dataclass, replace
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Elementwise, Product, Quantize
-from cpembed.graph.passes.chains import UNLIMITED
-from cpembed.graph.passes.expressions import both_inputs, limited, limits
+from cpembed.graph.passes.chains import before_limits
+from cpembed.graph.passes.expressions import both_inputs
 from cpembed.graph.passes.quantization import (
     Quantized,
     dequantized,
     float32,
     quantizing,
-    range_of,
-    stored,
+    stored_limits,
 )
-from cpembed.graph.passes.requantizations import storing_as
 from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
+from cpembed.graph.passes.shifts import storing_as
 from cpembed.kernel.epilogue import Epilogue, Residual
 
 
@@ -63,23 +62,15 @@ class _Own:
 
 def _sum(graph: Graph, operator: Operator) -> tuple[tuple[str, str], tuple[float, float]] | None:
     """The two tensors whose sum is quantized, and its limits."""
-    clip, tensor = UNLIMITED, operator.inputs[0]
-    while True:
-        found = producer_of(graph, tensor, Elementwise)
-        if found is None or only_reader(graph, tensor) is None or found[1].dtype != "float32":
-            return None
-        before, kind = found
-        if len(before.inputs) == 1:
-            inner = limits(kind.expression)
-            if inner is None:
-                return None
-            clip = limited(inner, clip)
-            tensor = before.inputs[0]
-            continue
-        if len(before.inputs) != 2 or not both_inputs(kind.expression, "add"):
-            return None
-        first, second = before.inputs
-        return (first, second), clip
+    tensor, clip = before_limits(graph, operator.inputs[0])
+    found = producer_of(graph, tensor, Elementwise)
+    if found is None or only_reader(graph, tensor) is None or found[1].dtype != "float32":
+        return None
+    before, kind = found
+    if len(before.inputs) != 2 or not both_inputs(kind.expression, "add"):
+        return None
+    first, second = before.inputs
+    return (first, second), clip
 
 
 def _own(graph: Graph, tensor: str) -> _Own | None:
@@ -105,7 +96,6 @@ def _own(graph: Graph, tensor: str) -> _Own | None:
 def _with_residual(
     operator: Operator, own: _Own, other: Quantized, kind: Quantize, clip: tuple[float, float]
 ) -> Operator:
-    low, high = (stored(limit, kind) for limit in clip)
     unit = float32(kind.scale[0])
     residual = Residual(
         other.dtype,
@@ -113,7 +103,7 @@ def _with_residual(
         other.scale / unit,
         other.zero_point,
         kind.zero_point[0],
-        None if (low, high) == range_of(kind.dtype) else (low, high),
+        stored_limits(clip, kind),
         rounds=own.rounds,
     )
     if own.rounds:

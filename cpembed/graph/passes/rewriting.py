@@ -7,14 +7,14 @@ left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Graph, Operator, needed_operators, unused_name
 from cpembed.graph.kinds import Kind
 
 Array = NDArray[Any]
@@ -39,10 +39,7 @@ class Rewriting:
 
     def fresh(self, wanted: str) -> str:
         """A name that no tensor has yet: the wanted one, numbered where it is in use."""
-        name, number = wanted, 1
-        while name in self._names:
-            number += 1
-            name = f"{wanted}.{number}"
+        name = unused_name(wanted, self._names, ".")
         self._names.add(name)
         return name
 
@@ -117,16 +114,21 @@ class Rewriting:
         return live(self.source, renamed, {**self.source.constants, **self.constants})
 
 
-def live(source: Graph, operators: Iterable[Operator], constants: Mapping[str, Array]) -> Graph:
+def until_unchanged(graph: Graph, change: Callable[[Rewriting, Operator], None]) -> Graph:
+    """The graph after a change of each operator, made again until it replaces none."""
+    while True:
+        rewriting = Rewriting(graph)
+        for operator in graph.operators:
+            change(rewriting, operator)
+        changed = rewriting.graph()
+        if changed is graph:
+            return graph
+        graph = changed
+
+
+def live(source: Graph, operators: Sequence[Operator], constants: Mapping[str, Array]) -> Graph:
     """A graph of the operators that something reads, and of the constants that these read."""
-    wanted = {*source.outputs}
-    kept: list[Operator] = []
-    for operator in reversed(list(operators)):
-        if wanted.intersection(operator.outputs):
-            kept.append(operator)
-            wanted |= {*operator.inputs}
-    used = {name: array for name, array in constants.items() if name in wanted}
-    return replace(source, operators=tuple(reversed(kept)), constants=used)
+    return source.with_operators(needed_operators(operators, source.outputs), constants)
 
 
 def producer_of(graph: Graph, tensor: str, kind: type[K]) -> tuple[Operator, K] | None:
@@ -143,11 +145,3 @@ def only_reader(graph: Graph, tensor: str) -> Operator | None:
     if len(readers) != 1 or tensor in graph.outputs:
         return None
     return readers[0]
-
-
-def scalar_of(graph: Graph, tensor: str) -> float | int | None:
-    """The number that a constant of one element is."""
-    array = graph.constants.get(tensor)
-    if array is None or array.size != 1:
-        return None
-    return array.reshape(-1)[0].item()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from cpembed.graph.kinds import (
     Apply,
@@ -28,8 +29,12 @@ from cpembed.graph.kinds import (
     Transpose,
 )
 from cpembed.graph.passes.expressions import apply, is_whole, substituted
-from cpembed.graph.passes.quantization import BYTES
-from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.epilogue import BYTES, Epilogue
+
+T = TypeVar("T")
+
+DISTANCE = {("int8", "uint8"): 128, ("uint8", "int8"): -128}
+"""By how much elements grow from one type to the other."""
 
 _OTHER = {"int8": "uint8", "uint8": "int8"}
 
@@ -56,16 +61,32 @@ def shifted(kind: Kind, inputs: Sequence[int], result: int) -> Kind | None:
         case Elementwise():
             return _elementwise(kind, inputs, result)
         case _:
-            alike = all(distance == result for distance in inputs[: _data(kind, len(inputs))])
+            alike = all(distance == result for distance in moved_inputs(kind, inputs))
             return _moving(kind, result) if alike else None
+
+
+def moves_elements(kind: Kind) -> bool:
+    """Whether the elements of the result are those of the inputs, or extremes or means of them."""
+    return _moving(kind, 0) is not None
+
+
+def moved_inputs(kind: Kind, inputs: Sequence[T]) -> Sequence[T]:
+    """Of what belongs to the inputs of such a kind, that of those whose elements it moves."""
+    return inputs if isinstance(kind, Concat) else inputs[:1]
+
+
+def storing_as(epilogue: Epilogue, dtype: str) -> Epilogue:
+    """An epilogue that rounds to the same numbers around its zero point, on the way to another
+    type of eight bits."""
+    distance = DISTANCE.get((epilogue.dtype, dtype), 0)
+    if not distance:
+        return epilogue
+    clip = _moved_limits(epilogue.range, distance)
+    return replace(epilogue, dtype=dtype, zero_point=epilogue.zero_point + distance, clip=clip)
 
 
 def _all(numbers: Sequence[int], distance: int) -> tuple[int, ...]:
     return tuple(number + distance for number in numbers)
-
-
-def _data(kind: Kind, count: int) -> int:
-    return count if isinstance(kind, Concat) else 1
 
 
 def _moving(kind: Kind, distance: int) -> Kind | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Product, Transpose
 from cpembed.graph.passes.dimensions import segments
-from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
+from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of, until_unchanged
 from cpembed.ir.computation import Computation, Operand, changed_accesses
 from cpembed.ir.expression import Access
 
@@ -19,18 +19,7 @@ def transpositions(graph: Graph) -> Graph:
 
     Images are left as they are: their layout is chosen later, for all operators together.
     """
-    while True:
-        rewriting = Rewriting(graph)
-        for operator in graph.operators:
-            match operator.kind:
-                case Product() as product if _is_of_matrices(product):
-                    _absorb(rewriting, operator, product)
-                case _:
-                    pass
-        changed = rewriting.graph()
-        if changed is graph:
-            return graph
-        graph = changed
+    return until_unchanged(graph, _absorb)
 
 
 def _is_of_matrices(product: Product) -> bool:
@@ -39,8 +28,10 @@ def _is_of_matrices(product: Product) -> bool:
     return all(index.single_iterator is not None for index in indices)
 
 
-def _absorb(rewriting: Rewriting, operator: Operator, product: Product) -> None:
-    graph = rewriting.source
+def _absorb(rewriting: Rewriting, operator: Operator) -> None:
+    graph, product = rewriting.source, operator.kind
+    if not isinstance(product, Product) or not _is_of_matrices(product):
+        return
     kind, inputs = product, list(operator.inputs)
     for which in (0, 1):
         found = producer_of(graph, inputs[which], Transpose)

@@ -35,12 +35,6 @@ def without_zero_points(graph: Graph) -> Graph:
     return rewriting.graph()
 
 
-def corrected(product: Product, weights: Array) -> Array:
-    """What is added to the sums of each channel for the zero point of the first operand, in int32:
-    ``-a * sum B``, padding being that zero point."""
-    return wrapped(-product.zero_points[0] * _sums_of_weights(product, weights))
-
-
 def _sums_of_weights(product: Product, weights: Array) -> Array:
     """Of each channel, the sum of what the first operand is multiplied with."""
     small = at_one_point(product.computation, {*channel_axes(product.computation)})

@@ -19,7 +19,7 @@ Factor = tuple[str, str]
 
 def einsum(site: Site) -> str:
     tensors = site.all_inputs()
-    shapes = [site.type_of(tensor).shape for tensor in tensors]
+    shapes = [site.shape(tensor) for tensor in tensors]
     letters, result = _letters(site.text("equation", ""), [len(shape) for shape in shapes])
     sizes: dict[str, int] = {}
     for names, shape in zip(letters, shapes, strict=True):
@@ -95,7 +95,7 @@ def _multiplied(
         return ", ".join(axis[name] for name in names)
 
     reduced = [name for name in first[1] + second[1] if name not in kept]
-    dtypes = [site.type_of(tensor).dtype for tensor, _ in (first, second)]
+    dtypes = [site.dtype(tensor) for tensor, _ in (first, second)]
     sums = accumulator(*dtypes)
     computation = parse_computation(
         f"C[{indices(kept)}] += A[{indices(first[1])}] * B[{indices(second[1])}]",

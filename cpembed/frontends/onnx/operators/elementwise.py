@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 
@@ -23,7 +24,7 @@ def _broadcast(site: Site) -> tuple[str, str]:
     it begins."""
     a, b = site.input(0), site.input(1)
     if site.version < 7 and site.flag("broadcast") and "axis" in site.node.attributes:
-        shape = site.type_of(b).shape
+        shape = site.shape(b)
         after = site.rank(0) - site.axis() - len(shape)
         if after > 0:
             b = site.emit(Reshape((*shape, *(1,) * after)), b)
@@ -152,11 +153,11 @@ def power(site: Site) -> str:
 
 def cast(site: Site) -> str:
     to = site.attribute("to")
-    return convert(site, site.input(), to if isinstance(to, str) else _dtype(site, to))
+    return site.cast(site.input(), to if isinstance(to, str) else _dtype(site, to))
 
 
 def cast_like(site: Site) -> str:
-    return convert(site, site.input(0), site.type(1).dtype)
+    return site.cast(site.input(0), site.type(1).dtype)
 
 
 _NUMBERED = {
@@ -178,29 +179,17 @@ def element_type(site: Site, name: str, default: str) -> str:
     return default if not number else _dtype(site, number)
 
 
-def convert(site: Site, x: str, dtype: str) -> str:
-    """To another type; floats to integers towards zero."""
-    given = np.dtype(site.type_of(x).dtype) if site.type_of(x).dtype != "bfloat16" else None
-    floating = given is None or given.kind == "f"
-    if dtype == "bool":
-        return site.elementwise(apply("not", apply("equal", X, 0)), x, dtype="bool")
-    if floating and not dtype.startswith(("float", "bfloat")):
-        return site.elementwise(e.truncated(X), x, dtype=dtype)
-    return site.cast(x, dtype)
-
-
 def where(site: Site) -> str:
     tensors = [site.input(k) for k in range(3)]
     return site.elementwise(e.where(X, Y, Z), *tensors, dtype=site.type(1).dtype)
 
 
 def is_inf(site: Site) -> str:
-    above = apply("less", float(np.finfo(np.float32).max), X)
-    below = apply("less", X, -float(np.finfo(np.float32).max))
-    positive, negative = (site.flag(f"detect_{s}", True) for s in ("positive", "negative"))
-    found = [t for t, wanted in ((above, positive), (below, negative)) if wanted]
-    if not found:
+    signs = [name for name in ("positive", "negative") if site.flag(f"detect_{name}", True)]
+    if not signs:
         site.refuse("neither kind of infinity is asked for: ask for one")
+    ends = {"positive": math.inf, "negative": -math.inf}
+    found = [apply("equal", X, ends[sign]) for sign in signs]
     return site.elementwise(reduce(e.partial("or"), found), site.input(), dtype="bool")
 
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends import expressions as e
+from cpembed.frontends.convolutions import matmul as product
 from cpembed.frontends.expressions import X, Y, Z, add, apply, mul
-from cpembed.frontends.onnx.operators.convolution import convolved
+from cpembed.frontends.onnx.operators.convolution import convolved_floats
 from cpembed.frontends.onnx.operators.integers import sums_of
-from cpembed.frontends.onnx.operators.matrices import product
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import DynamicQuantize, Input, LayerNorm, Scalar
 
@@ -38,7 +38,7 @@ def fused_matmul(site: Site) -> str:
 
 def fused_conv(site: Site) -> str:
     """A convolution, a tensor that is added, and an activation."""
-    result = convolved(site, site.input(0), site.input(1), site.optional(2))
+    result = convolved_floats(site, site.input(0), site.input(1), site.optional(2))
     if site.optional(3) is not None:
         result = site.elementwise(add(X, Y), result, site.input(3))
     parameters = site.attribute("activation_params") or ()
@@ -76,7 +76,7 @@ def quantized_at_run_time(site: Site) -> str:
 def _scaled(site: Site, sums: str, first: str, second: str, bias: str | None) -> str:
     expression: Scalar = mul(X, mul(Y, Z))
     tensors = [sums, first, second]
-    if any(len(site.type_of(t).shape) > 1 for t in (first, second)):
+    if any(len(site.shape(t)) > 1 for t in (first, second)):
         raise WorkloadError("scales of more than one dimension: give one, or one a column")
     if bias is not None:
         expression = add(expression, Input(3))

@@ -4,51 +4,25 @@ constant indices is gathering from the tensor and what is put into it, one after
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.expressions import X, Y, Z, add, apply, less, mul, where
-from cpembed.frontends.onnx.operators.matrices import product
-from cpembed.frontends.onnx.operators.movement import sliced
+from cpembed.frontends.expressions import X, Y, Z, add, apply, mul, where
+from cpembed.frontends.movements import (
+    at_places,
+    from_front,
+    gathered_elements,
+    row_major_steps,
+)
 from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.frontends.rows import cumulative_sum as summed
 from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import Array, axis_of
 
-_LONGEST_SUM = 1 << 12
-"""Elements of an axis along which sums are a product with a triangle of ones."""
-
-
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-
-
-def _wrapped(site: Site, index: str, size: int) -> str:
-    """Indices below 0 counted from the end."""
-    wide = site.cast(index, "int64")
-    return site.elementwise(where(less(X, 0), add(X, size), X), wide)
-
-
-def _at(site: Site, data: str, places: str) -> str:
-    """Elements by their numbers."""
-    flat = site.reshaped(data, (site.type_of(data).elements,))
-    return site.emit(Gather(0), flat, places)
-
 
 def gather_elements(site: Site) -> str:
-    axis, shape = site.axis(), site.type(0).shape
-    picked = site.type(1).shape
-    if len(picked) != len(shape):
-        raise WorkloadError(f"indices {list(picked)} of a tensor {list(shape)}")
-    steps = _strides(shape)
-    index = _wrapped(site, site.input(1), shape[axis])
-    rest = np.zeros(picked, np.int64)
-    for k, places in enumerate(np.indices(picked, sparse=True)):
-        if k != axis:
-            rest = rest + places * steps[k]
-    places = site.elementwise(add(mul(X, steps[axis]), Y), index, site.tensor(rest))
-    return _at(site, site.input(0), places)
+    return gathered_elements(site, site.input(0), site.input(1), site.axis())
 
 
 def gather_nd(site: Site) -> str:
@@ -56,12 +30,12 @@ def gather_nd(site: Site) -> str:
     batch, depth = site.whole("batch_dims", 0), picked[-1]
     if not 0 <= batch < len(picked) or batch + depth > len(shape):
         raise WorkloadError(f"indices {list(picked)} of a tensor {list(shape)}")
-    steps = _strides(shape)
+    steps = row_major_steps(shape)
     total: str | None = None
     last = len(picked) - 1
     for k in range(depth):
-        column = site.reshaped(sliced(site, site.input(1), last, k, k + 1), picked[:-1])
-        index = _wrapped(site, column, shape[batch + k])
+        column = site.reshaped(site.part(site.input(1), last, k, k + 1), picked[:-1])
+        index = from_front(site, column, shape[batch + k])
         term = site.elementwise(mul(X, steps[batch + k]), index)
         total = term if total is None else site.elementwise(add(X, Y), total, term)
     if total is None:
@@ -73,7 +47,7 @@ def gather_nd(site: Site) -> str:
     if tail:
         offset = offset + np.arange(math.prod(tail)).reshape(tail)
     wide = site.reshaped(total, (*picked[:-1], *(1,) * len(tail)))
-    return _at(site, site.input(0), site.elementwise(add(X, Y), wide, site.tensor(offset)))
+    return at_places(site, site.input(0), site.elementwise(add(X, Y), wide, site.tensor(offset)))
 
 
 def _scattered(site: Site, data: str, updates: str, places: Array) -> str:
@@ -99,7 +73,7 @@ def scatter_elements(site: Site) -> str:
     index = np.where(index < 0, index + shape[axis], index)
     if index.ndim != len(shape) or (index < 0).any() or (index >= shape[axis]).any():
         raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
-    steps = _strides(shape)
+    steps = row_major_steps(shape)
     places = index * steps[axis]
     for k, at in enumerate(np.indices(index.shape, sparse=True)):
         if k != axis:
@@ -112,7 +86,7 @@ def scatter_nd(site: Site) -> str:
     shape = site.type().shape
     index = site.constant(1, "where it scatters")
     depth = index.shape[-1]
-    sizes, steps = np.asarray(shape[:depth]), np.asarray(_strides(shape)[:depth])
+    sizes, steps = np.asarray(shape[:depth]), np.asarray(row_major_steps(shape)[:depth])
     index = np.where(index < 0, index + sizes, index)
     if (index < 0).any() or (index >= sizes).any():
         raise WorkloadError(f"indices {list(index.shape)} beyond a tensor {list(shape)}")
@@ -130,7 +104,7 @@ def one_hot(site: Site) -> str:
     shape.insert(axis, 1)
     if not 0 < depth <= 1 << 24:
         raise WorkloadError(f"a depth of {depth}: give 1 to 2^24")
-    index = _wrapped(site, site.input(0), depth)
+    index = from_front(site, site.input(0), depth)
     steps = np.arange(depth).reshape([-1 if k == axis else 1 for k in range(rank + 1)])
     equal = site.elementwise(
         apply("equal", X, Y), site.reshaped(index, shape), site.tensor(steps), dtype="bool"
@@ -140,7 +114,7 @@ def one_hot(site: Site) -> str:
 
 
 def _halves(site: Site, pair: str) -> tuple[str, str]:
-    return sliced(site, pair, 0, 0, 1), sliced(site, pair, 0, 1, 2)
+    return site.part(pair, 0, 0, 1), site.part(pair, 0, 1, 2)
 
 
 def trilu(site: Site) -> str:
@@ -156,20 +130,9 @@ def trilu(site: Site) -> str:
 
 
 def cumulative_sum(site: Site) -> str:
-    """A product with a triangle of ones along the axis."""
     axis = axis_of(site.integers(1, "the axis")[0], site.rank())
-    x, kind = site.input(), site.type()
-    size, rank = kind.shape[axis], site.rank()
-    if size > _LONGEST_SUM:
-        raise WorkloadError(f"sums along {size} elements: give at most {_LONGEST_SUM}")
-    before = np.tri(size, size, -1 if site.flag("exclusive") else 0).T
-    triangle = before.T if site.flag("reverse") else before
-    order = [*(k for k in range(rank) if k != axis), axis]
-    rows = site.transposed(x, order)
-    wide = kind.dtype if kind.dtype.startswith("float") or kind.dtype == "int32" else "int64"
-    sums = product(site, site.cast(rows, wide), site.tensor(triangle, wide))
-    sums = site.reshaped(sums, [kind.shape[k] for k in order])
-    return site.transposed(site.cast(sums, kind.dtype), [order.index(k) for k in range(rank)])
+    exclusive, reverse = site.flag("exclusive"), site.flag("reverse")
+    return summed(site, site.input(), axis, exclusive=exclusive, reverse=reverse)
 
 
 TABLE: dict[str, Translation] = {

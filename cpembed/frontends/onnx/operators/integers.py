@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from cpembed.frontends.expressions import X, Y, Z, add, mul, sub
-from cpembed.frontends.onnx.operators.windows import window
+from cpembed.frontends.onnx.operators.convolution import options
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.frontends.products import Form, convolution, matrix_product
 from cpembed.graph.kinds import Reduce
@@ -34,7 +34,7 @@ def _centred(site: Site, weights: str, zero: str | None, axis: int) -> str:
     value = None if zero is None else site.builder.value(zero)
     if value is None or len({int(v) for v in value.reshape(-1)}) == 1:
         return weights
-    rank = len(site.type_of(weights).shape)
+    rank = len(site.shape(weights))
     shape = [1] * rank
     shape[axis] = -1
     zeros = value if value.ndim > 1 else value.reshape(shape)
@@ -52,17 +52,12 @@ def conv_integer(site: Site) -> str:
         site.refuse("the weights' zero point is computed while the network runs: make it constant")
     w = _centred(site, w, site.optional(3), 0)
     given, kernel = site.type_of(x), site.type_of(w)
-    place = window(site, kernel.shape[2:], given.shape[2:])
     form = convolution(
         given.shape,
         kernel.shape,
-        strides=place.strides,
-        before=place.before,
-        after=place.after,
-        dilations=place.dilations,
-        groups=site.whole("group", 1),
         dtypes=(given.dtype, kernel.dtype),
         varying=not site.builder.is_constant(w),
+        **options(site, given, kernel),
     )
     sums = _sums(site, form, x, w, (zx, zw))
     if moving_x is None:
@@ -86,8 +81,8 @@ def sums_of(site: Site, factors: tuple[str, str], zeros: tuple[str | None, str |
     """The product of two matrices of integers, less their zero points."""
     (za, moving_a), (zb, moving_b) = (_zero(site, zero) for zero in zeros)
     a, b = factors
-    a = _centred(site, a, zeros[0], max(0, len(site.type_of(a).shape) - 2))
-    b = _centred(site, b, zeros[1], len(site.type_of(b).shape) - 1)
+    a = _centred(site, a, zeros[0], max(0, len(site.shape(a)) - 2))
+    b = _centred(site, b, zeros[1], len(site.shape(b)) - 1)
     first, second = site.type_of(a), site.type_of(b)
     form = matrix_product(
         first.shape,
@@ -120,7 +115,7 @@ def sums_of(site: Site, factors: tuple[str, str], zeros: tuple[str | None, str |
 
 def _row_sums(site: Site, tensor: str, axis: int, zero: int) -> str:
     """Sums of a matrix's elements, less the zero point, along one of the last two axes."""
-    rank = len(site.type_of(tensor).shape)
+    rank = len(site.shape(tensor))
     wide = site.elementwise(sub(X, zero), tensor, dtype="int32")
     return site.emit(Reduce("sum", (rank + axis if rank > 1 else 0,), rank > 1), wide)
 

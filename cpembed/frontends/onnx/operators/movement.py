@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
+from cpembed.frontends.movements import padded, repeated
 from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.graph.kinds import Concat, Gather, Pad, Slice
+from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import axis_of
 
 
@@ -87,16 +88,6 @@ def concat_along(site: Site, tensors: Sequence[str], axis: int) -> str:
     return tensors[0] if len(tensors) == 1 else site.emit(Concat(axis), *tensors)
 
 
-def sliced(site: Site, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
-    """A part of one axis."""
-    shape = site.type_of(x).shape
-    if (start, stop, step) == (0, shape[axis], 1):
-        return x
-    starts, stops, steps = [0] * len(shape), [*shape], [1] * len(shape)
-    starts[axis], stops[axis], steps[axis] = start, stop, step
-    return site.emit(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
-
-
 def split(site: Site) -> list[str]:
     axis, x = site.axis(), site.input()
     size = site.type().shape[axis]
@@ -108,7 +99,7 @@ def split(site: Site) -> list[str]:
     if sum(parts) != size or min(parts, default=0) < 0:
         raise WorkloadError(f"parts {list(parts)} of an axis of {size}")
     ends = np.cumsum(parts).tolist()
-    return [sliced(site, x, axis, end - n, end) for n, end in zip(parts, ends, strict=True)]
+    return [site.part(x, axis, end - n, end) for n, end in zip(parts, ends, strict=True)]
 
 
 def slice_(site: Site) -> str:
@@ -127,7 +118,7 @@ def slice_(site: Site) -> str:
     x = site.input()
     for axis, part in zip(axes, map(slice, begins, ends, steps), strict=True):
         place = axis_of(axis, len(shape))
-        x = sliced(site, x, place, *part.indices(shape[place]))
+        x = site.part(x, place, *part.indices(shape[place]))
     return x
 
 
@@ -147,40 +138,10 @@ def pad(site: Site) -> str:
     before, after = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    x = _cropped(site, x, before, after)
-    before, after = [max(0, n) for n in before], [max(0, n) for n in after]
     mode = site.text("mode", "constant")
     if mode not in ("constant", "edge", "reflect", "wrap"):
         site.refuse(f"mode {mode} is not known: use constant, edge, reflect or wrap")
-    if not any((*before, *after)):
-        return x
-    if mode == "wrap" and max((*before, *after)) > 1 << 20:
-        raise WorkloadError("padding is below a million")
-    if mode == "wrap":
-        for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-            places = np.arange(-low, site.type_of(x).shape[axis] + high)
-            if low or high:
-                places %= site.type_of(x).shape[axis]
-                x = site.emit(Gather(axis), x, site.tensor(places))
-        return x
-    if mode == "reflect":
-        _check_reflection(site.type_of(x).shape, before, after)
-    if site.type_of(x).dtype.startswith(("int", "uint", "bool")):
-        value = int(value)
-    return site.emit(Pad(tuple(before), tuple(after), value, mode), x)
-
-
-def _check_reflection(shape: Sequence[int], before: Sequence[int], after: Sequence[int]) -> None:
-    if any(max(b, a) >= size for size, b, a in zip(shape, before, after, strict=True) if b or a):
-        raise WorkloadError(f"a reflection of more than {list(shape)} has")
-
-
-def _cropped(site: Site, x: str, before: Sequence[int], after: Sequence[int]) -> str:
-    """Without what padding below 0 takes away."""
-    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-        size = site.type_of(x).shape[axis]
-        x = sliced(site, x, axis, max(0, -low), size - max(0, -high))
-    return x
+    return padded(site, x, before, after, mode, value)
 
 
 def expand(site: Site) -> str:
@@ -197,10 +158,7 @@ def tile(site: Site) -> str:
     repeats = site.integers(1, "the repeats")
     if len(repeats) != len(shape) or min(repeats, default=1) < 1:
         raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
-    between = [size for n in shape for size in (1, n)]
-    wider = [size for r, n in zip(repeats, shape, strict=True) for size in (r, n)]
-    x = site.expanded(site.reshaped(x, between), wider)
-    return site.reshaped(x, [r * n for r, n in zip(repeats, shape, strict=True)])
+    return repeated(site, x, repeats)
 
 
 def gather(site: Site) -> str:

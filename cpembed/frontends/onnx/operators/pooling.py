@@ -6,9 +6,10 @@ import math
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.expressions import X, Y, add, apply, div, mul
-from cpembed.frontends.onnx.operators.windows import Window, window
+from cpembed.frontends.onnx.operators.windows import window
 from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.graph.kinds import Pad, Pool
+from cpembed.frontends.windows import pooled
+from cpembed.graph.kinds import Pool
 
 
 def _taps(site: Site) -> tuple[int, ...]:
@@ -18,21 +19,11 @@ def _taps(site: Site) -> tuple[int, ...]:
     return taps
 
 
-def _pool(what: str, moving: Window, counts_padding: bool = False) -> Pool:
-    return Pool(
-        what, moving.taps, moving.strides, moving.before, moving.after, moving.dilations,
-        counts_padding,
-    )  # fmt: skip
-
-
 def max_pool(site: Site) -> str:
     if any(site.wanted[1:]):
         site.refuse("the indices of the maxima are asked for: export the model without them")
-    image = site.type().shape[2:]
-    moving = window(site, _taps(site), image)
-    if site.flag("ceil_mode"):
-        moving = moving.rounded_up(image)
-    return site.emit(_pool("max", moving), site.input())
+    moving = window(site, _taps(site), site.type().shape[2:])
+    return pooled(site, "max", site.input(), moving, ceil_mode=site.flag("ceil_mode"))
 
 
 def average_pool(site: Site) -> str:
@@ -41,20 +32,9 @@ def average_pool(site: Site) -> str:
 
 def averaged(site: Site, x: str) -> str:
     """Average pooling of a tensor by the node's attributes."""
-    image = site.type().shape[2:]
-    moving = window(site, _taps(site), image)
-    counts = site.flag("count_include_pad")
-    if not site.flag("ceil_mode"):
-        return site.emit(_pool("mean", moving, counts), x)
-    larger = moving.rounded_up(image)
-    if counts and larger != moving:
-        # Padding that the node names counts, what rounding up adds to it does not.
-        axes = len(image)
-        x = site.emit(Pad((0, 0, *moving.before), (0, 0, *moving.after)), x)
-        more = tuple(a - b for a, b in zip(larger.after, moving.after, strict=True))
-        larger = Window(moving.taps, moving.strides, moving.dilations, (0,) * axes, more)
-        counts = False
-    return site.emit(_pool("mean", larger, counts), x)
+    moving = window(site, _taps(site), site.type().shape[2:])
+    ceil_mode, counts = site.flag("ceil_mode"), site.flag("count_include_pad")
+    return pooled(site, "mean", x, moving, ceil_mode=ceil_mode, counts_padding=counts)
 
 
 def global_pool(what: str) -> Translation:
@@ -66,7 +46,7 @@ def global_pool(what: str) -> Translation:
 
 def whole_image(site: Site, what: str, x: str) -> str:
     """The mean or maximum of each channel, as pooling with one window."""
-    taps = site.type_of(x).shape[2:]
+    taps = site.shape(x)[2:]
     ones, zeros = (1,) * len(taps), (0,) * len(taps)
     if not taps:
         return x

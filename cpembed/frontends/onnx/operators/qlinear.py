@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from cpembed.frontends import expressions as e
+from cpembed.frontends.convolutions import matmul as product
 from cpembed.frontends.expressions import X, Y, apply
-from cpembed.frontends.onnx.operators.convolution import convolved
-from cpembed.frontends.onnx.operators.matrices import product
+from cpembed.frontends.onnx.operators.convolution import convolved_floats
 from cpembed.frontends.onnx.operators.movement import concat_along
 from cpembed.frontends.onnx.operators.pooling import averaged, whole_image
 from cpembed.frontends.onnx.operators.quantization import dequantized, quantized
@@ -37,7 +37,7 @@ def conv(site: Site) -> str:
     bias = None
     if site.optional(8) is not None:
         bias = _bias(site, 8, 1, 4)
-    return _stored(site, convolved(site, x, w, bias), 6, axis=1)
+    return _stored(site, convolved_floats(site, x, w, bias), 6, axis=1)
 
 
 def _bias(site: Site, k: int, first: int, second: int) -> str:
@@ -110,7 +110,7 @@ def concat(site: Site) -> str:
     """Inputs: the result's scale and zero point, then each tensor with its own."""
     dtype = str(site.constant(1, "a zero point").dtype)
     tensors = [_floats(site, k) for k in range(2, len(site.inputs), 3)]
-    axis = site.axis(0, len(site.type_of(tensors[0]).shape))
+    axis = site.axis(0, len(site.shape(tensors[0])))
     return _stored(site, concat_along(site, tensors, axis), 0, dtype)
 
 

@@ -24,7 +24,7 @@ def zeros(zero: Array | None) -> tuple[int, ...]:
 
 def parameter_axis(site: Site, tensor: str, count: int, axis: int) -> int:
     """Which axis has an element of the parameters for each index; 0 for one of all."""
-    shape = site.type_of(tensor).shape
+    shape = site.shape(tensor)
     if count == 1:
         return 0
     place = axis_of(axis, len(shape))
@@ -60,7 +60,7 @@ def quantize_linear(site: Site) -> str:
     _check_blocks(site)
     x, scale, zero = site.input(0), site.input(1), site.optional(2)
     dtype = element_type(site, "output_dtype", "uint8")
-    dtype = dtype if zero is None else site.type_of(zero).dtype
+    dtype = dtype if zero is None else site.dtype(zero)
     if np.dtype(dtype).kind not in "iu":
         site.refuse(f"integers of type {dtype} are not read: use int8 or uint8")
     s = site.builder.value(scale)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpembed.frontends import expressions as e
+from cpembed.frontends.convolutions import matmul as product
 from cpembed.frontends.expressions import X, Y, Z, add, apply, mul, sub
-from cpembed.frontends.onnx.operators.matrices import product
-from cpembed.frontends.onnx.operators.movement import sliced
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Concat, Input, Scalar
 
@@ -63,7 +62,7 @@ class Cell:
     def gates(self, sums: str, parts: Sequence[int]) -> list[str]:
         """The parts of a row that belong to each gate."""
         h = self.state
-        return [sliced(self.site, sums, 1, k * h, (k + 1) * h) for k in parts]
+        return [self.site.part(sums, 1, k * h, (k + 1) * h) for k in parts]
 
     def of_inputs(self, rows: str) -> str:
         """The product of inputs [rows, size] with the weights."""
@@ -81,7 +80,7 @@ class Cell:
         of the input, the output and the forget gate."""
         if self.peepholes is None:
             return gate
-        factor = sliced(self.site, self.peepholes, 0, k * self.state, (k + 1) * self.state)
+        factor = self.site.part(self.peepholes, 0, k * self.state, (k + 1) * self.state)
         return self.site.elementwise(add(X, mul(Y, Z)), gate, factor, c)
 
 
@@ -110,11 +109,11 @@ def gru_step(linear_before: bool) -> Callable[[Cell, str, Sequence[str]], tuple[
             new = site.elementwise(cell.act(1, add(X, mul(Y, Z))), xh, r, hh)
         else:
             n = cell.state
-            both = sliced(site, cell.recurrent, 0, 0, 2 * n)
-            rest = sliced(site, cell.recurrent, 0, 2 * n, 3 * n)
+            both = site.part(cell.recurrent, 0, 0, 2 * n)
+            rest = site.part(cell.recurrent, 0, 2 * n, 3 * n)
             hz, hr = cell.gates(product(site, h, both, transposed=True), range(2))
             bias = cell.recurrent_bias or site.tensor(np.zeros(3 * n), "float32")
-            bz, br, bh = (sliced(site, bias, 0, k * n, (k + 1) * n) for k in range(3))
+            bz, br, bh = (site.part(bias, 0, k * n, (k + 1) * n) for k in range(3))
             hz = site.elementwise(add(X, Y), hz, bz)
             r = site.elementwise(cell.act(0, add(X, add(Y, Z))), xr, hr, br)
             hidden = product(site, site.elementwise(mul(X, Y), r, h), rest, transposed=True)
@@ -179,7 +178,7 @@ def recurrent(
         x, batch_first = site.input(0), site.flag("layout")
         if batch_first:
             x = site.transposed(x, (1, 0, 2))
-        steps, batch, size = site.type_of(x).shape
+        steps, batch, size = site.shape(x)
         _check_lengths(site, steps)
         directions = site.type(1).shape[0]
         order = site.text("direction", "forward")
@@ -221,16 +220,16 @@ def _check_lengths(site: Site, steps: int) -> None:
 
 def _of_direction(site: Site, tensor: str, k: int) -> str:
     """A direction's part of a parameter [directions, …]."""
-    return site.reshaped(sliced(site, tensor, 0, k, k + 1), site.type_of(tensor).shape[1:])
+    return site.reshaped(site.part(tensor, 0, k, k + 1), site.shape(tensor)[1:])
 
 
 def _cell(site: Site, layer: Layer, k: int, functions: Sequence[Function]) -> Cell:
     weights, recurrent = (_of_direction(site, site.input(place), k) for place in (1, 2))
-    state = site.type_of(recurrent).shape[1]
+    state = site.shape(recurrent)[1]
     biases: list[str | None] = [None, None]
     if (bias := site.optional(3)) is not None:
         both, n = _of_direction(site, bias, k), layer.gates * state
-        biases = [sliced(site, both, 0, 0, n), sliced(site, both, 0, n, 2 * n)]
+        biases = [site.part(both, 0, 0, n), site.part(both, 0, n, 2 * n)]
     limit = site.attribute("clip")
     peepholes = site.optional(7) if layer is LSTM else None
     peepholes = None if peepholes is None else _of_direction(site, peepholes, k)
@@ -254,7 +253,7 @@ def _unrolled(
     states = [_initial(cell, k, direction, batch) for k in range(layer.states)]
     results = [""] * steps
     for at in reversed(range(steps)) if turned else range(steps):
-        here = sliced(site, sums, 0, at * batch, (at + 1) * batch)
+        here = site.part(sums, 0, at * batch, (at + 1) * batch)
         states = list(step(cell, here, states))
         results[at] = states[0]
     return results, states

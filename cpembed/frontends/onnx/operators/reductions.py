@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from cpembed.errors import WorkloadError
-from cpembed.frontends.expressions import X, Y, Z, add, apply, div, mul, sub, where
-from cpembed.frontends.onnx.operators.elementwise import convert
+from cpembed.frontends.expressions import X, Y, add, apply, div, mul, sub, where
 from cpembed.frontends.onnx.operators.pooling import whole_image
 from cpembed.frontends.onnx.site import Site, Translation
+from cpembed.frontends.rows import group_normalized
+from cpembed.frontends.rows import log_sum_exp as log_of_sum
 from cpembed.graph.kinds import Gather, LayerNorm, Reduce, Scalar, Softmax
 from cpembed.graph.kinds.base import axis_of
 
@@ -41,23 +40,16 @@ def reduced(what: str, before: Scalar | None = None, after: Scalar | None = None
             x = x if keeps else site.reshaped(x, shape)
         elif axes:
             x = site.emit(Reduce(what, axes, keeps), x)
-        x = x if dtype != "bool" else convert(site, x, "bool")
+        x = x if dtype != "bool" else site.cast(x, "bool")
         return x if after is None else site.elementwise(after, x)
 
     return translate
 
 
 def log_sum_exp(site: Site) -> str:
-    """The largest is taken out, so that nothing overflows."""
-    x, axes, keeps = site.input(), _axes(site), site.flag("keepdims", True)
-    largest = site.emit(Reduce("max", axes, True), x)
-    powers = site.elementwise(apply("exp", sub(X, Y)), x, largest)
-    total = site.emit(Reduce("sum", axes, True), powers)
-    result = site.elementwise(add(apply("log", X), Y), total, largest)
-    if keeps:
-        return result
-    shape = [size for k, size in enumerate(site.type().shape) if k not in axes]
-    return site.reshaped(result, shape)
+    shape, axes, keeps = site.type().shape, _axes(site), site.flag("keepdims", True)
+    kept = [1 if k in axes else size for k, size in enumerate(shape) if keeps or k not in axes]
+    return log_of_sum(site, site.input(), axes, kept)
 
 
 def index_of(what: str) -> Translation:
@@ -113,52 +105,33 @@ def layer_normalization(site: Site) -> list[str]:
 
 def _rows(site: Site, tensor: str, rank: int) -> str:
     """Without leading axes of size 1 that a tensor of ``rank`` axes does not have."""
-    shape = site.type_of(tensor).shape
+    shape = site.shape(tensor)
     return site.reshaped(tensor, shape[max(0, len(shape) - rank) :])
 
 
-def normalized(
-    site: Site, x: str, axes: Sequence[int], epsilon: float, *, centred: bool = True
-) -> str:
-    """``(x - mean) / sqrt(variance + epsilon)`` over axes; not ``centred``: ``x`` over the root of
-    the mean of its squares."""
-    if centred:
-        mean = site.emit(Reduce("mean", tuple(axes), True), x)
-        x = site.elementwise(sub(X, Y), x, mean)
-    squares = site.elementwise(mul(X, X), x)
-    variance = site.emit(Reduce("mean", tuple(axes), True), squares)
-    return site.elementwise(div(X, apply("sqrt", add(Y, epsilon))), x, variance)
-
-
 def instance_normalization(site: Site) -> str:
-    rank = site.rank()
-    x = normalized(site, site.input(0), range(2, rank), site.number("epsilon", 1e-5))
-    scale, bias = (site.channels(site.input(k), rank) for k in (1, 2))
-    return site.elementwise(add(mul(X, Y), Z), x, scale, bias)
+    x, epsilon = site.input(0), site.number("epsilon", 1e-5)
+    return group_normalized(site, x, site.type().shape[1], epsilon, site.input(1), site.input(2))
 
 
 def group_normalization(site: Site) -> str:
-    shape, groups = site.type().shape, site.whole("num_groups", 1)
-    if groups < 1 or shape[1] % groups:
-        raise WorkloadError(f"{shape[1]} channels in {groups} groups: the groups have to be whole")
-    rows = (shape[0], groups, math.prod(shape[1:]) // groups)
-    x = normalized(site, site.reshaped(site.input(0), rows), (2,), site.number("epsilon", 1e-5))
+    channels, groups = site.type().shape[1], site.whole("num_groups", 1)
     scale, bias = site.input(1), site.input(2)
-    if site.type_of(scale).shape == (groups,) and groups != shape[1]:
+    if site.shape(scale) == (groups,) and 0 < groups < channels:
         # Until version 21 a group has one factor.
-        wide = (groups, shape[1] // groups)
+        wide = (groups, channels // groups)
         scale, bias = (
-            site.reshaped(site.expanded(site.reshaped(t, (groups, 1)), wide), (shape[1],))
+            site.reshaped(site.expanded(site.reshaped(t, (groups, 1)), wide), (channels,))
             for t in (scale, bias)
         )
-    scale, bias = (site.channels(t, len(shape)) for t in (scale, bias))
-    return site.elementwise(add(mul(X, Y), Z), site.reshaped(x, shape), scale, bias)
+    return group_normalized(site, site.input(0), groups, site.number("epsilon", 1e-5), scale, bias)
 
 
 def rms_normalization(site: Site) -> str:
-    axes = range(site.axis(-1), site.rank())
-    x = normalized(site, site.input(0), axes, site.number("epsilon", 1e-5), centred=False)
-    return site.elementwise(mul(X, Y), x, site.input(1))
+    x, axes = site.input(0), tuple(range(site.axis(-1), site.rank()))
+    squares = site.emit(Reduce("mean", axes, True), site.elementwise(mul(X, X), x))
+    root = apply("sqrt", add(Y, site.number("epsilon", 1e-5)))
+    return site.elementwise(mul(X, Y), site.elementwise(div(X, root), x, squares), site.input(1))
 
 
 def mean_variance_normalization(site: Site) -> str:

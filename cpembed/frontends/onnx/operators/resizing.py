@@ -183,7 +183,7 @@ def _weighed(site: Site, x: str, axis: int, index: Array, weights: Array) -> str
     """Along one axis, of each result the neighbours by their weights."""
     parts: list[str] = []
     total: Scalar | None = None
-    rank = len(site.type_of(x).shape)
+    rank = len(site.shape(x))
     shape = [-1 if k == axis else 1 for k in range(rank)]
     for row, factor in zip(index, weights, strict=True):
         if not factor.any():

@@ -1,41 +1,12 @@
-"""What convolutions and pooling share: windows that move over an image, as attributes say them."""
+"""Windows of convolutions and of pooling, as attributes say them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cpembed.frontends.onnx.site import Site
-
-
-@dataclass(frozen=True)
-class Window:
-    """Of each image axis: the window's ``taps``, its step, the distance of its taps, and the
-    padding ``before`` and ``after`` the image."""
-
-    taps: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def reach(self, axis: int) -> int:
-        """Pixels from the first tap to the last."""
-        return self.dilations[axis] * (self.taps[axis] - 1) + 1
-
-    def rounded_up(self, image: Sequence[int]) -> Window:
-        """Padding added after the image, so that a last window that is partly inside counts, if it
-        begins in the image or in the padding before it."""
-        more: list[int] = []
-        for axis, size in enumerate(image):
-            stride = self.strides[axis]
-            padded = size + self.before[axis] + self.after[axis]
-            outputs = -(-(padded - self.reach(axis)) // stride) + 1
-            if (outputs - 1) * stride >= size + self.before[axis]:
-                outputs -= 1
-            needed = (outputs - 1) * stride + self.reach(axis) - padded
-            more.append(self.after[axis] + max(0, needed))
-        return replace(self, after=tuple(more))
+from cpembed.frontends.windows import Window
 
 
 def window(site: Site, taps: Sequence[int], image: Sequence[int]) -> Window:

@@ -10,6 +10,7 @@ from cpembed.frontends.torch.operators import (
     attention,
     images,
     indexing,
+    logic,
     movement,
     normalization,
     pointwise,
@@ -20,20 +21,17 @@ from cpembed.frontends.torch.operators import (
 )
 
 HANDLERS: Mapping[str, Handler] = {
-    name: handler
-    for module in (
-        activations,
-        attention,
-        images,
-        indexing,
-        movement,
-        normalization,
-        pointwise,
-        products,
-        quantization,
-        reductions,
-        windows,
-    )
-    for name, handler in module.OPERATORS.items()
+    **activations.OPERATORS,
+    **attention.OPERATORS,
+    **images.OPERATORS,
+    **indexing.OPERATORS,
+    **logic.OPERATORS,
+    **movement.OPERATORS,
+    **normalization.OPERATORS,
+    **pointwise.OPERATORS,
+    **products.OPERATORS,
+    **quantization.OPERATORS,
+    **reductions.OPERATORS,
+    **windows.OPERATORS,
 }
 """By the operator's name with its overload, such as ``aten.conv2d.default``."""

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from cpembed.frontends import expressions as ex
+from cpembed.frontends.convolutions import matmul
 from cpembed.frontends.expressions import X, Y
-from cpembed.frontends.products import matrix_product
 from cpembed.frontends.torch.call import Call, Handler, Results
-from cpembed.frontends.torch.operators.products import product
 from cpembed.graph.kinds import Elementwise, Input, Softmax
 
 
@@ -20,21 +19,21 @@ def _shared(call: Call, x: str, heads: int) -> str:
     *lead, own, length, depth = call.shape(x)
     if own == heads:
         return x
-    apart = call.reshape(x, (*lead, own, 1, length, depth))
-    whole = call.expand(apart, (*lead, own, heads // own, length, depth))
-    return call.reshape(whole, (*lead, heads, length, depth))
+    apart = call.reshaped(x, (*lead, own, 1, length, depth))
+    whole = call.expanded(apart, (*lead, own, heads // own, length, depth))
+    return call.reshaped(whole, (*lead, heads, length, depth))
 
 
 def _masked(call: Call, scores: str, mask: str | None, causal: bool) -> str:
     if causal:
         rows, columns = call.shape(scores)[-2:]
         later = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
-        scores = call.elementwise(ex.add(X, Y), scores, call.constant(later))
+        scores = call.elementwise(ex.add(X, Y), scores, call.tensor(later))
     if mask is None:
         return scores
     if call.dtype(mask) == "bool":
         where = ex.where(X, Input(1), -math.inf)
-        return call.add(Elementwise(where, call.dtype(scores)), mask, scores)
+        return call.emit(Elementwise(where, call.dtype(scores)), mask, scores)
     return call.elementwise(ex.add(X, Y), scores, mask)
 
 
@@ -45,12 +44,12 @@ def _attention(call: Call) -> Results:
         key, value = _shared(call, key, heads), _shared(call, value, heads)
     scale = call["scale"]
     scale = 1 / math.sqrt(call.shape(query)[-1]) if scale is None else scale
-    scores = product(call, matrix_product, query, key, transposed=True)
+    scores = matmul(call, query, key, transposed=True)
     scores = call.elementwise(ex.mul(X, scale), scores)
     mask = call.get("attn_mask")
     scores = _masked(call, scores, mask, bool(call.get("is_causal")))
-    weights = call.add(Softmax(len(call.shape(scores)) - 1), scores)
-    result = product(call, matrix_product, weights, value)
+    weights = call.emit(Softmax(len(call.shape(scores)) - 1), scores)
+    result = matmul(call, weights, value)
     return call.first_of(result)
 
 

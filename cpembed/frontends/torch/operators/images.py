@@ -6,22 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cpembed.frontends.movements import padded
 from cpembed.frontends.torch.call import Call, Handler
-from cpembed.frontends.torch.operators.movement import part
-from cpembed.graph.kinds import Concat, Gather, Pad, Resize
+from cpembed.graph.kinds import Gather, Resize
 
 
 def _pad(call: Call, mode: str, widths: Sequence[int], value: float = 0) -> str:
     """``widths``: before and after each axis, the last one first, below 0 where it is cut."""
     x = call["self"]
-    rank = len(call.shape(x))
-    pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
-    pairs = [(0, 0)] * (rank - len(pairs)) + pairs
-    for axis, (before, after) in enumerate(pairs):
-        size = call.shape(x)[axis]
-        x = part(call, x, axis, max(0, -before), size - max(0, -after))
-    before, after = (tuple(max(0, pair[side]) for pair in pairs) for side in (0, 1))
-    return call.add(Pad(before, after, value, mode), x) if any((*before, *after)) else x
+    none = [0] * (len(call.shape(x)) - len(widths) // 2)
+    before, after = ([*none, *widths[side::2][::-1]] for side in (0, 1))
+    return padded(call, x, before, after, mode, value)
 
 
 def _constant_pad(call: Call) -> str:
@@ -37,50 +32,34 @@ def _replication_pad(call: Call) -> str:
 
 
 def _any_pad(call: Call) -> str:
-    modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
-    if call["mode"] == "circular":
-        return _circular_pad(call)
+    modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
     return _pad(call, modes[call["mode"]], call["pad"], call["value"] or 0)
-
-
-def _circular_pad(call: Call) -> str:
-    """The other end of the image before and after it."""
-    x, widths = call["self"], call["pad"]
-    for k, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
-        axis = len(call.shape(x)) - 1 - k
-        size = call.shape(x)[axis]
-        if not (0 <= before <= size and 0 <= after <= size):
-            raise call.error(f"circular padding of an axis of {size} by {before} and {after}")
-        parts = [part(call, x, axis, size - before, size)] if before else []
-        parts += [x, *([part(call, x, axis, 0, after)] if after else [])]
-        x = call.add(Concat(axis), *parts) if len(parts) > 1 else x
-    return x
 
 
 def _pixel_shuffle(call: Call) -> str:
     x, factor = call["self"], call["upscale_factor"]
     *lead, c, h, w = call.shape(x)
     n = len(lead)
-    apart = call.reshape(x, (*lead, c // factor**2, factor, factor, h, w))
+    apart = call.reshaped(x, (*lead, c // factor**2, factor, factor, h, w))
     order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)
-    return call.reshape(call.transpose(apart, order), call.result.shape)
+    return call.reshaped(call.transposed(apart, order), call.result.shape)
 
 
 def _pixel_unshuffle(call: Call) -> str:
     x, factor = call["self"], call["downscale_factor"]
     *lead, c, h, w = call.shape(x)
     n = len(lead)
-    apart = call.reshape(x, (*lead, c, h // factor, factor, w // factor, factor))
+    apart = call.reshaped(x, (*lead, c, h // factor, factor, w // factor, factor))
     order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)
-    return call.reshape(call.transpose(apart, order), call.result.shape)
+    return call.reshaped(call.transposed(apart, order), call.result.shape)
 
 
 def _channel_shuffle(call: Call) -> str:
     x, groups = call["self"], call["groups"]
     n, c, *image = call.shape(x)
-    apart = call.reshape(x, (n, groups, c // groups, *image))
+    apart = call.reshaped(x, (n, groups, c // groups, *image))
     order = (0, 2, 1, *range(3, 3 + len(image)))
-    return call.reshape(call.transpose(apart, order), call.result.shape)
+    return call.reshaped(call.transposed(apart, order), call.result.shape)
 
 
 def _scales(call: Call, axes: int) -> list[float | None]:
@@ -104,9 +83,9 @@ def _upsample(mode: str, axes: int) -> Handler:
                         "the size, or recompute_scale_factor=True"
                     )
         if mode == "nearest":
-            return call.add(Resize(sizes[1], "nearest", "asymmetric", "floor"), x)
+            return call.emit(Resize(sizes[1], "nearest", "asymmetric", "floor"), x)
         places = "align_corners" if aligned else "half_pixel"
-        return call.add(Resize(sizes[1], "linear", places), x)
+        return call.emit(Resize(sizes[1], "linear", places), x)
 
     return handler
 
@@ -117,8 +96,8 @@ def _nearest_exact(axes: int) -> Handler:
         for axis in range(len(call.shape(x)) - axes, len(call.shape(x))):
             size, result = call.shape(x)[axis], call.result.shape[axis]
             places = np.floor((np.arange(result) + 0.5) * (size / result))
-            index = call.constant(np.clip(places, 0, size - 1).astype(np.int64))
-            x = call.add(Gather(axis), x, index)
+            index = call.tensor(np.clip(places, 0, size - 1).astype(np.int64))
+            x = call.emit(Gather(axis), x, index)
         return x
 
     return handler

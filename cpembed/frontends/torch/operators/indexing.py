@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from cpembed.frontends import expressions as ex
 from cpembed.frontends.expressions import X, Y
+from cpembed.frontends.movements import from_front, gathered_elements
 from cpembed.frontends.torch.call import Call, Handler
 from cpembed.graph.kinds import Gather
 
 
 def _embedding(call: Call) -> str:
-    return call.add(Gather(0), call["weight"], call["indices"])
+    return call.emit(Gather(0), call["weight"], call["indices"])
 
 
 def _index_select(call: Call) -> str:
     x = call["self"]
-    return call.add(Gather(call.axis(x, call["dim"])), x, call["index"])
-
-
-def _from_front(call: Call, index: str, size: int) -> str:
-    """Indices of an axis, those below 0 counted from its end."""
-    return call.elementwise(ex.where(ex.less(X, 0), ex.add(X, size), X), index, dtype="int64")
+    return call.emit(Gather(call.axis(x, call["dim"])), x, call["index"])
 
 
 def _index(call: Call) -> str:
@@ -38,41 +32,30 @@ def _index(call: Call) -> str:
             "a mask picks elements, so that their number is not known: multiply by it, or use where"
         )
     if len(indexed) == 1:
-        return call.add(Gather(indexed[0]), x, indices[indexed[0]])
+        return call.emit(Gather(indexed[0]), x, indices[indexed[0]])
     first = indexed[0]
     if indexed != list(range(first, first + len(indexed))):
         order = [*indexed, *(axis for axis in range(len(shape)) if axis not in indexed)]
-        x, first = call.transpose(x, order), 0
+        x, first = call.transposed(x, order), 0
     sizes = [shape[axis] for axis in indexed]
     place = ""
     for k, axis in enumerate(indexed):
-        part = _from_front(call, indices[axis], shape[axis])
+        index = from_front(call, indices[axis], shape[axis])
         step = math.prod(sizes[k + 1 :])
         if not place:
-            place = call.elementwise(ex.mul(X, step), part)
+            place = call.elementwise(ex.mul(X, step), index)
         else:
-            place = call.elementwise(ex.add(X, ex.mul(Y, step)), place, part)
+            place = call.elementwise(ex.add(X, ex.mul(Y, step)), place, index)
     moved = call.shape(x)
     whole = (*moved[:first], math.prod(sizes), *moved[first + len(sizes) :])
-    return call.add(Gather(first), call.reshape(x, whole), place)
+    return call.emit(Gather(first), call.reshaped(x, whole), place)
 
 
 def _gather(call: Call) -> str:
-    """An index an element: places in the tensor as one row of elements."""
     x, index = call["self"], call["index"]
-    shape, taken = call.shape(x), call.shape(index)
-    if not shape:
-        return call.reshape(x, taken)
-    axis = call.axis(x, call["dim"])
-    steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-    rest = np.zeros(taken, np.int64)
-    for k, places in enumerate(np.indices(taken)):
-        if k != axis:
-            rest += places * steps[k]
-    place = call.elementwise(
-        ex.add(ex.mul(X, steps[axis]), Y), index, call.constant(rest), dtype="int64"
-    )
-    return call.add(Gather(0), call.reshape(x, (math.prod(shape),)), place)
+    if not call.shape(x):
+        return call.reshaped(x, call.shape(index))
+    return gathered_elements(call, x, index, call.axis(x, call["dim"]))
 
 
 OPERATORS: Mapping[str, Handler] = {

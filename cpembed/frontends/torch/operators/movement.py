@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from cpembed.frontends.movements import repeated
 from cpembed.frontends.torch.call import Call, Handler, per_axis
 from cpembed.graph.kinds import Concat, Slice
 
@@ -20,12 +21,12 @@ def _dropout(call: Call) -> str:
 
 
 def _view(call: Call) -> str:
-    return call.reshape(call["self"], call.result.shape)
+    return call.reshaped(call["self"], call.result.shape)
 
 
 def _permute(call: Call) -> str:
     x = call["self"]
-    return call.transpose(x, [call.axis(x, axis) for axis in call["dims"]])
+    return call.transposed(x, [call.axis(x, axis) for axis in call["dims"]])
 
 
 def _exchange(call: Call, first: int, second: int) -> str:
@@ -34,7 +35,7 @@ def _exchange(call: Call, first: int, second: int) -> str:
     if order:
         a, b = call.axis(x, first), call.axis(x, second)
         order[a], order[b] = order[b], order[a]
-    return call.transpose(x, order)
+    return call.transposed(x, order)
 
 
 def _transpose(call: Call) -> str:
@@ -47,7 +48,7 @@ def _matrix_transpose(call: Call) -> str:
 
 
 def _reversed_axes(call: Call) -> str:
-    return call.transpose(call["self"], range(len(call.shape(call["self"])))[::-1])
+    return call.transposed(call["self"], range(len(call.shape(call["self"])))[::-1])
 
 
 def _move_axes(call: Call) -> str:
@@ -59,44 +60,26 @@ def _move_axes(call: Call) -> str:
         source[destination.index(place)] if place in destination else rest.pop(0)
         for place in range(len(call.shape(x)))
     ]
-    return call.transpose(x, order)
+    return call.transposed(x, order)
 
 
 def _expand(call: Call) -> str:
     x, shape = call["self"], call.result.shape
-    return call.expand(x, shape)
+    return call.expanded(x, shape)
 
 
 def _repeat(call: Call) -> str:
-    """Each axis is expanded by one before it, of as many elements as there are repetitions."""
-    x = call["self"]
-    counts = call.get("repeats") or call["dims"]
-    rank = max(len(counts), len(call.shape(x)))
-    shape = [1] * (rank - len(call.shape(x))) + list(call.shape(x))
-    counts = [1] * (rank - len(counts)) + list(counts)
-    apart = [size for extent in shape for size in (1, extent)]
-    whole = [size for pair in zip(counts, shape, strict=True) for size in pair]
-    return call.reshape(call.expand(call.reshape(x, apart), whole), call.result.shape)
+    return repeated(call, call["self"], call.get("repeats") or call["dims"])
 
 
 def _repeat_each(call: Call) -> str:
     x, count, axis = call["self"], call["repeats"], call["dim"]
     if axis is None:
-        x, axis = call.reshape(x, (math.prod(call.shape(x)),)), 0
+        x, axis = call.reshaped(x, (math.prod(call.shape(x)),)), 0
     axis, shape = call.axis(x, axis), list(call.shape(x))
     apart = [*shape[: axis + 1], 1, *shape[axis + 1 :]]
     whole = [*shape[: axis + 1], count, *shape[axis + 1 :]]
-    return call.reshape(call.expand(call.reshape(x, apart), whole), call.result.shape)
-
-
-def part(call: Call, x: str, axis: int, start: int, stop: int, step: int = 1) -> str:
-    """Of one axis the elements from ``start`` to before ``stop``."""
-    shape = call.shape(x)
-    if (start, stop, step) == (0, shape[axis], 1):
-        return x
-    starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
-    starts[axis], stops[axis], steps[axis] = start, stop, step
-    return call.add(Slice(tuple(starts), tuple(stops), tuple(steps)), x)
+    return call.reshaped(call.expanded(call.reshaped(x, apart), whole), call.result.shape)
 
 
 def _limits(call: Call, x: str, axis: int) -> tuple[int, int]:
@@ -112,13 +95,13 @@ def _slice(call: Call) -> str:
     x = call["self"]
     axis = call.axis(x, call["dim"])
     start, stop = _limits(call, x, axis)
-    return part(call, x, axis, start, stop, call["step"])
+    return call.part(x, axis, start, stop, call["step"])
 
 
 def _copy(call: Call) -> str:
     """The source in the shape and the type of what it is stored in."""
     source = call.cast(call["src"], call.result.dtype)
-    return call.expand(source, call.result.shape)
+    return call.expanded(source, call.result.shape)
 
 
 def _slice_scatter(call: Call) -> str:
@@ -136,31 +119,31 @@ def _select_scatter(call: Call) -> str:
     axis = call.axis(x, call["dim"])
     index = call["index"] % call.shape(x)[axis]
     shape = [1 if k == axis else size for k, size in enumerate(call.shape(x))]
-    return _replaced(call, x, call.reshape(source, shape), axis, index, index + 1)
+    return _replaced(call, x, call.reshaped(source, shape), axis, index, index + 1)
 
 
 def _replaced(call: Call, x: str, source: str, axis: int, start: int, stop: int) -> str:
     size = call.shape(x)[axis]
     parts = [call.cast(source, call.dtype(x))]
     if start:
-        parts.insert(0, part(call, x, axis, 0, start))
+        parts.insert(0, call.part(x, axis, 0, start))
     if stop < size:
-        parts.append(part(call, x, axis, stop, size))
-    return parts[0] if len(parts) == 1 else call.add(Concat(axis), *parts)
+        parts.append(call.part(x, axis, stop, size))
+    return parts[0] if len(parts) == 1 else call.emit(Concat(axis), *parts)
 
 
 def _select(call: Call) -> str:
     x = call["self"]
     axis = call.axis(x, call["dim"])
     index = call["index"] % call.shape(x)[axis]
-    return call.reshape(part(call, x, axis, index, index + 1), call.result.shape)
+    return call.reshaped(call.part(x, axis, index, index + 1), call.result.shape)
 
 
 def _narrow(call: Call) -> str:
     x = call["self"]
     axis = call.axis(x, call["dim"])
     start = call["start"] % call.shape(x)[axis]
-    return part(call, x, axis, start, start + call["length"])
+    return call.part(x, axis, start, start + call["length"])
 
 
 def _split(call: Call) -> tuple[str, ...]:
@@ -173,7 +156,7 @@ def _split(call: Call) -> tuple[str, ...]:
         if result is None:
             raise call.error("a part of a tensor is no tensor")
         stop = start + result.shape[axis]
-        parts.append(part(call, x, axis, start, stop))
+        parts.append(call.part(x, axis, start, stop))
         start = stop
     return tuple(parts)
 
@@ -183,7 +166,7 @@ def _unbind(call: Call) -> tuple[str, ...]:
     axis = call.axis(x, call["dim"])
     shape = call.result.shape
     return tuple(
-        call.reshape(part(call, x, axis, k, k + 1), shape) for k in range(call.shape(x)[axis])
+        call.reshaped(call.part(x, axis, k, k + 1), shape) for k in range(call.shape(x)[axis])
     )
 
 
@@ -192,7 +175,7 @@ def _cat(call: Call) -> str:
     tensors = [x for x in call["tensors"] if call.shape(x) != (0,)]
     tensors = [call.cast(x, call.result.dtype) for x in tensors]
     axis = call.axis(tensors[0], call["dim"])
-    return tensors[0] if len(tensors) == 1 else call.add(Concat(axis), *tensors)
+    return tensors[0] if len(tensors) == 1 else call.emit(Concat(axis), *tensors)
 
 
 def _stack(call: Call) -> str:
@@ -200,7 +183,7 @@ def _stack(call: Call) -> str:
     axis = call["dim"] % len(call.result.shape)
     shape = list(call.result.shape)
     shape[axis] = 1
-    return call.add(Concat(axis), *(call.reshape(x, shape) for x in tensors))
+    return call.emit(Concat(axis), *(call.reshaped(x, shape) for x in tensors))
 
 
 def _flip(call: Call) -> str:
@@ -210,22 +193,22 @@ def _flip(call: Call) -> str:
         return x
     ranges = [(size - 1, -1, -1) if k in axes else (0, size, 1) for k, size in enumerate(shape)]
     starts, stops, steps = zip(*ranges, strict=True)
-    return call.add(Slice(starts, stops, steps), x)
+    return call.emit(Slice(starts, stops, steps), x)
 
 
 def _roll(call: Call) -> str:
     x, axes = call["self"], call["dims"]
     shape = call.shape(x)
     if not axes:
-        x, axes = call.reshape(x, (math.prod(shape),)), [0]
+        x, axes = call.reshaped(x, (math.prod(shape),)), [0]
     for shift, given in zip(call["shifts"], axes, strict=True):
         axis = call.axis(x, given)
         size = call.shape(x)[axis]
         place = -shift % size
         if place:
-            ends = part(call, x, axis, place, size), part(call, x, axis, 0, place)
-            x = call.add(Concat(axis), *ends)
-    return call.reshape(x, shape)
+            ends = call.part(x, axis, place, size), call.part(x, axis, 0, place)
+            x = call.emit(Concat(axis), *ends)
+    return call.reshaped(x, shape)
 
 
 _SAME = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
-from cpembed.frontends.expressions import X, Y, Z, add, apply, mul
+from cpembed.frontends.convolutions import scaled_channels
+from cpembed.frontends.rows import group_normalized
 from cpembed.frontends.torch.call import Call, Handler, Results
 from cpembed.graph.kinds import LayerNorm
 from cpembed.graph.kinds.base import Array
@@ -39,19 +39,11 @@ def _batch_norm(call: Call) -> Results:
     if call.get("training") or call["running_mean"] is None:
         raise call.error(_BY_THE_BATCH)
     scale, shift = _scale_and_shift(call, call.shape(x)[1])
-    written_anew = call.notes.scaling.get(x) if call.reads_alone else None
-    if written_anew is not None:
-        return call.first_of(written_anew(scale, shift))
-    rank = len(call.shape(x))
-    vectors = (
-        call.channels(call.constant(vector.astype(np.float32)), rank) for vector in (scale, shift)
-    )
-    result = call.elementwise(apply("fma", X, Y, Z), x, *vectors)
-    return call.first_of(result)
+    return call.first_of(scaled_channels(call, x, scale, shift, call.reads_alone))
 
 
 def _vector(call: Call, tensor: str | None, shape: tuple[int, ...], default: float) -> str:
-    return call.constant(np.full(shape, default, np.float32)) if tensor is None else tensor
+    return call.tensor(np.full(shape, default, np.float32)) if tensor is None else tensor
 
 
 def _layer_norm(call: Call) -> Results:
@@ -59,47 +51,32 @@ def _layer_norm(call: Call) -> Results:
     scale = _vector(call, call["weight"], shape, 1)
     bias = _vector(call, call["bias"], shape, 0)
     axis = len(call.shape(x)) - len(shape)
-    result = call.add(LayerNorm(axis, call["eps"]), x, scale, bias)
+    result = call.emit(LayerNorm(axis, call["eps"]), x, scale, bias)
     return call.first_of(result)
-
-
-def _grouped(call: Call, x: str, groups: int, weight: str | None, bias: str | None) -> str:
-    """Each group of channels of each image by itself."""
-    shape = call.shape(x)
-    size = math.prod(shape[1:]) // groups
-    ones, zeros = _vector(call, None, (size,), 1), _vector(call, None, (size,), 0)
-    rows = call.reshape(x, (shape[0], groups, size))
-    eps = call["eps"]
-    value = call.reshape(call.add(LayerNorm(2, eps), rows, ones, zeros), shape)
-    rank = len(shape)
-    if weight is not None:
-        value = call.elementwise(mul(X, Y), value, call.channels(weight, rank))
-    if bias is not None:
-        value = call.elementwise(add(X, Y), value, call.channels(bias, rank))
-    return value
 
 
 def _group_norm(call: Call) -> Results:
     x = call["input"]
     groups = call.get("num_groups") or call["group"]
-    value = _grouped(call, x, groups, call["weight"], call["bias"])
+    value = group_normalized(call, x, groups, call["eps"], call["weight"], call["bias"])
     return call.first_of(value)
+
+
+def _by_channels(call: Call) -> str:
+    """Each channel of each image by itself."""
+    x = call["input"]
+    return group_normalized(call, x, call.shape(x)[1], call["eps"], call["weight"], call["bias"])
 
 
 def _statistics_of_one(call: Call) -> Results:
     """By the statistics of a batch of one: what instance normalisation is written as."""
-    x = call["input"]
-    if call.shape(x)[0] != 1:
+    if call.shape(call["input"])[0] != 1:
         raise call.error(_BY_THE_BATCH)
-    value = _grouped(call, x, call.shape(x)[1], call["weight"], call["bias"])
-    return call.first_of(value)
+    return call.first_of(_by_channels(call))
 
 
 def _instance_norm(call: Call) -> Results:
-    x = call["input"]
-    if not call["use_input_stats"]:
-        return _batch_norm(call)
-    return _grouped(call, x, call.shape(x)[1], call["weight"], call["bias"])
+    return _by_channels(call) if call["use_input_stats"] else _batch_norm(call)
 
 
 OPERATORS: Mapping[str, Handler] = {

@@ -1,4 +1,4 @@
-"""Arithmetic, functions, comparisons, conversions."""
+"""Arithmetic, functions, conversions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from cpembed.frontends import expressions as ex
-from cpembed.frontends.expressions import X, apply, number
-from cpembed.frontends.torch.call import Call, Handler, is_float
+from cpembed.frontends.emitter import is_float
+from cpembed.frontends.expressions import apply, number
+from cpembed.frontends.torch.call import Call, Handler
 from cpembed.graph.kinds import Elementwise, Input, Number, Scalar
 
 
@@ -33,24 +34,8 @@ def write(call: Call, result: str, make: Callable[..., Scalar], *values: Any) ->
         arguments.append(Input(len(tensors) - 1))
     expression = make(*arguments)
     if not tensors:
-        tensors = [call.constant(np.zeros((), result if result != "bfloat16" else "float32"))]
-    return call.add(Elementwise(expression, call.result.dtype), *tensors)
-
-
-def _promoted(call: Call, *values: Any) -> str:
-    """The element type in which a comparison compares: tensors before scalars, floats before
-    integers, then the wider one."""
-    tensors = [value for value in values if isinstance(value, str)]
-    ranked = [t for t in tensors if call.shape(t) != ()] or tensors
-    dtypes = [call.dtype(t) for t in ranked]
-    floats = [d for d in dtypes if is_float(d)]
-    if not floats and any(isinstance(v, float) for v in values):
-        return "float32"
-    if not floats:
-        others = [d for d in (call.dtype(t) for t in tensors) if is_float(d)]
-        if others:
-            return others[0]
-    return max(floats or dtypes, key=lambda d: 2 if d == "bfloat16" else np.dtype(d).itemsize)
+        tensors = [call.tensor(np.zeros((), result if result != "bfloat16" else "float32"))]
+    return call.emit(Elementwise(expression, call.result.dtype), *tensors)
 
 
 def activated(call: Call, make: Callable[[Scalar], Scalar], computing: str | None = None) -> str:
@@ -64,39 +49,6 @@ def _unary(make: Callable[[Scalar], Scalar]) -> Handler:
 
 def _binary(make: Callable[[Scalar, Scalar], Scalar]) -> Handler:
     return lambda call: write(call, call.result.dtype, make, call["self"], call["other"])
-
-
-def _comparison(make: Callable[[Scalar, Scalar], Scalar]) -> Handler:
-    def handler(call: Call) -> str:
-        return write(
-            call, _promoted(call, call["self"], call["other"]), make, call["self"], call["other"]
-        )
-
-    return handler
-
-
-def _logical(make: Callable[..., Scalar]) -> Handler:
-    def handler(call: Call) -> str:
-        values = [call[name] for name in ("self", "other") if call.get(name) is not None]
-        taken = [call.cast(v, "bool") if isinstance(v, str) else bool(v) for v in values]
-        return write(call, "bool", make, *taken)
-
-    return handler
-
-
-def _bitwise(make: Callable[..., Scalar]) -> Handler:
-    logical = _logical(make)
-
-    def handler(call: Call) -> Any:
-        if call.result.dtype != "bool":
-            raise call.error("operations on the bits of integers are not known: only on Booleans")
-        return logical(call)
-
-    return handler
-
-
-def _xor(a: Scalar, b: Scalar) -> Scalar:
-    return apply("not", apply("equal", a, b))
 
 
 def _scaled(make: Callable[[Scalar, Scalar], Scalar]) -> Handler:
@@ -191,29 +143,6 @@ def _clamp(call: Call) -> str:
     return write(call, call.result.dtype, expression, *names)
 
 
-def _where(call: Call) -> str:
-    result = call.result.dtype
-    condition = call.cast(call["condition"], "bool")
-    values = [call["self"], call["other"]]
-    taken = [call.computing(v, result) if isinstance(v, str) else v for v in values]
-    names = [condition, *(v for v in taken if isinstance(v, str))]
-    places = iter(range(1, len(names)))
-    arguments = [Input(next(places)) if isinstance(v, str) else Number(v) for v in taken]
-    return call.add(Elementwise(ex.where(X, *arguments), result), *names)
-
-
-def _masked_fill(call: Call) -> str:
-    result = call.result.dtype
-    mask, value = call.cast(call["mask"], "bool"), call["value"]
-    if isinstance(value, str):
-        known = call.value(value)
-        value = call.computing(value, result) if known is None else known.item()
-    names = [mask, call.computing(call["self"], result)]
-    if isinstance(value, str):
-        return call.add(Elementwise(ex.where(X, Input(2), Input(1)), result), *names, value)
-    return call.add(Elementwise(ex.where(X, Number(value), Input(1)), result), *names)
-
-
 def _product_added(make: Callable[[Scalar, Scalar], Scalar]) -> Handler:
     def handler(call: Call) -> str:
         value = call["value"]
@@ -235,15 +164,6 @@ def _lerp(call: Call) -> str:
     return write(call, call.result.dtype, expression, call["self"], call["end"], call["weight"])
 
 
-def _is_nan(call: Call) -> str:
-    return activated(call, lambda x: _xor(x, x), call.dtype(call["self"]))
-
-
-def _is_infinite(call: Call) -> str:
-    size = call.dtype(call["self"])
-    return activated(call, lambda x: apply("equal", apply("abs", x), math.inf), size)
-
-
 def _filled(value: float | None) -> Handler:
     """A constant of the shape of a tensor, or of one that is given."""
 
@@ -254,7 +174,7 @@ def _filled(value: float | None) -> Handler:
             raise call.error("the number that fills a tensor is computed while the model runs")
         dtype = call.result.dtype
         filled = np.full(call.result.shape, known, "float32" if dtype == "bfloat16" else dtype)
-        return call.cast(call.constant(filled), dtype)
+        return call.cast(call.tensor(filled), dtype)
 
     return handler
 
@@ -263,13 +183,13 @@ def _convert(call: Call) -> str:
     return call.cast(call["self"], call.result.dtype)
 
 
-def _function(operation: str) -> Callable[..., Scalar]:
+def function(operation: str) -> Callable[..., Scalar]:
     return lambda *arguments: apply(operation, *arguments)
 
 
 _FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     **{
-        name: _function(name)
+        name: function(name)
         for name in (
             *("neg", "abs", "exp", "log", "sqrt", "erf", "tanh", "sigmoid", "sin", "cos"),
             *("floor", "ceil", "round"),
@@ -288,66 +208,41 @@ _FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     "tan": lambda x: ex.div(apply("sin", x), apply("cos", x)),
 }
 
-_COMPARISONS: Mapping[str, Callable[[Scalar, Scalar], Scalar]] = {
-    "eq": _function("equal"),
-    "ne": _xor,
-    "lt": _function("less"),
-    "le": _function("less_equal"),
-    "gt": lambda a, b: ex.less(b, a),
-    "ge": lambda a, b: apply("less_equal", b, a),
-}
-
-_EITHER = ("Tensor", "Scalar")
+EITHER = ("Tensor", "Scalar")
+"""Overloads of operators whose second argument may be a number."""
 _CONVERSIONS = ("_to_copy.default", "to.dtype", "to.device", "to.dtype_layout", "type_as.default")
 
 
-def _overloads(name: str, handler: Handler, *overloads: str) -> dict[str, Handler]:
+def overloads(name: str, handler: Handler, *overloads: str) -> dict[str, Handler]:
     return {f"aten.{name}.{overload}": handler for overload in overloads}
 
 
 OPERATORS: Mapping[str, Handler] = {
     **{f"aten.{name}.default": _unary(make) for name, make in _FUNCTIONS.items()},
-    **{
-        f"aten.{name}.{kind}": _comparison(make)
-        for name, make in _COMPARISONS.items()
-        for kind in _EITHER
-    },
-    **_overloads("add", _scaled(ex.add), *_EITHER),
-    **_overloads("sub", _scaled(ex.sub), *_EITHER),
-    **_overloads("rsub", _reversed_sub, *_EITHER),
-    **_overloads("mul", _binary(ex.mul), *_EITHER),
-    **_overloads("div", _divide, *_EITHER, "Tensor_mode", "Scalar_mode"),
-    **_overloads("remainder", _remainder(_floor), *_EITHER),
-    **_overloads("fmod", _remainder(ex.truncated), *_EITHER),
-    **_overloads("floor_divide", _floor_divide, "default", "Scalar"),
-    **_overloads("pow", _power, "Tensor_Scalar", "Tensor_Tensor"),
-    **_overloads("maximum", _binary(_function("max")), "default"),
-    **_overloads("minimum", _binary(_function("min")), "default"),
-    **_overloads("max", _binary(_function("max")), "other"),
-    **_overloads("min", _binary(_function("min")), "other"),
-    **_overloads("clamp", _clamp, "default", "Tensor"),
-    **_overloads("where", _where, "self", "ScalarOther", "ScalarSelf", "Scalar"),
-    **_overloads("masked_fill", _masked_fill, *_EITHER),
-    **_overloads("addcmul", _product_added(ex.mul), "default"),
-    **_overloads("addcdiv", _product_added(ex.div), "default"),
-    **_overloads("lerp", _lerp, "Scalar", "Tensor"),
-    **_overloads("logical_and", _logical(_function("and")), "default"),
-    **_overloads("logical_or", _logical(_function("or")), "default"),
-    **_overloads("logical_xor", _logical(_xor), "default"),
-    **_overloads("logical_not", _logical(_function("not")), "default"),
-    **_overloads("bitwise_and", _bitwise(_function("and")), *_EITHER),
-    **_overloads("bitwise_or", _bitwise(_function("or")), *_EITHER),
-    **_overloads("bitwise_xor", _bitwise(_xor), *_EITHER),
-    **_overloads("bitwise_not", _bitwise(_function("not")), "default"),
-    **_overloads("isnan", _is_nan, "default"),
-    **_overloads("isinf", _is_infinite, "default"),
+    **overloads("add", _scaled(ex.add), *EITHER),
+    **overloads("sub", _scaled(ex.sub), *EITHER),
+    **overloads("rsub", _reversed_sub, *EITHER),
+    **overloads("mul", _binary(ex.mul), *EITHER),
+    **overloads("div", _divide, *EITHER, "Tensor_mode", "Scalar_mode"),
+    **overloads("remainder", _remainder(_floor), *EITHER),
+    **overloads("fmod", _remainder(ex.truncated), *EITHER),
+    **overloads("floor_divide", _floor_divide, "default", "Scalar"),
+    **overloads("pow", _power, "Tensor_Scalar", "Tensor_Tensor"),
+    **overloads("maximum", _binary(function("max")), "default"),
+    **overloads("minimum", _binary(function("min")), "default"),
+    **overloads("max", _binary(function("max")), "other"),
+    **overloads("min", _binary(function("min")), "other"),
+    **overloads("clamp", _clamp, "default", "Tensor"),
+    **overloads("addcmul", _product_added(ex.mul), "default"),
+    **overloads("addcdiv", _product_added(ex.div), "default"),
+    **overloads("lerp", _lerp, "Scalar", "Tensor"),
     **{f"aten.{name}": _convert for name in _CONVERSIONS},
-    **_overloads("zeros_like", _filled(0), "default"),
-    **_overloads("new_zeros", _filled(0), "default"),
-    **_overloads("ones_like", _filled(1), "default"),
-    **_overloads("new_ones", _filled(1), "default"),
-    **_overloads("empty_like", _filled(0), "default"),
-    **_overloads("full_like", _filled(None), "default"),
-    **_overloads("new_full", _filled(None), "default"),
+    **overloads("zeros_like", _filled(0), "default"),
+    **overloads("new_zeros", _filled(0), "default"),
+    **overloads("ones_like", _filled(1), "default"),
+    **overloads("new_ones", _filled(1), "default"),
+    **overloads("empty_like", _filled(0), "default"),
+    **overloads("full_like", _filled(None), "default"),
+    **overloads("new_full", _filled(None), "default"),
     "aten.lift_fresh_copy.default": _convert,
 }

@@ -62,11 +62,11 @@ def _quantized(
     kind = Quantize(scales, zeros, dtype, call.axis(x, call.get("axis") or 0))
     x = call.cast(x, "float32")
     if low is None and high is None:
-        return call.add(kind, x)
+        return call.emit(kind, x)
     if max(len(scales), len(zeros)) > 1:
-        return call.elementwise(ex.clip(X, low, high), call.add(kind, x))
+        return call.elementwise(ex.clip(X, low, high), call.emit(kind, x))
     ends = [None if e is None else float((e - zeros[0]) * scales[0]) for e in (low, high)]
-    return call.add(kind, call.elementwise(ex.clip(X, *ends), x))
+    return call.emit(kind, call.elementwise(ex.clip(X, *ends), x))
 
 
 def _check_type(call: Call, dtype: str) -> None:
@@ -78,7 +78,7 @@ def _quantize(scale: str, zero: str) -> Handler:
     def handler(call: Call) -> str:
         x, dtype = call["input"], call["dtype"]
         _check_type(call, dtype)
-        found = call.notes.dynamic.get(call[scale])
+        found = call.dynamic.get(call[scale])
         if found is not None and found[0] == x:
             return found[1]
         scales, zeros = _parameters(call, call[scale], call[zero])
@@ -91,14 +91,14 @@ def _dequantize(scale: str, zero: str) -> Handler:
     def handler(call: Call) -> str:
         q = call["input"]
         result = call.result.dtype
-        found = call.notes.dynamic.get(call[scale])
+        found = call.dynamic.get(call[scale])
         if found is not None:
             value = ex.mul(ex.sub(X, Y), Z)
-            return call.add(Elementwise(value, result), q, call[zero], call[scale])
+            return call.emit(Elementwise(value, result), q, call[zero], call[scale])
         _check_type(call, call.dtype(q))
         scales, zeros = _parameters(call, call[scale], call[zero])
         axis = call.get("axis") or 0
-        return call.cast(call.add(Dequantize(scales, zeros, call.axis(q, axis)), q), result)
+        return call.cast(call.emit(Dequantize(scales, zeros, call.axis(q, axis)), q), result)
 
     return handler
 
@@ -111,8 +111,8 @@ def _choose(call: Call) -> tuple[str, str]:
             f"a tensor is quantized by its own range to {call['quant_min']} … {call['quant_max']} "
             f"of {call['dtype']}: only 0 … 255 of uint8 are known"
         )
-    q, scale, zero = call.builder.add_all(DynamicQuantize(), (x,), call.place)
-    call.notes.dynamic[scale] = x, q
+    q, scale, zero = call.emit_all(DynamicQuantize(), x)
+    call.dynamic[scale] = x, q
     return scale, zero
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from cpembed.frontends import expressions as ex
 from cpembed.frontends.expressions import X, Y, apply
-from cpembed.frontends.products import matrix_product
+from cpembed.frontends.rows import cumulative_sum, log_sum_exp
 from cpembed.frontends.torch.call import Call, Handler, Results
 from cpembed.graph.kinds import Reduce, Softmax
 
@@ -25,7 +23,7 @@ def _keeps(call: Call) -> bool:
 
 def reduce(call: Call, what: str, x: str, axes: Sequence[int], keeps: bool) -> str:
     """``what`` over axes of a tensor; of a scalar the scalar."""
-    return call.add(Reduce(what, tuple(axes), keeps), x) if call.shape(x) else x
+    return call.emit(Reduce(what, tuple(axes), keeps), x) if call.shape(x) else x
 
 
 def _reduction(what: str) -> Handler:
@@ -64,7 +62,7 @@ def _variance(roots: bool, with_mean: bool) -> Handler:
         value = ex.div(X, max(0, count - correction))
         found = call.elementwise(apply("sqrt", value) if roots else value, total)
         shape = call.shape(found)
-        return (found, call.reshape(mean, shape)) if with_mean else found
+        return (found, call.reshaped(mean, shape)) if with_mean else found
 
     return handler
 
@@ -88,18 +86,14 @@ def _norm(call: Call) -> str:
 def _softmax(log: bool) -> Handler:
     def handler(call: Call) -> str:
         x = call.cast(call["self"], call.result.dtype)
-        return call.add(Softmax(call.axis(x, call["dim"]), log), x) if call.shape(x) else x
+        return call.emit(Softmax(call.axis(x, call["dim"]), log), x) if call.shape(x) else x
 
     return handler
 
 
 def _log_sum_exp(call: Call) -> str:
-    x, axes = call["self"], _axes_of(call, call["self"])
-    largest = reduce(call, "max", x, axes, True)
-    parts = call.elementwise(apply("exp", ex.sub(X, Y)), x, largest)
-    total = reduce(call, "sum", parts, axes, True)
-    value = call.elementwise(ex.add(apply("log", X), Y), total, largest)
-    return call.reshape(value, call.result.shape)
+    x = call["self"]
+    return log_sum_exp(call, x, _axes_of(call, x), call.result.shape)
 
 
 def _any_or_all(what: str) -> Handler:
@@ -111,20 +105,8 @@ def _any_or_all(what: str) -> Handler:
 
 
 def _cumulative_sum(call: Call) -> str:
-    """A product with the matrix whose columns say which elements a sum takes."""
     x = call.cast(call["self"], call.result.dtype)
-    shape = call.shape(x)
-    if not shape:
-        return x
-    axis, rank = call.axis(x, call["dim"]), len(shape)
-    order = [k for k in range(rank) if k != axis] + [axis]
-    size, dtype = shape[axis], call.dtype(x)
-    if dtype not in ("float32", "int64", "int32"):
-        raise call.error(f"a cumulative sum of {dtype}: convert it to float32 or int64 before")
-    taken = call.constant(np.triu(np.ones((size, size), dtype)))
-    form = matrix_product([shape[k] for k in order], (size, size), dtypes=(dtype, dtype))
-    sums = call.add(form.product, call.transpose(x, order), taken)
-    return call.transpose(sums, [order.index(k) for k in range(rank)])
+    return cumulative_sum(call, x, call.axis(x, call["dim"])) if call.shape(x) else x
 
 
 def _table(handler: Handler, *names: str) -> dict[str, Handler]:

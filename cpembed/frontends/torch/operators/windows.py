@@ -3,54 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cpembed.frontends.expressions import X, mul
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis
-from cpembed.graph.kinds import Pad, Pool, Reduce
+from cpembed.frontends.windows import Window, pooled
+from cpembed.graph.kinds import Reduce
 
 
-def _after(
-    call: Call,
-    x: str,
-    window: Sequence[int],
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[int, ...]:
-    """Padding after each axis such that the windows end where the last one does: more than before
-    it with ``ceil_mode``, and less where windows do not reach it."""
-    axes = len(window)
-    return tuple(
-        (result - 1) * stride + step * (taps - 1) + 1 - size - before
-        for size, result, taps, stride, before, step in zip(
-            call.shape(x)[-axes:], call.result.shape[-axes:], window, strides, padding, dilation,
-            strict=True,
-        )
-    )  # fmt: skip
-
-
-def _pool(call: Call, what: str, x: str, axes: int, counts: bool) -> str:
-    window = per_axis(call["kernel_size"], axes)
-    strides = per_axis(call["stride"], axes, window)
+def _pool(call: Call, what: str, axes: int, counts_padding: bool = False) -> str:
+    taps = per_axis(call["kernel_size"], axes)
     padding = per_axis(call["padding"], axes)
-    dilation = per_axis(call.get("dilation") or 1, axes)
-    last = _after(call, x, window, strides, padding, dilation)
-    beyond = tuple(max(0, end - before) for end, before in zip(last, padding, strict=True))
-    if counts and any(beyond):
-        # Windows that reach beyond the padding count what is within it.
-        lead = (0,) * (len(call.shape(x)) - axes)
-        x = call.add(Pad((*lead, *padding), (*lead, *padding)), x)
-        return call.add(Pool(what, window, strides, (0,) * axes, beyond, dilation), x)
-    after = tuple(b + more for b, more in zip(padding, beyond, strict=True))
-    return call.add(Pool(what, window, strides, padding, after, dilation, counts), x)
+    strides = per_axis(call["stride"], axes, taps)
+    window = Window(taps, strides, per_axis(call.get("dilation") or 1, axes), padding, padding)
+    return pooled(
+        call,
+        what,
+        call["self"],
+        window,
+        ceil_mode=bool(call["ceil_mode"]),
+        counts_padding=counts_padding,
+    )
 
 
 def _max_pool(axes: int) -> Handler:
     def handler(call: Call) -> Results:
-        value = _pool(call, "max", call["self"], axes, False)
-        return call.first_of(value)
+        return call.first_of(_pool(call, "max", axes))
 
     return handler
 
@@ -61,10 +40,10 @@ def _average_pool(axes: int) -> Handler:
         counts = bool(call["count_include_pad"])
         if divisor is None:
             padded = any(per_axis(call["padding"], axes))
-            return _pool(call, "mean", call["self"], axes, counts and padded)
+            return _pool(call, "mean", axes, counts and padded)
         if call["ceil_mode"]:
             raise call.error("divisor_override together with ceil_mode: leave one of them out")
-        mean = _pool(call, "mean", call["self"], axes, True)
+        mean = _pool(call, "mean", axes, True)
         count = math.prod(per_axis(call["kernel_size"], axes))
         return call.elementwise(mul(X, count / divisor), mean)
 
@@ -81,7 +60,7 @@ def _adaptive(what: str, axes: int) -> Handler:
         value: Any
         if all(size == 1 for size in results):
             rank = len(call.shape(x))
-            value = call.add(Reduce(what, tuple(range(rank - axes, rank)), True), x)
+            value = call.emit(Reduce(what, tuple(range(rank - axes, rank)), True), x)
         else:
             for size, result in zip(sizes, results, strict=True):
                 if size % result:
@@ -91,7 +70,7 @@ def _adaptive(what: str, axes: int) -> Handler:
                     )
             window = tuple(s // r for s, r in zip(sizes, results, strict=True))
             none = (0,) * axes
-            value = call.add(Pool(what, window, window, none, none, (1,) * axes), x)
+            value = pooled(call, what, x, Window(window, window, (1,) * axes, none, none))
         return call.first_of(value)
 
     return handler
