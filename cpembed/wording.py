@@ -43,6 +43,15 @@ def duration(microseconds: float) -> str:
     return f"{microseconds:.3g} us"
 
 
+def amount(value: float, unit: str) -> str:
+    """Time or cycles.
+
+    >>> amount(1546, "cycles"), amount(1546, "us")
+    ('1,546 cycles', '1.55 ms')
+    """
+    return duration(value) if unit == "us" else f"{value:,.0f} {unit}"
+
+
 def plural(number: int, noun: str, nouns: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 

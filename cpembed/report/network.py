@@ -9,12 +9,8 @@ from rich.console import RenderableType
 
 from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.report.network_page.document import Assignment, Network, Operator, State, Totals, read
-from cpembed.wording import count, data_size, duration, plural
+from cpembed.wording import amount, count, data_size, duration, plural
 
-_COLUMNS = (
-    *("operator", "kind", "on", "layout", "used>", "MACs>"),
-    *("predicted>", "measured>", "of all>", "off>", ""),
-)
 _FOLDED = 48
 _MARKED = 3
 """The slowest operators that are marked."""
@@ -49,11 +45,13 @@ def report(document: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _operators(network: Network) -> RenderableType:
-    whole = network.operators_us
-    by_time = sorted(network.operators, key=lambda operator: operator.us or 0.0, reverse=True)
+    whole = network.operators_amount
+    by_time = sorted(network.operators, key=lambda operator: operator.amount or 0.0, reverse=True)
     places = {id(operator): place for place, operator in enumerate(by_time[:_MARKED], 1)}
+    took = network.provenance or "measured"
+    known = ("operator", "kind", "on", "layout", "used>", "MACs>")
     result = table(
-        _COLUMNS,
+        (*known, "predicted>", f"{took}>", "of all>", "off>", ""),
         (
             _row(network, operator, whole, places.get(id(operator)))
             for operator in network.operators
@@ -64,7 +62,7 @@ def _operators(network: Network) -> RenderableType:
 
 
 def _row(network: Network, operator: Operator, whole: float, place: int | None) -> tuple[str, ...]:
-    us, state = operator.us, network.state(operator)
+    took, state = operator.amount, network.state(operator)
     no_instruction = "no instruction" if state is State.UNMATCHED else ""
     ratio = operator.ratio
     marks = {None: "", 1: "slowest", 2: "2nd", 3: "3rd"}
@@ -77,27 +75,31 @@ def _row(network: Network, operator: Operator, whole: float, place: int | None) 
         layout,
         "" if operator.utilisation is None else f"{operator.utilisation:.1%}",
         count(operator.macs) if operator.macs else "",
-        _time(operator.predicted_us),
-        _time(operator.measured_us),
-        f"{us / whole:.1%}" if us is not None and whole else "",
+        _amount(network, operator.predicted),
+        _amount(network, operator.measured),
+        f"{took / whole:.1%}" if took is not None and whole else "",
         "" if ratio is None else f"x{ratio:.2f}",
-        " ".join(mark for mark in (marks[place] if us else "", wrong) if mark),
+        " ".join(mark for mark in (marks[place] if took else "", wrong) if mark),
     )
 
 
 def _totals(network: Network) -> list[tuple[str, str]]:
     found = network.totals
-    threads = "" if network.threads is None else f" on {plural(network.threads, 'thread')}"
+    threads = (
+        f" on {plural(network.threads, 'thread')}"
+        if network.threads and network.unit == "us"
+        else ""
+    )
     operators = plural(len(network.operators), "operator")
     rows = [("network", f"{network.network} on {network.target}, {operators}")]
     if found.products is not None:
         products = f"{found.embedded or 0} of {found.products} products embedded"
         others = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
         rows.append(("embedded", products + (f", {others} on alternatives" if others else "")))
-    if found.measured_us is not None:
+    if network.took is not None:
         cold = "" if found.cold_us is None else f"; the first call takes {duration(found.cold_us)}"
         how = network.provenance or "measured"
-        rows.append((how, f"{duration(found.measured_us)}{threads}{_rate(found)}{cold}"))
+        rows.append((how, f"{amount(network.took, network.unit)}{threads}{_rate(found)}{cold}"))
     if found.predicted_us is not None:
         off = ""
         if found.measured_us and found.predicted_us:
@@ -149,7 +151,7 @@ def _assignment(found: Assignment) -> list[tuple[str, str]]:
 
 def _bounded(found: Assignment) -> str:
     if found.proven:
-        return ", proven the least by the estimates"
+        return f", proven the least of the {found.costs} costs"
     if found.bound_us is None:
         return ""
     gap = "" if found.gap is None else f", within {found.gap:.1%}"
@@ -164,14 +166,17 @@ def _doubts(network: Network) -> Iterator[str]:
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'not known why'}"
-    least = max(WORTH_US, WORTH_SHARE * network.operators_us)
+    least = max(WORTH_US, WORTH_SHARE * network.operators_amount)
     for operator in network.operators:
         ratio = operator.ratio
-        by = abs((operator.measured_us or 0.0) - (operator.predicted_us or 0.0))
+        by = abs((operator.measured or 0.0) - (operator.predicted or 0.0))
         if ratio is not None and not 1 / OFF <= ratio <= OFF and by >= least:
-            took, expected = _time(operator.measured_us), _time(operator.predicted_us)
+            took, expected = (
+                _amount(network, operator.measured),
+                _amount(network, operator.predicted),
+            )
             yield f"{operator.name}: took {took}, {expected} were predicted"
 
 
-def _time(us: float | None) -> str:
-    return "" if us is None else duration(us)
+def _amount(network: Network, value: float | None) -> str:
+    return "" if value is None else amount(value, network.unit)

@@ -57,6 +57,8 @@ class Operator(msgspec.Struct, frozen=True):
     reason: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
+    estimated_cycles: float | None = None
+    cycles: float | None = None
     verified: bool | None = None
     layouts: tuple[str, ...] = ()
     axes: dict[str, int] = {}
@@ -68,16 +70,26 @@ class Operator(msgspec.Struct, frozen=True):
         return self.layouts[number] if known else None
 
     @property
-    def us(self) -> float | None:
+    def predicted(self) -> float | None:
+        """In the unit of the network, as what follows."""
+        return self.estimated_cycles if self.predicted_us is None else self.predicted_us
+
+    @property
+    def measured(self) -> float | None:
+        """Or simulated."""
+        return self.cycles if self.measured_us is None else self.measured_us
+
+    @property
+    def amount(self) -> float | None:
         """The measured time, or else the predicted one."""
-        return self.predicted_us if self.measured_us is None else self.measured_us
+        return self.predicted if self.measured is None else self.measured
 
     @property
     def ratio(self) -> float | None:
         """The measured time over the predicted one."""
-        if self.measured_us is None or not self.predicted_us:
+        if self.measured is None or not self.predicted:
             return None
-        return self.measured_us / self.predicted_us
+        return self.measured / self.predicted
 
     @property
     def mapping(self) -> str:
@@ -93,6 +105,7 @@ class Totals(msgspec.Struct, frozen=True):
     predicted_us: float | None = None
     measured_us: float | None = None
     cold_us: float | None = None
+    total_cycles: float | None = None
     bytes_workspace: int | None = None
     bytes_weights: int | None = None
     embedded: int | None = None
@@ -102,7 +115,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 class Assignment(msgspec.Struct, frozen=True):
     """How the layouts were chosen: the ``cost_us`` of all operators and conversions, a lower bound,
-    and the costs of the two simple rules."""
+    and the costs of the two simple rules; ``costs`` says where those of the operators are from."""
 
     cost_us: float | None = None
     bound_us: float | None = None
@@ -113,12 +126,14 @@ class Assignment(msgspec.Struct, frozen=True):
     layouts: int | None = None
     channels_last_us: float | None = None
     own_best_us: float | None = None
+    costs: str = "estimated"
 
 
 class Network(msgspec.Struct, frozen=True):
     network: str
     target: str
     threads: int | None = None
+    unit: str = "us"
     provenance: str = ""
     operators: tuple[Operator, ...] = ()
     tensors: dict[str, Tensor] = {}
@@ -136,9 +151,14 @@ class Network(msgspec.Struct, frozen=True):
         return self.tensors.get(name, Tensor())
 
     @property
-    def operators_us(self) -> float:
+    def took(self) -> float | None:
+        """The whole network, in its unit."""
+        return self.totals.total_cycles if self.unit == "cycles" else self.totals.measured_us
+
+    @property
+    def operators_amount(self) -> float:
         """Of all operators, measured or else predicted."""
-        return sum(operator.us or 0.0 for operator in self.operators)
+        return sum(operator.amount or 0.0 for operator in self.operators)
 
     @property
     def conversions_us(self) -> float:

@@ -68,7 +68,7 @@ def picture(network: Network) -> str:
     between = edges(network)
     placed = place(len(network.operators), [(edge.source, edge.target) for edge in between], SIZES)
     width, height = placed.width + 2 * _MARGIN, placed.height + 2 * _MARGIN
-    longest = max((operator.us or 0.0 for operator in network.operators), default=0.0)
+    longest = max((operator.amount or 0.0 for operator in network.operators), default=0.0)
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     label = "The network: operators from the inputs down to the outputs"
     parts = [
@@ -89,17 +89,17 @@ def picture(network: Network) -> str:
 def _node(network: Network, number: int, operator: Operator, centre: Point, longest: float) -> str:
     state = network.state(operator)
     x, y = centre[0] - SIZES.width / 2, centre[1] - SIZES.height / 2
-    us = operator.us
+    amount, took = operator.amount, time(operator.amount, network.unit)
     detail = short(operator.label or operator.kind, _CHARACTERS - 10)
-    bar = (SIZES.width - 8) * (us or 0.0) / longest if longest else 0.0
-    words = f"{operator.name}, {operator.label or operator.kind}, {state.value}, {time(us)}"
+    bar = (SIZES.width - 8) * (amount or 0.0) / longest if longest else 0.0
+    words = f"{operator.name}, {operator.label or operator.kind}, {state.value}, {took}"
     symbol = f'<tspan class="symbol">{SYMBOLS[state]}</tspan>'
     inner = [
         f"<title>{html(words)}</title>",
         f'<rect class="body" width="{SIZES.width:g}" height="{SIZES.height:g}" rx="6"/>',
         f'<text x="10" y="17">{symbol} {html(short(operator.name, _CHARACTERS - 2))}</text>',
         f'<text class="dim" x="10" y="33">{html(detail)}</text>',
-        f'<text class="dim end" x="{SIZES.width - 8:g}" y="33">{html(time(us))}</text>',
+        f'<text class="dim end" x="{SIZES.width - 8:g}" y="33">{html(took)}</text>',
         f'<rect class="bar" x="4" y="{SIZES.height - 7:g}" width="{bar:.1f}" height="4" rx="2"/>',
     ]
     return (

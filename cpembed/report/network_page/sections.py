@@ -38,7 +38,7 @@ def totals(network: Network) -> str:
     found = network.totals
     products = UNKNOWN if found.products is None else f"{found.embedded or 0} of {found.products}"
     tiles = [
-        ("measured", time(found.measured_us)),
+        (network.provenance or "measured", time(network.took, network.unit)),
         ("predicted", time(found.predicted_us)),
         ("first call", time(found.cold_us)),
         ("embedded", products),
@@ -84,6 +84,7 @@ def assignment(found: Assignment) -> str:
     )
     facts = [
         ("gap", share(found.gap)),
+        ("costs", found.costs),
         ("proven the best", yes(found.proven).lower()),
         ("layouts", UNKNOWN if found.layouts is None else f"{found.layouts:,}"),
         ("choices", UNKNOWN if found.options is None else f"{found.options:,}"),
@@ -124,12 +125,14 @@ _COLUMNS = (
 
 def layers(network: Network) -> str:
     """The table of operators, in the order of the network; each row leads to its details."""
+    names = {"measured": network.provenance or "measured"}
+    columns = [(html(names.get(name, name)), kind) for name, kind in _COLUMNS]
     head = "".join(
-        f'<th scope="col" class="{kind}" data-sort="{kind or "text"}">{html(name)}</th>'
-        for name, kind in _COLUMNS
+        f'<th scope="col" class="{kind}" data-sort="{kind or "text"}">{name}</th>'
+        for name, kind in columns
     )
-    whole = network.operators_us
-    slowest = max((operator.us or 0.0 for operator in network.operators), default=0.0)
+    whole = network.operators_amount
+    slowest = max((operator.amount or 0.0 for operator in network.operators), default=0.0)
     rows = "\n".join(
         _row(network, number, operator, whole, slowest)
         for number, operator in enumerate(network.operators)
@@ -142,7 +145,7 @@ def layers(network: Network) -> str:
 
 
 def _row(network: Network, number: int, operator: Operator, whole: float, slowest: float) -> str:
-    state, us, ratio = network.state(operator), operator.us, operator.ratio
+    state, amount, ratio = network.state(operator), operator.amount, operator.ratio
     name = f'<a href="#op-{number}" data-op="{number}">{html(operator.name)}</a>'
     on = html(operator.embedded_on or (UNKNOWN if state is State.GENERATED else "no instruction"))
     cells: list[tuple[str, Any]] = [
@@ -152,12 +155,12 @@ def _row(network: Network, number: int, operator: Operator, whole: float, slowes
         (f'<span class="symbol">{SYMBOLS[state]}</span> {on}', state.value),
         (share(operator.utilisation), operator.utilisation),
         (macs(operator.macs), operator.macs),
-        (time(operator.predicted_us), operator.predicted_us),
-        (time(operator.measured_us), operator.measured_us),
-        (_part(us, whole, slowest), us),
+        (time(operator.predicted, network.unit), operator.predicted),
+        (time(operator.measured, network.unit), operator.measured),
+        (_part(amount, whole, slowest), amount),
         (UNKNOWN if ratio is None else f"{ratio:.2f}", ratio),
     ]
-    marked = " slowest" if us and us == slowest else ""
+    marked = " slowest" if amount and amount == slowest else ""
     inner = "".join(
         f'<td class="{kind}" data-value="{html("" if value is None else value)}">{cell}</td>'
         for (cell, value), (_, kind) in zip(cells, _COLUMNS, strict=True)
@@ -165,10 +168,11 @@ def _row(network: Network, number: int, operator: Operator, whole: float, slowes
     return f'<tr class="{state.value}{marked}" data-op="{number}">{inner}</tr>'
 
 
-def _part(us: float | None, whole: float, slowest: float) -> str:
-    if us is None or not whole or not slowest:
+def _part(amount: float | None, whole: float, slowest: float) -> str:
+    if amount is None or not whole or not slowest:
         return UNKNOWN
-    return f'{us / whole:.1%}<span class="bar" style="width:{100 * us / slowest:.1f}%"></span>'
+    bar = f'<span class="bar" style="width:{100 * amount / slowest:.1f}%"></span>'
+    return f"{amount / whole:.1%}{bar}"
 
 
 def cards(network: Network) -> Iterator[str]:
@@ -194,8 +198,9 @@ def _details(network: Network, operator: Operator) -> Iterator[tuple[str, str]]:
     yield "embedding", operator.embedding or ""
     yield "used", "" if operator.utilisation is None else share(operator.utilisation)
     yield "MACs", f"{operator.macs:,}" if operator.macs else ""
-    yield "predicted", "" if operator.predicted_us is None else time(operator.predicted_us)
-    yield "measured", "" if operator.measured_us is None else time(operator.measured_us)
+    yield "predicted", "" if operator.predicted is None else time(operator.predicted, network.unit)
+    took = "" if operator.measured is None else time(operator.measured, network.unit)
+    yield network.provenance or "measured", took
     yield "numbers verified", "" if operator.verified is None else yes(operator.verified)
     yield "largest error", f"{operator.max_error:g}" if operator.max_error else ""
     for what, names in (("reads", operator.inputs), ("writes", operator.outputs)):

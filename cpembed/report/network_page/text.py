@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from cpembed.wording import count, duration
+from cpembed.wording import amount, count
 
 UNKNOWN = "-"
 
@@ -29,8 +29,8 @@ def short(text: str, length: int) -> str:
     return text if len(text) <= length else f"…{text[1 - length :]}"
 
 
-def time(us: float | None) -> str:
-    return UNKNOWN if us is None else duration(us).replace("us", "µs")
+def time(value: float | None, unit: str = "us") -> str:
+    return UNKNOWN if value is None else amount(value, unit).replace("us", "µs")
 
 
 def share(part: float | None, whole: float | None = 1.0) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from cpembed.report.network import report
+from cpembed.report.network_page import page
 from tests.unit.report.network_documents import document, operator, product, residual
 
 
@@ -98,3 +99,31 @@ def test_names_of_a_model_are_no_markup() -> None:
     assert text.count("[bold]a[/bold]") == 2
     assert "[red]n[/red]" in text
     assert "a" in printed(document([]), 40)
+
+
+def in_cycles() -> dict[str, Any]:
+    none = {"predicted_us": None, "measured_us": None}
+    own = product("a", ["x"], ["y"], **none, estimated_cycles=995.0, cycles=1047)
+    given = document([own, operator("b", ["y"], ["z"], **none)])
+    totals = {**given["totals"], **none, "cold_us": None, "total_cycles": 1047}
+    simulated = {"unit": "cycles", "provenance": "simulated", "assignment": None}
+    return {**given, **simulated, "totals": totals}
+
+
+def test_simulated_cycles_are_said_as_such() -> None:
+    text = printed(in_cycles())
+    assert "995 cycles  1,047 cycles  100.0%  x1.05" in line(text, "a ")
+    assert "cycles" not in line(text, "b ")
+    assert line(text, "simulated").split()[1:] == ["1,047", "cycles"]
+    assert "measured" not in text
+    body = page(in_cycles())
+    assert "<dt>simulated</dt><dd>1,047 cycles</dd>" in body
+    assert "995 cycles" in body
+
+
+def test_costs_that_were_measured_are_said_as_such() -> None:
+    given = document([product("a", ["x"], ["y"])])
+    assignment = {**(given["assignment"] or {}), "cost_us": 5.0, "proven": True}
+    for costs in ("measured", "estimated"):
+        text = printed({**given, "assignment": {**assignment, "costs": costs}})
+        assert f"proven the least of the {costs} costs" in text
