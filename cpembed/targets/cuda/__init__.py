@@ -1,0 +1,1 @@
+"""Tensor Core: CUDA kernels for NVIDIA's GPUs, generated here and executed without one."""
