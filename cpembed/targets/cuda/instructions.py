@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cpembed.errors import LoweringError
+from cpembed.errors import InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.dtypes import size_bytes
 
@@ -97,12 +97,14 @@ class TensorCoreInstruction:
     def fragments(self) -> tuple[str, str, str]:
         """Names in :mod:`cpembed.targets.cuda.fragments` of what lanes hold of A, B and C."""
         if self.kind != "mma":
-            raise LoweringError(f"{self.name}: which lane holds which element is not specified")
+            raise InvariantError(f"{self.name}: which lane holds which element is not specified")
         return f"{self.shape}.a", f"{self.shape}.b", f"{self.shape}.c"
 
     def _require_wmma(self, what: str) -> None:
         if self.kind != "wmma":
-            raise LoweringError(f"{self.name} has no {what} of its own: fragments are plain arrays")
+            raise InvariantError(
+                f"{self.name} has no {what} of its own: fragments are plain arrays"
+            )
 
 
 _FLOATS = (

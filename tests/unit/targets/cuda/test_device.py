@@ -14,7 +14,7 @@ from cpembed.errors import InvariantError
 from cpembed.targets.cuda import device
 from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction
 
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", pytest.param("sm_90", marks=pytest.mark.slow))
 
 BY_PRODUCT = {i.mma_function: i for i in INSTRUCTIONS}
 
