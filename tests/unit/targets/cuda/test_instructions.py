@@ -62,6 +62,6 @@ def test_a_specification_is_known_by_its_extents_and_types() -> None:
 
 
 def test_another_shape_or_machine_has_no_kernels() -> None:
-    for name in ("gemmini_16x16", "requantize", "vta_1x16x16", "avx512_vnni"):
+    for name in ("vta_1x16x16", "requantize", "avx512_vnni", "amx_bf16"):
         with pytest.raises(LoweringError, match=f"{name}: "):
             instruction_of(load_hardware_spec(name))
