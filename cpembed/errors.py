@@ -55,6 +55,12 @@ class ProgramError(CpembedError):
     """An accelerator's program is wrong: its text, its bytes, or what it would do."""
 
 
+class ExecutionFault(CpembedError):
+    """A kernel did what its machine does not define: a data race, an access out of bounds."""
+
+    exit_code = 1
+
+
 class TransformError(CpembedError):
     """A rewrite was asked for where it does not apply."""
 

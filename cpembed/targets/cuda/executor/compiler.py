@@ -1,0 +1,189 @@
+"""Texts and the runtime, compiled by the host's C++ compiler, and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.kernel.host_cpu import reported_features
+from cpembed.targets.cuda.executor.text import FILE
+
+NATIVE = Path(__file__).parent / "native"
+"""The runtime, and the headers that texts are compiled with."""
+
+COMPILER_VARIABLE = "CXX"
+"""The command to use, with its options; by default the first of :data:`COMPILERS` on the path."""
+COMPILERS = ("g++", "clang++", "c++")
+
+FOLDER_VARIABLE = "CPEMBED_CUDA_EXECUTOR_CACHE"
+"""Another folder for what is kept; empty: nothing is kept."""
+
+_COMMON = (
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-ffp-contract=off",  # A fused multiply-add would round once where the text rounds twice.
+    "-w",
+)
+_RUNTIME = ("-O3",)
+_KERNEL = (
+    "-O2",
+    "-g1",  # Lines, for messages.
+    "-fno-strict-aliasing",  # Vectors are read through pointers of other types.
+    "-fwrapv",
+    "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
+    "-fsanitize=thread",  # Calls the runtime before each plain access; plain.h.
+    f"-I{NATIVE / 'include'}",
+    "-include",
+    str(NATIVE / "executor.h"),
+)
+_LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack")
+
+_LIMIT_SECONDS = 300
+
+
+def compiler() -> list[str]:
+    """The words of the command.
+
+    Raises :class:`BackendUnavailable` where there is none.
+    """
+    told = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
+    for words in [told] if told else [[name] for name in COMPILERS]:
+        if shutil.which(words[0]):
+            return words
+    named = f"{COMPILER_VARIABLE}={told[0]}" if told else " or ".join(COMPILERS[:2])
+    raise BackendUnavailable(
+        f"CUDA text is executed through a C++ compiler, and there is no {named} on the path: "
+        f"install g++ or clang++, or set {COMPILER_VARIABLE}"
+    )
+
+
+def default_folder() -> Path | None:
+    """Where compiled texts are kept; None where nothing is."""
+    told = os.environ.get(FOLDER_VARIABLE)
+    if told is not None:
+        return Path(told) if told else None
+    return platformdirs.user_cache_path("cpembed") / "cuda_executor"
+
+
+def compiled(source: str) -> Path:
+    """The library of a prepared text (:mod:`.text`).
+
+    Raises :class:`BackendUnavailable` without a compiler, :class:`LoweringError` with its first
+    error where the text does not compile.
+    """
+    command = compiler()
+    folder = default_folder() or _temporary_folder()
+    base = _digest(tuple(command))
+    library = folder / f"{_hash(base, source)}.so"
+    if library.is_file():
+        return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = _temporary_folder()
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        draft = Path(name)
+        runtime = _runtime(command, folder / f"runtime-{base}.o", draft)
+        (draft / FILE).write_text(source, encoding="utf-8")
+        _call(
+            [*command, *_COMMON, *_KERNEL, *_host(), "-c", "-x", "c++", FILE, "-o", "kernel.o"],
+            draft,
+        )
+        _call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], draft)
+        (draft / "kernel.so").replace(library)
+    return library
+
+
+def _runtime(command: list[str], kept: Path, draft: Path) -> Path:
+    if not kept.is_file():
+        source = str(NATIVE / "runtime.cpp")
+        _call([*command, *_COMMON, *_RUNTIME, *_host(), "-c", source, "-o", "runtime.o"], draft)
+        (draft / "runtime.o").replace(kept)
+    return kept
+
+
+def _host() -> tuple[str, ...]:
+    """What is compiled here is executed here, so it may use all that this processor has."""
+    return ("-march=native",) if platform.machine() == "x86_64" else ()
+
+
+def _call(words: Sequence[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_SECONDS,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LoweringError(f"{words[0]} cannot compile the CUDA text: {error}") from None
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        telling = [line for line in lines if "error" in line.lower()]
+        reason = (telling or lines or [f"exit code {done.returncode}"])[0]
+        reason = reason.replace(f"{folder}/", "").replace(f"{FILE}:", "line ")
+        raise LoweringError(f"{words[0]} cannot compile the CUDA text: {reason}")
+
+
+@cache
+def _digest(command: tuple[str, ...]) -> str:
+    """Of all that a library depends on besides its text."""
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    files = [(path.name, path.read_text()) for path in sorted(NATIVE.rglob("*")) if path.is_file()]
+    flags = (_COMMON, _RUNTIME, _KERNEL, _LINK, _host())
+    machine = (platform.machine(), sorted(reported_features()))
+    return _hash(command, version.stdout, files, flags, machine)
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()[:40]
+
+
+@cache
+def _temporary_folder() -> Path:
+    """For this process, where nothing is kept."""
+    folder = Path(tempfile.mkdtemp(prefix="cpembed-cuda-"))
+    import atexit
+
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
+
+
+def lines_of(library: Path, places: Sequence[int]) -> list[int | None]:
+    """The text's lines of offsets in a library, as far as its table of lines has them: of several
+    that are inlined into each other, the outermost one, which is the kernel's."""
+    found: list[int | None] = [None] * len(places)
+    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
+    if tool is None:
+        return found
+    for number, place in enumerate(places):
+        # The instruction before the return address is the call.
+        words = [tool, "-i", "-e", str(library), hex(max(place - 1, 0))]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=60, check=False, errors="replace"
+            )
+            for line in done.stdout.splitlines():
+                name, _, rest = line.partition(":")
+                digits = rest.split(" ")[0]
+                if Path(name).name == FILE and digits.isdecimal() and int(digits):
+                    found[number] = int(digits)
+    return found

@@ -1,0 +1,34 @@
+/* What is counted; the names are those of the fields of Counters in counters.py. */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#define EXECUTOR_COUNTERS(X) \
+  X(shared_load_wavefronts) X(shared_load_wavefronts_least) \
+  X(shared_store_wavefronts) X(shared_store_wavefronts_least) \
+  X(ldmatrix_wavefronts) \
+  X(global_load_sectors) X(global_load_sectors_least) \
+  X(global_store_sectors) X(global_store_sectors_least) \
+  X(global_load_bytes) X(global_store_bytes) \
+  X(unique_bytes_read) X(unique_bytes_written) \
+  X(barriers) X(cp_async_groups) X(blocks)
+
+struct Tally {
+#define X(name) uint64_t name = 0;
+  EXECUTOR_COUNTERS(X)
+#undef X
+};
+
+static Tally tally;
+
+/* A function that warps call, by its name in the text. */
+struct Function {
+  const char *name;
+  uint64_t calls = 0;
+  explicit Function(const char *name) : name(name) { all().push_back(this); }
+  static std::vector<Function *> &all() {
+    static std::vector<Function *> functions;
+    return functions;
+  }
+};

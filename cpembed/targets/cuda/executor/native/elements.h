@@ -1,0 +1,50 @@
+/* Element types of matrices: how they are stored, and as what they are multiplied and added. */
+#pragma once
+
+#include "number_formats.h"
+
+struct F16 {
+  using Stored = uint16_t;
+  using Value = float;
+  static Value load(Stored bits) { return executor::float16_to_float(bits); }
+  static Stored store(Value value) { return executor::float_to_float16(value); }
+};
+struct Bf16 {
+  using Stored = uint16_t;
+  using Value = float;
+  static Value load(Stored bits) { return executor::bfloat16_to_float(bits); }
+  static Stored store(Value value) { return executor::float_to_bfloat16(value); }
+};
+struct F32 {
+  using Stored = float;
+  using Value = float;
+  static Value load(Stored value) { return value; }
+  static Stored store(Value value) { return value; }
+};
+/* Sums of integers wrap around. */
+struct S8 {
+  using Stored = int8_t;
+  using Value = uint32_t;
+  static Value load(Stored value) { return uint32_t(int32_t(value)); }
+};
+struct U8 {
+  using Stored = uint8_t;
+  using Value = uint32_t;
+  static Value load(Stored value) { return value; }
+};
+struct S32 {
+  using Stored = uint32_t;
+  using Value = uint32_t;
+  static Value load(Stored value) { return value; }
+  static Stored store(Value value) { return value; }
+};
+
+/* c += a * b over dense matrices. Products of float16 and of bfloat16 are exact in float; sums are
+   taken in float, from the accumulator on along k, and rounded once to the accumulator's type where
+   they are stored. The order inside a GPU is not published, so floats agree to a tolerance only. */
+template <class V, int M, int N, int K>
+static inline void multiply_add(V (&c)[M][N], const V (&a)[M][K], const V (&b)[K][N]) {
+  for (int i = 0; i < M; i++)
+    for (int k = 0; k < K; k++)
+      for (int j = 0; j < N; j++) c[i][j] += a[i][k] * b[k][j];
+}

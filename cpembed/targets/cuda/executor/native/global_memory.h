@@ -1,0 +1,83 @@
+/* The arrays of a launch: their bounds, and which of their bytes are touched. */
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "counters.h"
+#include "fault.h"
+
+class GlobalMemory {
+ public:
+  void begin() { buffers_.clear(); }
+
+  void add(unsigned char *base, size_t bytes, int argument) {
+    size_t words = bytes / 64 + 2;
+    buffers_.push_back({base, bytes, argument, std::vector<uint64_t>(words),
+                        std::vector<uint64_t>(words)});
+  }
+
+  /* Whether bytes lie in an array, and are aligned; else a fault is set. */
+  bool touch(const void *p, size_t bytes, size_t alignment, bool writes, const char *what,
+             Site site) {
+    auto address = static_cast<const unsigned char *>(p);
+    Buffer *found = buffer_of(address);
+    if (found == nullptr || address < found->base || address + bytes > found->base + found->bytes) {
+      if (found == nullptr)
+        set_fault("%s at {at:%u} is out of bounds: the address is in no array", what, site);
+      else
+        set_fault("%s at {at:%u} is out of bounds: bytes %td to %td of argument %d, which has %zu",
+                  what, site, address - found->base,
+                  address - found->base + ptrdiff_t(bytes) - 1, found->argument, found->bytes);
+      return false;
+    }
+    if (reinterpret_cast<uintptr_t>(p) % alignment) {
+      set_fault("%s at {at:%u} is misaligned: byte %td of argument %d, which has to be a multiple of %zu",
+                what, site, address - found->base, found->argument, alignment);
+      return false;
+    }
+    mark(writes ? found->written : found->read, size_t(address - found->base), bytes);
+    return true;
+  }
+
+  void count_unique() {
+    for (const Buffer &buffer : buffers_) {
+      for (uint64_t word : buffer.read) tally.unique_bytes_read += uint64_t(__builtin_popcountll(word));
+      for (uint64_t word : buffer.written)
+        tally.unique_bytes_written += uint64_t(__builtin_popcountll(word));
+    }
+  }
+
+  /* Within how many bytes of an array an address counts as meant for it. */
+  static constexpr ptrdiff_t kNear = 1 << 16;
+
+ private:
+  struct Buffer {
+    unsigned char *base;
+    size_t bytes;
+    int argument;
+    std::vector<uint64_t> read, written;  // A bit for each byte.
+  };
+
+  /* The array that holds an address, or else the nearest one that is near. */
+  Buffer *buffer_of(const unsigned char *address) {
+    Buffer *near = nullptr;
+    ptrdiff_t nearest = kNear;
+    for (Buffer &buffer : buffers_) {
+      ptrdiff_t before = buffer.base - address;
+      ptrdiff_t after = address - (buffer.base + buffer.bytes) + 1;
+      ptrdiff_t distance = std::max(before, after);
+      if (distance <= 0) return &buffer;
+      if (distance < nearest) nearest = distance, near = &buffer;
+    }
+    return near;
+  }
+
+  static void mark(std::vector<uint64_t> &bits, size_t start, size_t count) {
+    uint64_t mask = count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    bits[start / 64] |= mask << start % 64;
+    if (start % 64 + count > 64) bits[start / 64 + 1] |= mask >> (64 - start % 64);
+  }
+
+  std::vector<Buffer> buffers_;
+};

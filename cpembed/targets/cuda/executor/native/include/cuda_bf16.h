@@ -1,0 +1,1 @@
+/* Everything is in executor.h, which is included before a text. */

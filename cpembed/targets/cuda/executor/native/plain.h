@@ -1,0 +1,121 @@
+/* Plain loads and stores of the text.
+
+   The text is compiled with the instrumentation of -fsanitize=thread, which calls one of the
+   functions below before each access to memory that others may see; no library of the sanitizer is
+   linked. Accesses to a fiber's own stack are left out. Those of a warp belong together where they
+   are made from one place for the same time by each lane. */
+#pragma once
+
+#include <unordered_map>
+
+#include "warp.h"
+
+extern "C" const char _end __attribute__((visibility("hidden")));
+
+/* Constants and variables of the library itself. */
+static bool in_library(const void *p) {
+  auto address = static_cast<const char *>(p);
+  return address >= &__ehdr_start && address < &_end;
+}
+
+static void plain_access(const void *p, size_t bytes, size_t alignment, bool writes, Site site) {
+  auto address = static_cast<const char *>(p);
+  if (lane == nullptr || (address >= lane->stack_low && address < lane->stack_high)) return;
+  const char *what = writes ? "a store" : "a load";
+  bool shared = shared_memory.holds(p);
+  if (!shared && in_library(p)) return;
+  for (size_t done = 0; done < bytes;) {
+    size_t piece = std::min<size_t>(bytes - done, 16);
+    const char *start = address + done;
+    if (shared) {
+      REQUIRE(shared_memory.valid(start, piece, done ? 1 : alignment, what, site));
+      REQUIRE(writes ? shared_memory.write(start, piece, now(), kWritten, site)
+                     : shared_memory.read(start, piece, now(), site));
+    } else {
+      REQUIRE(global_memory.touch(start, piece, done ? 1 : alignment, writes, what, site));
+    }
+    warp->plain.push_back({site, uint8_t(lane_number), uint8_t(piece), shared, writes,
+                           shared ? shared_memory.offset(start)
+                                  : reinterpret_cast<uint64_t>(start)});
+    done += piece;
+  }
+}
+
+static void account_plain(const Plain *const *members, int count) {
+  const Plain &first = *members[0];
+  if (first.shared) {
+    uint32_t offsets[32] = {}, mask = 0;
+    for (int i = 0; i < count; i++) {
+      offsets[members[i]->lane] = uint32_t(members[i]->address);
+      mask |= 1u << members[i]->lane;
+    }
+    count_shared(shared_cost(offsets, mask, first.bytes), first.writes);
+    return;
+  }
+  uint64_t addresses[32];
+  for (int i = 0; i < count; i++) addresses[i] = members[i]->address;
+  count_global(addresses, count, first.bytes, first.writes);
+}
+
+/* Count the plain accesses of a warp since its last barrier. */
+static void settle_plain(Warp &w) {
+  if (w.plain.empty()) return;
+  // By the place, and how often the lane has been there before.
+  std::unordered_map<uint64_t, uint32_t> times;
+  std::unordered_map<uint64_t, std::vector<const Plain *>> groups;
+  for (const Plain &p : w.plain) {
+    uint64_t place = uint64_t(p.site) << 6 | uint64_t(p.shared) << 5 | p.bytes;
+    uint32_t time = times[place << 5 | p.lane]++;
+    groups[place << 32 | time].push_back(&p);
+  }
+  for (auto &[key, members] : groups) account_plain(members.data(), int(members.size()));
+  w.plain.clear();
+}
+
+#define INSTRUMENTED(bytes) \
+  extern "C" void __tsan_read##bytes(void *p) { plain_access(p, bytes, bytes, false, CALLER); } \
+  extern "C" void __tsan_write##bytes(void *p) { plain_access(p, bytes, bytes, true, CALLER); } \
+  extern "C" void __tsan_unaligned_read##bytes(void *p) { plain_access(p, bytes, 1, false, CALLER); } \
+  extern "C" void __tsan_unaligned_write##bytes(void *p) { plain_access(p, bytes, 1, true, CALLER); } \
+  extern "C" void __tsan_volatile_read##bytes(void *p) { plain_access(p, bytes, bytes, false, CALLER); } \
+  extern "C" void __tsan_volatile_write##bytes(void *p) { plain_access(p, bytes, bytes, true, CALLER); }
+
+INSTRUMENTED(1)
+INSTRUMENTED(2)
+INSTRUMENTED(4)
+INSTRUMENTED(8)
+INSTRUMENTED(16)
+#undef INSTRUMENTED
+
+extern "C" void __tsan_read_range(void *p, size_t n) { plain_access(p, n, 1, false, CALLER); }
+extern "C" void __tsan_write_range(void *p, size_t n) { plain_access(p, n, 1, true, CALLER); }
+extern "C" void __tsan_vptr_update(void **, void *) {}
+extern "C" void __tsan_vptr_read(void **) {}
+extern "C" void __tsan_func_entry(void *) {}
+extern "C" void __tsan_func_exit(void *) {}
+extern "C" void __tsan_init() {}
+
+/* The instrumentation makes these of memcpy and the like, which a compiler makes of assignments. */
+extern "C" void *__tsan_memcpy(void *to, const void *from, size_t n) {
+  plain_access(from, n, 1, false, CALLER);
+  plain_access(to, n, 1, true, CALLER);
+  return memcpy(to, from, n);
+}
+extern "C" void *__tsan_memset(void *to, int value, size_t n) {
+  plain_access(to, n, 1, true, CALLER);
+  return memset(to, value, n);
+}
+
+/* Before an atomic operation of a lane, which is then made at once. */
+extern "C" void executor_atomic(void *p, size_t bytes, const void *return_address) {
+  Site site = site_of(return_address);
+  if (shared_memory.holds(p)) {
+    REQUIRE(shared_memory.valid(p, bytes, bytes, "an atomic operation", site));
+    REQUIRE(shared_memory.write(p, bytes, now(), kAtomic, site));
+    return;
+  }
+  for (bool writes : {false, true})
+    REQUIRE(global_memory.touch(p, bytes, bytes, writes, "an atomic operation", site));
+  tally.global_load_bytes += bytes;
+  tally.global_store_bytes += bytes;
+}

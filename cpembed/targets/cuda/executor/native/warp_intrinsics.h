@@ -1,0 +1,79 @@
+/* Barriers, shuffles, votes, atomic operations and memory fences of CUDA C++. */
+#pragma once
+
+#define __syncthreads() executor_syncthreads()
+__CPEMBED_INLINE void __syncwarp(unsigned mask = 0xffffffffu) { executor_syncwarp(mask); }
+__CPEMBED_INLINE unsigned __activemask() { return executor_activemask(); }
+__CPEMBED_INLINE void __threadfence() {}
+__CPEMBED_INLINE void __threadfence_block() {}
+
+/* Values travel as the low bits of 64. */
+template <class T>
+__CPEMBED_OWN T __cpembed_shuffle(int how, unsigned mask, T value, int operand, int width) {
+  static_assert(sizeof(T) <= 8);
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  bits = executor_shuffle(how, mask, bits, operand, width, __CPEMBED_HERE);
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <class T>
+__CPEMBED_INLINE T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  return __cpembed_shuffle(0, mask, value, lane, width);
+}
+template <class T>
+__CPEMBED_INLINE T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return __cpembed_shuffle(1, mask, value, int(delta), width);
+}
+template <class T>
+__CPEMBED_INLINE T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return __cpembed_shuffle(2, mask, value, int(delta), width);
+}
+template <class T>
+__CPEMBED_INLINE T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32) {
+  return __cpembed_shuffle(3, mask, value, lanes, width);
+}
+
+__CPEMBED_OWN unsigned __ballot_sync(unsigned mask, int predicate) {
+  return executor_ballot(mask, predicate, __CPEMBED_HERE);
+}
+__CPEMBED_OWN int __any_sync(unsigned mask, int predicate) {
+  return executor_ballot(mask, predicate, __CPEMBED_HERE) != 0;
+}
+__CPEMBED_OWN int __all_sync(unsigned mask, int predicate) {
+  return executor_ballot(mask, !predicate, __CPEMBED_HERE) == 0;
+}
+
+template <class T>
+__CPEMBED_INLINE T __ldg(const T *p) {
+  return *p;
+}
+
+/* No other thread of the host runs, so an operation that is not interrupted is atomic. */
+#define ATOMIC(name, expression) \
+  template <class T> \
+  __CPEMBED_OWN T name(T *p, std::common_type_t<T> value) { \
+    executor_atomic(p, sizeof(T), __CPEMBED_HERE); \
+    T old = *p; \
+    *p = expression; \
+    return old; \
+  }
+ATOMIC(atomicAdd, T(old + value))
+ATOMIC(atomicSub, T(old - value))
+ATOMIC(atomicExch, value)
+ATOMIC(atomicMin, old < value ? old : value)
+ATOMIC(atomicMax, old > value ? old : value)
+ATOMIC(atomicAnd, T(old & value))
+ATOMIC(atomicOr, T(old | value))
+ATOMIC(atomicXor, T(old ^ value))
+#undef ATOMIC
+template <class T>
+__CPEMBED_OWN T atomicCAS(T *p, std::common_type_t<T> expected, std::common_type_t<T> value) {
+  executor_atomic(p, sizeof(T), __CPEMBED_HERE);
+  T old = *p;
+  if (old == expected) *p = value;
+  return old;
+}
+
+/* Addresses of shared memory as PTX has them: 32-bit numbers. */
+__CPEMBED_INLINE size_t __cvta_generic_to_shared(const void *p) { return executor_shared_address(p); }
