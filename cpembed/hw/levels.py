@@ -7,7 +7,7 @@ Data alone; :mod:`cpembed.machine` estimates times from it. The format is that o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -122,19 +122,20 @@ class Hierarchy:
 
 
 def read_hierarchies(
-    path: str,
+    place: Callable[[Key], str],
     tables: Mapping[str, HierarchyTable],
     scopes: Mapping[str, MemoryTable],
     operands: Sequence[str],
     machine: Machine | None,
 ) -> dict[str, Hierarchy]:
-    """The machines of a file, by name; raises :class:`SpecError` for the first fault.
+    """The machines of a specification, by name; raises :class:`SpecError` for the first fault, in
+    the file in which ``place`` says that its key stands.
 
     ``scopes`` are the file's ``[memories]``, of which ``operands`` hold operands. What ``machine``
     says, the file's ``[machine]``, need not be said again.
     """
     return {
-        name: _Reader(path, name, table, scopes, machine).hierarchy(operands)
+        name: _Reader(place, name, table, scopes, machine).hierarchy(operands)
         for name, table in tables.items()
     }
 
@@ -144,17 +145,18 @@ class _Reader:
 
     def __init__(
         self,
-        path: str,
+        place: Callable[[Key], str],
         name: str,
         table: HierarchyTable,
         scopes: Mapping[str, MemoryTable],
         machine: Machine | None,
     ) -> None:
-        self.path, self.name, self.table = path, name, table
+        self.place, self.name, self.table = place, name, table
         self.scopes, self.machine = scopes, machine
 
     def error(self, key: Key, problem: str) -> SpecError:
-        return spec_error(self.path, ("machines", self.name, *key), problem)
+        whole = ("machines", self.name, *key)
+        return spec_error(self.place(whole), whole, problem)
 
     def hierarchy(self, operands: Sequence[str]) -> Hierarchy:
         table = self.table

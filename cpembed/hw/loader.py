@@ -24,13 +24,12 @@ from cpembed.hw.instruction import (
 from cpembed.hw.levels import read_hierarchies
 from cpembed.hw.schema import (
     AxisTable,
-    HardwareTable,
     Key,
     close_match,
     one_of,
-    read_table,
     spec_error,
 )
+from cpembed.hw.specification_file import SpecificationFile, read_specification
 from cpembed.hw.tile import read_tile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
@@ -84,16 +83,16 @@ def load_hardware_spec(name_or_path: str | Path) -> HardwareSpec:
 
 
 def _build(path: Path) -> HardwareSpec:
-    table = read_table(path, HardwareTable)
-    return _Builder(str(path), table).spec()
+    return _Builder(read_specification(path)).spec()
 
 
 class _Builder:
     """Checks one file's tables against each other and makes the values."""
 
-    def __init__(self, path: str, table: HardwareTable) -> None:
-        self.path = path
-        self.table = table
+    def __init__(self, file: SpecificationFile) -> None:
+        self.path = str(file.path)
+        self.place = file.place
+        self.table = file.table
 
     def error(self, key: Key, problem: str) -> SpecError:
         return spec_error(self.path, key, problem)
@@ -138,7 +137,7 @@ class _Builder:
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
             machine=machine,
-            machines=read_hierarchies(self.path, table.machines, table.memories, scopes, machine),
+            machines=read_hierarchies(self.place, table.machines, table.memories, scopes, machine),
         )
 
     def _machine(self) -> Machine | None:
@@ -189,7 +188,7 @@ class _Builder:
                 match = close_match(name, _named_files())
                 problem = f"unknown target {name!r}{match}; allowed: a name that"
                 raise self.error(key, f"{problem} `cpembed targets` lists")
-            other = read_table(path, HardwareTable)
+            other = read_specification(path).table
             if other.alternatives or other.otherwise is not None or other.beside is not None:
                 problem = f"{name} names another target in turn; allowed: one that names none"
                 raise self.error(key, problem)

@@ -6,7 +6,7 @@ Types only; what the values must satisfy together is checked in :mod:`cpembed.hw
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -68,6 +68,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     otherwise: str | None = None
     beside: str | None = None
     machine: Machine | None = None
+    machines_from: str | None = None
     machines: dict[str, HierarchyTable] = {}
 
 
@@ -107,13 +108,19 @@ Table = TypeVar("Table", bound=msgspec.Struct)
 
 def read_table(path: Path, table: type[Table]) -> Table:
     """Read a TOML file into a struct; every fault is a one-line :class:`SpecError`."""
-    data = read_toml(path)
+    return convert_table(read_toml(path), table, lambda _: str(path))
+
+
+def convert_table(
+    data: Mapping[str, Any], table: type[Table], place: Callable[[Key], str]
+) -> Table:
+    """What files hold, as a struct; ``place`` says in which of them a key stands."""
     try:
         return msgspec.convert(data, table)
     except msgspec.ValidationError as error:
         # msgspec does not name the keys of dictionaries; find the faulty entry again.
         key, problem = _first_fault(data, table, ()) or (("file",), str(error))
-        raise spec_error(str(path), key, problem) from None
+        raise spec_error(place(key), key, problem) from None
 
 
 def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:

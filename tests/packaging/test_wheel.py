@@ -11,7 +11,11 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MODULES = sorted(path.relative_to(CHECKOUT) for path in CHECKOUT.glob("cpembed/**/*.py"))
-TABLES = sorted(path.relative_to(CHECKOUT) for path in CHECKOUT.glob("cpembed/**/*.csv"))
+TABLES = sorted(
+    path.relative_to(CHECKOUT)
+    for kind in ("csv", "toml")
+    for path in CHECKOUT.glob(f"cpembed/**/*.{kind}")
+)
 
 
 def run(*command, cwd):

@@ -1,0 +1,71 @@
+"""NVIDIA's Tensor Cores, from the PTX ISA and the white papers."""
+
+from __future__ import annotations
+
+from tests.unit.hw.shipped.facts import Array, Model, facts
+
+BACKEND = None
+
+FLOATS = {
+    "f16": "float16 float16 float32",
+    "f16_f16": "float16 float16 float16",
+    "bf16": "bfloat16 bfloat16 float32",
+}
+
+SHAPES = {"": (16, 16, 16), "_32x8x16": (32, 8, 16), "_8x32x16": (8, 32, 16)}
+"""Of WMMA, by what names end in."""
+
+
+def mma(m: int, n: int, k: int) -> Model:
+    """mma.sync: A in rows (.row), B in columns (.col)."""
+
+    def model(a: Array, b: Array, c: Array) -> None:
+        c += (a.reshape(m, k) @ b.reshape(n, k).T).ravel()
+
+    return model
+
+
+def wmma(m: int, n: int, k: int) -> Model:
+    """Fragments that are row_major, of the least leading dimension."""
+
+    def model(a: Array, b: Array, c: Array) -> None:
+        c += (a.reshape(m, k) @ b.reshape(k, n)).ravel()
+
+    return model
+
+
+MODELS: dict[str, Model] = {
+    **{f"mma_{types}": mma(16, 8, 16) for types in FLOATS},
+    "mma_s8": mma(16, 8, 32),
+    **{
+        f"wmma_{types}{end}": wmma(*shape)
+        for types in (*FLOATS, "s8")
+        for end, shape in SHAPES.items()
+    },
+}
+
+BYTES = "int8 int8 int32, int8 uint8 int32, uint8 int8 int32, uint8 uint8 int32"
+
+FACTS = {
+    **{
+        f"mma_{name}": facts("x 16, y 8, z 16", BACKEND, "", types, "A.x, B.y, C.x")
+        for name, types in FLOATS.items()
+    },
+    "mma_s8": facts("x 16, y 8, z 32", BACKEND, "", BYTES, "A.x, B.y, C.x"),
+    **{
+        f"wmma_{name}{end}": facts(f"x {m}, y {n}, z {k}", BACKEND, "", types, "A.x, B.z, C.x")
+        for name, types in {**FLOATS, "s8": "int8 int8 int32"}.items()
+        for end, (m, n, k) in SHAPES.items()
+    },
+}
+
+# Dense TFLOPS and TOPS of the white papers, two operations to a product: 312 and 624 of the A100;
+# 989.4 and 1978.9 of the H100, of which mma reaches 62.9 %.
+PEAKS = {
+    (name, machine): (bytes_ if "s8" in name else halves) / 2
+    for name in FACTS
+    for machine, halves, bytes_ in (
+        ("a100", 312e3, 624e3),
+        ("h100", 0.629 * 989.4e3, 0.629 * 1978.9e3),
+    )
+}
