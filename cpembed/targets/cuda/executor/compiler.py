@@ -44,6 +44,7 @@ _KERNEL = (
     "-g1",  # Lines, for messages.
     "-fno-strict-aliasing",  # Vectors are read through pointers of other types.
     "-fwrapv",
+    "-fno-tree-sra",  # A vector is loaded and stored as a whole.
     "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
     "-fsanitize=thread",  # Calls the runtime before each plain access; plain.h.
     f"-I{NATIVE / 'include'}",

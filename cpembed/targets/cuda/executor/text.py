@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpembed.errors import LoweringError
+from cpembed.targets.cuda.executor.inline_ptx import translated
 
 FILE = "kernel.cu"
 """What the text is called in the compiler's messages and tables of lines."""
@@ -40,6 +41,6 @@ def prepared(source: str) -> Text:
         kernels[name] = int(bound) if bound and bound.strip().isdecimal() else None
     if not kernels:
         raise LoweringError("the CUDA text has no kernel: a function with __global__")
-    body = _DYNAMIC.sub(r"static \1* const \2 = (\1*)executor_dynamic_shared;", source)
+    body = _DYNAMIC.sub(r"static \1* const \2 = (\1*)executor_dynamic_shared;", translated(source))
     entries = "\n".join(f"EXECUTOR_KERNEL({name})" for name in kernels)
     return Text(f"{body}\n{entries}\n", kernels)

@@ -58,6 +58,8 @@ void executor_atomic(void *p, size_t bytes, const void *return_address);
 uint32_t executor_shared_address(const void *p);
 void *executor_shared_pointer(uint32_t offset);
 extern unsigned char executor_dynamic_shared[];
+void executor_cp_async(void *shared, const void *global, int bytes, bool valid);
+void executor_cp_async_wait(int groups);
 void executor_cp_async_wait_all();
 }
 

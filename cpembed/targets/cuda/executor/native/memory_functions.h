@@ -2,6 +2,7 @@
    cp.async are made when they are waited for, which is as late as a GPU may make them. */
 #pragma once
 
+#include "plain.h"
 #include "warp.h"
 
 /* One function; the last argument checks whether it may be made, and makes it. */
@@ -101,6 +102,23 @@ extern "C" void cpembed_cp_async_commit() {
   }
 WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7)
 #undef WAIT
+
+/* Inline PTX of other kernels, which some lanes of a warp may reach without the others. */
+extern "C" void executor_cp_async(void *shared, const void *global, int bytes, bool valid) {
+  Site site = CALLER;
+  size_t size = size_t(bytes);
+  REQUIRE(shared_memory.valid(shared, size, size, "cp.async", site));
+  REQUIRE(shared_memory.write(shared, size, now(), kInFlight, site));
+  note_plain(site, size, true, true, shared_memory.offset(shared));
+  if (valid) {
+    REQUIRE(global_memory.touch(global, size, size, false, "cp.async", site));
+    note_plain(site, size, false, false, reinterpret_cast<uint64_t>(global));
+  }
+  lane->open_group.push_back({static_cast<unsigned char *>(shared),
+                              static_cast<const unsigned char *>(global), bytes, valid});
+}
+
+extern "C" void executor_cp_async_wait(int groups) { finish_copies(size_t(groups)); }
 
 /* cp.async.wait_all. */
 extern "C" void executor_cp_async_wait_all() {

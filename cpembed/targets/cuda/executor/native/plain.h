@@ -6,8 +6,6 @@
    are made from one place for the same time by each lane. */
 #pragma once
 
-#include <unordered_map>
-
 #include "warp.h"
 
 extern "C" const char _end __attribute__((visibility("hidden")));
@@ -16,6 +14,45 @@ extern "C" const char _end __attribute__((visibility("hidden")));
 static bool in_library(const void *p) {
   auto address = static_cast<const char *>(p);
   return address >= &__ehdr_start && address < &_end;
+}
+
+static void account_plain(const PlainPlace &place, const PlainGroup &group) {
+  if (place.shared) {
+    uint32_t offsets[32];
+    for (int l = 0; l < 32; l++) offsets[l] = uint32_t(group.address[l]);
+    count_shared(shared_cost(offsets, group.came, place.bytes), place.writes);
+    return;
+  }
+  uint64_t addresses[32];
+  int count = 0;
+  for (uint32_t rest = group.came; rest; rest &= rest - 1)
+    addresses[count++] = group.address[__builtin_ctz(rest)];
+  count_global(addresses, count, place.bytes, place.writes);
+}
+
+/* The lane's access belongs to the group of those that others make here for the same time. */
+static void note_plain(Site site, size_t bytes, bool shared, bool writes, uint64_t address) {
+  uint64_t key = uint64_t(site) << 8 | uint64_t(shared) << 6 | bytes;
+  auto [found, made] = warp->plain.try_emplace(key);
+  PlainPlace &place = found->second;
+  if (made) place.bytes = int(bytes), place.shared = shared, place.writes = writes;
+  uint64_t number = place.times[lane_number]++ - place.accounted;
+  if (number >= place.groups.size()) place.groups.resize(number + 1);
+  PlainGroup &group = place.groups[number];
+  group.came |= 1u << lane_number;
+  group.address[lane_number] = address;
+  while (!place.groups.empty() && place.groups.front().came == warp->live) {
+    account_plain(place, place.groups.front());
+    place.groups.pop_front();
+    place.accounted++;
+  }
+}
+
+/* The warp is at a barrier, or at its end: groups to which no more lanes come. */
+static void settle_plain(Warp &w) {
+  for (auto &[key, place] : w.plain)
+    for (const PlainGroup &group : place.groups) account_plain(place, group);
+  w.plain.clear();
 }
 
 static void plain_access(const void *p, size_t bytes, size_t alignment, bool writes, Site site) {
@@ -34,42 +71,10 @@ static void plain_access(const void *p, size_t bytes, size_t alignment, bool wri
     } else {
       REQUIRE(global_memory.touch(start, piece, done ? 1 : alignment, writes, what, site));
     }
-    warp->plain.push_back({site, uint8_t(lane_number), uint8_t(piece), shared, writes,
-                           shared ? shared_memory.offset(start)
-                                  : reinterpret_cast<uint64_t>(start)});
+    note_plain(site, piece, shared, writes,
+               shared ? shared_memory.offset(start) : reinterpret_cast<uint64_t>(start));
     done += piece;
   }
-}
-
-static void account_plain(const Plain *const *members, int count) {
-  const Plain &first = *members[0];
-  if (first.shared) {
-    uint32_t offsets[32] = {}, mask = 0;
-    for (int i = 0; i < count; i++) {
-      offsets[members[i]->lane] = uint32_t(members[i]->address);
-      mask |= 1u << members[i]->lane;
-    }
-    count_shared(shared_cost(offsets, mask, first.bytes), first.writes);
-    return;
-  }
-  uint64_t addresses[32];
-  for (int i = 0; i < count; i++) addresses[i] = members[i]->address;
-  count_global(addresses, count, first.bytes, first.writes);
-}
-
-/* Count the plain accesses of a warp since its last barrier. */
-static void settle_plain(Warp &w) {
-  if (w.plain.empty()) return;
-  // By the place, and how often the lane has been there before.
-  std::unordered_map<uint64_t, uint32_t> times;
-  std::unordered_map<uint64_t, std::vector<const Plain *>> groups;
-  for (const Plain &p : w.plain) {
-    uint64_t place = uint64_t(p.site) << 6 | uint64_t(p.shared) << 5 | p.bytes;
-    uint32_t time = times[place << 5 | p.lane]++;
-    groups[place << 32 | time].push_back(&p);
-  }
-  for (auto &[key, members] : groups) account_plain(members.data(), int(members.size()));
-  w.plain.clear();
 }
 
 #define INSTRUMENTED(bytes) \

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <unordered_map>
 #include <vector>
 
 #include "counters.h"
@@ -58,12 +59,18 @@ struct Access {
   uint64_t global[32];
 };
 
-/* A plain access of one lane. */
-struct Plain {
-  uint32_t site;
-  uint8_t lane, bytes;
+/* Plain accesses that are made at one place of the text; plain.h. */
+struct PlainGroup {
+  uint32_t came = 0;
+  uint64_t address[32];  // In shared memory the offset.
+};
+
+struct PlainPlace {
+  int bytes;
   bool shared, writes;
-  uint64_t address;  // In shared memory the offset.
+  uint64_t times[32] = {};  // That each lane has been here.
+  std::deque<PlainGroup> groups;
+  uint64_t accounted = 0;  // Groups before those of the queue.
 };
 
 struct Warp {
@@ -75,7 +82,7 @@ struct Warp {
   Lane lanes[32];
   std::deque<Access> accesses;
   uint64_t accounted = 0;  // Accesses before those of the queue.
-  std::vector<Plain> plain;
+  std::unordered_map<uint64_t, PlainPlace> plain;
 
   Request &request(int lane) { return *lanes[lane].request; }
 };
