@@ -17,7 +17,7 @@ from cpembed.ir.dtypes import is_integer, numpy_dtype
 from cpembed.ir.interpreter import Array
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.compiled import CompiledKernel
-from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue
+from cpembed.kernel.epilogue import PROCESSOR_RESULT_TYPES, Epilogue
 from cpembed.kernel.packing import packed_before
 from cpembed.measure.verification import Expected, Verification
 from cpembed.targets.cpu.build import build, schedule_space
@@ -90,6 +90,6 @@ def check_schedules(words: str, spec: HardwareSpec, rng: random.Random, count: i
 
 def random_epilogue(rng: random.Random) -> Epilogue:
     """Bytes, which are narrowed together where they are neighbours, as often as all others."""
-    dtype = rng.choice(("uint8", "int8", rng.choice(RESULT_TYPES)))
+    dtype = rng.choice(("uint8", "int8", rng.choice(PROCESSOR_RESULT_TYPES)))
     scale, bias, relu = rng.choices((False, True), k=3)
     return Epilogue(dtype, scale=scale, bias=bias, relu=relu)

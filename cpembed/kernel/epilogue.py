@@ -28,7 +28,9 @@ are identifiers."""
 BYTES = ("int8", "uint8")
 MAX_SHIFT = 31
 """Bits of a word but for its sign."""
-RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8")
+RESULT_TYPES = ("int32", "float32", "bfloat16", "int8", "uint8", "float16")
+PROCESSOR_RESULT_TYPES = RESULT_TYPES[:-1]
+"""Those that kernels of processors store."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,8 @@ class Epilogue:
     def _converted(self, value: str) -> str:
         if self.dtype == "float32":
             return value
+        if self.dtype == "float16":
+            return f'T.cast({value}, "float16")'
         if self.dtype == "bfloat16":
             return f'T.cast({_bfloat16_bits(value)}, "uint16")'
         if self.dtype in BYTES:

@@ -32,6 +32,9 @@ _UNIT_ROUNDOFF = {
 }
 _SMALLEST_NORMAL = 2.0**-126
 """What flushing a denormal can cost an addition (AMX flushes) or a conversion to bfloat16."""
+_LEAST_ROUNDING = {"float16": 2.0**-25}
+"""What an addition of small numbers can be off by, where they are not flushed: half the distance of
+subnormal numbers."""
 NO_VECTORS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
@@ -186,7 +189,8 @@ class Expected:
             return _UNIT_ROUNDOFF["float32"], 0.0, 0.0
         additions, unit = _additions(self.workload), _UNIT_ROUNDOFF[dtype]
         magnitudes = _magnitudes(self.workload, self._inputs)
-        return unit, additions * unit, additions * (unit * magnitudes + _SMALLEST_NORMAL)
+        least = _LEAST_ROUNDING.get(dtype, _SMALLEST_NORMAL)
+        return unit, additions * unit, additions * (unit * magnitudes + least)
 
 
 def _flushed(values: NDArray[Any]) -> NDArray[Any]:

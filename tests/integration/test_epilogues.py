@@ -17,7 +17,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.epilogue import (
     BIAS,
-    RESULT_TYPES,
+    PROCESSOR_RESULT_TYPES,
     SCALE,
     Epilogue,
     channel_axes,
@@ -34,7 +34,7 @@ from cpembed.transform.program import DerivedProgram
 EPILOGUES = [
     Epilogue(dtype, scale=scale, bias=bias, relu=relu)
     for dtype, (scale, bias, relu) in itertools.product(
-        RESULT_TYPES, [(True, True, True), (True, False, False), (False, True, True)]
+        PROCESSOR_RESULT_TYPES, [(True, True, True), (True, False, False), (False, True, True)]
     )
 ]
 

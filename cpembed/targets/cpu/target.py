@@ -11,11 +11,12 @@ from typing import Any
 
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
+from cpembed.errors import WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel import runtime
 from cpembed.kernel.compiled import CompiledKernel, Processor, described
-from cpembed.kernel.epilogue import Epilogue
+from cpembed.kernel.epilogue import PROCESSOR_RESULT_TYPES, Epilogue, Storing
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.plan import Knobs
 from cpembed.kernel.recorded import Recorder
@@ -76,6 +77,14 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def machine(self) -> Calibration:
         """The figures by which its model ranks schedules."""
         return calibration()
+
+    def epilogue(self, workload: Computation, storing: Storing) -> Any:
+        if storing.output is not None and storing.output not in PROCESSOR_RESULT_TYPES:
+            raise WorkloadError(
+                f"{self.spec.name} stores {', '.join(PROCESSOR_RESULT_TYPES)}, not "
+                f"{storing.output}: choose one of these"
+            )
+        return super().epilogue(workload, storing)
 
     def lower(self, program: DerivedProgram, epilogue: Any = None) -> Lowered:
         return Lowered.of(program, self.back_end, epilogue, self.machine, self.processor)

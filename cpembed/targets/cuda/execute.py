@@ -1,0 +1,87 @@
+"""Kernels of a product, run by the executor of CUDA text on this machine's processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import BackendUnavailable
+from cpembed.ir.dtypes import numpy_dtype
+from cpembed.kernel.epilogue import RESIDUAL
+from cpembed.targets.cuda.build import CudaText, Parameter
+from cpembed.targets.cuda.executor import Counters, Order, compile_text
+from cpembed.targets.cuda.executor.compiler import compiler
+from cpembed.targets.cuda.schedule import Plan
+from cpembed.targets.cuda.writer import PARAMETERS, VECTORS
+
+Array = NDArray[Any]
+
+
+def missing() -> tuple[str, ...]:
+    """What this machine lacks to execute CUDA text, in words; empty where nothing."""
+    try:
+        compiler()
+    except BackendUnavailable as error:
+        return (str(error),)
+    return ()
+
+
+@dataclass(eq=False)
+class CudaKernels:
+    """What a schedule became; ``counted``: what each kernel did in the last run, by its name."""
+
+    plan: Plan
+    text: CudaText
+    counted: dict[str, Counters] = field(default_factory=dict[str, Counters])
+
+    @property
+    def counters(self) -> Counters:
+        """Of the last run, of all kernels."""
+        return sum(self.counted.values(), Counters())
+
+    def run(self, inputs: Mapping[str, Array], order: Order | int = Order.FORWARD) -> Array:
+        """The output, in its original layout, of inputs in theirs, by operand of the workload.
+
+        Raises :class:`~cpembed.errors.ExecutionFault` where the kernels do what a GPU does not
+        define.
+        """
+        memory, program = self._memory(inputs), compile_text(self.text.source)
+        self.counted = {}
+        for kernel in self.text.kernels:
+            arguments = [memory.setdefault(p.name, _unwritten(p)) for p in kernel.parameters]
+            name = kernel.launch.kernel
+            self.counted[name] = program.run(kernel.launch, arguments, order=order)
+        product = self.plan.product
+        found = memory["C"].view(numpy_dtype(product.stored_dtype))
+        return found.reshape(product.output.layout.original_shape)
+
+    def _memory(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """What the first kernels read, by the names of their parameters."""
+        product, workload = self.plan.product, self.plan.product.program.workload
+        memory: dict[str, Array] = {}
+        for name, stored in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
+            given = _flat(inputs[workload.operand(stored.layout.name).tensor])
+            memory[f"{name}_original" if stored.needs_packing else name] = given
+        epilogue = product.epilogue
+        if epilogue is not None:
+            for name in epilogue.vectors:
+                memory[VECTORS[name]] = _flat(inputs[name])
+            if epilogue.residual is not None:
+                memory["Residual"] = _flat(inputs[RESIDUAL])
+        return memory
+
+
+def _flat(array: Array) -> Array:
+    """Contiguous elements, as they are stored."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.view(np.uint16) if str(flat.dtype) == "bfloat16" else flat
+
+
+def _unwritten(parameter: Parameter) -> Array:
+    """Memory whose contents no result may depend on."""
+    size = parameter.elements * np.dtype(parameter.dtype).itemsize
+    return np.full(size, 0xA5, np.uint8).view(parameter.dtype)

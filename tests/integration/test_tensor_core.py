@@ -1,0 +1,206 @@
+"""Tensor Core kernels, generated and run by the executor, beside the reference: every family of
+operators, every kind of instruction, integers bit for bit; and what is broken fails."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.errors import CpembedError, LoweringError
+from cpembed.ir.computation import Computation
+from cpembed.ir.reference import random_inputs
+from cpembed.kernel.epilogue import Epilogue
+from cpembed.measure.verification import Expected
+from cpembed.targets.cuda.build import cuda_text
+from cpembed.targets.cuda.execute import CudaKernels, missing
+from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.lower import lower
+from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.traffic import traffic
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=f"missing: {', '.join(missing())}")
+
+SHARED_BYTES = 166_912
+"""Of a block on sm_80: CUDA C++ Programming Guide, technical specifications."""
+
+WORKLOADS = {
+    "gemm": "gemm m=40 n=24 k=80",
+    "ragged gemm": "gemm m=33 n=19 k=50",
+    "batched": "batched_gemm b=3 m=20 n=24 k=48",
+    "conv1d": "conv1d n=2 c=32 w=20 k=24 s=3 pad=1 layout=NWC",
+    "conv2d": "conv2d n=1 c=32 h=9 w=9 k=40 r=3 s=3 pad=1 layout=NHWC",
+    "channels first": "conv2d n=2 c=32 h=8 w=8 k=24 r=3 s=3 pad=1",
+    "strided": "conv2d n=1 c=32 h=11 w=11 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC",
+    "dilated": "conv2d n=1 c=32 h=10 w=10 k=16 r=3 s=3 pad=2 dilation=2 layout=NHWC",
+    "few channels": "conv2d n=1 c=3 h=12 w=12 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC",
+    "grouped": "conv2d n=1 c=64 h=7 w=7 k=32 r=3 s=3 pad=1 groups=2 layout=NHWC",
+    "transposed": "transposed_conv2d n=1 c=32 h=5 w=5 k=16 r=3 s=3 pad=1 stride=2",
+    "conv3d": "conv3d n=1 c=16 d=4 h=5 w=5 k=16 t=3 r=3 s=3 pad=1 layout=NDHWC",
+    "filters per image": "batched_conv2d n=2 c=32 h=6 w=6 k=16 r=3 s=3 pad=1",
+}
+
+TARGETS = (
+    *("mma_f16", "mma_f16_f16", "mma_bf16", "mma_s8"),
+    *("wmma_f16", "wmma_f16_32x8x16", "wmma_f16_8x32x16", "wmma_f16_f16", "wmma_bf16", "wmma_s8"),
+)
+
+SETS = ("in_place_padded", "fused", "complete")
+
+
+def schedule_for(rng: random.Random) -> KernelSchedule:
+    return KernelSchedule(
+        rng.choice(((1, 1), (1, 2), (2, 1), (2, 2))),
+        rng.choice(((1, 1), (2, 1), (1, 2), (2, 4), (1, 3))),
+        rng.choice((1, 2, 4)),
+        rng.choice((2, 3, 4)),
+        rng.choice((1, 2)),
+        rng.choice((1, 1, 2, 3)),
+    )
+
+
+def kernels(
+    given: Computation, target: str, constraints: str, schedule: KernelSchedule, number: int = 0,
+    epilogue: Epilogue | None = None,
+) -> CudaKernels:  # fmt: skip
+    """Those of a candidate; skips where nothing embeds."""
+    spec = hardware_spec(target)
+    found = solve(given, spec, constraints, top=number + 1).embeddings
+    if not found:
+        pytest.skip(f"{given.name} has no embedding of {target} under {constraints}")
+    program = found[min(number, len(found) - 1)].candidate.program
+    product = lower(program, spec, epilogue)
+    ways = (len(product.first) - 1, 0) if number % 2 else (0, 0)
+    plan = Plan(product, replace(schedule, ways=ways))
+    check(plan, SHARED_BYTES)
+    return CudaKernels(plan, cuda_text(plan, "sm_80"))
+
+
+def compare(given: Computation, made: CudaKernels, seed: int) -> None:
+    inputs = random_inputs(given, seed)
+    expected = Expected(given, inputs)
+    epilogue = made.plan.product.epilogue
+    vectors = expected.vectors(epilogue, seed)
+    for order in (Order.REVERSE, Order.FORWARD):
+        found = made.run({**inputs, **vectors}, order)
+        assert expected.judge_stored(found, epilogue, vectors).verified, (given, order)
+
+
+@pytest.mark.quick(40)
+@pytest.mark.parametrize("constraints", SETS)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_kernels_compute_the_workload(name: str, target: str, constraints: str) -> None:
+    rng = random.Random(f"{name} {target} {constraints}")
+    given = workload(WORKLOADS[name], target=hardware_spec(target))
+    made = kernels(given, target, constraints, schedule_for(rng), rng.randrange(3))
+    compare(given, made, rng.randrange(1 << 30))
+    check_counts(made)
+
+
+def check_counts(made: CudaKernels) -> None:
+    """What the executor counted is what the schedule says."""
+    found, expected = made.counted["product_kernel"], traffic(made.plan)
+    assert sum(found.mma.values()) == expected.products
+    assert found.shared_load_wavefronts == expected.shared_load_wavefronts
+    assert found.shared_store_wavefronts == expected.shared_store_wavefronts
+    assert found.global_load_bytes == expected.loaded_bytes
+    assert found.global_store_bytes == expected.stored_bytes
+    assert found.ldmatrix_wavefronts == sum(
+        int(name[-1]) * count for name, count in found.instructions.items() if "_ldmatrix_" in name
+    )
+
+
+STORED = {
+    "float16": Epilogue("float16", bias=True, relu=True),
+    "float32": Epilogue("float32", scale=True, bias=True),
+    "bfloat16": Epilogue("bfloat16", bias=True),
+    "int8": Epilogue("int8", scale=True, bias=True),
+    "uint8": Epilogue("uint8", scale=True, bias=True),
+    "moved": Epilogue("uint8", scale=True, bias=True, zero_point=7),
+    "clipped": Epilogue("int8", scale=True, clip=(-5, 40)),
+}
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("target", ["mma_f16", "mma_s8", "wmma_s8", "mma_bf16"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("stored", STORED)
+def test_results_are_stored_as_asked(stored: str, layout: str, target: str, splits: int) -> None:
+    words = f"conv2d n=1 c=32 h=9 w=8 k=24 r=3 s=3 pad=1 layout={layout}"
+    given = workload(words, target=hardware_spec(target))
+    schedule = KernelSchedule((2, 1), (1, 2), 2, 3, splits=splits)
+    epilogue = STORED[stored]
+    if epilogue.is_requantized and given.output.dtype != "int32":
+        pytest.skip("zero points, and clipping, are of integers")
+    made = kernels(given, target, "fused", schedule, epilogue=epilogue)
+    compare(given, made, 5)
+
+
+GEMM = "gemm m=64 n=64 k=256"
+
+MUTATIONS = {
+    "a dropped barrier": ("tvm_builtin_cuda_cta_sync();\n", "\n"),
+    "a missing wait": ("cpembed_cp_async_wait_1();", ";"),
+    "a wait for too little": ("cpembed_cp_async_wait_1();", "cpembed_cp_async_wait_3();"),
+    "a swapped stage": ("% 3) * ", "% 3 + 1) % 3 * "),
+}
+
+
+def broken(made: CudaKernels, mutation: str) -> CudaKernels:
+    old, new = MUTATIONS[mutation]
+    at = made.text.source.index("product_kernel(", made.text.source.rindex("__global__"))
+    head, body = made.text.source[:at], made.text.source[at:]
+    assert old in body
+    return CudaKernels(made.plan, replace(made.text, source=head + body.replace(old, new)))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_what_is_broken_fails(mutation: str) -> None:
+    given = workload(GEMM, target=hardware_spec("mma_f16"))
+    made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((2, 2), (1, 2), 2, 3))
+    compare(given, made, 3)
+    with pytest.raises((CpembedError, AssertionError)):
+        compare(given, broken(made, mutation), 3)
+
+
+def test_counts_are_those_of_the_schedule() -> None:
+    """And aligned accesses take the fewest sectors."""
+    given = workload(GEMM, target=hardware_spec("mma_f16"))
+    made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((2, 2), (1, 2), 2, 3))
+    compare(given, made, 4)
+    check_counts(made)
+    found = made.counted["product_kernel"]
+    assert sum(found.mma.values()) == (64 // 16) * (64 // 8) * (256 // 16)
+    assert found.global_load_sectors == found.global_load_sectors_least
+    assert found.global_store_sectors == found.global_store_sectors_least
+
+
+def test_schedules_that_do_not_fit_are_refused() -> None:
+    given = workload(GEMM, target=hardware_spec("mma_f16"))
+    made = kernels(given, "mma_f16", "in_place_padded", KernelSchedule((1, 1), (1, 1), 1, 2))
+    for wrong in (
+        KernelSchedule((8, 8), (1, 1)),
+        KernelSchedule((1, 1), (8, 16)),
+        KernelSchedule((2, 2), (4, 8), 4, 8),
+        KernelSchedule((1, 1), (1, 1), 3),
+        KernelSchedule((1, 1), (1, 1), 1, 1),
+        KernelSchedule((1, 1), (1, 1), ways=(5, 0)),
+    ):
+        with pytest.raises(LoweringError):
+            check(Plan(made.plan.product, wrong), SHARED_BYTES)
+
+
+def test_sums_do_not_depend_on_the_split() -> None:
+    given = workload(GEMM, target=hardware_spec("mma_s8"))
+    inputs = random_inputs(given, 8)
+    results = [
+        kernels(given, "mma_s8", "in_place_padded", KernelSchedule((1, 2), (2, 2), splits=n))
+        .run(inputs)
+        for n in (1, 2, 4)
+    ]  # fmt: skip
+    assert all(np.array_equal(results[0], other) for other in results[1:])
