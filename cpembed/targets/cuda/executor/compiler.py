@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -166,25 +165,3 @@ def _temporary_folder() -> Path:
 
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True))
     return folder
-
-
-def lines_of(library: Path, places: Sequence[int]) -> list[int | None]:
-    """The text's lines of offsets in a library, as far as its table of lines has them: of several
-    that are inlined into each other, the outermost one, which is the kernel's."""
-    found: list[int | None] = [None] * len(places)
-    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
-    if tool is None:
-        return found
-    for number, place in enumerate(places):
-        # The instruction before the return address is the call.
-        words = [tool, "-i", "-e", str(library), hex(max(place - 1, 0))]
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(
-                words, capture_output=True, text=True, timeout=60, check=False, errors="replace"
-            )
-            for line in done.stdout.splitlines():
-                name, _, rest = line.partition(":")
-                digits = rest.split(" ")[0]
-                if Path(name).name == FILE and digits.isdecimal() and int(digits):
-                    found[number] = int(digits)
-    return found

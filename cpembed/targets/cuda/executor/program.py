@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from cpembed.errors import ExecutionFault
-from cpembed.targets.cuda.executor.compiler import compiled, lines_of
+from cpembed.targets.cuda.executor.compiler import compiled
 from cpembed.targets.cuda.executor.counters import Counters
+from cpembed.targets.cuda.executor.locations import Locations
 from cpembed.targets.cuda.executor.memory import Argument, DeviceMemory
 from cpembed.targets.cuda.executor.text import Text, prepared
 
@@ -23,8 +23,6 @@ MOST_THREADS = 1024
 MOST_SHARED_BYTES = 227 * 1024
 """Of a block, on the largest machine (compute capability 9.0)."""
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
-
-_PLACE = re.compile(r"\{at:(\d+)\}")
 
 
 class Order(Enum):
@@ -71,9 +69,8 @@ class Program:
     """A compiled text. One launch at a time runs in it."""
 
     def __init__(self, source: str, text: Text, library: Path) -> None:
-        self._source = source.split("\n")
         self._text = text
-        self._path = library
+        self._locations = Locations(library, source.split("\n"))
         self._library = ctypes.CDLL(str(library))
         self._library.executor_run.restype = ctypes.c_char_p
         self._library.executor_block_of_fault.restype = ctypes.POINTER(ctypes.c_uint32 * 3)
@@ -115,7 +112,8 @@ class Program:
             fault: bytes | None = self._library.executor_run(ctypes.byref(request))
             if fault is not None:
                 block = tuple(self._library.executor_block_of_fault().contents)
-                raise ExecutionFault(self._located(launch.kernel, block, fault.decode()))
+                where = f"{launch.kernel}, block {block}"
+                raise ExecutionFault(f"{where}: {self._locations.said(fault.decode())}")
             counters = self._counters()
         memory.copy_back()
         return counters
@@ -160,20 +158,6 @@ class Program:
         while name := ask(len(found), ctypes.byref(value)):
             found[name.decode()] = value.value
         return found
-
-    def _located(self, kernel: str, block: tuple[int, ...], fault: str) -> str:
-        """A fault with lines of the text for places in the library."""
-        places = [int(place) for place in _PLACE.findall(fault)]
-        lines = dict(zip(places, lines_of(self._path, places), strict=True))
-
-        def said(match: re.Match[str]) -> str:
-            line = lines[int(match[1])]
-            if line is None or line > len(self._source):
-                return "an unknown line"
-            code = self._source[line - 1].strip()
-            return f"line {line} ({code[:57] + '...' if len(code) > 60 else code})"
-
-        return f"{kernel}, block {block}: {_PLACE.sub(said, fault)}"
 
 
 @lru_cache(maxsize=64)

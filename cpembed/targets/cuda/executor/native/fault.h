@@ -1,6 +1,6 @@
 /* What a launch ends with when it does what a GPU does not define: one line.
 
-   A place in the kernel is the offset of a call's return address in this library; the caller
+   A place in the kernel is the offset of a call's return address in this library; locations.py
    replaces {at:OFFSET} in the line by the line of the text. */
 #pragma once
 

@@ -139,12 +139,16 @@ class SharedMemory {
     char text[96];
   };
 
+  /* Variables are named by the caller, from their places in the library: {variable:FIRST:LAST}. */
   Text place(size_t start, size_t bytes) const {
     Text made;
-    bool fixed = start < static_padded_;
-    snprintf(made.text, sizeof made.text, "bytes %zu to %zu of %s shared memory",
-             fixed ? start : start - static_padded_,
-             (fixed ? start : start - static_padded_) + bytes - 1, fixed ? "static" : "dynamic");
+    if (start < static_padded_) {
+      Site first = site_of(static_ + start);
+      snprintf(made.text, sizeof made.text, "{variable:%u:%zu}", first, first + bytes - 1);
+    } else {
+      snprintf(made.text, sizeof made.text, "bytes %zu to %zu of dynamic shared memory",
+               start - static_padded_, start - static_padded_ + bytes - 1);
+    }
     return made;
   }
 
@@ -208,7 +212,7 @@ class SharedMemory {
     Text where = place(c * granule_, granule_);
     State state = state_of(cell.writer);
     if (state == kUnset)
-      set_fault("uninitialised shared memory: %s reads %s at {at:%u}, which nobody has written",
+      set_fault("uninitialised shared memory: %s reads %s at {at:%u}, which nobody has written yet",
                 thread(now).text, where.text, site);
     else if (state == kInFlight)
       set_fault("cp.async not waited for: %s reads %s at {at:%u} while the copy that thread %d issued "
