@@ -1,0 +1,78 @@
+"""Compiling texts: what is kept, and what is said where it cannot be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.targets.cuda.executor import compiler
+from cpembed.targets.cuda.executor.program import compile_text
+from cpembed.targets.cuda.executor.text import prepared
+from tests.unit.targets.cuda.executor.running import needs_compiler
+
+KERNEL = 'extern "C" __global__ void __launch_bounds__(64, 2) k(int* out) { out[0] = 1; }'
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compiler.COMPILER_VARIABLE, "no-such-compiler -O2")
+    with pytest.raises(BackendUnavailable, match="there is no CXX=no-such-compiler on the path"):
+        compiler.compiled("int a;")
+
+
+@needs_compiler
+def test_a_library_is_kept_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(compiler.FOLDER_VARIABLE)
+        usual = compiler.default_folder()
+    for runtime in usual.glob("runtime-*.o") if usual else ():  # Compiling it takes seconds.
+        (tmp_path / runtime.name).write_bytes(runtime.read_bytes())
+    source = prepared(KERNEL).source
+    library = compiler.compiled(source)
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".o"} == {library.name}
+    made = library.stat().st_mtime_ns
+    assert compiler.compiled(source) == library
+    assert library.stat().st_mtime_ns == made
+    assert compiler.compiled(source + "\n") != library
+
+
+@needs_compiler
+def test_an_error_of_the_compiler_is_one_line_with_its_place() -> None:
+    with pytest.raises(LoweringError) as caught:
+        compile_text(KERNEL + '\nextern "C" __global__ void bad(int* out) { out[0] = missing; }\n')
+    line = str(caught.value)
+    assert "cannot compile the CUDA text: line 2:" in line
+    assert "missing" in line
+    assert "\n" not in line
+
+
+def test_a_text_without_a_kernel() -> None:
+    with pytest.raises(LoweringError, match="has no kernel"):
+        prepared("__device__ int f() { return 1; }")
+
+
+@pytest.mark.parametrize(
+    "declaration, replaced",
+    [
+        ("extern __shared__ __align__(64) unsigned char a_1[];", "unsigned char"),
+        ("extern __shared__ half a_1[];", "half"),
+        ('extern "C" __shared__ alignas(16) uchar a_1[];', "uchar"),
+        ("extern __shared__ float4 __align__(16) a_1[];", "float4"),
+    ],
+)
+def test_dynamic_shared_memory(declaration: str, replaced: str) -> None:
+    source = prepared(f"{declaration}\n{KERNEL}").source
+    line = f"static {replaced}* const a_1 = ({replaced}*)executor_dynamic_shared;"
+    assert source.split("\n")[0] == line
+
+
+def test_kernels_and_their_bounds() -> None:
+    source = f"""{KERNEL}
+    extern "C" __global__ void __launch_bounds__(128) b(float* x);
+    extern "C" __global__ void __launch_bounds__(128) b(float* x) {{}}
+    __global__ void c() {{}}
+    void __device__ d();
+    """
+    assert prepared(source).kernels == {"k": 64, "b": 128, "c": None}
