@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cpembed.errors import InvariantError, LoweringError
-from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.loader import available_targets, load_hardware_spec
 from cpembed.targets.cuda import device
 from cpembed.targets.cuda.fragments import fragments
 from cpembed.targets.cuda.instructions import INSTRUCTIONS, instruction_of
@@ -57,8 +57,35 @@ def test_what_an_instruction_lacks_is_said() -> None:
         _ = wmma.fragments
 
 
-def test_a_specification_is_known_by_its_extents_and_types() -> None:
-    assert instruction_of(load_hardware_spec("wmma_f16")).name == "wmma_m16n16k16_f32_f16_f16"
+SPECIFICATIONS = [n for n in available_targets() if n.startswith(("mma_", "wmma_"))]
+
+
+@pytest.mark.parametrize("name", SPECIFICATIONS)
+def test_a_specification_is_known_by_its_extents_and_types(name: str) -> None:
+    spec = load_hardware_spec(name)
+    for types in spec.instruction.dtype_choices:
+        found = instruction_of(spec, types)
+        assert (found.m, found.n, found.k) == tuple(spec.instruction.extents.values())
+        assert {"A": found.a, "B": found.b, "C": found.c} == types
+        assert found.kind == name.partition("_")[0]
+
+
+def test_a_shape_and_types_are_one_instruction() -> None:
+    choices = [
+        instruction_of(load_hardware_spec(name), types)
+        for name in SPECIFICATIONS
+        for types in load_hardware_spec(name).instruction.dtype_choices
+    ]
+    assert len(SPECIFICATIONS) == 16
+    assert len(set(choices)) == len(choices)
+
+
+def test_element_types_of_a_workload_choose_by_the_roles_of_its_operands() -> None:
+    spec = load_hardware_spec("mma_s8")
+    roles = {"A": "W", "B": "I", "C": "O"}
+    types = {"I": "uint8", "W": "int8", "O": "int32"}
+    assert instruction_of(spec, types, roles).name == "mma_m16n8k32_s32_s8_u8"
+    assert instruction_of(spec).name == "mma_m16n8k32_s32_s8_s8"
 
 
 def test_another_shape_or_machine_has_no_kernels() -> None:
