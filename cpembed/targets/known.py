@@ -17,6 +17,7 @@ BUILT_IN = {
     "x86": "cpembed.targets.x86.target:X86Target",
     "arm": "cpembed.targets.arm.target:ArmTarget",
     "vta": "cpembed.targets.vta.target:VtaTarget",
+    "cuda": "cpembed.targets.cuda.target:CudaTarget",
 }
 
 GROUP: Literal["cpembed.targets"] = "cpembed.targets"

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.instructions import TensorCoreInstruction
 from cpembed.targets.cuda.lower import Stored
-from cpembed.targets.cuda.schedule import CHUNK, LANES, Plan, SharedTile
+from cpembed.targets.cuda.schedule import CHUNK, LANES, Plan, SharedTile, Staging
 
 BANK_BYTES = 4
 WAVEFRONT_BYTES = 128
@@ -171,14 +172,17 @@ def _matrix_wavefronts(lines: int, line_bytes: int, pitch: int, element: int) ->
 
 
 def result_traffic(plan: Plan) -> ResultTraffic:
-    rows = plan.schedule.tile[0]
-    return ResultTraffic(rows * _staged(plan), rows * _read_back(plan))
+    product, (rows, columns) = plan.product, plan.schedule.tile
+    stored = product.output
+    along_columns = stored.along == product.axes[1]
+    back = _read_back(plan.staging, stored.length, along_columns)
+    return ResultTraffic(rows * _staged(product.instruction, plan.staging, columns), rows * back)
 
 
-def _staged(plan: Plan) -> int:
+@lru_cache(maxsize=1024)
+def _staged(instruction: TensorCoreInstruction, staging: Staging, columns: int) -> int:
     """A row of instruction tiles, stored by a warp."""
-    instruction, staging = plan.product.instruction, plan.staging
-    size, columns = size_bytes(staging.dtype), plan.schedule.tile[1]
+    size = size_bytes(staging.dtype)
     if instruction.kind == "wmma":
         pitch = staging.pitch * size
         return columns * _matrix_wavefronts(instruction.m, instruction.n * size, pitch, size)
@@ -191,19 +195,17 @@ def _staged(plan: Plan) -> int:
     return total
 
 
-def _read_back(plan: Plan) -> int:
-    product, staging = plan.product, plan.staging
-    stored, size, rows = product.output, size_bytes(staging.dtype), staging.rows
-    length, along_columns = stored.length, stored.along == product.axes[1]
+@lru_cache(maxsize=1024)
+def _read_back(staging: Staging, length: int, along_columns: bool) -> int:
+    size, rows = size_bytes(staging.dtype), staging.rows
     across = (staging.columns if along_columns else rows) // length
     slots = staging.columns * rows // length
     slot = np.arange(-(-slots // LANES) * LANES)
     place, other = slot // across, slot % across * length
     row, column = (place, other) if along_columns else (other, place)
-    row, column = row % rows, column % staging.columns
-    start = (row * staging.pitch + column) * size
+    start = (row % rows * staging.pitch + column % staging.columns) * size
     if along_columns:
-        width = min(16, length * size)
+        width = min(CHUNK, length * size)
         steps = range(0, length * size, width)
     else:
         width = size

@@ -1,0 +1,111 @@
+"""Tensor Cores: kernels are generated as CUDA text, and executed here without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cpembed.embedding.embedding import Embedding
+from cpembed.errors import LoweringError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.measure.runner import Timing
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.cuda.build import cuda_text
+from cpembed.targets.cuda.execute import CudaKernels, missing
+from cpembed.targets.cuda.executor import Counters, Order
+from cpembed.targets.cuda.lower import TiledProduct, lower
+from cpembed.targets.cuda.save import INSTRUCTIONS, save
+from cpembed.targets.cuda.schedule import KernelSchedule, Plan
+from cpembed.targets.cuda.space import CudaSpace, Gpu, gpu
+from cpembed.transform.program import DerivedProgram
+
+MACHINE = "a100"
+"""The GPU that schedules are chosen for where nothing is said."""
+
+
+@dataclass(frozen=True)
+class CudaDetails(Details):
+    """What the executor counted of a run."""
+
+    counters: Counters
+    estimated_us: float
+    gpu: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "estimated_us": self.estimated_us,
+            "gpu": self.gpu,
+            "counters": self.counters.to_json(),
+        }
+
+    def rows(self) -> list[Row]:
+        found = self.counters
+        products = sum(found.mma.values())
+        loads, stores = found.shared_load_wavefronts, found.shared_store_wavefronts
+        loaded, stored = found.global_load_sectors, found.global_store_sectors
+        return [
+            ("estimated", f"{self.estimated_us:.3g} us on {self.gpu}"),
+            ("counted", f"{products:,} products of the instruction"),
+            ("shared", f"{loads:,} wavefronts of loads, {stores:,} of stores"),
+            ("global", f"{loaded:,} sectors loaded, {stored:,} stored"),
+        ]
+
+
+class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
+    """Numbers are those of the executor; times are estimated, for the GPU :data:`MACHINE`."""
+
+    provenance = Provenance.EMULATED
+    files = ("--save",)
+    instructions = INSTRUCTIONS
+
+    def __init__(self, spec: HardwareSpec) -> None:
+        super().__init__(spec)
+        self.machine = MACHINE
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        return gpu(self.spec, self.machine)
+
+    def missing(self) -> tuple[str, ...]:
+        return missing()
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> TiledProduct:
+        return lower(program, self.spec, epilogue)
+
+    def space(self, lowered: TiledProduct) -> CudaSpace:
+        return CudaSpace(lowered, self.gpu)
+
+    def build(self, lowered: TiledProduct, schedule: KernelSchedule) -> CudaKernels:
+        plan = Plan(lowered, schedule)
+        return CudaKernels(plan, cuda_text(plan, self.gpu.architecture))
+
+    def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
+        """In two orders of the warps: a result that depends on it is no result."""
+        outputs = tuple(artifact.run(inputs, order) for order in (Order.REVERSE, Order.FORWARD))
+        return Execution(outputs, self.provenance)
+
+    def time(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Timing:
+        return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
+
+    def save(self, artifact: CudaKernels, path: Path) -> None:
+        save(artifact, path)
+
+    def untunable(self) -> str | None:
+        return "its kernels are emulated here: there is no time to tune by"
+
+    def schedule_text(self, embedding: Embedding, schedule: KernelSchedule) -> str:
+        return str(schedule)
+
+    def describe(self, artifact: CudaKernels, timing: Timing) -> CudaDetails:
+        found = self.space(artifact.plan.product).scored(artifact.plan.schedule)
+        return CudaDetails(artifact.counters, found.cost, self.machine)
+
+    def executed_by(self, artifact: CudaKernels) -> str:
+        return "emulated CUDA"
+
+    def schedule_of(self, trial: Any) -> KernelSchedule:
+        raise LoweringError(self.untunable() or "")
