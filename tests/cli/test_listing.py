@@ -21,7 +21,7 @@ def test_targets_say_what_is_missing_here(cpembed: Caller) -> None:
     assert "amx_tile" in amx["missing"][0]
     assert amx["axes"]["x"] == {"min": 1, "max": 16, "step": 1}
     assert amx["dtypes"]["A"] == ["uint8", "int8"]
-    assert listed["wmma_f16"]["backend"] is None
+    assert listed["wmma_f16"]["backend"] == "cuda"
     assert listed["vta_1x16x16"]["backend"] == "vta"
     vta, dot = listed["vta_1x16x16"], listed["dot"]
     assert (vta["available"], vta["simulated"], vta["missing"]) == (True, True, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.unit.hw.shipped.facts import Array, Model, facts
 
-BACKEND = None
+BACKEND = "cuda"
 
 FLOATS = {
     "f16": "float16 float16 float32",
