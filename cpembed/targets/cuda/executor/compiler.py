@@ -34,6 +34,7 @@ _COMMON = (
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-exceptions",
+    "-fno-gnu-unique",  # So that a library can be closed.
     "-ffp-contract=off",  # A fused multiply-add would round once where the text rounds twice.
     "-w",
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
+from _ctypes import dlclose
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +29,7 @@ MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 
 class Order(Enum):
     """In which order blocks, warps and lanes run wherever CUDA leaves it open. A seed, instead, is
-    another order of blocks, and of warps between every two barriers."""
+    another order of blocks, and of warps and lanes between every two barriers."""
 
     FORWARD = 0
     REVERSE = 1
@@ -70,8 +72,11 @@ class Program:
 
     def __init__(self, source: str, text: Text, library: Path) -> None:
         self._text = text
+        self.library = library
         self._locations = Locations(library, source.split("\n"))
         self._library = ctypes.CDLL(str(library))
+        # Its stacks and what it knows of shared memory go with it.
+        weakref.finalize(self, dlclose, self._library._handle)
         self._library.executor_run.restype = ctypes.c_char_p
         self._library.executor_block_of_fault.restype = ctypes.POINTER(ctypes.c_uint32 * 3)
         for name in ("executor_counter", "executor_function"):
@@ -160,7 +165,7 @@ class Program:
         return found
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def compile_text(source: str) -> Program:
     """A text of CUDA C++, compiled for this machine's processor with ``CPEMBED_EXECUTOR`` defined,
     and kept by its content.

@@ -157,6 +157,7 @@ static void run_warp(Warp &w) {
 static void run_block() {
   begin_block();
   while (!faulted) {
+    if (launched.order == 2) backwards = random_number() & 1;
     for (uint32_t number : in_order(warps.size())) {
       run_warp(*warps[number]);
       if (faulted) return;

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.targets.cuda.executor import compiler
-from cpembed.targets.cuda.executor.program import compile_text
+from cpembed.targets.cuda.executor.program import Launch, compile_text
 from cpembed.targets.cuda.executor.text import prepared
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
@@ -76,3 +78,16 @@ def test_kernels_and_their_bounds() -> None:
     void __device__ d();
     """
     assert prepared(source).kernels == {"k": 64, "b": 128, "c": None}
+
+
+@needs_compiler
+def test_a_library_is_closed_with_its_program() -> None:
+    program = compile_text.__wrapped__(KERNEL)
+    path = str(program.library)
+    out = np.zeros(1, np.int32)
+    program.run(Launch("k", (1, 1, 1), (1, 1, 1)), [out])
+    assert out[0] == 1
+    assert path in Path("/proc/self/maps").read_text()
+    del program
+    gc.collect()
+    assert path not in Path("/proc/self/maps").read_text()
