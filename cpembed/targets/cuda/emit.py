@@ -134,8 +134,7 @@ class _Kernel:
     def _place(self) -> None:
         """Where the block, the warp and the lane are: ``row`` and ``column`` are the first tiles
         of the block."""
-        rows, columns, _, _ = self.plan.blocks
-        group = self.schedule.group if rows % self.schedule.group == 0 else 1
+        columns, group = self.plan.blocks[1], self.plan.group
         inside, above = f"block % {group * columns}", f"block // {group * columns} * {group}"
         self.script.lines(
             (

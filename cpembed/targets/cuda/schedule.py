@@ -135,8 +135,8 @@ class Plan:
         rows = schedule.block[0 if is_first else 1] * extent
         row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
         swizzled = instruction.kind == "mma"
-        # What load_matrix_sync reads lies in rows of one distance.
-        pitch = row_bytes if swizzled else row_bytes + CHUNK
+        # What WMMA loads lies in rows of one distance, a multiple of 32 bytes (PTX ISA, wmma.load).
+        pitch = row_bytes if swizzled else row_bytes + 2 * CHUNK
         width = operand.length * size_bytes(operand.layout.dtype)
         return SharedTile(rows, row_bytes, pitch, width, swizzled)
 
@@ -167,6 +167,11 @@ class Plan:
         batch, rows, columns, _ = self.product.tiles
         block = self.schedule.block
         return -(-rows // block[0]), -(-columns // block[1]), batch, self.schedule.splits
+
+    @property
+    def group(self) -> int:
+        """Blocks of rows in a group: groups are of one size."""
+        return self.schedule.group if self.blocks[0] % self.schedule.group == 0 else 1
 
     @property
     def steps(self) -> int:

@@ -17,10 +17,11 @@ from cpembed.targets.base import Array, Details, Execution, Row, Target
 from cpembed.targets.cuda.build import cuda_text
 from cpembed.targets.cuda.execute import CudaKernels, missing
 from cpembed.targets.cuda.executor import Counters, Order
+from cpembed.targets.cuda.gpu import Gpu, gpu
 from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.save import INSTRUCTIONS, save
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan
-from cpembed.targets.cuda.space import CudaSpace, Gpu, gpu
+from cpembed.targets.cuda.space import CudaSpace
 from cpembed.transform.program import DerivedProgram
 
 MACHINE = "a100"

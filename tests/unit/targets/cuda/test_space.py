@@ -1,0 +1,113 @@
+"""Schedules and their estimates: what fits, what the estimate is made of, what it prefers."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.errors import LoweringError
+from cpembed.targets.cuda.gpu import gpu
+from cpembed.targets.cuda.lower import TiledProduct, lower
+from cpembed.targets.cuda.model import estimate
+from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
+from cpembed.targets.cuda.space import CudaSpace
+from cpembed.targets.cuda.traffic import traffic
+from cpembed.targets.cuda.work import work_of
+
+SPEC = hardware_spec("mma_f16")
+A100 = gpu(SPEC, "a100")
+
+
+def product(words: str, constraints: str = "fused") -> TiledProduct:
+    given = workload(words, target=SPEC)
+    found = solve(given, SPEC, constraints, top=1).embeddings[0]
+    return lower(found.candidate.program, SPEC)
+
+
+CONV = "conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1 layout=NHWC"
+
+
+def test_schedules_are_ranked_and_fit() -> None:
+    space = CudaSpace(product(CONV), A100)
+    ranked = space.ranked()
+    assert len({item.schedule for item in ranked}) == len(ranked) > 100
+    assert [round(item.cost, 3) for item in ranked] == sorted(round(i.cost, 3) for i in ranked)
+    for item in ranked[:50]:
+        plan = Plan(space.product, item.schedule)
+        check(plan, A100.shared_bytes)
+        assert space.scored(item.schedule).cost == item.cost
+
+
+def test_neighbours_differ_in_one_number() -> None:
+    space, rng = CudaSpace(product(CONV), A100), random.Random(3)
+    start = space.best().schedule
+    for _ in range(50):
+        other = space.neighbour(start, rng)
+        assert other is not None
+        different = [n for n in start.__dict__ if getattr(start, n) != getattr(other, n)]
+        assert len(different) == 1
+
+
+def test_an_estimate_is_never_below_what_the_units_can() -> None:
+    found = product("gemm m=2048 n=2048 k=2048")
+    space = CudaSpace(found, A100)
+    macs = 2048**3
+    # 1,024 multiply-adds a cycle and multiprocessor: A100 white paper.
+    least = macs / (1024 * 108) / 1410
+    best = space.best()
+    assert least < best.cost < 1.5 * least
+    work = work_of(Plan(found, best.schedule), A100)
+    assert work.dram_bytes >= 2 * 2048**2 * 2 + 4 * 2048**2
+
+
+def test_a_split_gives_idle_multiprocessors_work() -> None:
+    """A short and deep product: few blocks, unless its sums are split."""
+    found = product("gemm m=64 n=64 k=16384")
+    assert CudaSpace(found, A100).best().schedule.splits > 1
+
+
+def test_groups_matter_where_factors_leave_l2() -> None:
+    found = product("gemm m=16384 n=16384 k=4096")
+    plain = KernelSchedule((2, 2), (4, 8), 2, 3)
+    one, grouped = (
+        work_of(Plan(found, replace(plain, group=group)), A100).dram_bytes for group in (1, 8)
+    )
+    assert grouped < one
+
+
+@pytest.mark.parametrize(
+    "schedule", [KernelSchedule((2, 2), (2, 4)), KernelSchedule((1, 1), (1, 1))]
+)
+def test_work_is_what_the_traffic_says(schedule: KernelSchedule) -> None:
+    plan = Plan(product(CONV), schedule)
+    work, found = work_of(plan, A100), traffic(plan)
+    assert (work.blocks, work.warps, work.steps) == (found.blocks, found.warps, found.steps)
+    moved = work.blocks * work.steps * work.fetch.bytes
+    assert moved == pytest.approx(found.loaded_bytes)
+    assert work.blocks * work.result.bytes == pytest.approx(found.stored_bytes)
+    block = found.steps * (
+        found.warps * found.stage.fragment_wavefronts + found.stage.copy_wavefronts
+    )
+    assert work.steps * (work.fetch.shared + work.compute.shared) == block
+    parts = estimate(work, A100).parts
+    assert parts["shared_us"] >= math.ceil(work.blocks / 108) * block / 1410
+
+
+def test_packing_counts_but_for_weights() -> None:
+    first = product("conv2d n=1 c=64 h=14 w=14 k=64 r=3 s=3 pad=1")
+    last = product(CONV)
+    plain = KernelSchedule((1, 1), (1, 1))
+    assert [w.name for w in work_of(Plan(first, plain), A100).others] == ["packing"]
+    assert work_of(Plan(last, plain), A100).others == ()
+    split = replace(plain, splits=2)
+    assert [w.name for w in work_of(Plan(last, split), A100).others] == ["reduction"]
+
+
+def test_what_no_multiprocessor_holds_is_refused() -> None:
+    found = product(CONV)
+    with pytest.raises(LoweringError, match="shared memory"):
+        check(Plan(found, KernelSchedule((4, 4), (4, 4), 4, 8)), A100.shared_bytes)
