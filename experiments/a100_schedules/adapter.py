@@ -1,0 +1,310 @@
+"""What the kernels of a schedule do, as :class:`KernelWork`: from AMOS's scheduler and TVM's rules.
+
+A block of the product kernel goes through its tiles in sequence; for each it refills shared memory
+``refills`` times, between two barriers, with the packed image and filters, loads fragments
+``loads`` times from each refill, and multiplies. Nothing is fetched ahead. Loops of up to
+``unroll`` statements are written out. How the copies and the loads of fragments are compiled was
+read from machine code that nvcc makes of such loops for sm_80; no figure is from measured times.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+from cpembed.targets.cuda.gpu import Gpu
+from cpembed.targets.cuda.model import KernelWork, Phase, estimate, product_cycles
+from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, Access, access
+from experiments.a100_schedules.copies import (
+    ROLLED,
+    WRITTEN_OUT,
+    address_instructions,
+    checked,
+    copy_cycles,
+    digit_instructions,
+    packed_copy,
+    packing_copy,
+)
+from experiments.a100_schedules.schedules import (
+    COLUMNS,
+    DEPTH,
+    ROWS,
+    Layer,
+    OtherKernels,
+    Schedule,
+)
+
+FRAGMENTS = (2, 8, 4)
+"""Registers of a thread: of the image's fragment, of the filters', and of float16 sums."""
+
+OTHER_REGISTERS = 40
+"""Of a thread, for addresses: what ptxas gives such kernels beside fragments, about."""
+
+STORE_INSTRUCTIONS = 8
+"""Of a warp, to put a tile of sums in place: moves between lanes, and stores."""
+
+MOST_WARPS = 32
+MOST_BLOCKS = 65_536
+"""Of a kernel that AMOS tries."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Of a schedule: image fragments, filter fragments and sums in a warp; warps of a block."""
+
+    image: int
+    filters: int
+    image_warps: int
+    filter_warps: int
+    loads: int
+    products: int
+
+    @staticmethod
+    def of(row: Schedule) -> Tiles:
+        columns = row.spatial_axes["j"]
+        registers = math.prod(axis.registers for axis in row.spatial)
+        warps = math.prod(axis.warps for axis in row.spatial)
+        return Tiles(
+            registers // columns.registers,
+            columns.registers,
+            warps // columns.warps,
+            columns.warps,
+            math.prod(axis.loads for axis in row.reduce),
+            math.prod(axis.products for axis in row.reduce),
+        )
+
+    @property
+    def sums(self) -> int:
+        return self.image * self.filters
+
+    @property
+    def warps(self) -> int:
+        return self.image_warps * self.filter_warps
+
+    @property
+    def elements(self) -> tuple[int, int]:
+        """Of the image and the filters in shared memory."""
+        step = self.loads * self.products
+        image = self.image * self.image_warps * step * ROWS * DEPTH
+        return image, self.filters * self.filter_warps * step * DEPTH * COLUMNS
+
+
+def work_of(row: Schedule, gpu: Gpu) -> KernelWork:
+    """All kernels of a row: the product, results put in place, and, not inlined, two that pack.
+
+    Where the table does not say how the others are divided, they are divided as the median of all
+    ways that AMOS tries.
+    """
+    product = product_work(row, gpu)
+    others = other_works(row, row.other, gpu) if row.other else _usual(row, gpu)
+    return replace(product, others=others)
+
+
+def product_work(row: Schedule, gpu: Gpu) -> KernelWork:
+    tiles = Tiles.of(row)
+    image, filters = tiles.elements
+    shared_bytes = ELEMENT * (image + filters)
+    first, second, sums = FRAGMENTS
+    registers = OTHER_REGISTERS + tiles.image * first + tiles.filters * second
+    # The compiler knows the block's threads, and gives each what there is for all of them.
+    most = gpu.unit.registers // (tiles.warps * gpu.unit.register_unit)
+    most = min(most * gpu.unit.register_unit // LANES, gpu.unit.registers_per_thread)
+    registers = min(registers + tiles.sums * sums, most)
+    blocks = math.prod(axis.blocks for axis in row.spatial)
+    sequence = math.prod(axis.sequence for axis in row.spatial)
+    refills = math.prod(axis.refills for axis in row.reduce)
+    resident = gpu.resident(tiles.warps, shared_bytes, registers) or 1
+    together = min(resident, math.ceil(blocks / gpu.multiprocessors))
+    free = gpu.unit.unified_bytes - together * (shared_bytes + gpu.unit.shared_reserved_bytes)
+    return KernelWork(
+        "product",
+        blocks,
+        tiles.warps,
+        shared_bytes,
+        registers,
+        steps=sequence * refills,
+        fetch=_fetch(row, tiles, gpu, refills, together, free),
+        compute=_compute(row, tiles, gpu),
+        result=_result(tiles, gpu),
+        results=sequence,
+    )
+
+
+def _fetch(
+    row: Schedule, tiles: Tiles, gpu: Gpu, refills: int, together: int, free: float
+) -> Phase:
+    """A refill of both factors; ``free`` bytes of L1 are for what ``together`` blocks read."""
+    elements = dict(zip("ab", tiles.elements, strict=True))
+    found: dict[str, Access] = {}
+    step = float(ELEMENT * sum(elements.values()))
+    if row.inline:
+        found = {factor: access(row, factor, row.vectorize) for factor in "ab"}
+        step = sum(each.footprint for each in found.values())
+    again = _read_again(row, together * refills * step, free)
+    total = Phase()
+    for factor, count in elements.items():
+        if row.inline:
+            few = together * step <= free
+            copy = packing_copy(row, factor, count, tiles.warps, found[factor], few, gpu)
+        else:
+            copy = packed_copy(row, factor, count, tiles.warps, gpu)
+        total += copy.phase(again[factor], gpu)
+    # The barrier after it: what was stored last has arrived.
+    return total + Phase(gpu.unit.shared_store_cycles)
+
+
+def _read_again(row: Schedule, tile_bytes: float, free: float) -> dict[str, float]:
+    """The share of each factor's reads that are not in L1 from an earlier tile in sequence: the
+    filters', which outer pixels have in common, and the image's, which columns of tiles have."""
+    axes = row.spatial_axes
+    columns = axes["j"].sequence
+    outer = math.prod(axis.sequence for name, axis in axes.items() if name not in "ij")
+    image = 1 / columns if tile_bytes * outer <= free else 1.0
+    return {"a": image, "b": 1 / outer if tile_bytes <= free else 1.0}
+
+
+def matrix_wavefronts(pitch: int) -> int:
+    """Of eight rows of 16 bytes, ``pitch`` bytes apart, that ``ldmatrix`` reads as a matrix.
+
+    >>> matrix_wavefronts(16), matrix_wavefronts(32), matrix_wavefronts(64)
+    (1, 2, 4)
+    """
+    places = [row * pitch // 16 % 8 for row in range(8)]
+    return max(places.count(place) for place in places)
+
+
+IMAGE_WAVEFRONTS = DEPTH // 8 * matrix_wavefronts(DEPTH * ELEMENT)
+FILTER_WAVEFRONTS = DEPTH // 8 * COLUMNS // 8 * matrix_wavefronts(COLUMNS * ELEMENT)
+"""Of a fragment: tiles lie row by row, so that rows share banks."""
+
+
+def _compute(row: Schedule, tiles: Tiles, gpu: Gpu) -> Phase:
+    """Products of a refill."""
+    unit, unroll = gpu.unit, row.unroll
+    each = tiles.sums * tiles.products
+    statements = each + (tiles.image + tiles.filters) * tiles.products
+    products = product_cycles(gpu, tiles.warps, tiles.sums, tiles.products)
+    wavefronts = tiles.image * IMAGE_WAVEFRONTS + tiles.filters * FILTER_WAVEFRONTS
+    wavefronts *= tiles.products * tiles.warps
+    issue = (tiles.image + 3 * tiles.filters) * tiles.products * tiles.warps / unit.schedulers
+    # A warp waits for a fragment and for its last product: once, where all is written out and
+    # the next fragments are loaded meanwhile, or for every load.
+    wait = unit.shared_load_cycles + gpu.product_latency
+    first, second, sums = FRAGMENTS
+    local = 0.0
+    rounds = tiles.loads if tiles.loads * statements > unroll else 1
+    if each > unroll:
+        # Fragments that are chosen at run time lie in local memory, in L1.
+        rounds = tiles.loads * each // _written_out(row, unroll)
+        wait += unit.l1_cycles
+        local = each * (first + second + 2 * sums)
+    else:
+        held = (unit.registers_per_thread - OTHER_REGISTERS) / sums
+        local = max(0.0, tiles.sums - held) * tiles.products * 2 * sums
+    local *= tiles.warps
+    work = products + Phase(wavefronts + local, 0.0, wavefronts + local, issue)
+    return work.times(tiles.loads) + Phase(rounds * wait)
+
+
+def _written_out(row: Schedule, unroll: int) -> int:
+    """Products of the innermost loops that are written out together."""
+    extents = [axis.registers for axis in row.spatial]
+    extents.append(math.prod(axis.products for axis in row.reduce))
+    together = 1
+    for extent in reversed(extents):
+        if together * extent > unroll:
+            break
+        together *= extent
+    return together
+
+
+def _result(tiles: Tiles, gpu: Gpu) -> Phase:
+    """Sums go to L2, no one waits for them."""
+    count = tiles.sums * tiles.warps
+    issue = count * STORE_INSTRUCTIONS / gpu.unit.schedulers
+    stored = count * ROWS * COLUMNS * ELEMENT
+    lines = stored / LINE
+    return Phase(max(issue, lines), 0.0, lines, issue, stored)
+
+
+def other_works(row: Schedule, divided: OtherKernels, gpu: Gpu) -> tuple[KernelWork, ...]:
+    """A lane of each packs or places one element after the other."""
+    works = [_placing(row.layer, divided, gpu)]
+    if not row.inline:
+        works += [_packing(row, factor, divided, gpu) for factor in "ab"]
+    return tuple(works)
+
+
+def _packing(row: Schedule, factor: str, divided: OtherKernels, gpu: Gpu) -> KernelWork:
+    spatial = [
+        axis.total for name, axis in row.spatial_axes.items() if (name == "j") is (factor == "b")
+    ]
+    total = math.prod(spatial) * math.prod(axis.total for axis in row.reduce)
+    total *= DEPTH * (ROWS if factor == "a" else COLUMNS)
+    found = access(row, factor, 1, whole=True)
+    ahead = 1 if checked(row, factor) else ROLLED
+    instructions = address_instructions(row, factor, whole=True) + 6
+    return _elementwise(
+        f"pack {factor}", total, divided, found.lines, found.missing, instructions, ahead, gpu
+    )
+
+
+def _placing(layer: Layer, divided: OtherKernels, gpu: Gpu) -> KernelWork:
+    """Neighbouring pixels are rows of a tile: two of them in a line."""
+    lines = LANES / (LINE / (COLUMNS * ELEMENT))
+    instructions = 20 + digit_instructions(layer.p) + digit_instructions(layer.q)
+    ahead = WRITTEN_OUT if divided.sequence <= max(divided.unroll, 8) else ROLLED
+    return _elementwise("place", layer.outputs, divided, lines, 1.0, instructions, ahead, gpu)
+
+
+def _elementwise(
+    name: str,
+    total: int,
+    divided: OtherKernels,
+    lines: float,
+    missing: float,
+    instructions: float,
+    ahead: int,
+    gpu: Gpu,
+) -> KernelWork:
+    count = divided.sequence
+    cycles = copy_cycles(count, min(ahead, count), missing, instructions, gpu)
+    issue = count * divided.warps * instructions * gpu.unit.integer_cycles / gpu.unit.schedulers
+    shared = count * divided.warps * (lines + 1)
+    blocks = math.ceil(total / (LANES * divided.warps * count))
+    phase = Phase(cycles, 0.0, shared, issue)
+    return KernelWork(name, blocks, divided.warps, 0, 32, fetch=phase)
+
+
+def _usual(row: Schedule, gpu: Gpu) -> tuple[KernelWork, ...]:
+    return _usual_of(row, gpu.name, gpu)
+
+
+@cache
+def _usual_works(key: tuple[object, ...]) -> dict[str, tuple[KernelWork, ...]]:
+    """Found before, for rows of one layer and mapping."""
+    return {}
+
+
+def _usual_of(row: Schedule, name: str, gpu: Gpu) -> tuple[KernelWork, ...]:
+    found = _usual_works((row.layer, row.mapping, row.inline))
+    if name not in found:
+        ways = [
+            other_works(row, divided, gpu) for divided in _divisions(row.layer.outputs // LANES)
+        ]
+        ways.sort(key=lambda works: sum(estimate(work, gpu).us for work in works))
+        found[name] = ways[len(ways) // 2]
+    return found[name]
+
+
+def _divisions(total: int) -> list[OtherKernels]:
+    """All ways that AMOS tries."""
+    divisors = [number for number in range(1, total + 1) if total % number == 0]
+    return [
+        OtherKernels(total // warps // sequence, sequence, warps, 512)
+        for warps in divisors
+        if warps <= MOST_WARPS
+        for sequence in divisors
+        if total % (warps * sequence) == 0 and total // warps // sequence <= MOST_BLOCKS
+    ]

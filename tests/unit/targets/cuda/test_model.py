@@ -1,0 +1,119 @@
+"""The time of a kernel by hand: what bounds it, which blocks are resident, what comes in rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpembed.errors import LoweringError, SpecError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.targets.cuda.gpu import Gpu, gpu
+from cpembed.targets.cuda.model import KernelWork, Phase, estimate, product_cycles
+
+SPEC = load_hardware_spec("wmma_f16_f16_8x32x16")
+
+
+@pytest.fixture
+def a100() -> Gpu:
+    return gpu(SPEC, "a100")
+
+
+def cycles(work: KernelWork, found: Gpu) -> float:
+    """Of the kernel alone: no launch, no first and last access of L2."""
+    us = estimate(work, found).us - found.unit.launch_us
+    return us * found.clock_mhz - 2 * found.l2_cycles
+
+
+WORK = KernelWork("some", 108, 4, 16_384, 64, steps=10, fetch=Phase(300), compute=Phase(100))
+
+
+def test_figures_are_those_of_the_machines_files(a100: Gpu) -> None:
+    assert (a100.multiprocessors, a100.clock_mhz, a100.architecture) == (108, 1410, "sm_80")
+    assert (a100.product_cycles, a100.l2_bytes_each) == (16, 64)
+    h100 = gpu(SPEC, "h100")
+    assert (h100.multiprocessors, h100.architecture) == (132, "sm_90")
+    assert h100.shared_bytes > a100.shared_bytes
+
+
+@pytest.mark.parametrize(
+    "warps, shared, registers, blocks",
+    [
+        (4, 0, 32, 16),  # 64 warps
+        (1, 0, 32, 32),  # 32 blocks
+        (4, 0, 128, 4),  # 65,536 registers, 4,096 a warp
+        (4, 0, 129, 3),  # allotted by 256 to a warp: 4,352
+        (8, 48 * 1024, 32, 3),  # 164 KiB, 49 each
+        (8, 163 * 1024, 32, 1),
+        (8, 164 * 1024, 32, 0),
+        (8, 0, 256, 0),
+    ],
+)
+def test_blocks_of_a_multiprocessor(
+    a100: Gpu, warps: int, shared: int, registers: int, blocks: int
+) -> None:
+    assert a100.resident(warps, shared, registers) == blocks
+
+
+def test_a_block_alone_waits_for_one_thing_after_the_other(a100: Gpu) -> None:
+    assert cycles(WORK, a100) == pytest.approx(10 * (300 + 100))
+    ahead = replace(WORK, stages=3)
+    # Two fetches are under way: a step takes 150 cycles, after the first fetch.
+    assert cycles(ahead, a100) == pytest.approx(300 + 10 * 150)
+    assert cycles(replace(WORK, stages=5), a100) == pytest.approx(300 + 10 * 100)
+
+
+def test_resident_blocks_wait_together_until_a_unit_is_busy(a100: Gpu) -> None:
+    assert estimate(WORK, a100).occupancy == 8
+    eight = replace(WORK, blocks=8 * 108, compute=Phase(100, shared=20))
+    assert cycles(eight, a100) == pytest.approx(10 * 400)
+    busy = replace(WORK, blocks=8 * 108, compute=Phase(100, shared=100))
+    assert cycles(busy, a100) == pytest.approx(8 * 10 * 100)
+    # One more block on some multiprocessor is another round, of that block alone.
+    more = replace(busy, blocks=8 * 108 + 1)
+    assert cycles(more, a100) == pytest.approx(8 * 10 * 100 + 10 * 400)
+    assert estimate(more, a100).waves == 2
+
+
+def test_what_the_whole_gpu_moves_bounds_the_kernel(a100: Gpu) -> None:
+    main = replace(WORK, dram_bytes=1e9)
+    assert cycles(main, a100) == pytest.approx(1e9 / a100.dram_bytes)
+    assert estimate(main, a100).bound == "dram_us"
+    moved = replace(WORK, fetch=Phase(300, bytes=64_000))
+    # The path of a multiprocessor before the GPU's: 6,912 bytes a cycle of all paths, 5,120 of L2.
+    assert cycles(moved, a100) == pytest.approx(108 * 640_000 / 5120)
+
+
+def test_other_kernels_are_launched_one_after_the_other(a100: Gpu) -> None:
+    both = estimate(replace(WORK, others=(WORK, WORK)), a100)
+    assert both.us == pytest.approx(3 * estimate(WORK, a100).us)
+    assert [other.name for other in both.others] == ["some", "some"]
+
+
+def test_products_wait_for_their_sums_or_for_the_tensor_cores(a100: Gpu) -> None:
+    assert product_cycles(a100, 4, 1, 8).cycles == 8 * 33
+    assert product_cycles(a100, 4, 4, 8).cycles == 4 * 8 * 16
+    eight = product_cycles(a100, 8, 4, 8)
+    assert (eight.cycles, eight.tensor, eight.issue) == (2 * 4 * 8 * 16, 2 * 4 * 8 * 16, 64)
+
+
+def test_more_of_anything_never_takes_less(a100: Gpu) -> None:
+    base = estimate(WORK, a100).us
+    for field in ("cycles", "tensor", "shared", "issue", "bytes"):
+        for amount in (10.0, 1e4):
+            more = Phase(**{field: amount})
+            assert estimate(replace(WORK, result=more), a100).us >= base
+            assert estimate(replace(WORK, compute=WORK.compute + more), a100).us >= base
+    assert estimate(replace(WORK, steps=20), a100).us > base
+    assert estimate(replace(WORK, shared_bytes=100_000, blocks=864), a100).us > (
+        estimate(replace(WORK, blocks=864), a100).us
+    )
+
+
+def test_what_no_multiprocessor_holds_and_what_no_file_describes() -> None:
+    with pytest.raises(LoweringError, match="some: a multiprocessor of a100 holds no block"):
+        estimate(replace(WORK, registers=256), gpu(SPEC, "a100"))
+    with pytest.raises(SpecError, match=r"no figures of a GPU 'v100'.*a100, h100"):
+        gpu(SPEC, "v100")
+    with pytest.raises(SpecError, match="vta_1x16x16 has no machine 'a100'; it has pynq_z1"):
+        gpu(load_hardware_spec("vta_1x16x16"), "a100")
