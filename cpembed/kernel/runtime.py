@@ -161,27 +161,40 @@ def compile_host_object(plan: KernelPlan, symbol: str) -> ObjectFile:
 
 def _compiled(plan: KernelPlan, target: Any, symbol: str = "main") -> Any:
     library = tvm()
-    module = library.IRModule({"main": library.script.from_source(plan.source)})
-    if plan.schedule is not None:
-        from tvm import s_tir
-
-        work = s_tir.Schedule(module)
-        try:
-            plan.schedule(work)
-        except s_tir.schedule.ScheduleError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise LoweringError(f"the instruction does not match the program: {last}") from error
-        module = work.mod
+    function = prim_func(plan)
     if plan.functions:
-        module["main"] = _importing(module["main"], plan.functions)
-    if symbol != "main":
-        module = library.IRModule({symbol: module["main"].with_attr("global_symbol", symbol)})
-    config = dict.fromkeys(_NOT_WITH_REGISTERS, plan.in_registers)
-    with library.transform.PassContext(opt_level=3, config=config):
+        function = importing(function, plan.functions)
+    module = library.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    with library.transform.PassContext(opt_level=3, config=pass_options(plan)):
         return library.compile(module, target)
 
 
-def _importing(function: Any, functions: str) -> Any:
+def prim_func(plan: KernelPlan) -> Any:
+    """The TensorIR function of a plan, scheduled, without the functions that it calls.
+
+    Raises :class:`LoweringError` where an intrinsic does not match the block it was to replace.
+    """
+    library = tvm()
+    module = library.IRModule({"main": library.script.from_source(plan.source)})
+    if plan.schedule is None:
+        return module["main"]
+    from tvm import s_tir
+
+    work = s_tir.Schedule(module)
+    try:
+        plan.schedule(work)
+    except s_tir.schedule.ScheduleError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise LoweringError(f"the instruction does not match the program: {last}") from error
+    return work.mod["main"]
+
+
+def pass_options(plan: KernelPlan) -> dict[str, bool]:
+    """Settings of TVM's passes with which a plan is compiled."""
+    return dict.fromkeys(_NOT_WITH_REGISTERS, plan.in_registers)
+
+
+def importing(function: Any, functions: str) -> Any:
     """A function that calls others, which are written in LLVM's language."""
     from tvm import ir, tirx
 

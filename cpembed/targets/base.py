@@ -23,6 +23,8 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.compiled import CompiledKernel, Processor
 from cpembed.kernel.epilogue import Epilogue, Storing
+from cpembed.kernel.packing import packed_before
+from cpembed.kernel.tensorir import FunctionCalls, function_calls
 from cpembed.measure.runner import Timing
 from cpembed.measure.verification import Expected, Verification
 from cpembed.provenance import Provenance
@@ -235,6 +237,30 @@ class Target(ABC, Generic[L, S, A]):
         operand, with a ``relax.BlockBuilder``; None where the general one is to be taken, which
         executes the artifact on operands in their original layouts (:mod:`cpembed.tvm.emit`)."""
         return None
+
+    @property
+    def has_tensorir(self) -> bool:
+        """Whether :meth:`tensorir` gives functions."""
+        return self.links
+
+    def tensorir(
+        self, lowered: L, schedule: S, constants: Mapping[str, Array]
+    ) -> FunctionCalls | None:
+        """The program as TensorIR functions, for modules of TVM, which compiles them; None where it
+        is no such program. ``constants``, inputs of as many elements as the workload's, are packed
+        now, by operand; other weights, and vectors, by functions that prepare.
+
+        Raises as :meth:`build` does.
+        """
+        kernel = self.planned(lowered, schedule)
+        if kernel is None:
+            return None
+        return function_calls(kernel, packed_before(kernel.program.workload), constants)
+
+    def tvm_target(self) -> str:
+        """TVM's kind of target whose modules :meth:`tensorir` is for, and that modules which call
+        its programs are compiled for."""
+        return "llvm"
 
     # ------------------------------------------------------------------------------ what is said
 

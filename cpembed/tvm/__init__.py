@@ -15,8 +15,10 @@ runtime.tvm()
 
 from cpembed.tvm.execution import register  # noqa: E402
 from cpembed.tvm.offload import offload  # noqa: E402
+from cpembed.tvm.pipeline import Pipeline, pipeline  # noqa: E402
 from cpembed.tvm.recognise import Recognised, recognise  # noqa: E402
 from cpembed.tvm.report import OffloadReport, OperatorReport  # noqa: E402
+from cpembed.tvm.schedule_report import ScheduleEntry, ScheduleReport  # noqa: E402
 from cpembed.tvm.strategy import Strategy, StrategyCandidate, strategy  # noqa: E402
 
 register()
@@ -24,10 +26,14 @@ register()
 __all__ = [
     "OffloadReport",
     "OperatorReport",
+    "Pipeline",
     "Recognised",
+    "ScheduleEntry",
+    "ScheduleReport",
     "Strategy",
     "StrategyCandidate",
     "offload",
+    "pipeline",
     "recognise",
     "strategy",
 ]

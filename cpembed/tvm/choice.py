@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from cpembed.ir.computation import Computation
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import open_target
+
+Make = Callable[[Any, Any], Any]
 
 _TRIED = 5
 """Candidates that are tried before an operator is given up: programs that do not fit are rare."""
@@ -64,19 +66,22 @@ class Machine:
     def spec(self) -> HardwareSpec:
         return self.target.spec
 
-    def choose(self, workload: Computation, epilogue: Any) -> Program | Refused:
+    def choose(
+        self, workload: Computation, epilogue: Any, make: Make | None = None
+    ) -> Program | Refused:
         """The best candidate that has a program, or why there is none."""
-        solved = self._solve(workload)
+        solved = self.solve(workload)
         if isinstance(solved, Refused):
             return solved
         reason = solved.why_nothing
-        for found in programs(self.target, solved, epilogue):
+        for found in programs(self.target, solved, epilogue, make):
             if isinstance(found, Program):
                 return found
             reason = found.reason
         return Refused(reason)
 
-    def _solve(self, workload: Computation) -> SolveResult | Refused:
+    def solve(self, workload: Computation) -> SolveResult | Refused:
+        """The search for embeddings, or why there is none to be made."""
         if workload not in self._solved:
             top = max(_TRIED, self.target.considered) if self.target.compares_always else _TRIED
             try:
@@ -91,8 +96,11 @@ class Machine:
         return self._solved[workload]
 
 
-def programs(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[Program | Refused]:
-    """For each candidate, best first, its program or why it has none."""
+def programs(
+    target: AnyTarget, solved: SolveResult, epilogue: Any, make: Make | None = None
+) -> Iterator[Program | Refused]:
+    """For each candidate, best first, its program or why it has none; ``make`` makes the artifact
+    of a lowered program and a schedule, where that is not what the target builds."""
     for choice in _ordered(target, solved, epilogue):
         if isinstance(choice, Refused):
             yield choice
@@ -100,7 +108,8 @@ def programs(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[
         candidate = choice.candidate.candidate
         try:
             target.require(candidate)
-            artifact = target.build(target.lower(candidate.program, epilogue), choice.schedule)
+            lowered = target.lower(candidate.program, epilogue)
+            artifact = (make or target.build)(lowered, choice.schedule)
             yield Program(target, choice.candidate, choice.schedule, epilogue, artifact)
         except LoweringError as error:
             yield Refused(str(error))

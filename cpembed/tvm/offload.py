@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -36,19 +36,21 @@ def offload(
 
     Raises as :meth:`~cpembed.tvm.choice.Machine.of`.
     """
-    made: Any = _Offload(Machine.of(target, constraints), requantize)
+    made: Any = Offload(Machine.of(target, constraints), requantize)
     return made
 
 
 @ir.transform.module_pass(opt_level=0, name="cpembed.offload")
-class _Offload:
+class Offload:
+    """The pass, on a machine."""
+
     def __init__(self, machine: Machine, requantize: bool) -> None:
         self.machine = machine
         self.requantize = requantize
         self.report = OffloadReport(machine.spec.name, ())
 
     def transform_module(self, mod: ir.IRModule, _: ir.transform.PassContext) -> ir.IRModule:
-        plan: dict[relax.Var, _Replacement] = {}
+        plan: dict[relax.Var, Replacement] = {}
         entries: list[OperatorReport] = []
         for variable, function in mod.functions_items():
             if isinstance(function, relax.Function):
@@ -58,9 +60,9 @@ class _Offload:
                     if replacement is not None:
                         plan[replacement.variable] = replacement
         self.report = OffloadReport(self.machine.spec.name, tuple(entries))
-        return _rewritten(mod, plan)
+        return rewritten(mod, plan)
 
-    def _decide(self, site: Site) -> tuple[OperatorReport, _Replacement | None]:
+    def _decide(self, site: Site) -> tuple[OperatorReport, Replacement | None]:
         name = (site.function, site.variable.name, site.operator)
         if site.recognised is None:
             return OperatorReport(*name, reason=site.problem), None
@@ -79,7 +81,7 @@ class _Offload:
         )
         return entry, replacement
 
-    def _requantized(self, site: Site, recognised: Recognised) -> tuple[_Replacement, Any] | None:
+    def _requantized(self, site: Site, recognised: Recognised) -> tuple[Replacement, Any] | None:
         """The operator with what follows, or None: then TVM does that."""
         epilogue = site.epilogue
         if epilogue is None:
@@ -94,30 +96,49 @@ class _Offload:
         replacement, ranked = found
         bias = {f"{recognised.computation.output.name}.bias": epilogue.bias}
         added = bias if axes else {}
-        return _Replacement(
+        return Replacement(
             epilogue.last, replacement.program, {**replacement.arguments, **added}
         ), ranked
 
     def _chosen(
         self, site: Site, recognised: Recognised, stored: Any
-    ) -> tuple[_Replacement, Any] | Refused:
+    ) -> tuple[Replacement, Any] | Refused:
         found = self.machine.choose(recognised.computation, stored)
         if not isinstance(found, Program):
             return found
         arguments = dict(zip(recognised.parameters, site.arguments, strict=False))
-        return _Replacement(site.variable, found, arguments), found.ranked
+        return Replacement(site.variable, found, arguments), found.ranked
 
 
 @dataclass(frozen=True)
-class _Replacement:
+class Replacement:
     """The program for a variable of the module, and what its inputs are there."""
 
     variable: relax.Var
     program: Program
     arguments: Mapping[str, Any]
 
+    def emit(self, builder: Any, arguments: Mapping[str, Any], result: Any) -> Any:
+        arrays = {
+            name: constant(value) if isinstance(value, ir.GenericConst) else value
+            for name, value in arguments.items()
+        }
+        return emit(builder, self.program, arrays, result)
 
-def _rewritten(mod: ir.IRModule, plan: Mapping[relax.Var, _Replacement]) -> ir.IRModule:
+
+class Replaces(Protocol):
+    """What takes the place of a variable's value, made of ``arguments`` of the module."""
+
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+    def emit(self, builder: Any, arguments: Mapping[str, Any], result: Any) -> Any:
+        """An expression of type ``result``, of the arguments as the rewritten module has them."""
+        ...
+
+
+def rewritten(mod: ir.IRModule, plan: Mapping[Any, Replaces]) -> ir.IRModule:
+    """The module with the values of variables replaced, and without what is then unused."""
     rewriter: Any = _Rewriter(mod, plan)
     for variable, function in mod.functions_items():
         if isinstance(function, relax.Function):
@@ -130,7 +151,7 @@ def _rewritten(mod: ir.IRModule, plan: Mapping[relax.Var, _Replacement]) -> ir.I
 class _Rewriter(PyExprMutator):
     """Binds each variable of the plan to its program's result; what led to it is then unused."""
 
-    def __init__(self, mod: ir.IRModule, plan: Mapping[relax.Var, _Replacement]) -> None:
+    def __init__(self, mod: ir.IRModule, plan: Mapping[Any, Replaces]) -> None:
         super().__init__(mod)
         self.plan = plan
 
@@ -138,12 +159,10 @@ class _Rewriter(PyExprMutator):
         replacement = self.plan.get(binding.var)
         if replacement is not None:
             arguments = {n: self._argument(a) for n, a in replacement.arguments.items()}
-            value = emit(self.builder_, replacement.program, arguments, binding.var.ty)
+            value = replacement.emit(self.builder_, arguments, binding.var.ty)
             binding = relax.VarBinding(binding.var, value)
         super().visit_var_binding_(binding)
 
     def _argument(self, argument: Any) -> Any:
-        """Constants as arrays, anything else as the rewritten module has it."""
-        if isinstance(argument, ir.GenericConst):
-            return constant(argument)
+        """Expressions as the rewritten module has them."""
         return self.visit_expr(argument) if isinstance(argument, ir.Expr) else argument

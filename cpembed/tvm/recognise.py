@@ -61,10 +61,28 @@ def recognise(function: tirx.PrimFunc, name: str = "tensorir") -> Recognised:
     that is not affine, an operation that computations do not have, a loop nest already scheduled.
     """
     whole = _in_one_block(function, name)
-    block, bound = _only_block(whole.body, name)
     if not all(isinstance(parameter.ty, tirx.BufferType) for parameter in whole.params):
         raise WorkloadError(f"{name}: has a parameter that is no buffer")
-    return _Reader(name, block, bound, list(whole.params)).recognised()
+    return read_block(whole.body, list(whole.params), name)
+
+
+def read_block(body: Any, parameters: list[Any], name: str) -> Recognised:
+    """The computation of one block under loops, which reads and, as the last, writes parameters.
+
+    Raises as :func:`recognise`.
+    """
+    block, bound = _only_block(body, name)
+    return _Reader(name, block, bound, parameters).recognised()
+
+
+def reduces(block: Any) -> bool:
+    """Whether a block has a reduction."""
+    return any(iterator.iter_type == tirx.IterVar.CommReduce for iterator in block.iter_vars)
+
+
+def vars_of(function: Any) -> list[Any]:
+    """The parameters of a TensorIR function."""
+    return list(function.params)
 
 
 def _in_one_block(function: tirx.PrimFunc, name: str) -> Any:

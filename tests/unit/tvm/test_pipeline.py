@@ -1,0 +1,129 @@
+"""Networks compiled by ``relax_pipeline=`` alone; what TVM makes of them is the second source."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+import cpembed.tvm
+from cpembed.errors import BackendUnavailable
+from cpembed.tvm.schedule_report import NOBODY
+from tests.unit.tvm.modules import Array, called, module_of, processor, random, run
+
+IMAGE = (1, 8, 8, 8)
+
+
+def weights(seed: int, *shape: int):
+    return relax.const(random(seed, shape))
+
+
+def bias(seed: int, *shape: int):
+    return relax.const(random(seed, shape, "int32", 2**10))
+
+
+def network(dtype: str) -> tvm.IRModule:
+    """A layer of 64 filters, one in groups, pooling, a residual, and a matrix product."""
+
+    def requantized(sums, scale):
+        if dtype == "int8":
+            sums = op.right_shift(sums, relax.const(9, "int32"))
+            return op.astype(op.clip(sums, -128, 127), dtype)
+        scaled = op.multiply(op.astype(sums, "float32"), relax.const(scale, "float32"))
+        return op.astype(op.clip(op.round(scaled), 0, 255), dtype)
+
+    def build(image):
+        emit = relax.BlockBuilder.current().emit
+        sums = op.nn.conv2d(image, weights(1, 64, 8, 3, 3), padding=1, out_dtype="int32")
+        first = emit(requantized(op.nn.relu(op.add(sums, bias(2, 1, 64, 1, 1))), 0.003))
+        given = {"padding": 1, "groups": 4, "strides": 2, "out_dtype": "int32"}
+        sums = op.nn.conv2d(first, weights(3, 32, 16, 3, 3), **given)
+        second = emit(requantized(op.add(sums, bias(4, 1, 32, 1, 1)), 0.001))
+        pooled = emit(op.nn.max_pool2d(second, (2, 2), strides=(2, 2)))
+        sums = op.nn.conv2d(pooled, weights(5, 32, 32, 1, 1), out_dtype="int32")
+        third = emit(requantized(op.add(emit(sums), op.astype(pooled, "int32")), 0.005))
+        flat = emit(op.reshape(third, (1, 128)))
+        return op.add(op.matmul(flat, weights(6, 128, 10), out_dtype="int32"), bias(7, 10))
+
+    return module_of(build, image=(IMAGE, dtype))
+
+
+def of_bytes(target: str, dtype: str) -> tuple[Array, Array, cpembed.tvm.ScheduleReport]:
+    module, image = network(dtype), random(8, IMAGE, dtype)
+    pipeline = cpembed.tvm.pipeline(target)
+    compiled = tvm.compile(module, "llvm", relax_pipeline=pipeline)
+    return called(compiled, image), run(module, image), pipeline.report
+
+
+CASES = {
+    "the_processor": lambda: of_bytes(processor(), "uint8"),
+    "vta": lambda: of_bytes("vta_1x16x16", "int8"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_network_compiled_by_the_pipeline_alone_is_the_same(name):
+    found, expected, report = CASES[name]()
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+    assert np.unique(expected).size > 3
+    assert len(report.ours) == 4
+    assert all(entry.embedding and entry.utilisation for entry in report.ours)
+    assert any("max_pool2d" in entry.function for entry in report.others)
+    assert not any("conv2d" in entry.function for entry in report.others)
+
+
+def test_the_report_says_who_scheduled_what_and_why_more_is_not_part_of_it():
+    _, _, report = of_bytes(processor(), "uint8")
+    residual = report.ours[2]
+    assert residual.operators[0].startswith("conv2d")
+    assert residual.reason == "another tensor is added to sums in int32"
+    assert all(entry.scheduled_by == NOBODY for entry in report.others)
+    assert str(report).startswith(f"{processor()}: 4 of ")
+
+
+def test_what_does_not_embed_stays_with_tvm_and_the_report_says_why():
+    weight = relax.const(random(1, (4, 8), "float32"))
+    module = module_of(lambda x: op.matmul(x, weight), x=((2, 4), "float32"))
+    pipeline = cpembed.tvm.pipeline(processor())
+    compiled = tvm.compile(module, "llvm", relax_pipeline=pipeline)
+    values = random(2, (2, 4), "float32")
+    assert np.allclose(called(compiled, values), run(module, values))
+    (entry,) = pipeline.report.entries
+    assert not entry.is_ours
+    assert entry.reason
+    assert "float32" in entry.reason
+
+
+def test_weights_that_are_parameters_are_packed_ahead():
+    def build(x, w, b):
+        sums = op.nn.conv2d(x, w, padding=1, out_dtype="int32")
+        return op.nn.relu(op.add(sums, b))
+
+    shapes = {"x": (IMAGE, "uint8"), "w": ((24, 8, 3, 3), "int8"), "b": ((1, 24, 1, 1), "int32")}
+    module = module_of(build, **shapes)
+    module["main"] = module["main"].with_attr("num_input", 1)
+    pipeline = cpembed.tvm.pipeline(processor())
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm", relax_pipeline=pipeline), tvm.cpu())
+    arrays = [random(k, *given) for k, given in enumerate(shapes.values())]
+    image, *given = map(tvm.runtime.tensor, arrays)
+    packed = machine["main_transform_params"](given)
+    assert (24, 8, 3, 3) not in [tuple(tensor.shape) for tensor in packed]
+    assert np.array_equal(machine["main"](image, *packed).numpy(), run(module, *arrays))
+
+
+def test_a_module_compiled_for_another_kind_of_machine_is_refused():
+    pipeline = cpembed.tvm.pipeline("vta_1x16x16")
+    with (
+        tvm.target.Target("c"),
+        pytest.raises(BackendUnavailable, match="compiled for llvm, this one for c"),
+    ):
+        pipeline(network("int8"))
+
+
+def test_an_exported_library_has_its_kernels(tmp_path):
+    module, image = network("uint8"), random(8, IMAGE, "uint8")
+    compiled = tvm.compile(module, "llvm", relax_pipeline=cpembed.tvm.pipeline(processor()))
+    compiled.export_library(str(tmp_path / "network.so"))
+    loaded = tvm.runtime.load_module(str(tmp_path / "network.so"))
+    assert np.array_equal(called(loaded, image), run(module, image))
