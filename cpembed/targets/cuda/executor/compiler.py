@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import platform
@@ -34,7 +35,6 @@ _COMMON = (
     "-fPIC",
     "-fvisibility=hidden",
     "-fno-exceptions",
-    "-fno-gnu-unique",  # So that a library can be closed.
     "-ffp-contract=off",  # A fused multiply-add would round once where the text rounds twice.
     "-w",
 )
@@ -44,13 +44,14 @@ _KERNEL = (
     "-g1",  # Lines, for messages.
     "-fno-strict-aliasing",  # Vectors are read through pointers of other types.
     "-fwrapv",
-    "-fno-tree-sra",  # A vector is loaded and stored as a whole.
     "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
     "-fsanitize=thread",  # Calls the runtime before each plain access; plain.h.
     f"-I{NATIVE / 'include'}",
     "-include",
     str(NATIVE / "executor.h"),
 )
+_KERNEL_GCC = ("-fno-tree-sra",)
+"""A vector is loaded and stored as a whole. Clang has no such option."""
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack")
 
 _LIMIT_SECONDS = 300
@@ -87,26 +88,30 @@ def compiled(source: str) -> Path:
     error where the text does not compile.
     """
     command = compiler()
-    folder = default_folder() or _temporary_folder()
     base = _digest(tuple(command))
-    library = folder / f"{_hash(base, source)}.so"
-    if library.is_file():
-        return library
+    folder, name = _writable(default_folder()), f"{_hash(base, source)}.so"
+    if (folder / name).is_file():
+        return folder / name
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        draft = Path(made)
+        runtime = _runtime(command, folder / f"runtime-{base}.o", draft)
+        (draft / FILE).write_text(source, encoding="utf-8")
+        options = (*_COMMON, *_KERNEL, *_own(tuple(command)), *_host())
+        _call([*command, *options, "-x", "c++", "-c", FILE, "-o", "kernel.o"], draft)
+        _call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], draft)
+        (draft / "kernel.so").replace(folder / name)
+    return folder / name
+
+
+def _writable(folder: Path | None) -> Path:
+    """The folder, or one of this process where there is none or nothing can be written to it."""
+    if folder is None:
+        return _temporary_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        folder = _temporary_folder()
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        draft = Path(name)
-        runtime = _runtime(command, folder / f"runtime-{base}.o", draft)
-        (draft / FILE).write_text(source, encoding="utf-8")
-        _call(
-            [*command, *_COMMON, *_KERNEL, *_host(), "-c", "-x", "c++", FILE, "-o", "kernel.o"],
-            draft,
-        )
-        _call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], draft)
-        (draft / "kernel.so").replace(library)
-    return library
+        return _temporary_folder()
+    return folder if os.access(folder, os.W_OK) else _temporary_folder()
 
 
 def _runtime(command: list[str], kept: Path, draft: Path) -> Path:
@@ -115,6 +120,17 @@ def _runtime(command: list[str], kept: Path, draft: Path) -> Path:
         _call([*command, *_COMMON, *_RUNTIME, *_host(), "-c", source, "-o", "runtime.o"], draft)
         (draft / "runtime.o").replace(kept)
     return kept
+
+
+def _own(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of one compiler only."""
+    return () if "clang" in _version(command) else _KERNEL_GCC
+
+
+@cache
+def _version(command: tuple[str, ...]) -> str:
+    asked = [*command, "--version"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
 
 
 def _host() -> tuple[str, ...]:
@@ -147,11 +163,10 @@ def _call(words: Sequence[str], folder: Path) -> None:
 @cache
 def _digest(command: tuple[str, ...]) -> str:
     """Of all that a library depends on besides its text."""
-    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     files = [(path.name, path.read_text()) for path in sorted(NATIVE.rglob("*")) if path.is_file()]
-    flags = (_COMMON, _RUNTIME, _KERNEL, _LINK, _host())
+    flags = (_COMMON, _RUNTIME, _KERNEL, _own(command), _LINK, _host())
     machine = (platform.machine(), sorted(reported_features()))
-    return _hash(command, version.stdout, files, flags, machine)
+    return _hash(command, _version(command), files, flags, machine)
 
 
 def _hash(*parts: object) -> str:
@@ -162,7 +177,5 @@ def _hash(*parts: object) -> str:
 def _temporary_folder() -> Path:
     """For this process, where nothing is kept."""
     folder = Path(tempfile.mkdtemp(prefix="cpembed-cuda-"))
-    import atexit
-
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True))
     return folder

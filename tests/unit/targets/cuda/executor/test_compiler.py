@@ -40,6 +40,16 @@ def test_a_library_is_kept_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert compiler.compiled(source + "\n") != library
 
 
+@pytest.mark.parametrize("told", ["", "/proc/nothing/can/be/made/here"])
+def test_where_nothing_is_kept_this_process_has_a_folder(
+    monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    monkeypatch.setenv(compiler.FOLDER_VARIABLE, told)
+    folder = compiler._writable(compiler.default_folder())
+    assert folder.is_dir()
+    assert folder == compiler._writable(None)
+
+
 @needs_compiler
 def test_an_error_of_the_compiler_is_one_line_with_its_place() -> None:
     with pytest.raises(LoweringError) as caught:
