@@ -1,0 +1,57 @@
+"""CUDA text of a kernel that does nothing but multiply: what a device's Tensor Cores reach."""
+
+from __future__ import annotations
+
+from cpembed.targets.cuda.device import function
+from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction
+
+THREADS = 256
+PRODUCTS = 8
+"""Independent ones that a warp has under way."""
+
+TURNS = 4096
+"""Of each warp, with ``PRODUCTS`` each."""
+
+NAMES = {"mma_f16": "mma_m16n8k16_f32_f16_f16", "mma_s8": "mma_m16n8k32_s32_s8_s8"}
+"""The instruction of a target whose ceiling is measured."""
+
+
+def instruction(target: str) -> TensorCoreInstruction:
+    return next(found for found in INSTRUCTIONS if found.name == NAMES[target])
+
+
+def ceiling_text(target: str) -> str:
+    """A kernel ``ceiling(unsigned int* out, unsigned int value)``: each warp multiplies what is in
+    its registers. The value is not known to the compiler, and the sums are stored if they are what
+    they never are, so nothing is left out."""
+    found = instruction(target)
+    first, second, sums = found.registers
+    kind = {"float32": "float", "int32": "int"}[found.c]
+    return f"""{function(found.mma_function)}
+extern "C" __global__ void __launch_bounds__({THREADS}) ceiling(unsigned int* out, unsigned int value) {{
+  unsigned int a[{first}], b[{PRODUCTS}][{second}];
+  {kind} c[{PRODUCTS}][{sums}];
+  for (int i = 0; i < {first}; ++i) a[i] = value;
+#pragma unroll
+  for (int j = 0; j < {PRODUCTS}; ++j) {{
+    for (int i = 0; i < {second}; ++i) b[j][i] = value;
+    for (int i = 0; i < {sums}; ++i) c[j][i] = 0;
+  }}
+#pragma unroll 4
+  for (int turn = 0; turn < {TURNS}; ++turn) {{
+#pragma unroll
+    for (int j = 0; j < {PRODUCTS}; ++j) {found.mma_function}(c[j], a, b[j]);
+  }}
+  {kind} total = 0;
+#pragma unroll
+  for (int j = 0; j < {PRODUCTS}; ++j) for (int i = 0; i < {sums}; ++i) total += c[j][i];
+  if (total == ({kind})-12345) out[threadIdx.x] = 1;
+}}
+"""  # noqa: E501
+
+
+def ceiling_document(target: str) -> dict[str, object]:
+    """How the kernel is launched, and how many multiply-adds a block of it does."""
+    found = instruction(target)
+    macs = found.m * found.n * found.k * THREADS // 32 * PRODUCTS * TURNS
+    return {"kernel": "ceiling", "threads": THREADS, "macs_per_block": macs}

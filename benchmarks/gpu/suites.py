@@ -1,0 +1,105 @@
+"""The layers that are packed: convolutions of three publications, and matrix products."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cpembed.errors import WorkloadError
+from cpembed.workloads.suites import suite
+
+DEEPBENCH_STEP = 6
+"""Of DeepBench's 108 convolutions every sixth is packed, unless the suite is asked for by name:
+every application that has more than one is among them, and none was picked by its time."""
+
+GEMM_STEP = 11
+"""Of DeepBench's 88 matrix products, likewise."""
+
+PRODUCTS = (
+    (1024, 1024, 1024),
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (512, 3072, 768),
+    (512, 768, 3072),
+    (128, 4096, 4096),
+    (16, 4096, 4096),
+)
+"""Rows, columns and depth: squares, and those of a Transformer's layers at several batches."""
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A layer: ``words`` name its workload, on ``target``, whose sums are stored as ``stored``."""
+
+    suite: str
+    name: str
+    words: str
+    target: str
+    stored: str
+
+    @property
+    def slug(self) -> str:
+        """Its name in files."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.name} {self.target}".lower()).strip("-")
+
+
+def _convolutions(name: str, batches: tuple[int | None, ...], step: int = 1) -> list[PackedLayer]:
+    found: list[PackedLayer] = []
+    for batch in batches:
+        for layer in suite("amos" if name == "amos12" else name)[::step]:
+            if layer.operator.name != "conv2d" or (name == "amos12" and layer.application != "C2D"):
+                continue
+            words, title = f"{layer.label} layout=NHWC", f"{name}:{layer.index}"
+            if batch is not None:
+                words = re.sub(r"\bn=\d+", f"n={batch}", words)
+                title = f"{title} batch {batch}"
+            found.append(PackedLayer(name, title, words, "mma_f16", "float16"))
+    return found
+
+
+def _products(name: str, step: int = 1) -> list[PackedLayer]:
+    if name == "gemm":
+        sizes = [
+            tuple(int(layer.parameters[axis]) for axis in "mnk") for layer in suite("gemm")[::step]
+        ]
+    else:
+        sizes = list(PRODUCTS)
+    found: list[PackedLayer] = []
+    for m, n, k in sizes:
+        words = f"gemm m={m} n={n} k={k}"
+        found.append(PackedLayer(name, f"{name}:{m}x{n}x{k}", words, "mma_f16", "float16"))
+        # torch._int_mm, the baseline, takes these sizes alone.
+        if m > 16 and n % 8 == 0 and k % 8 == 0:
+            found.append(PackedLayer(name, f"{name}:{m}x{n}x{k} int8", words, "mma_s8", "int32"))
+    return found
+
+
+SUITES = {
+    "amos12": "the 12 convolutions of ResNet-18 that AMOS reports, at batch 1 and 16",
+    "unit16": "16 convolutions of table I of UNIT",
+    "deepbench": "108 inference convolutions of DeepBench",
+    "products": f"{len(PRODUCTS)} matrix products, of float16 and int8",
+    "gemm": "88 inference matrix products of DeepBench",
+}
+"""What ``--suite`` takes."""
+
+
+def layers(names: tuple[str, ...] = ()) -> list[PackedLayer]:
+    """Of the named suites, all layers; without names, of every suite, a part of DeepBench's.
+
+    Raises :class:`WorkloadError` for an unknown name.
+    """
+    unknown = [name for name in names if name not in SUITES]
+    if unknown:
+        raise WorkloadError(f"unknown suite {unknown[0]!r}: use {' '.join(SUITES)}")
+    whole = bool(names)
+    makers = {
+        "amos12": lambda: _convolutions("amos12", (1, 16)),
+        "unit16": lambda: _convolutions("unit16", (None,)),
+        "deepbench": lambda: _convolutions("deepbench", (None,), 1 if whole else DEEPBENCH_STEP),
+        "products": lambda: _products("products"),
+        "gemm": lambda: _products("gemm", 1 if whole else GEMM_STEP),
+    }
+    found = [layer for name in names or SUITES for layer in makers[name]()]
+    # DeepBench lists some products twice.
+    return list(dict.fromkeys(found))
