@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import platform
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -47,14 +49,15 @@ _KERNEL = (
     "-fno-threadsafe-statics",  # Shared arrays of float16 seem to have a constructor.
     "-fsanitize=thread",  # Calls the runtime before each plain access; plain.h.
     f"-I{NATIVE / 'include'}",
-    "-include",
-    str(NATIVE / "executor.h"),
 )
 _KERNEL_GCC = ("-fno-tree-sra",)
 """A vector is loaded and stored as a whole. Clang has no such option."""
 _LINK = ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack")
 
+HEADER = "executor.h"
+
 _LIMIT_SECONDS = 300
+_DAY_SECONDS = 24 * 3600
 
 
 def compiler() -> list[str]:
@@ -96,8 +99,9 @@ def compiled(source: str) -> Path:
         draft = Path(made)
         runtime = _runtime(command, folder / f"runtime-{base}.o", draft)
         (draft / FILE).write_text(source, encoding="utf-8")
-        options = (*_COMMON, *_KERNEL, *_own(tuple(command)), *_host())
-        _call([*command, *options, "-x", "c++", "-c", FILE, "-o", "kernel.o"], draft)
+        header = _header(command, folder / f"header-{base}", draft)
+        words = [*command, *_kernel_options(command), "-include", str(header)]
+        _call([*words, "-x", "c++", "-c", FILE, "-o", "kernel.o"], draft)
         _call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], draft)
         (draft / "kernel.so").replace(folder / name)
     return folder / name
@@ -122,9 +126,36 @@ def _runtime(command: list[str], kept: Path, draft: Path) -> Path:
     return kept
 
 
-def _own(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of one compiler only."""
-    return () if "clang" in _version(command) else _KERNEL_GCC
+def _header(command: list[str], kept: Path, draft: Path) -> Path:
+    """What every text is compiled with: read by GCC in a tenth of the time once it is compiled."""
+    if _is_clang(tuple(command)):
+        return NATIVE / HEADER
+    if not (kept / f"{HEADER}.gch").is_file():
+        _drop_old(kept)
+        made = draft / "header"
+        shutil.copytree(NATIVE, made)
+        words = [*command, *_kernel_options(command), "-x", "c++-header", HEADER]
+        _call([*words, "-o", f"{HEADER}.gch"], made)
+        with contextlib.suppress(OSError):  # Another process was faster.
+            made.rename(kept)
+    return kept / HEADER
+
+
+def _drop_old(kept: Path) -> None:
+    """Compiled headers are large: of earlier versions none stays for longer than a day."""
+    for other in kept.parent.glob("header-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - other.stat().st_mtime > _DAY_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _kernel_options(command: list[str]) -> tuple[str, ...]:
+    own = () if _is_clang(tuple(command)) else _KERNEL_GCC
+    return (*_COMMON, *_KERNEL, *own, *_host())
+
+
+def _is_clang(command: tuple[str, ...]) -> bool:
+    return "clang" in _version(command)
 
 
 @cache
@@ -164,7 +195,7 @@ def _call(words: Sequence[str], folder: Path) -> None:
 def _digest(command: tuple[str, ...]) -> str:
     """Of all that a library depends on besides its text."""
     files = [(path.name, path.read_text()) for path in sorted(NATIVE.rglob("*")) if path.is_file()]
-    flags = (_COMMON, _RUNTIME, _KERNEL, _own(command), _LINK, _host())
+    flags = (_RUNTIME, _kernel_options(list(command)), _LINK)
     machine = (platform.machine(), sorted(reported_features()))
     return _hash(command, _version(command), files, flags, machine)
 
