@@ -33,7 +33,7 @@ kernel_options = together(
     id_option,
     backend_option("what works here."),
     output_option(
-        ["requantized", "int32", "int8", "uint8", "float32", "bfloat16"],
+        ["requantized", "int32", "int8", "uint8", "float32", "bfloat16", "float16"],
         "What is stored of the sums: this type, integers saturated.  [default: the sums]  "
         "Where the target itself converts: requantized is shifted and clipped to int8, int32 all "
         "bits, int8 the low eight.  [default: requantized; int8 where that is the output's type]",

@@ -14,7 +14,7 @@ from cpembed.targets.cuda.execute import CudaKernels
 
 INSTRUCTIONS = (
     "kernel.cu holds the kernels, kernel.json how they are launched; "
-    "nvcc -arch=sm_80 example.cu runs them on random data; "
+    "nvcc -std=c++17 -arch=sm_80 example.cu makes a program that times them; "
     "kernel.sm_80.cubin and kernel.sm_90.cubin, where nvcc was there, are loaded by load.py"
 )
 
