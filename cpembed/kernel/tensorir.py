@@ -23,7 +23,7 @@ class FunctionCall:
     it is wanted. What it writes are the last ``written`` of its ``buffers``.
 
     ``target`` and ``options`` are what it has to be compiled for, a ``tvm.target.Target``, and
-    settings of TVM's passes; without a target it is compiled as the module that it is part of.
+    settings of TVM's passes; without a target, that of the module that calls it.
     ``attributes`` are features of a processor, as LLVM names them, that it cannot do without, and
     ``functions`` what it calls that is written in LLVM's own language.
     """
@@ -85,8 +85,8 @@ def _function_call(call: RecordedCall, known: set[int]) -> FunctionCall:
     )
 
 
-def compiled(call: FunctionCall, symbol: str) -> Any:
-    """A module of TVM's runtime with the function under a name, compiled for its own target.
+def compiled(call: FunctionCall, symbol: str, target: Any) -> Any:
+    """A module of TVM's runtime with the function under a name, compiled for a target.
 
     Raises :class:`~cpembed.errors.LoweringError` as :func:`~cpembed.kernel.runtime.prim_func`.
     """
@@ -94,8 +94,9 @@ def compiled(call: FunctionCall, symbol: str) -> Any:
     if call.functions:
         function = runtime.importing(function, call.functions)
     module = library.IRModule({symbol: function.with_attr("global_symbol", symbol)})
-    with library.transform.PassContext(opt_level=3, config=dict(call.options)):
-        return library.compile(module, call.target).mod
+    # TVM's code generator for GPUs looks the target up in the scope that is open.
+    with target, library.transform.PassContext(opt_level=3, config=dict(call.options)):
+        return library.compile(module, target).mod
 
 
 def filling(elements: int, dtype: str, value: float) -> FunctionCall:

@@ -238,10 +238,8 @@ class Target(ABC, Generic[L, S, A]):
         executes the artifact on operands in their original layouts (:mod:`cpembed.tvm.emit`)."""
         return None
 
-    @property
-    def has_tensorir(self) -> bool:
-        """Whether :meth:`tensorir` gives functions."""
-        return self.links
+    has_tensorir: ClassVar[bool] = False
+    """Whether :meth:`tensorir` gives functions."""
 
     def tensorir(
         self, lowered: L, schedule: S, constants: Mapping[str, Array]

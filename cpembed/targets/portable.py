@@ -48,6 +48,7 @@ class PortableTarget(Target[_Program, None, CompiledKernel]):
         return portable_kernel(*lowered)
 
     links = True
+    has_tensorir = True
 
     def planned(
         self, lowered: _Program, schedule: None, processor: Processor | None = None

@@ -1,7 +1,7 @@
 """Relax code of a kernel: calls of its TensorIR functions on flat views of tensors.
 
-Functions that have to be compiled for a target of their own are compiled here, as modules that the
-relax module imports; the others become a part of it.
+Each function is compiled here, for its own target and with its own settings of TVM's passes, as a
+module that the relax module imports.
 """
 # pyright: basic
 
@@ -19,23 +19,25 @@ from cpembed.kernel.recorded import Memory
 from cpembed.kernel.tensorir import FunctionCall, compiled
 from cpembed.tvm.kernels import Kernel
 
-OPAQUE = 8
-"""``relay::kOpaque``: the pattern of a function that is fused with nothing."""
-
 
 @dataclass
 class Imports:
     """Compiled functions of a module, by their symbols."""
 
+    target: Any
+    """What functions are compiled for that have no target of their own."""
     modules: dict[str, Any] = field(default_factory=dict[str, Any])
+    functions: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def symbol(self, call: FunctionCall) -> str:
         """The symbol of a function, compiled where it is new."""
-        text = f"{call.function().script()}{call.functions}{call.target}{call.options}"
+        target, function = call.target or self.target, call.function()
+        text = f"{function.script()}{call.functions}{target}{call.options}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         symbol = f"cpembed_{_identifier(call.name)}_{digest}"
         if symbol not in self.modules:
-            self.modules[symbol] = compiled(call, symbol)
+            self.modules[symbol] = compiled(call, symbol, target)
+            self.functions[symbol] = function
         return symbol
 
 
@@ -61,15 +63,7 @@ def _emit(builder: Any, call: FunctionCall, values: dict[int, Any], imports: Imp
     given = [_value(memory, values) for memory in read]
     types: Any = [_flat(memory) for memory in written]
     types = types[0] if len(types) == 1 else types
-    if call.target is None:
-        function = call.function().without_attr("global_symbol")
-        attributes = {"op_pattern": OPAQUE, "tirx.is_scheduled": True}
-        added = builder.add_func(
-            function.with_attrs(attributes), f"cpembed_{_identifier(call.name)}"
-        )
-        made = relax.call_tir(added, relax.Tuple(given), types)
-    else:
-        made = relax.call_dps_packed(imports.symbol(call), relax.Tuple(given), types)
+    made = relax.call_dps_packed(imports.symbol(call), relax.Tuple(given), types)
     found = builder.emit(made)
     for number, memory in enumerate(written):
         one = found if len(written) == 1 else builder.emit(relax.TupleGetItem(found, number))

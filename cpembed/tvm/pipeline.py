@@ -48,12 +48,16 @@ def pipeline(
 
 
 class Pipeline:
-    """Called with a module, as passes are; ``report`` is of the last one."""
+    """Called with a module, as passes are; ``report`` is of the last one, ``scheduled`` is that
+    before it is made a program of the virtual machine, and ``functions`` are kernels that it calls
+    by name."""
 
     def __init__(self, machine: Machine, rules: Sequence[Any] | None = None) -> None:
         self.machine = machine
         self._rules = rules
         self.report = ScheduleReport(machine.spec.name, ())
+        self.scheduled: ir.IRModule | None = None
+        self.functions: Mapping[str, tirx.PrimFunc] = {}
 
     def __call__(self, module: ir.IRModule) -> ir.IRModule:
         """Raises :class:`BackendUnavailable` where the module is compiled for something else than
@@ -90,6 +94,7 @@ class Pipeline:
         self.report = ScheduleReport(
             self.machine.spec.name, (*replacing.entries, *scheduling.entries)
         )
+        self.scheduled, self.functions = module, dict(replacing.imports.functions)
         module = tvm.transform.Sequential(after)(module)
         return _importing(module, replacing.imports)
 
@@ -124,7 +129,7 @@ class _Products:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.imports = Imports()
+        self.imports = Imports(tvm.target.Target.current(allow_none=False))
         self.entries: list[ScheduleEntry] = []
         self.refused: dict[str, str] = {}
         """By name of the function of a product, why it is no kernel."""

@@ -96,6 +96,7 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return lowered.compiled(schedule)
 
     links = True
+    has_tensorir = True
 
     def planned(
         self, lowered: Lowered, schedule: Knobs, processor: Processor | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.kernel.tensorir import FunctionCalls
 from cpembed.measure.runner import Timing
 from cpembed.provenance import Provenance
 from cpembed.targets.base import Array, Details, Execution, Row, Target
@@ -22,6 +23,7 @@ from cpembed.targets.cuda.lower import TiledProduct, lower
 from cpembed.targets.cuda.save import INSTRUCTIONS, save
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan
 from cpembed.targets.cuda.space import CudaSpace
+from cpembed.targets.cuda.tensorir import function_calls
 from cpembed.transform.program import DerivedProgram
 
 MACHINE = "a100"
@@ -83,6 +85,16 @@ class CudaTarget(Target[TiledProduct, KernelSchedule, CudaKernels]):
     def build(self, lowered: TiledProduct, schedule: KernelSchedule) -> CudaKernels:
         plan = Plan(lowered, schedule)
         return CudaKernels(plan, cuda_text(plan, self.gpu.architecture))
+
+    has_tensorir = True
+
+    def tensorir(
+        self, lowered: TiledProduct, schedule: KernelSchedule, constants: Mapping[str, Array]
+    ) -> FunctionCalls:
+        return function_calls(Plan(lowered, schedule), constants)
+
+    def tvm_target(self) -> str:
+        return "cuda"
 
     def execute(self, artifact: CudaKernels, inputs: Mapping[str, Array]) -> Execution:
         """In two orders of the warps: a result that depends on it is no result."""

@@ -1,5 +1,7 @@
 """Networks compiled by ``relax_pipeline=`` alone; what TVM makes of them is the second source."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import tvm
@@ -8,6 +10,10 @@ from tvm.relax import op
 
 import cpembed.tvm
 from cpembed.errors import BackendUnavailable
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.targets.cuda.build import cuda_target
+from cpembed.targets.cuda.relax import Emulation
+from cpembed.targets.registry import missing_for
 from cpembed.tvm.schedule_report import NOBODY
 from tests.unit.tvm.modules import Array, called, module_of, processor, random, run
 
@@ -48,16 +54,72 @@ def network(dtype: str) -> tvm.IRModule:
     return module_of(build, image=(IMAGE, dtype))
 
 
-def of_bytes(target: str, dtype: str) -> tuple[Array, Array, cpembed.tvm.ScheduleReport]:
-    module, image = network(dtype), random(8, IMAGE, dtype)
+@cache
+def compiled(target: str, dtype: str):
     pipeline = cpembed.tvm.pipeline(target)
-    compiled = tvm.compile(module, "llvm", relax_pipeline=pipeline)
-    return called(compiled, image), run(module, image), pipeline.report
+    return tvm.compile(network(dtype), "llvm", relax_pipeline=pipeline), pipeline.report
+
+
+@cache
+def expected_bytes(dtype: str) -> Array:
+    return run(network(dtype), random(8, IMAGE, dtype))
+
+
+def of_bytes(target: str, dtype: str) -> tuple[Array, Array, cpembed.tvm.ScheduleReport]:
+    executable, report = compiled(target, dtype)
+    return called(executable, random(8, IMAGE, dtype)), expected_bytes(dtype), report
+
+
+def of_floats() -> tuple[Array, Array, cpembed.tvm.ScheduleReport]:
+    """On Tensor Cores, emulated: whole numbers, of which every sum is exact."""
+    if missing := missing_for(load_hardware_spec("mma_f16")):
+        pytest.skip(missing[0])
+    target, image = cuda_target("sm_80"), small(8, IMAGE)
+    module = float_network()
+    pipeline = cpembed.tvm.pipeline("mma_f16")
+    tvm.compile(module, target, relax_pipeline=pipeline)
+    emulation = Emulation(pipeline.scheduled, pipeline.functions, target)
+    found = emulation.run(image)
+    products = [name for name, counters in emulation.counted.items() if counters.mma]
+    assert len(products) == 4
+    return found, run(module, image), pipeline.report
+
+
+def small(seed: int, shape: tuple[int, ...], dtype: str = "float16") -> Array:
+    return random(seed, shape, dtype, 3)
+
+
+def float_network() -> tvm.IRModule:
+    """As :func:`network`, with biases and activations in float32, stored as float16."""
+
+    def build(image):
+        emit = relax.BlockBuilder.current().emit
+
+        def const(seed, *shape, dtype="float16"):
+            return relax.const(small(seed, shape, dtype))
+
+        def stored(sums, channels, seed):
+            sums = op.add(sums, const(seed, 1, channels, 1, 1, dtype="float32"))
+            return emit(op.astype(op.nn.relu(sums), "float16"))
+
+        sums = op.nn.conv2d(image, const(1, 64, 8, 3, 3), padding=1, out_dtype="float32")
+        first = stored(sums, 64, 2)
+        given = {"padding": 1, "groups": 4, "strides": 2, "out_dtype": "float32"}
+        second = stored(op.nn.conv2d(first, const(3, 32, 16, 3, 3), **given), 32, 4)
+        pooled = emit(op.nn.max_pool2d(second, (2, 2), strides=(2, 2)))
+        sums = emit(op.nn.conv2d(pooled, const(5, 32, 32, 1, 1), out_dtype="float32"))
+        third = emit(op.nn.relu(op.add(sums, op.astype(pooled, "float32"))))
+        flat = emit(op.reshape(op.astype(third, "float16"), (1, 128)))
+        scores = op.matmul(flat, const(6, 128, 10), out_dtype="float32")
+        return op.add(scores, const(7, 10, dtype="float32"))
+
+    return module_of(build, image=(IMAGE, "float16"))
 
 
 CASES = {
     "the_processor": lambda: of_bytes(processor(), "uint8"),
     "vta": lambda: of_bytes("vta_1x16x16", "int8"),
+    "tensor_cores": of_floats,
 }
 
 
@@ -67,14 +129,14 @@ def test_a_network_compiled_by_the_pipeline_alone_is_the_same(name):
     assert found.dtype == expected.dtype
     assert np.array_equal(found, expected)
     assert np.unique(expected).size > 3
-    assert len(report.ours) == 4
+    assert len(report.ours) == 4, str(report)
     assert all(entry.embedding and entry.utilisation for entry in report.ours)
     assert any("max_pool2d" in entry.function for entry in report.others)
     assert not any("conv2d" in entry.function for entry in report.others)
 
 
 def test_the_report_says_who_scheduled_what_and_why_more_is_not_part_of_it():
-    _, _, report = of_bytes(processor(), "uint8")
+    _, report = compiled(processor(), "uint8")
     residual = report.ours[2]
     assert residual.operators[0].startswith("conv2d")
     assert residual.reason == "another tensor is added to sums in int32"
@@ -86,9 +148,9 @@ def test_what_does_not_embed_stays_with_tvm_and_the_report_says_why():
     weight = relax.const(random(1, (4, 8), "float32"))
     module = module_of(lambda x: op.matmul(x, weight), x=((2, 4), "float32"))
     pipeline = cpembed.tvm.pipeline(processor())
-    compiled = tvm.compile(module, "llvm", relax_pipeline=pipeline)
+    executable = tvm.compile(module, "llvm", relax_pipeline=pipeline)
     values = random(2, (2, 4), "float32")
-    assert np.allclose(called(compiled, values), run(module, values))
+    assert np.allclose(called(executable, values), run(module, values))
     (entry,) = pipeline.report.entries
     assert not entry.is_ours
     assert entry.reason
@@ -122,8 +184,8 @@ def test_a_module_compiled_for_another_kind_of_machine_is_refused():
 
 
 def test_an_exported_library_has_its_kernels(tmp_path):
-    module, image = network("uint8"), random(8, IMAGE, "uint8")
-    compiled = tvm.compile(module, "llvm", relax_pipeline=cpembed.tvm.pipeline(processor()))
-    compiled.export_library(str(tmp_path / "network.so"))
+    executable, _ = compiled(processor(), "uint8")
+    executable.export_library(str(tmp_path / "network.so"))
     loaded = tvm.runtime.load_module(str(tmp_path / "network.so"))
-    assert np.array_equal(called(loaded, image), run(module, image))
+    found = called(loaded, random(8, IMAGE, "uint8"))
+    assert np.array_equal(found, expected_bytes("uint8"))
