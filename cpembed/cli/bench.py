@@ -69,7 +69,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 @seed_option("Seed of the data and of the search.")
 @threads_option("the kernels")
 @output_option(
-    ["int32", "int8", "uint8", "float32", "bfloat16"],
+    ["int32", "int8", "uint8", "float32", "bfloat16", "float16"],
     "What is stored of the sums: this type, integers saturated (not on a simulated target).  "
     "[default: the sums; beside a library what its fastest form stores, and to be said with the "
     "steps below]",

@@ -57,6 +57,7 @@ class Operator(msgspec.Struct, frozen=True):
     reason: str | None = None
     predicted_us: float | None = None
     measured_us: float | None = None
+    estimated_us: float | None = None
     estimated_cycles: float | None = None
     cycles: float | None = None
     verified: bool | None = None
@@ -72,7 +73,8 @@ class Operator(msgspec.Struct, frozen=True):
     @property
     def predicted(self) -> float | None:
         """In the unit of the network, as what follows."""
-        return self.estimated_cycles if self.predicted_us is None else self.predicted_us
+        known = (self.predicted_us, self.estimated_us, self.estimated_cycles)
+        return next((value for value in known if value is not None), None)
 
     @property
     def measured(self) -> float | None:
