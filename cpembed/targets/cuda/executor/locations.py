@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cpembed.targets.cuda.executor.text import FILE
@@ -29,7 +30,7 @@ class Locations:
         return _VARIABLE.sub(self._variable, _PLACE.sub(self._line, fault))
 
     def _line(self, match: re.Match[str]) -> str:
-        found = [n for n in self._lines(int(match[1])) if n <= len(self.source)]
+        found = [n for n in _lines(self.library, int(match[1])) if n <= len(self.source)]
         if not found:
             return "an unknown line"
         code = self.source[found[0] - 1].strip()
@@ -38,29 +39,38 @@ class Locations:
         caller = f"; from line {found[-1]}" if found[-1] != found[0] else ""
         return f"line {found[0]} ({code}{caller})"
 
-    def _lines(self, place: int) -> list[int]:
-        """The line of a call, then those of the calls that brought its function there, to the
-        kernel's; none where nothing tells."""
-        # The instruction before the return address is the call.
-        words = ("-i", "-e", str(self.library), hex(max(place - 1, 0)))
-        found = list[int]()
-        for line in _output("addr2line", *words):
-            name, _, rest = line.partition(":")
-            digits = rest.split(" ")[0]
-            if Path(name).name == FILE and digits.isdecimal() and int(digits):
-                found.append(int(digits))
-        return found
-
     def _variable(self, match: re.Match[str]) -> str:
         first, last = map(int, match.groups())
-        for line in _output("nm", "-C", "-S", "--defined-only", str(self.library)):
-            words = line.split(" ", 3)
-            if len(words) == 4 and len(words[1]) == len(words[0]):
-                start, size = int(words[0], 16), int(words[1], 16)
-                if start <= first < start + size:
-                    name = words[3].rpartition("::")[2]
-                    return f"bytes {first - start} to {last - start} of {name}"
+        for start, size, name in _symbols(self.library):
+            if start <= first < start + size:
+                return f"bytes {first - start} to {last - start} of {name}"
         return "a static variable"
+
+
+@lru_cache(maxsize=4096)
+def _lines(library: Path, place: int) -> tuple[int, ...]:
+    """The line of a call, then those of the calls that brought its function there, to the kernel's;
+    none where nothing tells."""
+    # The instruction before the return address is the call.
+    words = ("-i", "-e", str(library), hex(max(place - 1, 0)))
+    found = list[int]()
+    for line in _output("addr2line", *words):
+        name, _, rest = line.partition(":")
+        digits = rest.split(" ")[0]
+        if Path(name).name == FILE and digits.isdecimal() and int(digits):
+            found.append(int(digits))
+    return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def _symbols(library: Path) -> tuple[tuple[int, int, str], ...]:
+    """Of variables: where they begin, their bytes, and their names without what they are in."""
+    found = list[tuple[int, int, str]]()
+    for line in _output("nm", "-C", "-S", "--defined-only", str(library)):
+        words = line.split(" ", 3)
+        if len(words) == 4 and len(words[1]) == len(words[0]):
+            found.append((int(words[0], 16), int(words[1], 16), words[3].rpartition("::")[2]))
+    return tuple(found)
 
 
 def _output(name: str, *words: str) -> list[str]:
