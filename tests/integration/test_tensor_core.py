@@ -15,9 +15,11 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.verification import Expected
+from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import cuda_text
 from cpembed.targets.cuda.execute import CudaKernels, missing
 from cpembed.targets.cuda.executor import Order
+from cpembed.targets.cuda.fragments import position
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import traffic
@@ -166,6 +168,21 @@ def test_what_is_broken_fails(mutation: str) -> None:
     compare(given, made, 3)
     with pytest.raises((CpembedError, AssertionError)):
         compare(given, broken(made, mutation), 3)
+
+
+def test_a_wrong_lane_map_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and columns of a lane's sums exchanged within a group of lanes."""
+
+    def wrong(fragment: str, lane: int, element: int) -> tuple[int, int]:
+        row, column = position(fragment, lane, element)
+        return (row, 6 - column) if element % 2 == 0 else (row, 8 - column)
+
+    given = workload(GEMM, target=hardware_spec("mma_f16"))
+    schedule = KernelSchedule((2, 2), (1, 2), 2, 3)
+    monkeypatch.setattr(results, "position", wrong)
+    made = kernels(given, "mma_f16", "in_place_padded", schedule)
+    with pytest.raises(AssertionError):
+        compare(given, made, 3)
 
 
 def test_counts_are_those_of_the_schedule() -> None:

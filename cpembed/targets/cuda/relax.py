@@ -110,8 +110,9 @@ class Emulation:
         for array, parameter in zip([*given, *outputs], function.params, strict=True):
             if array.size != math.prod(int(size) for size in parameter.shape):
                 raise LoweringError(f"{name} is called on {array.size} elements")
-        memory |= {b.name: _unwritten(b) for b in function.body.block.alloc_buffers}
-        for kernel in _kernels(name, function, self.source):
+        nests: list[Any] = []
+        _parts(function.body, memory, nests)
+        for kernel in _kernels(name, nests, self.source):
             arguments = [_flat(memory[parameter]) for parameter in kernel.parameters]
             counters = self._program.run(kernel.launch, arguments, order=self.order)
             self.counted[kernel.launch.kernel] = counters
@@ -130,11 +131,25 @@ def _unwritten(tensor: Any) -> Array:
     return np.full(math.prod(shape) * dtype.itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
 
 
-def _kernels(name: str, function: Any, source: str) -> Iterator[_Kernel]:
+def _parts(statement: Any, memory: dict[str, Array], nests: list[Any]) -> None:
+    """The loop nests of a function, each a kernel, and memory for what it allocates; other views of
+    a tensor are the same memory."""
+    if hasattr(statement, "seq"):
+        for inner in statement.seq:
+            _parts(inner, memory, nests)
+    elif hasattr(statement, "block") and not statement.block.iter_vars:
+        for buffer in statement.block.alloc_buffers:
+            memory[str(buffer.name)] = _unwritten(buffer)
+        _parts(statement.block.body, memory, nests)
+    elif hasattr(statement, "buffer") and hasattr(statement, "data"):
+        memory[str(statement.buffer.name)] = memory[str(statement.data.args[0].name)]
+    else:
+        nests.append(statement)
+
+
+def _kernels(name: str, nests: Sequence[Any], source: str) -> Iterator[_Kernel]:
     """The kernels of a function, one for each of its loop nests, in their order."""
     shared = _SHARED_BYTES if "extern __shared__" in source else 0
-    body = function.body.block.body
-    nests = list(body.seq) if hasattr(body, "seq") else [body]
     for number, nest in enumerate(nests):
         symbol = f"{name}_kernel" + (f"_{number}" if number else "")
         found = re.search(rf"\b{symbol}\(([^)]*)\)", source)
@@ -142,12 +157,14 @@ def _kernels(name: str, function: Any, source: str) -> Iterator[_Kernel]:
             raise LoweringError(f"{name} has no kernel {symbol} in the text")
         extents = dict[str, int]()
         _bindings(nest, extents)
-        grid, block = (
-            tuple(extents.get(f"{kind}Idx.{axis}", 1) for axis in "xyz")
-            for kind in ("block", "thread")
-        )
-        names = [word.split()[-1].removesuffix("_ptr") for word in found[1].split(",")]
-        yield _Kernel(Launch(symbol, grid, block, shared), tuple(names))  # type: ignore[arg-type]
+        words = [word.split()[-1].removesuffix("_ptr") for word in found[1].split(",")]
+        launch = Launch(symbol, _sizes(extents, "block"), _sizes(extents, "thread"), shared)
+        yield _Kernel(launch, tuple(words))
+
+
+def _sizes(extents: Mapping[str, int], kind: str) -> tuple[int, int, int]:
+    x, y, z = (extents.get(f"{kind}Idx.{axis}", 1) for axis in "xyz")
+    return x, y, z
 
 
 def _bindings(statement: Any, extents: dict[str, int]) -> None:

@@ -78,6 +78,6 @@ def conditions(stored: Stored, values: Mapping[str, str], extents: Mapping[str, 
 
 def chosen(inside: list[str], value: str) -> tuple[str, str]:
     """Lines that set ``valid`` to whether all conditions hold, and ``place`` to a value, 0 where
-    they do not: an address that there is."""
+    they do not: an address that there is. A product, since a choice would become a branch."""
     condition = " and ".join(inside) or "True"
-    return f"valid = T.Select({condition}, 1, 0)", f"place = T.Select(valid == 1, {value}, 0)"
+    return f'valid = T.cast({condition}, "int32")', f"place = ({value}) * valid"
