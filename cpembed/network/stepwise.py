@@ -239,6 +239,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
     graph, unit = run.graph, open_target(run.target).unit
     products = [s for s in run.steps if isinstance(s.operator.kind, Product)]
     amounts = [s.amount for s in products if s.amount is not None]
+    estimates = [s.estimated for s in products if s.estimated is not None and s.unit == "us"]
     return {
         "network": graph.name,
         "target": run.target.name,
@@ -257,7 +258,7 @@ def stepwise_document(run: StepwiseRun) -> dict[str, Any]:
             if not graph.is_constant(name)
         },
         "totals": {
-            "predicted_us": None,
+            "predicted_us": sum(estimates) if estimates else None,
             "measured_us": None,
             "cold_us": None,
             f"total_{unit}": sum(amounts) if amounts else None,
