@@ -17,7 +17,9 @@ extern "C" __global__ void interpreter(const int* steps, int count, const float*
     if (kind == WAIT) cpembed_cp_async_wait_0();
     if (kind == COPY) {
       unsigned to = __cvta_generic_to_shared(memory + first);
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(zeros), "r"(bytes));
+      if (bytes == 4) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(zeros));
+      if (bytes == 8) asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(zeros));
+      if (bytes == 16) asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(zeros));
       asm volatile("cp.async.commit_group;");
     }
     if (kind == READ) {
