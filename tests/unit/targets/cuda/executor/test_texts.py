@@ -1,4 +1,4 @@
-"""The texts that the executor is tested with are CUDA: nvcc takes them, with the device functions."""
+"""The texts that the executor is tested with are CUDA: nvcc takes them."""
 
 from __future__ import annotations
 
