@@ -67,7 +67,7 @@ def test_a_vector_is_one_piece_of_memory(found: PackedOperand) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "expected"),
+    "last, expected",
     [
         (IndexExpr.of([IndexTerm("z"), IndexTerm("o", 16)]), 8),
         (IndexExpr.of([IndexTerm("z"), IndexTerm("o", 4)]), 4),
