@@ -13,6 +13,7 @@ from cpembed.kernel import runtime
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.recorded import Memory, RecordedCall, recorded_calls
+from cpembed.kernel.script import HEADER, Script, buffer
 
 Array = NDArray[Any]
 
@@ -24,8 +25,7 @@ class FunctionCall:
 
     ``target`` and ``options`` are what it has to be compiled for, a ``tvm.target.Target``, and
     settings of TVM's passes; without a target, that of the module that calls it.
-    ``attributes`` are features of a processor, as LLVM names them, that it cannot do without, and
-    ``functions`` what it calls that is written in LLVM's own language.
+    ``functions`` is what it calls that is written in LLVM's own language.
     """
 
     name: str
@@ -34,7 +34,6 @@ class FunctionCall:
     written: int = 1
     target: Any = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    attributes: tuple[str, ...] = ()
     functions: str = ""
 
 
@@ -80,7 +79,6 @@ def _function_call(call: RecordedCall, known: set[int]) -> FunctionCall:
         len(fresh),
         runtime.host_target(plan.attributes, plan.options),
         runtime.pass_options(plan),
-        plan.attributes,
         plan.functions,
     )
 
@@ -99,10 +97,9 @@ def compiled(call: FunctionCall, symbol: str, target: Any) -> Any:
         return library.compile(module, target).mod
 
 
-def filling(elements: int, dtype: str, value: float) -> FunctionCall:
+def filling(memory: Memory, value: float) -> FunctionCall:
     """A call that gives every element of a buffer one value."""
-    from cpembed.kernel.script import HEADER, Script, buffer
-
+    elements, dtype = memory.elements, memory.dtype
     script = Script()
     script.line(HEADER)
     with script.nested(f"def main({buffer('Filled', elements, dtype)}):"):
@@ -111,4 +108,4 @@ def filling(elements: int, dtype: str, value: float) -> FunctionCall:
             script.line(f"place = T.axis.spatial({elements}, i)")
             script.line(f"Filled[place] = T.{dtype}({value!r})")
     plan = KernelPlan("fill", script.text())
-    return FunctionCall("fill", lambda: runtime.prim_func(plan), (Memory(elements, dtype),))
+    return FunctionCall("fill", lambda: runtime.prim_func(plan), (memory,))

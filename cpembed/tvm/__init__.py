@@ -13,12 +13,15 @@ from cpembed.kernel import runtime
 # Before anything else imports TVM: its thread pool is set up at the first import.
 runtime.tvm()
 
+from cpembed.tvm.database import place_kernels, schedule_database  # noqa: E402
 from cpembed.tvm.execution import register  # noqa: E402
 from cpembed.tvm.offload import offload  # noqa: E402
 from cpembed.tvm.pipeline import Pipeline, pipeline  # noqa: E402
 from cpembed.tvm.recognise import Recognised, recognise  # noqa: E402
 from cpembed.tvm.report import OffloadReport, OperatorReport  # noqa: E402
+from cpembed.tvm.rule import Rule, dlight_rule, llvm_target  # noqa: E402
 from cpembed.tvm.schedule_report import ScheduleEntry, ScheduleReport  # noqa: E402
+from cpembed.tvm.space import schedule_space  # noqa: E402
 from cpembed.tvm.strategy import Strategy, StrategyCandidate, strategy  # noqa: E402
 
 register()
@@ -28,12 +31,18 @@ __all__ = [
     "OperatorReport",
     "Pipeline",
     "Recognised",
+    "Rule",
     "ScheduleEntry",
     "ScheduleReport",
     "Strategy",
     "StrategyCandidate",
+    "dlight_rule",
+    "llvm_target",
     "offload",
     "pipeline",
+    "place_kernels",
     "recognise",
+    "schedule_database",
+    "schedule_space",
     "strategy",
 ]

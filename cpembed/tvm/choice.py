@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,8 +116,41 @@ def programs(
             yield Refused(str(error))
 
 
+def scheduled(
+    target: AnyTarget, solved: SolveResult, epilogue: Any, make: Make
+) -> Iterator[Program]:
+    """All programs of all candidates: of each candidate in turn, its next best schedule."""
+    ranked = target.variants(solved.embeddings)
+    spaces: list[Iterator[Program]] = [_schedules(target, item, epilogue, make) for item in ranked]
+    while spaces:
+        left: list[Iterator[Program]] = []
+        for space in spaces:
+            found = next(space, None)
+            if found is not None:
+                left.append(space)
+                yield found
+        spaces = left
+
+
+def _schedules(
+    target: AnyTarget, ranked: RankedCandidate, epilogue: Any, make: Make
+) -> Iterator[Program]:
+    try:
+        target.require(ranked.candidate)
+        lowered = target.lower(ranked.candidate.program, epilogue)
+        found = target.space(lowered).ranked()
+    except LoweringError:
+        return
+    for scored in found:
+        with suppress(LoweringError):
+            artifact = make(lowered, scored.schedule)
+            yield Program(target, ranked, scored.schedule, epilogue, artifact)
+
+
 def _ordered(target: AnyTarget, solved: SolveResult, epilogue: Any) -> Iterator[Choice | Refused]:
     """By the target's estimates, where it compares by them; else in the order of the ranking."""
+    if not solved.embeddings:
+        return
     if target.compares_always:
         try:
             yield from choices(target, target.variants(solved.embeddings), epilogue)

@@ -17,7 +17,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel.epilogue import BIAS, RESIDUAL, SCALE, Epilogue, channel_axes
-from cpembed.tvm.recognise import Recognised, read_block, reduces, vars_of
+from cpembed.tvm.recognise import Recognised, constant_size, read_block, reduces, vars_of
 from cpembed.tvm.steps import Term, steps_of
 from cpembed.tvm.storing import Stored, stored
 
@@ -128,7 +128,7 @@ def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
         for operand, parameter in zip(recognised.parameters, read, strict=False)
     }
     output = parameters[-1]
-    shape = tuple(int(size) for size in output.shape)
+    shape = tuple(constant_size(size, f"{name}: a size of the output") for size in output.shape)
     channels = channel_dimensions(recognised)
     found = Stored(None)
     if len(nests) > 1:
@@ -167,6 +167,8 @@ def channel_dimensions(recognised: Recognised) -> tuple[int, ...]:
     """The dimensions of a function's output that vectors of an epilogue move with; none where they
     would not be vectors in the output's order."""
     workload = recognised.computation
+    if len(workload.inputs) < 2:
+        return ()
     axes = list(channel_axes(workload))
     places = [index.single_iterator for index in workload.access(workload.output.name).index]
     found: list[int] = []

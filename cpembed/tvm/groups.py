@@ -131,7 +131,7 @@ def fused_function(module: ir.IRModule, group: Group) -> tuple[tirx.PrimFunc, li
                 values.append((binding.var, builder.emit(call)))
             result = builder.emit_output(values[-1][1])
         builder.emit_func_output(result)
-    return _fused(builder, parameters), arguments
+    return fused(builder, parameters, "group"), arguments
 
 
 def _function(module: ir.IRModule, name: Any) -> Any:
@@ -153,10 +153,10 @@ def _same(values: Sequence[tuple[Any, Any]], argument: Any) -> Any:
     return next((value for given, value in values if given.same_as(argument)), None)
 
 
-def _fused(builder: relax.BlockBuilder, parameters: Sequence[Any]) -> tirx.PrimFunc:
-    """The only function that has ``group`` of a builder in it, which is called once."""
+def fused(builder: relax.BlockBuilder, parameters: Sequence[Any], name: str) -> tirx.PrimFunc:
+    """One TensorIR function of a builder's relax function of calls, by its name."""
     variables: list[Any] = [relax.Var(f"a{k}", given.ty) for k, given in enumerate(parameters)]
-    primitive = builder.get().get_global_var("group")
+    primitive = builder.get().get_global_var(name)
     with builder.function("main", variables):
         with builder.dataflow():
             result = builder.emit_output(ir.Call(primitive, variables))

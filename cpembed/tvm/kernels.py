@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.kernel.tensorir import FunctionCalls
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.tvm.choice import Machine, Program, Refused, programs
+from cpembed.tvm.choice import Machine, Make, Program, Refused, scheduled
 from cpembed.tvm.fused import Fused
 
 Array = NDArray[Any]
@@ -21,11 +21,13 @@ Array = NDArray[Any]
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A program of a fused function; ``arguments`` are the numbers of the function's parameters
-    that its inputs are, by name, but for those that are part of it."""
+    that its inputs are, by name, but for those that are part of it, and ``filled`` the values of
+    inputs whose elements are all the same."""
 
     fused: Fused
     program: Program
     arguments: Mapping[str, int]
+    filled: Mapping[str, float]
 
     @property
     def ranked(self) -> RankedCandidate:
@@ -45,45 +47,43 @@ class Kernel:
         return self.ranked.candidate.embedding.identifier()
 
 
-def kernel_of(
-    machine: Machine, fused: Fused, constants: Mapping[int, Array] | None = None
-) -> Kernel | Refused:
-    """The best candidate's; ``constants`` are parameters whose contents are known, by number."""
-    constants = constants or {}
+def kernel_of(machine: Machine, fused: Fused, constants: Mapping[int, Array]) -> Kernel | Refused:
+    """The best candidate's; ``constants`` are parameters whose contents are known, by number: they
+    are part of it, and so are numbers."""
     try:
-        request = _Request.of(machine, fused, constants)
+        inputs = _Inputs.of(fused, constants)
     except WorkloadError as error:
         return Refused(str(error))
-    found = machine.choose(fused.computation, fused.epilogue, request.make)
-    return found if isinstance(found, Refused) else Kernel(fused, found, request.arguments)
+    return inputs.kernel(machine, fused)
 
 
-def kernels_of(machine: Machine, fused: Fused, top: int) -> list[Kernel]:
-    """Of the best candidates, in the order of :func:`kernel_of`'s choice."""
+def closed_kernel_of(machine: Machine, fused: Fused) -> Kernel | Refused:
+    """The best candidate's, of parameters alone: nothing is part of it, numbers are ``filled``."""
     try:
-        request = _Request.of(machine, fused, {})
-    except WorkloadError:
-        return []
+        inputs = _Inputs.of(fused, {}).filling()
+    except WorkloadError as error:
+        return Refused(str(error))
+    return inputs.kernel(machine, fused)
+
+
+def closed_kernels_of(machine: Machine, fused: Fused) -> Iterator[Kernel]:
+    """As :func:`closed_kernel_of`, of each candidate with each schedule, the best first."""
+    inputs = _Inputs.of(fused, {}).filling()
     solved = machine.solve(fused.computation)
     if isinstance(solved, Refused):
-        return []
-    found: list[Kernel] = []
-    for item in programs(machine.target, solved, fused.epilogue, request.make):
-        if isinstance(item, Program):
-            found.append(Kernel(fused, item, request.arguments))
-        if len(found) == top:
-            break
-    return found
+        return
+    for program in scheduled(machine.target, solved, fused.epilogue, inputs.making(machine)):
+        yield Kernel(fused, program, inputs.arguments, inputs.filled)
 
 
 @dataclass(frozen=True)
-class _Request:
-    machine: Machine
+class _Inputs:
     arguments: Mapping[str, int]
     contents: Mapping[str, Array]
+    filled: Mapping[str, float]
 
     @classmethod
-    def of(cls, machine: Machine, fused: Fused, constants: Mapping[int, Array]) -> _Request:
+    def of(cls, fused: Fused, constants: Mapping[int, Array]) -> _Inputs:
         """Raises :class:`WorkloadError` for vectors that are no vectors."""
         taken: dict[str, int | Array] = {**fused.operands, **fused.vectors(constants)}
         arguments = {
@@ -96,11 +96,24 @@ class _Request:
             for name, value in taken.items()
             if name not in arguments
         }
-        return cls(machine, arguments, contents)
+        return cls(arguments, contents, {})
 
-    def make(self, lowered: Any, schedule: Any) -> FunctionCalls:
-        """Raises :class:`~cpembed.errors.LoweringError` where the target has no such functions."""
-        calls = self.machine.target.tensorir(lowered, schedule, self.contents)
-        if calls is None:
-            raise LoweringError(f"programs of {self.machine.spec.name} are no TensorIR functions")
-        return calls
+    def filling(self) -> _Inputs:
+        """With contents that are filled."""
+        filled = {name: values.reshape(-1)[0].item() for name, values in self.contents.items()}
+        return _Inputs(self.arguments, {}, filled)
+
+    def making(self, machine: Machine) -> Make:
+        def make(lowered: Any, schedule: Any) -> FunctionCalls:
+            calls = machine.target.tensorir(lowered, schedule, self.contents)
+            if calls is None:
+                raise LoweringError(f"programs of {machine.spec.name} are no TensorIR functions")
+            return calls
+
+        return make
+
+    def kernel(self, machine: Machine, fused: Fused) -> Kernel | Refused:
+        found = machine.choose(fused.computation, fused.epilogue, self.making(machine))
+        if isinstance(found, Refused):
+            return found
+        return Kernel(fused, found, self.arguments, self.filled)

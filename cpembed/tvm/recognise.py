@@ -107,7 +107,7 @@ def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
     statement = body.block.body if isinstance(body, s_tir.SBlockRealize) else body
     loops: dict[Any, int] = {}
     while isinstance(statement, tirx.For):
-        loops[statement.loop_var] = _constant(statement.extent, f"{name}: a loop's extent")
+        loops[statement.loop_var] = constant_size(statement.extent, f"{name}: a loop's extent")
         statement = statement.body
     if not isinstance(statement, s_tir.SBlockRealize):
         raise WorkloadError(f"{name}: has several blocks that compute; a computation is one block")
@@ -125,7 +125,8 @@ def _only_block(body: Any, name: str) -> tuple[Any, dict[Any, int]]:
     }
 
 
-def _constant(value: Any, what: str) -> int:
+def constant_size(value: Any, what: str) -> int:
+    """A number; raises :class:`WorkloadError` for an expression."""
     if not isinstance(value, int | tirx.IntImm):
         raise WorkloadError(f"{what} is {value}, not a number: bind the symbolic sizes first")
     return int(value)
@@ -170,7 +171,7 @@ class _Reader:
 
     def _shape(self, operand: str) -> tuple[int, ...]:
         where = f"{self._name}: a size of {operand}"
-        return tuple(_constant(size, where) for size in self._buffers[operand].shape)
+        return tuple(constant_size(size, where) for size in self._buffers[operand].shape)
 
     def _indices(self, indices: Any) -> tuple[IndexExpr, ...]:
         return tuple(self._index(index) for index in indices)
