@@ -11,29 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 
 from cpembed.targets.cuda.gpu import Gpu
-from cpembed.targets.cuda.model import KernelWork, Phase, estimate, product_cycles
+from cpembed.targets.cuda.model import KernelWork, Phase, product_cycles
 from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, Access, access
-from experiments.a100_schedules.copies import (
-    ROLLED,
-    WRITTEN_OUT,
-    address_instructions,
-    checked,
-    copy_cycles,
-    digit_instructions,
-    packed_copy,
-    packing_copy,
-)
-from experiments.a100_schedules.schedules import (
-    COLUMNS,
-    DEPTH,
-    ROWS,
-    Layer,
-    OtherKernels,
-    Schedule,
-)
+from experiments.a100_schedules.copies import packed_copy, packing_copy
+from experiments.a100_schedules.others import other_works, usual_works
+from experiments.a100_schedules.schedules import COLUMNS, DEPTH, ROWS, Schedule
 
 FRAGMENTS = (2, 8, 4)
 """Registers of a thread: of the image's fragment, of the filters', and of float16 sums."""
@@ -43,10 +27,6 @@ OTHER_REGISTERS = 40
 
 STORE_INSTRUCTIONS = 8
 """Of a warp, to put a tile of sums in place: moves between lanes, and stores."""
-
-MOST_WARPS = 32
-MOST_BLOCKS = 65_536
-"""Of a kernel that AMOS tries."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +77,9 @@ def work_of(row: Schedule, gpu: Gpu) -> KernelWork:
     ways that AMOS tries.
     """
     product = product_work(row, gpu)
-    others = other_works(row, row.other, gpu) if row.other else _usual(row, gpu)
-    return replace(product, others=others)
+    if row.other is None:
+        return replace(product, others=usual_works(row.layer, row.mapping, row.inline, gpu))
+    return replace(product, others=other_works(row, row.other, gpu))
 
 
 def product_work(row: Schedule, gpu: Gpu) -> KernelWork:
@@ -146,9 +127,9 @@ def _fetch(
     for factor, count in elements.items():
         if row.inline:
             few = together * step <= free
-            copy = packing_copy(row, factor, count, tiles.warps, found[factor], few, gpu)
+            copy = packing_copy(row, factor, count, tiles.warps, found[factor], few)
         else:
-            copy = packed_copy(row, factor, count, tiles.warps, gpu)
+            copy = packed_copy(row, factor, elements, tiles.warps)
         total += copy.phase(again[factor], gpu)
     # The barrier after it: what was stored last has arrived.
     return total + Phase(gpu.unit.shared_store_cycles)
@@ -226,85 +207,3 @@ def _result(tiles: Tiles, gpu: Gpu) -> Phase:
     stored = count * ROWS * COLUMNS * ELEMENT
     lines = stored / LINE
     return Phase(max(issue, lines), 0.0, lines, issue, stored)
-
-
-def other_works(row: Schedule, divided: OtherKernels, gpu: Gpu) -> tuple[KernelWork, ...]:
-    """A lane of each packs or places one element after the other."""
-    works = [_placing(row.layer, divided, gpu)]
-    if not row.inline:
-        works += [_packing(row, factor, divided, gpu) for factor in "ab"]
-    return tuple(works)
-
-
-def _packing(row: Schedule, factor: str, divided: OtherKernels, gpu: Gpu) -> KernelWork:
-    spatial = [
-        axis.total for name, axis in row.spatial_axes.items() if (name == "j") is (factor == "b")
-    ]
-    total = math.prod(spatial) * math.prod(axis.total for axis in row.reduce)
-    total *= DEPTH * (ROWS if factor == "a" else COLUMNS)
-    found = access(row, factor, 1, whole=True)
-    ahead = 1 if checked(row, factor) else ROLLED
-    instructions = address_instructions(row, factor, whole=True) + 6
-    return _elementwise(
-        f"pack {factor}", total, divided, found.lines, found.missing, instructions, ahead, gpu
-    )
-
-
-def _placing(layer: Layer, divided: OtherKernels, gpu: Gpu) -> KernelWork:
-    """Neighbouring pixels are rows of a tile: two of them in a line."""
-    lines = LANES / (LINE / (COLUMNS * ELEMENT))
-    instructions = 20 + digit_instructions(layer.p) + digit_instructions(layer.q)
-    ahead = WRITTEN_OUT if divided.sequence <= max(divided.unroll, 8) else ROLLED
-    return _elementwise("place", layer.outputs, divided, lines, 1.0, instructions, ahead, gpu)
-
-
-def _elementwise(
-    name: str,
-    total: int,
-    divided: OtherKernels,
-    lines: float,
-    missing: float,
-    instructions: float,
-    ahead: int,
-    gpu: Gpu,
-) -> KernelWork:
-    count = divided.sequence
-    cycles = copy_cycles(count, min(ahead, count), missing, instructions, gpu)
-    issue = count * divided.warps * instructions * gpu.unit.integer_cycles / gpu.unit.schedulers
-    shared = count * divided.warps * (lines + 1)
-    blocks = math.ceil(total / (LANES * divided.warps * count))
-    phase = Phase(cycles, 0.0, shared, issue)
-    return KernelWork(name, blocks, divided.warps, 0, 32, fetch=phase)
-
-
-def _usual(row: Schedule, gpu: Gpu) -> tuple[KernelWork, ...]:
-    return _usual_of(row, gpu.name, gpu)
-
-
-@cache
-def _usual_works(key: tuple[object, ...]) -> dict[str, tuple[KernelWork, ...]]:
-    """Found before, for rows of one layer and mapping."""
-    return {}
-
-
-def _usual_of(row: Schedule, name: str, gpu: Gpu) -> tuple[KernelWork, ...]:
-    found = _usual_works((row.layer, row.mapping, row.inline))
-    if name not in found:
-        ways = [
-            other_works(row, divided, gpu) for divided in _divisions(row.layer.outputs // LANES)
-        ]
-        ways.sort(key=lambda works: sum(estimate(work, gpu).us for work in works))
-        found[name] = ways[len(ways) // 2]
-    return found[name]
-
-
-def _divisions(total: int) -> list[OtherKernels]:
-    """All ways that AMOS tries."""
-    divisors = [number for number in range(1, total + 1) if total % number == 0]
-    return [
-        OtherKernels(total // warps // sequence, sequence, warps, 512)
-        for warps in divisors
-        if warps <= MOST_WARPS
-        for sequence in divisors
-        if total % (warps * sequence) == 0 and total // warps // sequence <= MOST_BLOCKS
-    ]

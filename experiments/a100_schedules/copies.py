@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from cpembed.targets.cuda.gpu import Gpu
 from cpembed.targets.cuda.model import Phase
-from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, Access, sides
+from experiments.a100_schedules.addresses import ELEMENT, LANES, LINE, SECTOR, Access, sides
 from experiments.a100_schedules.schedules import DEPTH, ROWS, Schedule
 
 WRITTEN_OUT = 16
 """Loads of a thread that are under way together where a loop is written out: what registers allow;
 nvcc issues 8 to 39 before the first store."""
 
-ROLLED = 4
-"""In a loop, which nvcc unrolls four times; twice, where vectors of four elements or more are
-copied under a condition (:data:`ROLLED_WIDE`)."""
+ROLLED, ROLLED_WIDE = 4, 2
+"""In a loop, which nvcc unrolls four times; twice, where vectors have four elements or more."""
 
-ROLLED_WIDE = 2
+WRITTEN_OUT_INSTRUCTIONS, LOOP_INSTRUCTIONS = 4, 16
+"""Of a gathered element beside its address: load and store, and in a loop its control, the guard
+of its last iteration, and addresses of 64 bits anew."""
 
-FEW = 8
-"""Iterations that nvcc writes out by itself."""
+LOOP_VECTOR_INSTRUCTIONS = 8
+"""Of a vector of a packed factor in a loop, with its address."""
+
+GUARDED, HELD = 8, 15
+"""Copies of vectors that nvcc writes out by itself, of 50 kernels that were compiled: 8 iterations,
+where a guard keeps the last ones from reaching beyond a tile; without one all, where a thread's
+vectors of the image take 15 registers or fewer, and else none."""
+
+
+def most_written_out(row: Schedule, tile: Mapping[str, int], warps: int) -> float:
+    """Iterations of the copies of both factors that the compiler writes out by itself."""
+    group = row.vectorize * LANES * warps
+    if any(elements % group for elements in tile.values()):
+        return GUARDED
+    registers = tile["a"] // group * max(1, row.vectorize * ELEMENT // 4)
+    return math.inf if registers <= HELD else 0
 
 
 @dataclass(frozen=True)
@@ -30,11 +46,11 @@ class Copy:
     """Of a factor's refill by the whole block: ``loads`` of a thread, ``ahead`` of them under way
     together, each of ``instructions``; ``warp_loads`` of all warps together, of ``lines`` of L1
     each; ``stores`` wavefronts; ``missing``: the share of loads that L1 does not have; ``bytes``
-    from L2 then. Of loads under conditions one ``serial`` group waits for the other."""
+    from L2 then. ``written_out``: the next loads are issued while others are under way."""
 
     loads: int
     ahead: int
-    serial: bool
+    written_out: bool
     instructions: float
     warp_loads: float
     lines: float
@@ -46,45 +62,51 @@ class Copy:
         """``again``: the share of the reads that no earlier tile left in L1."""
         missing = self.missing * again
         unit = gpu.unit
-        if self.serial:
-            groups = self.loads / self.ahead
-            wait = unit.l1_cycles + (gpu.l2_cycles - unit.l1_cycles) * min(1, missing * self.ahead)
-            cycles = groups * wait + self.loads * self.instructions * unit.integer_cycles
-        else:
-            cycles = copy_cycles(self.loads, self.ahead, missing, self.instructions, gpu)
+        cycles = copy_cycles(
+            self.loads, self.ahead, missing, self.instructions, self.written_out, gpu
+        )
         shared = self.warp_loads * self.lines + self.stores
         issue = self.warp_loads * self.instructions * unit.integer_cycles / unit.schedulers
         return Phase(cycles, 0.0, shared, issue, self.bytes * again)
 
 
-def copy_cycles(loads: int, ahead: int, missing: float, instructions: float, gpu: Gpu) -> float:
-    """Of a thread's loads, ``ahead`` under way together: the first have to arrive; then it waits
-    for the others or computes their addresses, whichever is longer. Under conditions (``ahead`` of
-    1) nothing overlaps."""
+def copy_cycles(
+    loads: int, ahead: int, missing: float, instructions: float, written_out: bool, gpu: Gpu
+) -> float:
+    """Of a thread's loads, ``ahead`` under way together.
+
+    In a loop it computes their addresses, waits for them and stores them, and begins anew. Where
+    all is written out, the first have to arrive; then it waits for the others or computes their
+    addresses, whichever is longer.
+    """
     unit = gpu.unit
     wait = unit.l1_cycles + (gpu.l2_cycles - unit.l1_cycles) * min(1, missing * ahead)
     own = loads * instructions * unit.integer_cycles
-    if ahead == 1:
-        return loads * wait + own
-    return wait + max((math.ceil(loads / ahead) - 1) * wait, own)
+    groups = math.ceil(loads / ahead)
+    if written_out:
+        return wait + max((groups - 1) * wait, own)
+    return groups * wait + own
 
 
-def packed_copy(row: Schedule, factor: str, elements: int, warps: int, gpu: Gpu) -> Copy:
-    """Of what another kernel packed: vectors that lie one after the other."""
-    vector = row.vectorize
+def packed_copy(row: Schedule, factor: str, tile: Mapping[str, int], warps: int) -> Copy:
+    """Of what another kernel packed: vectors that lie one after the other. ``tile``: elements of
+    both factors in shared memory."""
+    vector, elements = row.vectorize, tile[factor]
     loads = math.ceil(elements / (vector * LANES * warps))
     lines = max(1.0, vector * ELEMENT * LANES / LINE)
     warp_loads = elements / LANES / vector
-    written_out = loads <= max(row.unroll, FEW)
-    instructions = address_instructions(
-        row, factor, stride=LANES * warps * vector, packed=True, written_out=written_out
-    )
-    instructions += 3 if written_out else 4
+    written_out = loads <= row.unroll or loads <= most_written_out(row, tile, warps)
+    instructions = LOOP_VECTOR_INSTRUCTIONS
+    if written_out:
+        stride = LANES * warps * vector
+        instructions = 3 + address_instructions(
+            row, factor, stride=stride, packed=True, written_out=True
+        )
     ahead = WRITTEN_OUT if written_out else ROLLED if vector <= 2 else ROLLED_WIDE
     return Copy(
         loads,
         ahead,
-        False,
+        written_out,
         instructions,
         warp_loads,
         lines,
@@ -95,7 +117,7 @@ def packed_copy(row: Schedule, factor: str, elements: int, warps: int, gpu: Gpu)
 
 
 def packing_copy(
-    row: Schedule, factor: str, elements: int, warps: int, found: Access, few: bool, gpu: Gpu
+    row: Schedule, factor: str, elements: int, warps: int, found: Access, few: bool
 ) -> Copy:
     """Of elements gathered from where they lie.
 
@@ -111,11 +133,10 @@ def packing_copy(
     apart = single and vector > 1
     statements = loads if apart else loads // vector
     written_out = statements <= row.unroll
-    known = not apart or loads <= row.unroll
     instructions = address_instructions(
         row,
         factor,
-        stride=LANES * warps * vector if known else None,
+        stride=LANES * warps * vector if written_out else None,
         written_out=written_out,
     )
     shared_by = 1 if apart else vector
@@ -132,13 +153,13 @@ def packing_copy(
     return Copy(
         loads,
         ahead,
-        condition,
-        instructions / shared_by + 4,
+        written_out and not condition,
+        instructions / shared_by + (WRITTEN_OUT_INSTRUCTIONS if written_out else LOOP_INSTRUCTIONS),
         warp_loads,
         found.lines,
         stores,
         missing,
-        sectors * warp_loads * 32,
+        sectors * warp_loads * SECTOR,
     )
 
 

@@ -182,6 +182,17 @@ class Schedule:
                 )
 
 
+def undivided(layer: Layer, mapping: str, *, inline: bool) -> Schedule:
+    """All tiles in the grid's blocks and in refills."""
+    bare = Schedule(layer, mapping, (), (), 1, inline, 0, 0.0)
+    outer = [layer.sizes[axis] for axis in "npq" if axis not in bare.pixels]
+    sums = [layer.sizes[axis] for axis in "crs" if axis not in bare.sums]
+    tiles = (-(-bare.rows // ROWS), layer.k // COLUMNS, *outer)
+    spatial = tuple(Spatial(count, 1, 1, 1) for count in tiles)
+    reduce = tuple(Reduction(count, 1, 1) for count in (-(-bare.depth // DEPTH), *sums))
+    return Schedule(layer, mapping, spatial, reduce, 1, inline, 0, 0.0)
+
+
 def read(path: Path = DATA) -> list[Schedule]:
     """The rows of a table; raises :class:`WorkloadError` for one that is wrong."""
     with path.open(newline="", encoding="utf-8") as file:

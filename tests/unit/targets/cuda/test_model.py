@@ -95,6 +95,7 @@ def test_products_wait_for_their_sums_or_for_the_tensor_cores(a100: Gpu) -> None
     assert product_cycles(a100, 4, 4, 8).cycles == 4 * 8 * 16
     eight = product_cycles(a100, 8, 4, 8)
     assert (eight.cycles, eight.tensor, eight.issue) == (2 * 4 * 8 * 16, 2 * 4 * 8 * 16, 64)
+    assert product_cycles(a100, 6, 4, 8).tensor == eight.tensor
 
 
 def test_more_of_anything_never_takes_less(a100: Gpu) -> None:
