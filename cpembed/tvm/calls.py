@@ -16,6 +16,7 @@ from typing import Any
 from tvm import relax
 
 from cpembed.kernel.recorded import Memory
+from cpembed.kernel.script import storage_dtype
 from cpembed.kernel.tensorir import FunctionCall, compiled
 from cpembed.tvm.kernels import Kernel
 
@@ -50,7 +51,9 @@ def emit_calls(
     values: dict[int, Any] = {}
     for name, argument in arguments.items():
         memory = calls.given[name]
-        values[id(memory)] = builder.emit(_viewed(argument, [memory.elements], memory.dtype))
+        values[id(memory)] = builder.emit(
+            _viewed(argument, [memory.elements], storage_dtype(memory.dtype))
+        )
     for call in (*calls.prepare, *calls.run):
         _emit(builder, call, values, imports)
     found = values[id(calls.given[kernel.output])]
@@ -78,7 +81,7 @@ def _value(memory: Memory, values: Mapping[int, Any]) -> Any:
 
 def _flat(memory: Memory) -> relax.TensorType:
     shape: list[Any] = [memory.elements]
-    return relax.TensorType(shape, memory.dtype)
+    return relax.TensorType(shape, storage_dtype(memory.dtype))
 
 
 def _viewed(value: Any, shape: Any, dtype: Any) -> Any:

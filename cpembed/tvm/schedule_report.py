@@ -57,5 +57,5 @@ class ScheduleReport:
         return tuple(entry for entry in self.entries if not entry.is_ours)
 
     def __str__(self) -> str:
-        head = f"{self.target}: {len(self.ours)} of {len(self.entries)} functions are kernels of it"
+        head = f"{self.target}: {len(self.ours)} of {len(self.entries)} functions are its kernels"
         return "\n".join([head, *map(str, self.entries)])

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import ir, relax, s_tir, tirx
 
 from cpembed.kernel.recorded import Memory
+from cpembed.kernel.script import storage_dtype
 from cpembed.kernel.tensorir import FunctionCall, filling
 from cpembed.tvm.groups import fused
 from cpembed.tvm.kernels import Kernel
@@ -77,4 +78,4 @@ def _emit(builder: Any, call: FunctionCall, values: dict[int, Any]) -> None:
 
 def _flat(memory: Memory) -> relax.TensorType:
     shape: list[Any] = [memory.elements]
-    return relax.TensorType(shape, memory.dtype)
+    return relax.TensorType(shape, storage_dtype(memory.dtype))

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -142,6 +143,45 @@ def test_the_report_says_who_scheduled_what_and_why_more_is_not_part_of_it():
     assert residual.reason == "another tensor is added to sums in int32"
     assert all(entry.scheduled_by == NOBODY for entry in report.others)
     assert str(report).startswith(f"{processor()}: 4 of ")
+
+
+def emulated(spec: str, module: tvm.IRModule, image: Array) -> Array:
+    """What kernels of a specification give, each of them on Tensor Cores."""
+    if missing := missing_for(load_hardware_spec(spec)):
+        pytest.skip(missing[0])
+    target = cuda_target("sm_80")
+    pipeline = cpembed.tvm.pipeline(spec)
+    tvm.compile(module, target, relax_pipeline=pipeline)
+    assert len(pipeline.report.ours) == 1, str(pipeline.report)
+    return Emulation(pipeline.scheduled, pipeline.functions, target).run(image)
+
+
+def test_bfloat16_travels_as_its_bits():
+    kind = np.dtype(ml_dtypes.bfloat16)
+    image, weight = small(1, (16, 24), kind), small(2, (24, 40), kind)
+
+    def build(x):
+        sums = op.matmul(x, relax.const(weight, "bfloat16"), out_dtype="float32")
+        return op.astype(op.nn.relu(sums), "bfloat16")
+
+    module = module_of(build, x=((16, 24), "bfloat16"))
+    found = emulated("mma_bf16", module, image)
+    sums = image.astype(np.float32) @ weight.astype(np.float32)
+    assert found.dtype == kind
+    assert np.array_equal(found, np.maximum(sums, 0).astype(kind))
+
+
+def test_bytes_are_requantized_on_tensor_cores():
+    def build(x):
+        sums = op.nn.conv2d(x, weights(1, 16, 8, 3, 3), padding=1, out_dtype="int32")
+        scale = relax.const(0.003, "float32")
+        scaled = op.multiply(op.astype(op.add(sums, bias(2, 1, 16, 1, 1)), "float32"), scale)
+        return op.astype(op.clip(op.round(scaled), -128, 127), "int8")
+
+    module, image = module_of(build, x=(IMAGE, "int8")), random(3, IMAGE)
+    found = emulated("mma_s8", module, image)
+    assert np.array_equal(found, run(module, image))
+    assert np.unique(found).size > 3
 
 
 def test_what_does_not_embed_stays_with_tvm_and_the_report_says_why():
