@@ -76,6 +76,26 @@ def test_lines_and_sectors_are_those_of_the_addresses(rows: list[Schedule]) -> N
     assert found.sectors_once == pytest.approx(32 / 16)
 
 
+def test_neighbouring_pixels_share_lines(rows: list[Schedule]) -> None:
+    """Packing a pointwise layer's image, tiles of 8 pixels of a row and 16 channels: a warp's 32
+    elements are 16 channels of 2 pixels, 2 apart, so that two of them are in most lines."""
+    row = next(
+        row for row in rows
+        if row.layer.r == 1 and row.layer.c == 64 and (row.pixels, row.sums) == (("q",), ("c",))
+    )  # fmt: skip
+    layer, lines = row.layer, list[int]()
+    for tile in range(4):
+        for pixel in range(0, 8, 2):
+            places = [
+                2 * (channel * layer.h * layer.w + 2 * (pixel + one) + 16 * tile)
+                for one in range(2) for channel in range(16)
+            ]  # fmt: skip
+            lines.append(len({place // 128 for place in places}))
+    found = access(row, "a", 1, whole=True)
+    assert 16 <= found.lines <= 17
+    assert found.lines == pytest.approx(sum(lines) / len(lines), abs=1)
+
+
 def test_every_element_of_the_image_is_read(rows: list[Schedule]) -> None:
     """The axes of the packed image hold each pixel for each place of the window."""
     for row in rows[:: 12 * SAMPLE]:
