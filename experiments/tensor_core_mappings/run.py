@@ -157,9 +157,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     ]
     for row in document["rows"]:
         us = row["us"]
-        cells = [
-            f"{us[name] / us['free']:.2f}" if name in us else "does not embed" for name in FIXED
-        ]
+        cells = [f"{us[name] / us['free']:.2f}" if name in us else "not tried" for name in FIXED]
         lines.append(
             f"| {row['layer']} | {row['batch']} | {row['layout']} | {us['free']:.2f} | "
             f"{row['mapping']['free']} | {cells[0]} | {cells[1]} |"
