@@ -15,6 +15,7 @@ runtime.tvm()
 
 from cpembed.tvm.database import place_kernels, schedule_database  # noqa: E402
 from cpembed.tvm.execution import register  # noqa: E402
+from cpembed.tvm.fused import Fused, recognise_fused  # noqa: E402
 from cpembed.tvm.offload import offload  # noqa: E402
 from cpembed.tvm.pipeline import Pipeline, pipeline  # noqa: E402
 from cpembed.tvm.recognise import Recognised, recognise  # noqa: E402
@@ -27,6 +28,7 @@ from cpembed.tvm.strategy import Strategy, StrategyCandidate, strategy  # noqa: 
 register()
 
 __all__ = [
+    "Fused",
     "OffloadReport",
     "OperatorReport",
     "Pipeline",
@@ -42,6 +44,7 @@ __all__ = [
     "pipeline",
     "place_kernels",
     "recognise",
+    "recognise_fused",
     "schedule_database",
     "schedule_space",
     "strategy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,13 +10,14 @@ from typing import Any
 
 from cpembed.api.chosen import AnyTarget
 from cpembed.api.solve import SolveResult, hardware_spec, solve
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.choice import Choice, choices
 from cpembed.targets.registry import open_target
+from cpembed.tuning.records import Lookup, tuned
 
 Make = Callable[[Any, Any], Any]
 
@@ -75,11 +77,25 @@ class Machine:
         if isinstance(solved, Refused):
             return solved
         reason = solved.why_nothing
-        for found in programs(self.target, solved, epilogue, make):
+        for found in itertools.chain(
+            self._tuned(solved, epilogue, make), programs(self.target, solved, epilogue, make)
+        ):
             if isinstance(found, Program):
                 return found
             reason = found.reason
         return Refused(reason)
+
+    def _tuned(
+        self, solved: SolveResult, epilogue: Any, make: Make | None
+    ) -> Iterator[Program | Refused]:
+        """The fastest that `cpembed tune` measured, if it did."""
+        named = self.constraints
+        under = load_constraint_set(named) if isinstance(named, str) else named
+        kept = tuned(self.target, Lookup(solved.workload, epilogue, under))
+        if kept is not None:
+            ranked = kept.ranked(solved.constraints.weights)
+            choice = Choice(ranked, self.target.schedule_of(kept.trial), None, kept)
+            yield _program(self.target, choice, epilogue, make)
 
     def solve(self, workload: Computation) -> SolveResult | Refused:
         """The search for embeddings, or why there is none to be made."""
@@ -106,14 +122,20 @@ def programs(
         if isinstance(choice, Refused):
             yield choice
             continue
-        candidate = choice.candidate.candidate
-        try:
-            target.require(candidate)
-            lowered = target.lower(candidate.program, epilogue)
-            artifact = (make or target.build)(lowered, choice.schedule)
-            yield Program(target, choice.candidate, choice.schedule, epilogue, artifact)
-        except LoweringError as error:
-            yield Refused(str(error))
+        yield _program(target, choice, epilogue, make)
+
+
+def _program(
+    target: AnyTarget, choice: Choice, epilogue: Any, make: Make | None
+) -> Program | Refused:
+    candidate = choice.candidate.candidate
+    try:
+        target.require(candidate)
+        lowered = target.lower(candidate.program, epilogue)
+        artifact = (make or target.build)(lowered, choice.schedule)
+    except LoweringError as error:
+        return Refused(str(error))
+    return Program(target, choice.candidate, choice.schedule, epilogue, artifact)
 
 
 def scheduled(

@@ -24,6 +24,10 @@ from cpembed.tvm.storing import Stored, stored
 Array = NDArray[Any]
 
 
+OPERAND = "operand"
+"""What operands are called, with their numbers."""
+
+
 @dataclass(frozen=True, eq=False)
 class Fused:
     """A product and what is stored of its sums.
@@ -121,7 +125,9 @@ def recognise_fused(function: tirx.PrimFunc, name: str = "tensorir") -> Fused:
         )
     sums = _written(nests[0])
     read = [p for p in parameters[:-1] if _reads(nests[0], p)]
-    recognised = read_block(nests[0], [*read, sums], name)
+    # Equal products of a network are equal computations: solved once, tuned once.
+    names = [f"{OPERAND}{number}" for number in range(len(read))]
+    recognised = read_block(nests[0], [*read, sums], name, [*names, "sums"])
     numbers = {parameter: number for number, parameter in enumerate(parameters)}
     operands = {
         operand: numbers[parameter]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import digits
 from typing import Any
 
 import tvm
@@ -177,7 +178,7 @@ class _Products:
             if isinstance(argument, ir.GenericConst)
         }
         try:
-            fused = recognise_fused(function, group.operators[0])
+            fused = recognise_fused(function, group.operators[0].rstrip(digits))
         except WorkloadError as error:
             return Refused(str(error)), arguments
         return kernel_of(self.machine, fused, constants), arguments

@@ -8,7 +8,7 @@ to be one block over affine accesses.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,13 +66,16 @@ def recognise(function: tirx.PrimFunc, name: str = "tensorir") -> Recognised:
     return read_block(whole.body, list(whole.params), name)
 
 
-def read_block(body: Any, parameters: list[Any], name: str) -> Recognised:
-    """The computation of one block under loops, which reads and, as the last, writes parameters.
+def read_block(
+    body: Any, parameters: list[Any], name: str, operands: Sequence[str] | None = None
+) -> Recognised:
+    """The computation of one block under loops, which reads and, as the last, writes parameters;
+    ``operands`` are their names, where they are not to be those of the buffers.
 
     Raises as :func:`recognise`.
     """
     block, bound = _only_block(body, name)
-    return _Reader(name, block, bound, parameters).recognised()
+    return _Reader(name, block, bound, parameters, operands).recognised()
 
 
 def reduces(block: Any) -> bool:
@@ -136,7 +139,12 @@ class _Reader:
     """Reads one block."""
 
     def __init__(
-        self, name: str, block: Any, bound: Mapping[Any, int], parameters: list[Any]
+        self,
+        name: str,
+        block: Any,
+        bound: Mapping[Any, int],
+        parameters: list[Any],
+        named: Sequence[str] | None = None,
     ) -> None:
         self._name, self._block = name, block
         names = _unique(var.name.removeprefix("v_") for var in bound)
@@ -146,7 +154,7 @@ class _Reader:
         self._reduced = {
             axis for axis, kind in zip(names, kinds, strict=True) if kind == tirx.IterVar.CommReduce
         }
-        operands = _unique((buffer.name for buffer in parameters), _TAKEN)
+        operands = named or _unique((buffer.name for buffer in parameters), _TAKEN)
         self._operands = dict(zip(parameters, operands, strict=True))
         self._buffers = dict(zip(operands, parameters, strict=True))
         self._zero_outside: set[str] = set()

@@ -68,7 +68,7 @@ WHOLE = {
     "requantized_within": lambda s: byte(scaled(biased(s)), "int8", -100, 90),
     "requantized_around_a_zero_point": lambda s: moved(scaled(biased(s)), -3),
     "relu_before_scales": lambda s: byte(scaled(op.nn.relu(biased(s)))),
-    "relu_before_a_zero_point": lambda s: moved(op.nn.relu(scaled(biased(s))), -128),
+    "relu_before_a_zero_point": lambda s: moved(op.nn.relu(scaled(biased(s))), -3),
     "clip_before_rounding": lambda s: op.astype(op.round(op.clip(scaled(s), 0, 255)), "uint8"),
 }
 """All of it is the kernel's."""
@@ -87,6 +87,7 @@ PART = {
     "cut_off": (lambda s: op.astype(scaled(s), "int32"), 3),
     "beyond_a_byte": (lambda s: op.astype(op.clip(s, -300, 300), "int8"), 2),
     "of_rows": (lambda s: op.add(s, const(random(7, (1, 1, 5, 1), "int32"))), 1),
+    "transposed_sums": (lambda s: op.permute_dims(s, (0, 2, 3, 1)), 1),
     "transposed": (lambda s: op.permute_dims(biased(s), (0, 2, 3, 1)), 2),
 }
 """And the number of the functions that are."""
