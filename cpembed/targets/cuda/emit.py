@@ -25,6 +25,9 @@ from cpembed.targets.cuda.writer import (
     in_shared,
 )
 
+UNROLLED = 8
+"""Copies of a thread that are written out."""
+
 
 def parameters(product: TiledProduct, plan: Plan, *, split: bool) -> list[str]:
     """Declarations: the factors, what the epilogue reads, the result."""
@@ -160,7 +163,10 @@ class _Kernel:
     ) -> None:
         threads = self.schedule.threads
         whole, rest = divmod(tile.copies, threads)
-        with self.script.nested(f"for turn in T.unroll({whole + bool(rest)}):"):
+        turns = whole + bool(rest)
+        # Many short accesses side by side would take more registers than there are.
+        loop = "unroll" if tile.width >= 4 and turns <= UNROLLED else "serial"
+        with self.script.nested(f"for turn in T.{loop}({turns}):"):
             self.script.line(f"slot = turn * {threads} + thread")
             if rest:
                 with self.script.nested(f"if slot < {tile.copies}:"):

@@ -11,6 +11,7 @@ from typing import Any
 from cpembed.files import write_whole
 from cpembed.targets.cuda.build import Kernel
 from cpembed.targets.cuda.execute import CudaKernels
+from cpembed.targets.cuda.writer import PARAMETERS
 
 INSTRUCTIONS = (
     "kernel.cu holds the kernels, kernel.json how they are launched; "
@@ -77,7 +78,8 @@ _CTYPES = {
 
 
 def example(artifact: CudaKernels) -> str:
-    """A host program that launches the kernels on buffers of zeros, and times them."""
+    """A host program that launches the kernels on buffers of zeros, and times all but the packing
+    of weights."""
     kernels = artifact.text.kernels
     buffers = {p.name: p for kernel in kernels for p in kernel.parameters}
     lines = [
@@ -107,7 +109,8 @@ def example(artifact: CudaKernels) -> str:
     ]
     lines += [f"  {_launched(kernel)}" for kernel in kernels]
     lines += ["  check(cudaDeviceSynchronize());"]
-    product = [k for k in kernels if not k.launch.kernel.startswith("pack_")]
+    ahead = f"pack_{_weights(artifact)}_kernel"
+    product = [kernel for kernel in kernels if kernel.launch.kernel != ahead]
     lines += [
         "  cudaEvent_t start, stop;",
         "  check(cudaEventCreate(&start));",
@@ -126,6 +129,13 @@ def example(artifact: CudaKernels) -> str:
         "}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _weights(artifact: CudaKernels) -> str:
+    """The parameter that is packed ahead of all calls."""
+    plan = artifact.plan
+    weights = plan.product.program.workload.inputs[1].name
+    return PARAMETERS[0 if plan.first.layout.name == weights else 1]
 
 
 def _launched(kernel: Kernel) -> str:

@@ -30,6 +30,7 @@ LAYERS = {
     "gemm": "gemm m=256 n=256 k=512",
     "conv": "conv2d n=2 c=64 h=14 w=14 k=64 r=3 s=3 pad=1 layout=NHWC",
     "strided": "conv2d n=1 c=64 h=28 w=28 k=128 r=3 s=3 pad=1 stride=2 layout=NHWC",
+    "many few channels": "conv2d n=16 c=3 h=224 w=224 k=64 r=7 s=7 pad=3 stride=2 layout=NHWC",
     "few channels": "conv2d n=1 c=3 h=32 w=32 k=64 r=7 s=7 pad=3 stride=2 layout=NHWC",
 }
 
