@@ -41,6 +41,9 @@ WORKLOADS = {
     "few channels": "conv2d n=1 c=3 h=12 w=12 k=16 r=3 s=3 pad=1 stride=2 layout=NHWC",
     "grouped": "conv2d n=1 c=64 h=7 w=7 k=32 r=3 s=3 pad=1 groups=2 layout=NHWC",
     "transposed": "transposed_conv2d n=1 c=32 h=5 w=5 k=16 r=3 s=3 pad=1 stride=2",
+    "in blocks": "conv2d n=1 c=64 h=8 w=8 k=32 r=3 s=3 pad=1 layout=NCHW16c",
+    "depthwise": "depthwise n=1 c=4 m=16 h=9 w=9 r=3 s=3 pad=1 layout=NHWC",
+    "capsules": "capsule_conv2d n=1 c=16 h=6 w=6 k=8 r=3 s=3 u=8",
     "conv3d": "conv3d n=1 c=16 d=4 h=5 w=5 k=16 t=3 r=3 s=3 pad=1 layout=NDHWC",
     "filters per image": "batched_conv2d n=2 c=32 h=6 w=6 k=16 r=3 s=3 pad=1",
 }
@@ -91,7 +94,7 @@ def compare(given: Computation, made: CudaKernels, seed: int) -> None:
         assert expected.judge_stored(found, epilogue, vectors).verified, (given, order)
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(60)
 @pytest.mark.parametrize("constraints", SETS)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -127,7 +130,7 @@ STORED = {
 }
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("target", ["mma_f16", "mma_s8", "wmma_s8", "mma_bf16"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
