@@ -308,7 +308,9 @@ class Epilogue:
             value = self._with_residual(value, self.residual, residual)
         elif self.zero_point:
             value = value + value.dtype.type(self.zero_point)
-        return value.astype(numpy_dtype(self.dtype))
+        # What float16 does not hold becomes infinite, in kernels too.
+        with np.errstate(over="ignore"):
+            return value.astype(numpy_dtype(self.dtype))
 
     def _with_residual(
         self, value: NDArray[Any], residual: Residual, other: NDArray[Any]

@@ -202,7 +202,10 @@ def _flushed(values: NDArray[Any]) -> NDArray[Any]:
 def compare_integers(expected: NDArray[Any], found: NDArray[Any]) -> Verification:
     """Judge integers of the same shape and type, bit for bit."""
     # In float64 a difference of 64-bit integers cannot wrap; equality is judged on the bits.
-    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    # Where both are infinite, there is none.
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    difference = np.where(found == expected, 0.0, difference)
     equal = found.dtype == expected.dtype and np.array_equal(found, expected)
     return Verification(float(difference.max()), equal, 0.0)
 
