@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.errors import LoweringError
 from cpembed.export.header import header
 from cpembed.export.program import Program
 from cpembed.export.tables import Layout, tables
+from cpembed.host_compiler import compiler_command
 
 NATIVE = Path(__file__).parent / "native"
 """The runtime, in C."""
@@ -42,15 +40,7 @@ def compiler() -> list[str]:
 
     Raises :class:`BackendUnavailable` where there is none.
     """
-    told = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
-    for words in [told] if told else [[name] for name in COMPILERS]:
-        if shutil.which(words[0]):
-            return words
-    named = f"{COMPILER_VARIABLE}={told[0]}" if told else " or ".join(COMPILERS)
-    raise BackendUnavailable(
-        f"a library is linked by a C compiler, and there is no {named} on the path: install gcc "
-        f"or clang, or set {COMPILER_VARIABLE}"
-    )
+    return compiler_command(COMPILER_VARIABLE, COMPILERS, "a library is linked by a C compiler")
 
 
 def compile_c(arguments: Sequence[str], folder: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.ir.computation import Computation
-from cpembed.ir.reference import random_inputs
-from cpembed.kernel.epilogue import Epilogue
+from cpembed.ir.dtypes import dtype_info
+from cpembed.ir.reference import random_inputs, reference
+from cpembed.kernel.epilogue import RESIDUAL, Epilogue, Residual, channel_numbers
 from cpembed.measure.verification import Expected
 from cpembed.targets.cuda import results
 from cpembed.targets.cuda.build import cuda_text
@@ -23,6 +24,7 @@ from cpembed.targets.cuda.fragments import position
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.cuda.traffic import traffic
+from tests.running import exact_inputs
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"missing: {', '.join(missing())}")
 
@@ -144,6 +146,51 @@ def test_results_are_stored_as_asked(stored: str, layout: str, target: str, spli
         pytest.skip("zero points, and clipping, are of integers")
     made = kernels(given, target, "fused", schedule, epilogue=epilogue)
     compare(given, made, 5)
+
+
+RESIDUALS = {
+    "floats": (
+        "mma_f16",
+        Epilogue("float32", scale=True, bias=True, residual=Residual("float32", relu=True)),
+    ),
+    "bytes": (
+        "mma_s8",
+        Epilogue("uint8", scale=True, bias=True, zero_point=3, residual=Residual(
+            "int8", own_scale=0.75, scale=0.5, zero_point=-4, stored_zero_point=9, clip=(5, 250)
+        )),
+    ),
+    "not rounded": (
+        "wmma_s8",
+        Epilogue("int8", scale=True, residual=Residual("uint8", own_scale=0.9, scale=0.25,
+                                                       zero_point=7, rounds=False)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_a_residual_is_added(name: str, layout: str, splits: int) -> None:
+    target, epilogue = RESIDUALS[name]
+    words = f"conv2d n=1 c=32 h=7 w=8 k=24 r=3 s=3 pad=1 layout={layout}"
+    given = workload(words, target=hardware_spec(target))
+    schedule = KernelSchedule((2, 1), (1, 2), 1, 3, splits=splits)
+    made = kernels(given, target, "fused", schedule, epilogue=epilogue)
+    inputs = exact_inputs(given, 7)
+    vectors = Expected(given, inputs).vectors(epilogue, 7)
+    rng, residual = np.random.default_rng(7), epilogue.residual
+    assert residual is not None
+    low, high = (-8, 8) if residual.dtype == "float32" else dtype_info(residual.dtype).integer_range
+    other = rng.integers(low, high, given.output.shape).astype(residual.dtype)
+    flat = {vector: array.reshape(-1) for vector, array in vectors.items()}
+    expected = epilogue.apply(reference(given, inputs), flat, channel_numbers(given), other)
+    for order in (Order.REVERSE, Order.FORWARD):
+        found = made.run({**inputs, **vectors, RESIDUAL: other}, order)
+        if residual.dtype == "float32":
+            np.testing.assert_allclose(found, expected, 1e-6, 1e-5)
+        else:
+            np.testing.assert_array_equal(found, expected)
+    assert len(np.unique(expected)) > 20
 
 
 GEMM = "gemm m=64 n=64 k=256"

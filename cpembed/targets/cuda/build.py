@@ -10,7 +10,7 @@ from typing import Any
 from cpembed.errors import InvariantError, LoweringError
 from cpembed.kernel import runtime
 from cpembed.targets.cuda import emit, results
-from cpembed.targets.cuda.defects import PASS_OPTIONS
+from cpembed.targets.cuda.defects import PASS_OPTIONS, complete
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.executor import Launch
 from cpembed.targets.cuda.packing import THREADS, packing_blocks, packing_kernel
@@ -75,8 +75,9 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
         with target, tvm.transform.PassContext(config=PASS_OPTIONS):
             try:
                 module = tvm.tirx.build(tvm.IRModule(made), target=target)
-            except (tvm.TVMError, ValueError) as error:
-                raise LoweringError(f"TVM makes no CUDA of it: {str(error)[:200]}") from error
+            except (RuntimeError, ValueError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise LoweringError(f"TVM makes no CUDA of the kernel: {reason}") from error
     (device,) = module.imports
     source = device.inspect_source()
     kernels = [
@@ -101,6 +102,7 @@ def _parameters(source: str, kernel: str, function_: Any) -> tuple[Parameter, ..
 def prim_func(writer: emit.Writer) -> Any:
     """The function of a script."""
     tvm = runtime.tvm()
+    complete()
     from tvm.script import from_source
     from tvm.script import tirx as T
 

@@ -11,8 +11,27 @@
   its pointers are made by ``address_of`` (:func:`cpembed.targets.cuda.writer.in_shared`).
 - A pointer to an element of ``bfloat16`` has a type that the text does not define: such elements
   travel as their bits (:func:`cpembed.kernel.script.storage_dtype`).
+- A fused multiply-add has no CUDA code: :func:`complete` gives it that of CUDA's own function.
 """
+# pyright: basic
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
+from cpembed.kernel import runtime
+
 PASS_OPTIONS = {"tirx.disable_cse_tir": True}
+
+
+@cache
+def complete() -> None:
+    """Register what TVM's generator of CUDA lacks."""
+    runtime.tvm()
+    from tvm import tirx
+
+    def fused(call: Any) -> Any:
+        return tirx.call_pure_extern("float32", "__fmaf_rn", *call.args)
+
+    tirx.register_intrin_lowering("tirx.fma", target="cuda", f=fused, level=99)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.kernel.script import HEADER, buffer, storage_dtype
+from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import Stored, TiledProduct
 from cpembed.targets.cuda.results import write_results
-from cpembed.targets.cuda.schedule import CHUNK, LANES, Plan, SharedTile
+from cpembed.targets.cuda.schedule import CHUNK, Plan, SharedTile
 from cpembed.targets.cuda.text import digits, written
 from cpembed.targets.cuda.writer import (
     PARAMETERS,
@@ -168,29 +169,20 @@ class _Kernel:
         loop = "unroll" if tile.width >= 4 and turns <= UNROLLED else "serial"
         with self.script.nested(f"for turn in T.{loop}({turns}):"):
             self.script.line(f"slot = turn * {threads} + thread")
-            if rest:
-                with self.script.nested(f"if slot < {tile.copies}:"):
-                    self._load_vector(name, stored, tile, step, base)
-            else:
-                self._load_vector(name, stored, tile, step, base)
+            with self.script.nested(*[f"if slot < {tile.copies}:"] * bool(rest)):
+                self._locate(name == PARAMETERS[0], stored, tile, step)
+                self._copy(name, stored, tile, base)
 
-    def _load_vector(
-        self,
-        name: str,
-        stored: Stored,
-        tile: SharedTile,
-        step: str,
-        base: str,
-    ) -> None:
-        size, length = size_bytes(stored.layout.dtype), stored.length
-        is_first, first = name == PARAMETERS[0], f"(part * {self.plan.steps} + {step})"
+    def _locate(self, is_first: bool, stored: Stored, tile: SharedTile, step: str) -> None:
+        """Where the vector of a slot is in a factor: ``place``, and whether it is inside."""
         extent = self.instruction.m if is_first else self.instruction.n
+        stage = f"(part * {self.plan.steps} + {step})"
         self.script.lines(
             (
                 f"shared_row = slot // {tile.across}",
-                f"element = slot % {tile.across} * {length}",
+                f"element = slot % {tile.across} * {stored.length}",
                 f"tile = {'row' if is_first else 'column'} + shared_row // {extent}",
-                f"deep = {first} * {self.schedule.depth} + element // {self.instruction.k}",
+                f"deep = {stage} * {self.schedule.depth} + element // {self.instruction.k}",
             )
         )
         values = self._values(is_first, f"shared_row % {extent}", f"element % {self.instruction.k}")
@@ -201,6 +193,10 @@ class _Kernel:
         inside += conditions(stored, values, self.product.program.extents)
         address = written(stored.address, values, self.product.program.extents)
         self.script.lines(chosen(inside, address))
+
+    def _copy(self, name: str, stored: Stored, tile: SharedTile, base: str) -> None:
+        """The vector into shared memory, asynchronously where it has the bytes for that."""
+        size = size_bytes(stored.layout.dtype)
         chunk, offset = f"element * {size} // {CHUNK}", f"element * {size} % {CHUNK}"
         target = f"{base} + {tile.place('shared_row', chunk)} + {offset}"
         pointer = f"T.address_of({name}[place])"
@@ -208,12 +204,11 @@ class _Kernel:
             self.writer.call(f"cpembed_cp_async_{tile.width}", in_shared(target), pointer, "valid")
             return
         dtype = storage_dtype(stored.layout.dtype)
-        self.script.line(f'{name}_one = T.alloc_buffer(({length},), "{dtype}", scope="local")')
+        shape = f"({stored.length},)"
+        self.script.line(f'{name}_one = T.alloc_buffer({shape}, "{dtype}", scope="local")')
         register = at(f"{name}_one", "0")
         self.writer.call(f"cpembed_load_{tile.width}", register, pointer, "valid")
-        self.writer.call(
-            f"cpembed_shared_store_{tile.width}", in_shared(target), at(f"{name}_one", "0")
-        )
+        self.writer.call(f"cpembed_shared_store_{tile.width}", in_shared(target), register)
 
     def _values(self, is_first: bool, across: str, deep: str) -> dict[str, str]:
         """Loops and axes of a factor's element, over ``tile`` and ``deep``."""

@@ -16,11 +16,9 @@ import msgspec
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import read_table
+from cpembed.targets.cuda.instructions import LANES
 
 _FOLDER = Path(__file__).parent / "machines"
-
-LANES = 32
-"""Threads of a warp."""
 
 
 class Multiprocessor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

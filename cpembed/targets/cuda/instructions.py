@@ -15,7 +15,7 @@ from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.dtypes import size_bytes
 
 LANES = 32
-"""Of a warp."""
+"""Threads of a warp."""
 
 SHORT = {
     "float16": "f16",

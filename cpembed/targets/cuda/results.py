@@ -7,14 +7,16 @@ in registers, and stores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.kernel.epilogue import channel_axes
 from cpembed.kernel.script import HEADER, buffer, storage_dtype
 from cpembed.targets.cuda.fragments import position
+from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import TiledProduct
-from cpembed.targets.cuda.schedule import LANES, Plan
+from cpembed.targets.cuda.schedule import Plan
 from cpembed.targets.cuda.text import digits, remainder, written
 from cpembed.targets.cuda.writer import (
     PARTIAL,
@@ -83,10 +85,11 @@ def _pair(plan: Plan, pair: int) -> tuple[str, str]:
 
 
 def _store(writer: Writer, plan: Plan) -> None:
+    """A strip's results, in vectors: read back from shared memory, finished, stored."""
     product, staging, script = plan.product, plan.staging, writer.script
     stored = product.output
     along_columns = stored.along == product.axes[1]
-    length, (m, n) = stored.length, (product.instruction.m, product.instruction.n)
+    length, m = stored.length, product.instruction.m
     across = (staging.columns if along_columns else m) // length
     slots = staging.columns * m // length
     with script.nested(f"for turn in T.unroll({-(-slots // LANES)}):"):
@@ -96,21 +99,7 @@ def _store(writer: Writer, plan: Plan) -> None:
         else:
             places = (f"slot % {across} * {length}", f"slot // {across}")
         script.lines((f"result_row = {places[0]}", f"result_column = {places[1]}"))
-        rows, columns = plan.schedule.tile
-        script.lines(
-            (
-                f"row_tile = row + warp_row * {rows} + strip",
-                f"column_tile = column + warp_column * {columns} + result_column // {n}",
-            )
-        )
-        values: dict[str, str] = {
-            **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
-            **digits("batch", product.batch),
-            **digits("row_tile", product.rows),
-            **digits("column_tile", product.columns),
-            product.axes[0]: "result_row",
-            product.axes[1]: remainder("result_column", n),
-        }
+        values = _locate(writer, plan)
         _, row_tiles, column_tiles, _ = product.tiles
         inside = [f"slot < {slots}"] * bool(slots % LANES)
         inside += [f"row_tile < {row_tiles}", f"column_tile < {column_tiles}"]
@@ -118,6 +107,26 @@ def _store(writer: Writer, plan: Plan) -> None:
         script.lines(chosen(inside, written(stored.address, values, product.program.extents)))
         _read_back(writer, plan, along_columns=along_columns)
         _finish(writer, plan, values)
+
+
+def _locate(writer: Writer, plan: Plan) -> dict[str, str]:
+    """The values of loops and axes at ``result_row`` and ``result_column`` of a strip."""
+    product, (rows, columns) = plan.product, plan.schedule.tile
+    n = product.instruction.n
+    writer.script.lines(
+        (
+            f"row_tile = row + warp_row * {rows} + strip",
+            f"column_tile = column + warp_column * {columns} + result_column // {n}",
+        )
+    )
+    return {
+        **dict.fromkeys((loop.name for loop in product.program.loops), "0"),
+        **digits("batch", product.batch),
+        **digits("row_tile", product.rows),
+        **digits("column_tile", product.columns),
+        product.axes[0]: "result_row",
+        product.axes[1]: remainder("result_column", n),
+    }
 
 
 def _read_back(writer: Writer, plan: Plan, *, along_columns: bool) -> None:
@@ -255,9 +264,7 @@ def flat_channel(product: TiledProduct, place: str) -> str:
     total = 1
     for axis in reversed(channel_axes(output)):
         where = dimensions.index(axis)
-        inner = 1
-        for size in shape[where + 1 :]:
-            inner *= size
+        inner = math.prod(shape[where + 1 :])
         found.append(f"({place}) // {inner} % {shape[where]} * {total}")
         total *= output.extents[axis]
     return " + ".join(found) or "0"

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
+from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import Stored, TiledProduct
+
+WAVEFRONT_BYTES = 128
+"""One word of each of the 32 banks of shared memory."""
 
 CHUNK = 16
 """Bytes of a row of a matrix that ``ldmatrix`` loads, and of the widest access."""
-
-LANES = 32
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,8 @@ class Plan:
         instruction, dtype = self.product.instruction, self.product.sums
         columns = self.schedule.tile[1] * instruction.n
         size = size_bytes(dtype)
-        wanted, period = (32, 128) if size == 4 else (16, 128)
         pitch = columns * size
-        pitch += (wanted - pitch) % period
+        pitch += (8 * size - pitch) % WAVEFRONT_BYTES
         return Staging(instruction.m, columns, pitch // size, dtype)
 
     @property

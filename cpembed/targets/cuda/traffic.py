@@ -14,14 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.ir.dtypes import size_bytes
-from cpembed.targets.cuda.instructions import TensorCoreInstruction
+from cpembed.targets.cuda.instructions import LANES, TensorCoreInstruction
 from cpembed.targets.cuda.lower import Stored
-from cpembed.targets.cuda.schedule import CHUNK, LANES, Plan, SharedTile, Staging
+from cpembed.targets.cuda.schedule import CHUNK, WAVEFRONT_BYTES, Plan, SharedTile, Staging
 
 BANK_BYTES = 4
-WAVEFRONT_BYTES = 128
-"""One word of each of the 32 banks."""
-
 Places = NDArray[np.int64]
 
 

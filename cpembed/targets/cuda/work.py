@@ -6,10 +6,11 @@ import math
 
 from cpembed.ir.dtypes import size_bytes
 from cpembed.targets.cuda.gpu import Gpu
+from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.lower import Stored
 from cpembed.targets.cuda.model import KernelWork, Phase, product_cycles
 from cpembed.targets.cuda.packing import THREADS
-from cpembed.targets.cuda.schedule import LANES, Plan
+from cpembed.targets.cuda.schedule import Plan
 from cpembed.targets.cuda.traffic import KernelTraffic, traffic
 
 COPY_INSTRUCTIONS = 18

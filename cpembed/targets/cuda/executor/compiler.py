@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import platformdirs
 
-from cpembed.errors import BackendUnavailable, LoweringError
+from cpembed.errors import LoweringError
+from cpembed.host_compiler import compiler_command
 from cpembed.kernel.host_cpu import reported_features
 from cpembed.targets.cuda.executor.text import FILE
 
@@ -65,15 +65,8 @@ def compiler() -> list[str]:
 
     Raises :class:`BackendUnavailable` where there is none.
     """
-    told = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
-    for words in [told] if told else [[name] for name in COMPILERS]:
-        if shutil.which(words[0]):
-            return words
-    named = f"{COMPILER_VARIABLE}={told[0]}" if told else " or ".join(COMPILERS[:2])
-    raise BackendUnavailable(
-        f"CUDA text is executed through a C++ compiler, and there is no {named} on the path: "
-        f"install g++ or clang++, or set {COMPILER_VARIABLE}"
-    )
+    purpose = "CUDA text is executed through a C++ compiler"
+    return compiler_command(COMPILER_VARIABLE, COMPILERS, purpose)
 
 
 def default_folder() -> Path | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from cpembed.errors import InvariantError
 from cpembed.targets.cuda import device
 from cpembed.targets.cuda.instructions import INSTRUCTIONS, TensorCoreInstruction
+from tests.unit.targets.cuda.machine_code import opcodes
 
 ARCHITECTURES = ("sm_80", pytest.param("sm_90", marks=pytest.mark.slow))
 
@@ -125,35 +125,9 @@ def test_all_functions_compile_without_local_memory(compiled: tuple[Path, str]) 
     assert set(frames) == {("0", "0")}
 
 
-def tool() -> str | None:
-    """``nvdisasm``, from the path or from the package nvidia-cuda-nvdisasm."""
-    found = shutil.which("nvdisasm")
-    if found is not None:
-        return found
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    places = [Path(folder) for folder in nvidia.__path__]
-    return next((str(f) for p in places for f in sorted(p.glob("**/bin/nvdisasm"))), None)
-
-
-def opcodes(cubin: Path) -> Mapping[str, list[str]]:
-    """SASS opcodes of each kernel, in order."""
-    disassembler = tool()
-    if disassembler is None:
-        pytest.skip("nvdisasm is not there: pip install nvidia-cuda-nvdisasm")
-    text = subprocess.run(
-        [disassembler, "-c", str(cubin)], capture_output=True, text=True, check=True
-    ).stdout
-    found: dict[str, list[str]] = {}
-    for part in re.split(r"(?m)^\s*\.section\s+\.text\.", text)[1:]:
-        name = re.match(r"k_(\w+)", part)
-        assert name is not None
-        found[name.group(1)] = re.findall(
-            r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", part
-        )
-    return found
+def functions(cubin: Path) -> dict[str, list[str]]:
+    """Opcodes by function: the kernel that calls one is named after it."""
+    return {name.removeprefix("k_"): found for name, found in opcodes(cubin).items()}
 
 
 def expected(name: str) -> tuple[str, int | None]:
@@ -191,7 +165,7 @@ FRAGMENTS = tuple(name for name in device.names() if "wmma_load" in name or "wmm
 
 
 def test_functions_are_the_instructions_that_they_name(compiled: tuple[Path, str]) -> None:
-    found = opcodes(compiled[0])
+    found = functions(compiled[0])
     for name in device.names():
         if name in FRAGMENTS:
             continue
@@ -203,7 +177,7 @@ def test_functions_are_the_instructions_that_they_name(compiled: tuple[Path, str
 
 def test_matrices_of_8_rows_are_loaded_as_many_as_there_are(compiled: tuple[Path, str]) -> None:
     """A row of a matrix has 16 bytes, so the factors of WMMA need no more alignment than that."""
-    found = opcodes(compiled[0])
+    found = functions(compiled[0])
 
     def loaded(name: str) -> int:
         return sum(int(o[-1]) if o[-2] == "." else 1 for o in found[name] if o.startswith("LDSM"))
@@ -226,7 +200,7 @@ def parts(name: str) -> tuple[str, tuple[int, int, int], str]:
 
 
 def test_stores_of_sums_store_every_register(compiled: tuple[Path, str]) -> None:
-    found = opcodes(compiled[0])
+    found = functions(compiled[0])
     words = {"STS": 1, "STS.64": 2}  # The kernel around it fills the memory 16 bytes at a time.
     for instruction in INSTRUCTIONS:
         if instruction.kind == "wmma":

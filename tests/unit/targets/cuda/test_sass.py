@@ -20,6 +20,7 @@ from cpembed.targets.cuda.execute import CudaKernels, missing
 from cpembed.targets.cuda.lower import lower
 from cpembed.targets.cuda.schedule import KernelSchedule, Plan, check
 from cpembed.targets.registry import open_target
+from tests.unit.targets.cuda.machine_code import opcodes
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the path")
 
@@ -43,21 +44,6 @@ PRODUCTS = {
 
 STORED = {"mma_f16": "float16", "mma_f16_f16": "float16", "mma_bf16": "bfloat16", "mma_s8": "int32"}
 
-OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-
-
-def tool() -> str | None:
-    """``nvdisasm``, from the path or from the package nvidia-cuda-nvdisasm."""
-    found = shutil.which("nvdisasm")
-    if found is not None:
-        return found
-    try:
-        import nvidia
-    except ImportError:
-        return None
-    places = [Path(folder) for folder in nvidia.__path__]
-    return next((str(f) for p in places for f in sorted(p.glob("**/bin/nvdisasm"))), None)
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -80,17 +66,7 @@ def machine_code(source: str, architecture: str, folder: Path) -> dict[str, Mach
     done = subprocess.run(
         ["nvcc", *options, "-o", str(cubin), str(text)], capture_output=True, text=True, check=True
     )
-    disassembler = tool()
-    if disassembler is None:
-        pytest.skip("nvdisasm is not there: pip install nvidia-cuda-nvdisasm")
-    listing = subprocess.run(
-        [disassembler, "-c", str(cubin)], capture_output=True, text=True, check=True
-    ).stdout
-    parts = re.split(r"(?m)^\s*\.section\s+\.text\.(\w+)", listing)
-    opcodes = {
-        name: Counter(OPCODE.findall(body))
-        for name, body in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    found = {name: Counter(each) for name, each in opcodes(cubin).items()}
     reports = re.findall(
         r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
         r"(\d+) bytes spill loads.*?Used (\d+) registers",
@@ -98,7 +74,7 @@ def machine_code(source: str, architecture: str, folder: Path) -> dict[str, Mach
         re.S,
     )
     return {
-        name: Machine(int(used), int(frame), int(stores) + int(loads), opcodes[name])
+        name: Machine(int(used), int(frame), int(stores) + int(loads), found[name])
         for name, frame, stores, loads, used in reports
     }
 
