@@ -1,27 +1,40 @@
-"""The experiment on free and fixed mappings: what counts as fixed, and what its tables say."""
+"""The experiment on free and fixed mappings: its layers, its means, its committed results."""
 
 from __future__ import annotations
 
 import json
 
-from cpembed.api.solve import workload
-from experiments.tensor_core_mappings.run import FIXED, HERE, gains, layers, markdown
-
-GIVEN = workload("conv2d n=4 c=32 h=8 w=8 k=16 r=3 s=3 pad=1 layout=NHWC")
-
-
-def test_fixed_mappings_are_recognised() -> None:
-    whole = {"x": ("n", "q", "p"), "y": ("k",), "z": ("s", "c", "r")}
-    rows = {"x": ("q", "p"), "y": ("k",), "z": ("c",)}
-    other = {"x": ("p",), "y": ("k",), "z": ("c",)}
-    found = [
-        [name for name, is_it in FIXED.items() if is_it(f, GIVEN)] for f in (whole, rows, other)
-    ]
-    assert found == [["im2col"], ["fuse_hw"], []]
+from experiments.tensor_core_mappings.run import (
+    BATCHES,
+    HERE,
+    TARGET,
+    gains,
+    layers,
+    markdown,
+    measure,
+)
 
 
 def test_the_layers_are_those_of_the_paper() -> None:
     assert len(layers()) == 12
+
+
+def test_gains_are_geometric_means_over_the_layers_that_a_mapping_has() -> None:
+    rows = [
+        {"batch": 1, "us": {"free": 2.0, "im2col": 4.0, "fuse_hw": 2.0}},
+        {"batch": 1, "us": {"free": 3.0, "im2col": 24.0}},
+        {"batch": 16, "us": {"free": 1.0}},
+    ]
+    assert gains(rows) == {
+        "im2col batch 1": {"mean": 4.0, "most": 8.0, "layers": 2},
+        "fuse_hw batch 1": {"mean": 1.0, "most": 1.0, "layers": 1},
+    }
+
+
+def test_a_layer_is_as_committed() -> None:
+    committed = json.loads((HERE / "results.json").read_text(encoding="utf-8"))["rows"]
+    (row,) = [row for row in committed if (row["batch"], row["layer"]) == (1, layers()[-2])]
+    assert measure(row["layer"], row["batch"], TARGET) == row
 
 
 def test_the_committed_results_are_consistent() -> None:
@@ -31,6 +44,5 @@ def test_the_committed_results_are_consistent() -> None:
     assert markdown(document) == (HERE / "results.md").read_text(encoding="utf-8")
     for row in document["rows"]:
         assert all(us >= row["us"]["free"] for us in row["us"].values())
-    assert {(row["batch"], row["layer"]) for row in document["rows"]} == {
-        (batch, number) for batch in (1, 16) for number in layers()
-    }
+    found = {(row["batch"], row["layer"]) for row in document["rows"]}
+    assert found == {(batch, number) for batch in BATCHES for number in layers()}
