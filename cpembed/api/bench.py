@@ -218,7 +218,9 @@ def open_bench(
             layer.workload(layout=layout)
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
-        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+        raise BackendUnavailable(
+            f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+        )
     epilogue = None
     storing = Storing(output, None, bias, scale, relu)
     if output is not None or storing.steps:

@@ -217,7 +217,9 @@ def _executing(asked: Request) -> tuple[AnyTarget, tuple[str, ...]]:
     spec = hardware_spec(asked.target)
     missing = missing_for(spec)
     if asked.backend == "native" and missing:
-        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+        raise BackendUnavailable(
+            f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+        )
     if asked.backend == PORTABLE or missing:
         return PortableTarget(spec), missing
     return open_target(spec), ()

@@ -129,7 +129,9 @@ def build(
     try:
         target = _cpu_target(spec)
         if missing := target.missing():
-            raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}; use the generic back end")
+            raise BackendUnavailable(
+                f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+            )
         lowered = target.lower(program, epilogue)
         return lowered.compiled(knobs or lowered.schedules.best())
     except (BackendUnavailable, LoweringError) as error:
@@ -162,7 +164,9 @@ def _cpu_target(spec: HardwareSpec) -> CpuTarget:
 
     found = open_target(spec)
     if not isinstance(found, CpuTarget):
-        raise BackendUnavailable(f"{spec.name} is no target of a CPU; use the generic back end")
+        raise BackendUnavailable(
+            f"{spec.name} is no target of a CPU; else use the generic back end"
+        )
     return found
 
 

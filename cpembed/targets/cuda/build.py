@@ -13,8 +13,10 @@ from cpembed.targets.cuda import emit, results
 from cpembed.targets.cuda.defects import PASS_OPTIONS, complete
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.executor import Launch
+from cpembed.targets.cuda.gpu import multiprocessor_of
+from cpembed.targets.cuda.instructions import LANES
 from cpembed.targets.cuda.packing import THREADS, packing_blocks, packing_kernel
-from cpembed.targets.cuda.schedule import Plan
+from cpembed.targets.cuda.schedule import MOST_THREADS, Plan
 from cpembed.targets.cuda.writer import PARAMETERS
 from cpembed.worker import step
 
@@ -113,13 +115,14 @@ def prim_func(writer: emit.Writer) -> Any:
 
 def cuda_target(architecture: str) -> Any:
     """TVM's target of an architecture, ``sm_80`` for instance."""
+    unit = multiprocessor_of(architecture)
     return runtime.tvm().target.Target(
         {
             "kind": "cuda",
             "arch": architecture,
-            "max_shared_memory_per_block": 232448,
-            "max_threads_per_block": 1024,
-            "thread_warp_size": 32,
-            "registers_per_block": 65536,
+            "max_shared_memory_per_block": unit.shared_bytes_per_block,
+            "max_threads_per_block": MOST_THREADS,
+            "thread_warp_size": LANES,
+            "registers_per_block": unit.registers,
         }
     )

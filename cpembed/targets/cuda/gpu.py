@@ -94,6 +94,15 @@ class Gpu:
         )
 
 
+def multiprocessor_of(architecture: str) -> Multiprocessor:
+    """Of a GPU of this architecture; raises :class:`SpecError` where none is described."""
+    for file in sorted(_FOLDER.glob("*.toml")):
+        found = _multiprocessor(file.stem)
+        if found.architecture == architecture:
+            return found
+    raise SpecError(f"no figures of a GPU of architecture {architecture}")
+
+
 @cache
 def _multiprocessor(name: str) -> Multiprocessor:
     path = _FOLDER / f"{name}.toml"

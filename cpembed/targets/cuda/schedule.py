@@ -137,7 +137,8 @@ class Plan:
         rows = schedule.block[0 if is_first else 1] * extent
         row_bytes = schedule.depth * instruction.k * size_bytes(operand.layout.dtype)
         swizzled = instruction.kind == "mma"
-        # What WMMA loads lies in rows of one distance, a multiple of 32 bytes (PTX ISA, wmma.load).
+        # WMMA's rows begin at multiples of a fragment's bytes: 32 of float16, at most 16 of bytes
+        # (PTX ISA, Matrix Storage for WMMA, Address Alignment).
         pitch = row_bytes if swizzled else row_bytes + 2 * CHUNK
         width = operand.length * size_bytes(operand.layout.dtype)
         return SharedTile(rows, row_bytes, pitch, width, swizzled)

@@ -65,7 +65,7 @@ def back_end(spec: HardwareSpec) -> BackEnd:
     """Raises :class:`BackendUnavailable` where a target has none."""
     lacking = no_back_end(spec)
     if lacking is not None:
-        raise BackendUnavailable(f"{lacking}; use the generic back end")
+        raise BackendUnavailable(f"{lacking}; else use the generic back end")
     by_feature = _by_feature(spec)
     return next(of for name, of in by_feature.items() if name in spec.cpu_features)
 
