@@ -164,9 +164,7 @@ def _cpu_target(spec: HardwareSpec) -> CpuTarget:
 
     found = open_target(spec)
     if not isinstance(found, CpuTarget):
-        raise BackendUnavailable(
-            f"{spec.name} is no target of a CPU; else use the generic back end"
-        )
+        raise BackendUnavailable(f"{spec.name} is no target of a CPU; use the generic back end")
     return found
 
 
