@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.errors import InvariantError, LoweringError
+from cpembed.errors import LoweringError
 from cpembed.kernel import runtime
 from cpembed.targets.cuda import emit, results
 from cpembed.targets.cuda.defects import PASS_OPTIONS, complete
@@ -90,15 +90,22 @@ def cuda_text(plan: Plan, architecture: str) -> CudaText:
 
 
 def _parameters(source: str, kernel: str, function_: Any) -> tuple[Parameter, ...]:
-    """In the order of the text, which is not that of the function."""
-    found = re.search(rf"{kernel}\(([^)]*)\)", source)
-    if found is None:
-        raise InvariantError(f"the generated text has no kernel {kernel}")
     known = {str(p.name): p for p in function_.params}
-    names = re.findall(r"(\w+?)(?:_ptr)?(?:,|$)", found.group(1))
     return tuple(
-        Parameter(name, int(known[name].shape[0]), str(known[name].dtype)) for name in names
+        Parameter(name, int(known[name].shape[0]), str(known[name].dtype))
+        for name in parameter_names(source, kernel)
     )
+
+
+def parameter_names(source: str, kernel: str) -> list[str]:
+    """In the order of a generated text, which is not that of the function that it is made of.
+
+    Raises :class:`LoweringError` where the text has no such kernel.
+    """
+    found = re.search(rf"\b{kernel}\(([^)]*)\)", source)
+    if found is None:
+        raise LoweringError(f"the generated text has no kernel {kernel}")
+    return [word.split()[-1].removesuffix("_ptr") for word in found[1].split(",")]
 
 
 def prim_func(writer: emit.Writer) -> Any:

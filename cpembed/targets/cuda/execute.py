@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.dtypes import numpy_dtype
+from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import RESIDUAL
-from cpembed.targets.cuda.build import CudaText, Parameter
+from cpembed.targets.cuda.build import CudaText
 from cpembed.targets.cuda.executor import Counters, Order, compile_text
 from cpembed.targets.cuda.executor.compiler import compiler
 from cpembed.targets.cuda.schedule import Plan
@@ -52,7 +53,9 @@ class CudaKernels:
         memory, program = self._memory(inputs), compile_text(self.text.source)
         self.counted = {}
         for kernel in self.text.kernels:
-            arguments = [memory.setdefault(p.name, _unwritten(p)) for p in kernel.parameters]
+            arguments = [
+                memory.setdefault(p.name, unwritten(p.elements, p.dtype)) for p in kernel.parameters
+            ]
             name = kernel.launch.kernel
             self.counted[name] = program.run(kernel.launch, arguments, order=order)
         product = self.plan.product
@@ -64,24 +67,22 @@ class CudaKernels:
         product, workload = self.plan.product, self.plan.product.program.workload
         memory: dict[str, Array] = {}
         for name, stored in zip(PARAMETERS, (self.plan.first, self.plan.second), strict=True):
-            given = _flat(inputs[workload.operand(stored.layout.name).tensor])
+            given = flat(inputs[workload.operand(stored.layout.name).tensor])
             memory[f"{name}_original" if stored.needs_packing else name] = given
         epilogue = product.epilogue
         if epilogue is not None:
             for name in epilogue.vectors:
-                memory[VECTORS[name]] = _flat(inputs[name])
+                memory[VECTORS[name]] = flat(inputs[name])
             if epilogue.residual is not None:
-                memory["Residual"] = _flat(inputs[RESIDUAL])
+                memory["Residual"] = flat(inputs[RESIDUAL])
         return memory
 
 
-def _flat(array: Array) -> Array:
-    """Contiguous elements, as they are stored."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(np.uint16) if str(flat.dtype) == "bfloat16" else flat
+def flat(array: Array) -> Array:
+    """Its elements as they are stored, one after the other; the same memory where it is so."""
+    return runtime.bits(array).reshape(-1)
 
 
-def _unwritten(parameter: Parameter) -> Array:
+def unwritten(elements: int, dtype: str) -> Array:
     """Memory whose contents no result may depend on."""
-    size = parameter.elements * np.dtype(parameter.dtype).itemsize
-    return np.full(size, 0xA5, np.uint8).view(parameter.dtype)
+    return np.full(elements * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype)

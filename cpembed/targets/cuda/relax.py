@@ -8,7 +8,6 @@ executor of CUDA text.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,10 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel import runtime
-from cpembed.targets.cuda.defects import PASS_OPTIONS
+from cpembed.kernel.script import storage_dtype
+from cpembed.targets.cuda.build import parameter_names
+from cpembed.targets.cuda.defects import PASS_OPTIONS, complete
+from cpembed.targets.cuda.execute import flat, unwritten
 from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
 
 Array = NDArray[Any]
@@ -46,6 +48,7 @@ class Emulation:
 
     def __post_init__(self) -> None:
         tvm = runtime.tvm()
+        complete()
         from tvm import tirx
 
         made = {str(v.name_hint): f for v, f in self.module.functions_items()}
@@ -113,22 +116,16 @@ class Emulation:
         nests: list[Any] = []
         _parts(function.body, memory, nests)
         for kernel in _kernels(name, nests, self.source):
-            arguments = [_flat(memory[parameter]) for parameter in kernel.parameters]
+            arguments = [flat(memory[parameter]) for parameter in kernel.parameters]
             counters = self._program.run(kernel.launch, arguments, order=self.order)
             self.counted[kernel.launch.kernel] = counters
         return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _flat(array: Array) -> Array:
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.view(np.uint16) if str(flat.dtype) == "bfloat16" else flat
-
-
 def _unwritten(tensor: Any) -> Array:
-    """Memory whose contents no result may depend on."""
-    shape = [int(size) for size in tensor.shape]
-    dtype = numpy_dtype(str(tensor.dtype))
-    return np.full(math.prod(shape) * dtype.itemsize, 0xA5, np.uint8).view(dtype).reshape(shape)
+    shape, dtype = [int(size) for size in tensor.shape], str(tensor.dtype)
+    found = unwritten(math.prod(shape), storage_dtype(dtype))
+    return found.view(numpy_dtype(dtype)).reshape(shape)
 
 
 def _parts(statement: Any, memory: dict[str, Array], nests: list[Any]) -> None:
@@ -152,14 +149,10 @@ def _kernels(name: str, nests: Sequence[Any], source: str) -> Iterator[_Kernel]:
     shared = _SHARED_BYTES if "extern __shared__" in source else 0
     for number, nest in enumerate(nests):
         symbol = f"{name}_kernel" + (f"_{number}" if number else "")
-        found = re.search(rf"\b{symbol}\(([^)]*)\)", source)
-        if found is None:
-            raise LoweringError(f"{name} has no kernel {symbol} in the text")
         extents = dict[str, int]()
         _bindings(nest, extents)
-        words = [word.split()[-1].removesuffix("_ptr") for word in found[1].split(",")]
         launch = Launch(symbol, _sizes(extents, "block"), _sizes(extents, "thread"), shared)
-        yield _Kernel(launch, tuple(words))
+        yield _Kernel(launch, tuple(parameter_names(source, symbol)))
 
 
 def _sizes(extents: Mapping[str, int], kind: str) -> tuple[int, int, int]:
