@@ -193,6 +193,17 @@ def test_a_residual_is_added(name: str, layout: str, splits: int) -> None:
     assert len(np.unique(expected)) > 20
 
 
+def test_fused_multiply_adds_of_other_kernels_stay_tvms() -> None:
+    target, epilogue = RESIDUALS["not rounded"]
+    given = workload("gemm m=16 n=16 k=16", target=hardware_spec(target))
+    schedule = KernelSchedule((1, 1), (1, 1), 1, 2)
+    text = kernels(given, target, "fused", schedule, epilogue=epilogue).text
+    assert "__fmaf_rn" in text.source
+    from tvm.ir import Op
+
+    assert Op.get("tirx.fma").get_attr("cuda.FLowerIntrinsic") is None
+
+
 GEMM = "gemm m=64 n=64 k=256"
 
 MUTATIONS = {

@@ -10,7 +10,7 @@ from typing import Any
 from cpembed.errors import LoweringError
 from cpembed.kernel import runtime
 from cpembed.targets.cuda import emit, results
-from cpembed.targets.cuda.defects import PASS_OPTIONS, complete
+from cpembed.targets.cuda.defects import PASS_OPTIONS, text_for_cuda
 from cpembed.targets.cuda.device import function
 from cpembed.targets.cuda.executor import Launch
 from cpembed.targets.cuda.gpu import multiprocessor_of
@@ -111,13 +111,12 @@ def parameter_names(source: str, kernel: str) -> list[str]:
 def prim_func(writer: emit.Writer) -> Any:
     """The function of a script."""
     tvm = runtime.tvm()
-    complete()
     from tvm.script import from_source
     from tvm.script import tirx as T
 
     # TVM writes them one after the other, and a directive has a line of its own.
     sources = {name: f"\n{function(name).strip()}\n" for name in sorted(writer.called)}
-    return from_source(writer.script.text(), {"T": T, "tvm": tvm, "DEVICE": sources})
+    return from_source(text_for_cuda(writer.script.text()), {"T": T, "tvm": tvm, "DEVICE": sources})
 
 
 def cuda_target(architecture: str) -> Any:

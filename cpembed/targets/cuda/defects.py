@@ -11,27 +11,16 @@
   its pointers are made by ``address_of`` (:func:`cpembed.targets.cuda.writer.in_shared`).
 - A pointer to an element of ``bfloat16`` has a type that the text does not define: such elements
   travel as their bits (:func:`cpembed.kernel.script.storage_dtype`).
-- A fused multiply-add has no CUDA code: :func:`complete` gives it that of CUDA's own function.
+- A fused multiply-add has no CUDA code: :func:`text_for_cuda` names CUDA's own function. A lowering
+  registered for the target would reach every kernel of the process: where TVM finds one, it forms
+  fused multiply-adds of vectors too.
 """
-# pyright: basic
 
 from __future__ import annotations
-
-from functools import cache
-from typing import Any
-
-from cpembed.kernel import runtime
 
 PASS_OPTIONS = {"tirx.disable_cse_tir": True}
 
 
-@cache
-def complete() -> None:
-    """Register what TVM's generator of CUDA lacks."""
-    runtime.tvm()
-    from tvm import tirx
-
-    def fused(call: Any) -> Any:
-        return tirx.call_pure_extern("float32", "__fmaf_rn", *call.args)
-
-    tirx.register_intrin_lowering("tirx.fma", target="cuda", f=fused, level=99)
+def text_for_cuda(script: str) -> str:
+    """A function's TVMScript, with what TVM's generator of CUDA lacks named as CUDA names it."""
+    return script.replace("T.fma(", 'T.call_pure_extern("float32", "__fmaf_rn", ')

@@ -20,7 +20,7 @@ from cpembed.ir.dtypes import numpy_dtype
 from cpembed.kernel import runtime
 from cpembed.kernel.script import storage_dtype
 from cpembed.targets.cuda.build import parameter_names
-from cpembed.targets.cuda.defects import PASS_OPTIONS, complete
+from cpembed.targets.cuda.defects import PASS_OPTIONS
 from cpembed.targets.cuda.execute import flat, unwritten
 from cpembed.targets.cuda.executor import Counters, Launch, Order, compile_text
 
@@ -48,7 +48,6 @@ class Emulation:
 
     def __post_init__(self) -> None:
         tvm = runtime.tvm()
-        complete()
         from tvm import tirx
 
         made = {str(v.name_hint): f for v, f in self.module.functions_items()}
