@@ -32,6 +32,8 @@ OPERATIONS: Mapping[str, int] = {
     "vpdpbusd": 2 * 16 * 4,
     "vdpbf16ps": 2 * 16 * 2,
     "vpdpbusd_ymm": 2 * 8 * 4,
+    "vfmadd231ps": 2 * 16,
+    "vfmadd231ps_ymm": 2 * 8,
 }
 """Of one product at its largest, a multiplication and an addition being two."""
 

@@ -128,11 +128,12 @@ def dot_plan(
     instruction's."""
     first, second = (operand.dtype for operand in nest.operands[:2])
     intrinsic = Intrinsic(*dot_sources(dot, first, second, apart, broadcast=not along_rows))
+    loops = 1 + (dot.depth > 1) + (dot.rows > 1)
     text = InstructionText(
         f"{dot.backend}_rows" if along_rows else dot.backend,
         unrolled={loop.name for loop in nest.steps},
         vectorized={axis},
-        intrinsics={UPDATE: (intrinsic, -3 if dot.rows > 1 else -2)},
+        intrinsics={UPDATE: (intrinsic, -loops)},
         in_registers=True,
         store=None if along_rows else dot.store,
         lane_sum=LaneSum(axis, dot.total) if along_rows and dot.total else None,
@@ -178,16 +179,19 @@ def dot(
 def _loops(dot: DotProduct, first: str, second: str, apart: int, *, broadcast: bool) -> str:
     """What an instruction computes, point by point."""
     loops = [("row", "r", dot.rows), ("lane", "i", dot.lanes), ("depth", "k", dot.depth)]
-    loops = loops[1:] if dot.rows == 1 else loops
+    # Without loops of one iteration, of which the lanes' is none.
+    loops = [loop for loop in loops if loop[2] > 1]
     names, axes = ", ".join(loop[0] for loop in loops), ", ".join(loop[1] for loop in loops)
-    place = f"i * {dot.depth} + k"
+    kinds = "S" * (len(loops) - (dot.depth > 1)) + "R" * (dot.depth > 1)
+    step = "k" if dot.depth > 1 else "0"
+    place = f"i * {dot.depth} + {step}"
     row = f"r * {apart} + " if dot.rows > 1 else ""
-    one = read(f"A[{row}k]" if broadcast else f"A[{place}]", first, dot.sums)
+    one = read(f"A[{row}{step}]" if broadcast else f"A[{place}]", first, dot.sums)
     other = read(f"B[{place}]", second, dot.sums)
     total = f"C[r * {dot.lanes} + i]" if dot.rows > 1 else "C[i]"
     return f"""
         for {names} in T.grid({", ".join(str(extent) for *_, extent in loops)}):
             with T.sblock("update"):
-                {axes} = T.axis.remap("{"S" * (len(loops) - 1)}R", [{names}])
+                {axes} = T.axis.remap("{kinds}", [{names}])
                 {total} = {total} + {one} * {other}
 """

@@ -75,7 +75,7 @@ def _check_lanes(dot: DotProduct, nest: Nest, roles: LaneRoles) -> None:
         (output, roles.column, 1),
     )
     for operand, lane, stride in wanted:
-        if operand.stride(lane) != stride:
+        if lane is not None and operand.stride(lane) != stride:
             raise LoweringError(
                 f"{dot.name} needs {lane} of operand {operand.parameter} at stride {stride}, "
                 f"not {operand.stride(lane)}"

@@ -15,12 +15,13 @@ from cpembed.transform.program import DerivedProgram, Loop
 class LaneRoles:
     """Kernel names of the lanes: ``C[row, column] += A[row, depth] * B[depth, column]``.
 
-    ``row`` is None for an instruction whose first factor has one row.
+    ``row`` is None for an instruction whose first factor has one row, ``depth`` for one that adds
+    a single product to a sum.
     """
 
     row: str | None
     column: str
-    depth: str
+    depth: str | None
 
 
 def lane_roles(program: DerivedProgram) -> LaneRoles:
@@ -36,10 +37,10 @@ def lane_roles(program: DerivedProgram) -> LaneRoles:
     rows = sorted((first & output) - second)
     columns = sorted((second & output) - first)
     depths = sorted((first & second) - output)
-    if len(rows) > 1 or len(columns) != 1 or len(depths) != 1:
+    if len(rows) > 1 or len(columns) != 1 or len(depths) > 1:
         raise LoweringError(f"{program.instruction.name} is not a matrix product")
-    row = lane_name(rows[0]) if rows else None
-    return LaneRoles(row, lane_name(columns[0]), lane_name(depths[0]))
+    row, depth = (lane_name(found[0]) if found else None for found in (rows, depths))
+    return LaneRoles(row, lane_name(columns[0]), depth)
 
 
 def useful_depth(program: DerivedProgram, roles: LaneRoles, group: int) -> int:

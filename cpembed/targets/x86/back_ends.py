@@ -15,12 +15,15 @@ from cpembed.targets.cpu import inner_product as dot_rows
 from cpembed.targets.cpu import outer_product as dot_columns
 from cpembed.targets.cpu import vector
 from cpembed.targets.cpu.build import BackEnd
+from cpembed.targets.cpu.dot_products import DotProduct
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.vector import LaneProduct
 from cpembed.targets.x86 import amx
 from cpembed.targets.x86.dot_products import (
     AVX2_ONLY,
     DOT_PRODUCTS,
+    VFMADD231PS,
+    VFMADD231PS_YMM,
     VPDPBUSD,
     VPDPBUSD_YMM,
     YMM,
@@ -50,6 +53,11 @@ _YMM_LANES = replace(
     store=None,
 )
 
+_FLOAT_LANES = LaneProduct("x86.fma_lanes", ZMM, VFMADD231PS.name, 1.0, store=write_narrow_here)
+_YMM_FLOAT_LANES = LaneProduct(
+    "x86.avx2_fma_lanes", YMM, VFMADD231PS_YMM.name, 1.0, attributes=AVX2_ONLY
+)
+
 _ALONG_ROWS: Mapping[str, BackEnd] = {
     dot.feature: dot_rows.back_end(dot) for dot in DOT_PRODUCTS.values() if dot.total
 }
@@ -57,6 +65,8 @@ _ALONG_ROWS: Mapping[str, BackEnd] = {
 
 _LANE_BY_LANE: Mapping[str, BackEnd] = {
     "avx512bw": vector.back_end(_LANES),
+    "avx512f": vector.back_end(_FLOAT_LANES),
+    "fma": vector.back_end(_YMM_FLOAT_LANES),
     "avx2": vector.back_end(_YMM_LANES),
 }
 
@@ -98,15 +108,23 @@ def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
     """By the shape of the instruction: one sum, a sum for each step of its only axis, or more."""
     if dot_rows.is_along_rows(spec):
         return _ALONG_ROWS
-    return _LANE_BY_LANE if len(spec.instruction.axes) == 1 else _columns(spec)
+    computation = spec.instruction.computation
+    lanes_only = len(spec.instruction.axes) == 1 and all(o.shape for o in computation.inputs)
+    return _LANE_BY_LANE if lanes_only else _columns(spec)
 
 
 def _columns(spec: HardwareSpec) -> Mapping[str, BackEnd]:
-    """Of several dot products of a feature the one that is as deep."""
-    axes = spec.instruction.computation.axes
+    """Of several dot products the ones that are as deep come first, of these such of the same
+    types."""
+    computation, dtypes = spec.instruction.computation, spec.instruction.dtypes
+    axes = computation.axes
     depth = math.prod(axis.extent for axis in axes if axis.kind is AxisKind.REDUCTION)
+    taken = {dtype for operand in computation.inputs for dtype in dtypes[operand.name]}
+
+    def differs(dot: DotProduct) -> tuple[bool, bool]:
+        return dot.depth != depth, not taken.issuperset(dot.factors)
+
     found: dict[str, BackEnd] = {"amx_int8": _AMX, "amx_bf16": _AMX}
-    for dot in DOT_PRODUCTS.values():
-        if dot.feature not in found or dot.depth == depth:
-            found[dot.feature] = dot_columns.back_end(dot)
+    for dot in sorted(DOT_PRODUCTS.values(), key=differs):
+        found.setdefault(dot.feature, dot_columns.back_end(dot))
     return found

@@ -16,6 +16,7 @@ from functools import partial
 
 from cpembed import worker
 from cpembed.errors import BackendUnavailable, CrashError
+from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.system import cache_bytes, cpu_model
 from cpembed.measure.interleaved import BUSY
@@ -43,8 +44,13 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     "vpdpbusd": ("avx512f", "avx512_vnni"),
     "vdpbf16ps": ("avx512f", "avx512_bf16"),
     "vpdpbusd_ymm": ("avx2", "avx_vnni"),
+    "vfmadd231ps": ("avx512f",),
+    "vfmadd231ps_ymm": ("avx2", "fma"),
 }
 """CPU features by product instruction."""
+
+_OF_FLOATS = ("tdpbf16ps", "vdpbf16ps", "vfmadd231ps", "vfmadd231ps_ymm")
+"""Instructions whose sums are float32; those of the others are int32."""
 
 _TILE_CYCLES = 16
 """Of a full tile product (Intel's optimization manual, chapter Intel AMX)."""
@@ -55,6 +61,16 @@ than that is the clock, which AMX lowers."""
 OnStep = Callable[[str, int, int], None]
 """Called with ``build``, the kernels that are compiled and their number, then with ``measure``, the
 rounds that are done and the figures that need more."""
+
+
+def product_of(spec: HardwareSpec) -> str | None:
+    """The product instruction of a target, which its CPU features and the type of its sums name;
+    None where none is timed."""
+    sums = spec.instruction.computation.output.dtype
+    for name, wanted in FEATURES.items():
+        if set(wanted) <= set(spec.cpu_features) and (name in _OF_FLOATS) == (sums == "float32"):
+            return name
+    return None
 
 
 def unreported(what: str, done: int, of: int) -> None:

@@ -1,5 +1,5 @@
 """The dot products of x86: VNNI's of four bytes, AVX512-BF16's of two values, AVX2's of several
-instructions."""
+instructions, fused multiply-adds of one value."""
 
 from __future__ import annotations
 
@@ -173,4 +173,69 @@ VPMADDWD = DotProduct(
 """Of bytes that VPMOVZXBW and VPMOVSXBW extend, a row's for all columns and a column's for all rows
 of a block; and VPADDD."""
 
-DOT_PRODUCTS = {dot.name: dot for dot in (VPDPBUSD, VDPBF16PS, VPDPBUSD_YMM, VPMADDUBSW, VPMADDWD)}
+
+def _fused(registers: Registers, sums: str, first: str, second: str, _: bool) -> str:
+    lanes = registers.bytes // 4
+    return _call(f"llvm.fma.v{lanes}f32", f"{first}, {second}, {sums}", f"float32x{lanes}")
+
+
+def _float_total(registers: Registers, vector: str) -> str:
+    return f'T.call_extern("float32", "{_TOTAL}_{registers.bytes // 4}", {vector})'
+
+
+def _adding_up(registers: Registers) -> str:
+    """The sum of a register's lanes, in LLVM's language: in pairs, not one lane after the other."""
+    lanes = registers.bytes // 4
+    return f"""
+declare float @llvm.vector.reduce.fadd.v{lanes}f32(float, <{lanes} x float>)
+
+define float @{_TOTAL}_{lanes}(<{lanes} x float> %parts) alwaysinline {{
+  %total = call reassoc float @llvm.vector.reduce.fadd.v{lanes}f32(
+      float -0.0, <{lanes} x float> %parts)
+  ret float %total
+}}
+"""
+
+
+VFMADD231PS = DotProduct(
+    name="vfmadd231ps",
+    feature="avx512f",
+    backend="x86.fma",
+    registers=ZMM,
+    depth=1,
+    factors=("float32", "float32"),
+    sums="float32",
+    timed="vfmadd231ps",
+    call=partial(_fused, ZMM),
+    total=partial(_float_total, ZMM),
+    functions=_adding_up(ZMM),
+    store=write_narrow_here,
+)
+VFMADD231PS_YMM = DotProduct(
+    name="vfmadd231ps_ymm",
+    feature="fma",
+    backend="x86.avx2_fma",
+    registers=YMM,
+    depth=1,
+    factors=("float32", "float32"),
+    sums="float32",
+    timed="vfmadd231ps_ymm",
+    call=partial(_fused, YMM),
+    total=partial(_float_total, YMM),
+    functions=_adding_up(YMM),
+    attributes=AVX2_ONLY,
+)
+
+DOT_PRODUCTS = {
+    dot.name: dot
+    for dot in (
+        VPDPBUSD,
+        VDPBF16PS,
+        VPDPBUSD_YMM,
+        VPMADDUBSW,
+        VPMADDWD,
+        VFMADD231PS,
+        VFMADD231PS_YMM,
+    )
+}
+"""By name; where several would do, the first."""

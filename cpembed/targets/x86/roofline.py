@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.targets.cpu.calibration import load_calibration
-from cpembed.targets.x86.calibrate import FEATURES
+from cpembed.targets.x86.calibrate import product_of
 
 
 def instruction_peak_gops(spec: HardwareSpec) -> float | None:
@@ -13,8 +13,7 @@ def instruction_peak_gops(spec: HardwareSpec) -> float | None:
     not measured that.
     """
     measured = load_calibration()
-    features = set(spec.cpu_features)
-    products = [name for name, wanted in FEATURES.items() if features.issuperset(wanted)]
-    if measured is None or not products:
+    product = product_of(spec)
+    if measured is None or product is None:
         return None
-    return measured.shared_peak_gops(products[0])
+    return measured.shared_peak_gops(product)

@@ -15,7 +15,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.runtime import compile_plan, thread_count
 from cpembed.targets.cpu.calibration import OPERATIONS, load_calibration
 from cpembed.targets.x86 import microkernels
-from cpembed.targets.x86.calibrate import FEATURES
+from cpembed.targets.x86.calibrate import FEATURES, product_of
 from cpembed.targets.x86.features import lacking
 from cpembed.targets.x86.microbenchmarks import BLOCK_PRODUCTS, VECTOR_ACCUMULATORS, Kernel
 from cpembed.targets.x86.tiles import MAX_ROWS
@@ -60,11 +60,10 @@ class ThrottlingProbe:
     @staticmethod
     def of(spec: HardwareSpec) -> ThrottlingProbe | None:
         """Of the target's instruction; None where it is none of this CPU's."""
-        features = set(spec.cpu_features)
-        products = [name for name, wanted in FEATURES.items() if features.issuperset(wanted)]
-        if not products or lacking(FEATURES[products[0]]):
+        product = product_of(spec)
+        if product is None or lacking(FEATURES[product]):
             return None
-        return _probe(products[0], thread_count())
+        return _probe(product, thread_count())
 
     def wait(self) -> bool:
         """Run the loop until it takes about as long as it did at best; False where it does not for

@@ -13,5 +13,5 @@ FACTS = {**cpus.FACTS, **accelerators.FACTS, **tensor_cores.FACTS, **papers.FACT
 PEAKS = {**cpus.PEAKS, **accelerators.PEAKS, **tensor_cores.PEAKS}
 """Products of elements a nanosecond, by specification and machine."""
 
-WITHOUT_REDUCTION = {*cpus.LANES, "axpy"}
+WITHOUT_REDUCTION = {*cpus.LANES, *cpus.FMA, "axpy"}
 """Specifications whose axes are all those of the result."""

@@ -63,24 +63,42 @@ def lanes(left: Array, right: Array, sums: Array) -> None:
         sums[lane] += left[lane] * right[lane]
 
 
+def fma(broadcast: Array, register: Array, sums: Array) -> None:
+    """SDM volume 2, VFMADD231PS with a broadcast factor (VBROADCASTSS, or {1to16})."""
+    for lane in range(len(sums)):
+        sums[lane] += broadcast[0] * register[lane]
+
+
 def dot(left: Array, right: Array, total: Array) -> None:
     """BLAS level 1."""
     total[0] += left @ right
 
 
-LANES = ("arm_int8", "avx2_lanes", "avx512_bf16_fma", "avx512_int8")
+LANES = (
+    "arm_int8",
+    "avx2_f32_lanes",
+    "avx2_lanes",
+    "avx512_bf16_fma",
+    "avx512_f32_lanes",
+    "avx512_int8",
+)
+
+FMA = ("avx2_f32", "avx512_f32")
 
 MODELS: dict[str, Model] = {
     **dict.fromkeys(LANES, lanes),
+    **dict.fromkeys(FMA, fma),
     "amx_bf16": amx(2),
     "amx_int8": amx(4),
     "arm_sdot": byte_dots_by_element,
     "arm_smmla": smmla,
     "arm_udot": byte_dots_by_element,
+    "avx2_f32_dot": dot,
     "avx2_int7": vpdpbusd,
     "avx2_int8": byte_pairs,
     "avx512_bf16": vdpbf16ps,
     "avx512_bf16_dot": dot,
+    "avx512_f32_dot": dot,
     "avx512_vnni": vpdpbusd,
     "avx512_vnni_dot": dot,
     "avx_vnni": vpdpbusd,
@@ -103,6 +121,7 @@ def vpmaddubsw(inputs: Mapping[str, Array]) -> Array:
 IRREGULAR: dict[str, Irregular] = {"avx2_maddubs": vpmaddubsw, "avx512_sad": vpsadbw}
 
 BYTES = "int8 int8 int32, int8 uint8 int32, uint8 int8 int32, uint8 uint8 int32"
+FLOATS = "float32 float32 float32"
 VNNI = "avx512f avx512_vnni"
 
 FACTS = {
@@ -114,6 +133,12 @@ FACTS = {
     ),
     "avx512_bf16_dot": facts("z 32", "x86", "avx512f avx512_bf16", "bfloat16 bfloat16 float32", ""),
     "avx512_bf16_fma": facts("y 16", "x86", "avx512f avx512bw", "bfloat16 bfloat16 float32", ""),
+    "avx512_f32": facts("y 16", "x86", "avx512f", FLOATS, ""),
+    "avx512_f32_dot": facts("z 16", "x86", "avx512f", FLOATS, ""),
+    "avx512_f32_lanes": facts("y 16", "x86", "avx512f", FLOATS, ""),
+    "avx2_f32": facts("y 8", "x86", "avx2 fma", FLOATS, ""),
+    "avx2_f32_dot": facts("z 8", "x86", "avx2 fma", FLOATS, ""),
+    "avx2_f32_lanes": facts("y 8", "x86", "avx2 fma", FLOATS, ""),
     "avx_vnni": facts("y 8, z 4", "x86", "avx2 avx_vnni", "uint8 int8 int32", ""),
     "avx2_int8": facts("y 8, z 2", "x86", "avx2", free=""),
     "amx_int8": facts("x 16, y 16, z 64", "x86", "amx_tile amx_int8", BYTES, "A.x, C.x"),
