@@ -8,17 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cpembed.errors import ExecutionFault
+from cpembed.targets.executor.memory import Arena, Array
 
-Array = NDArray[Any]
 Argument = Array | np.generic | int | float
-
-ALIGNMENT = 256
-"""Of a GPU's allocations."""
-_GAP = 4096
-"""Bytes between arrays, so that running off one does not end in another."""
 
 _SCALARS = {
     ("i", 1): ctypes.c_int8, ("i", 2): ctypes.c_int16, ("i", 4): ctypes.c_int32,
@@ -28,23 +22,11 @@ _SCALARS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Buffer:
-    """An array in the kernel's memory."""
-
-    argument: int
-    address: int
-    bytes: int
-    array: Array
-
-
 @dataclass(eq=False)
 class DeviceMemory:
     """Copies of arrays, and the values of a kernel's parameters."""
 
-    kernel: str
-    arena: NDArray[np.uint8]
-    buffers: list[Buffer]
+    arena: Arena
     values: list[Any] = field(default_factory=list[Any])
     pointers: int = 0
 
@@ -66,8 +48,8 @@ class DeviceMemory:
                 if not isinstance(value, np.ndarray):
                     raise ExecutionFault(f"{kernel} takes an array as argument {number}")
                 arrays.setdefault(id(value), (number, value))
-        memory = _placed(kernel, list(arrays.values()))
-        places = {id(b.array): b.address for b in memory.buffers}
+        memory = DeviceMemory(Arena.of(kernel, list(arrays.values())))
+        places = {id(b.array): b.address for b in memory.arena.buffers}
         for number, ((kind, size), value) in enumerate(zip(parameters, arguments, strict=True)):
             if kind == "p":
                 memory.values.append(ctypes.c_void_p(places[id(value)]))
@@ -79,40 +61,6 @@ class DeviceMemory:
         memory.values.append(table)
         memory.pointers = ctypes.addressof(table)
         return memory
-
-    def copy_back(self) -> None:
-        """What the kernel wrote, into the arrays.
-
-        Raises :class:`ExecutionFault` where it changed an array that is read-only.
-        """
-        for buffer in self.buffers:
-            array = buffer.array
-            found = self._bytes_of(buffer).view(array.dtype).reshape(array.shape)
-            if array.flags.writeable:
-                array[...] = found
-            elif found.tobytes() != array.tobytes():
-                raise ExecutionFault(
-                    f"{self.kernel} writes argument {buffer.argument}, which is a read-only array"
-                )
-
-    def _bytes_of(self, buffer: Buffer) -> NDArray[np.uint8]:
-        start = buffer.address - self.arena.ctypes.data
-        return self.arena[start : start + buffer.bytes]
-
-
-def _placed(kernel: str, arrays: Sequence[tuple[int, Array]]) -> DeviceMemory:
-    places, end = list[int](), _GAP
-    for _, array in arrays:
-        places.append(end)
-        end += -(-(array.nbytes + _GAP) // ALIGNMENT) * ALIGNMENT
-    arena = np.empty(end + ALIGNMENT, np.uint8)
-    base = -(-arena.ctypes.data // ALIGNMENT) * ALIGNMENT
-    memory = DeviceMemory(kernel, arena, [])
-    for (number, array), place in zip(arrays, places, strict=True):
-        buffer = Buffer(number, base + place, array.nbytes, array)
-        memory.buffers.append(buffer)
-        memory._bytes_of(buffer)[...] = np.frombuffer(array.tobytes(), np.uint8)  # pyright: ignore[reportPrivateUsage]
-    return memory
 
 
 def _scalar(kernel: str, number: int, kind: str, size: int, value: Argument) -> Any:

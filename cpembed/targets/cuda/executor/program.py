@@ -17,9 +17,9 @@ import numpy as np
 from cpembed.errors import ExecutionFault
 from cpembed.targets.cuda.executor.compiler import compiled
 from cpembed.targets.cuda.executor.counters import Counters
-from cpembed.targets.cuda.executor.locations import Locations
 from cpembed.targets.cuda.executor.memory import Argument, DeviceMemory
-from cpembed.targets.cuda.executor.text import Text, prepared
+from cpembed.targets.cuda.executor.text import FILE, Text, prepared
+from cpembed.targets.executor.locations import Locations
 
 MOST_THREADS = 1024
 MOST_SHARED_BYTES = 227 * 1024
@@ -73,7 +73,7 @@ class Program:
     def __init__(self, source: str, text: Text, library: Path) -> None:
         self._text = text
         self.library = library
-        self._locations = Locations(library, source.split("\n"))
+        self._locations = Locations(library, FILE, source.split("\n"))
         self._library = ctypes.CDLL(str(library))
         # Its stacks and what it knows of shared memory go with it.
         weakref.finalize(self, dlclose, self._library._handle)
@@ -99,14 +99,14 @@ class Program:
         """
         self._require(launch)
         memory = DeviceMemory.of(launch.kernel, self._parameters(launch.kernel), arguments)
-        buffers = (_Buffer * max(1, len(memory.buffers)))(
-            *(_Buffer(b.address, b.bytes, b.argument) for b in memory.buffers)
+        buffers = (_Buffer * max(1, len(memory.arena.buffers)))(
+            *(_Buffer(b.address, b.bytes, b.argument) for b in memory.arena.buffers)
         )
         request = _Launch(
             invoke=self._address(f"executor_invoke_{launch.kernel}"),
             arguments=memory.pointers,
             buffers=ctypes.addressof(buffers),
-            buffer_count=len(memory.buffers),
+            buffer_count=len(memory.arena.buffers),
             order=order.value if isinstance(order, Order) else 2,
             seed=0 if isinstance(order, Order) else order % 2**64,
             grid=(ctypes.c_uint32 * 3)(*launch.grid),
@@ -120,7 +120,7 @@ class Program:
                 where = f"{launch.kernel}, block {block}"
                 raise ExecutionFault(f"{where}: {self._locations.said(fault.decode())}")
             counters = self._counters()
-        memory.copy_back()
+        memory.arena.copy_back()
         return counters
 
     def _require(self, launch: Launch) -> None:

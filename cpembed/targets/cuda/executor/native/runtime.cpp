@@ -5,6 +5,7 @@
 #include "matrix_functions.h"
 #include "memory_functions.h"
 #include "plain.h"
+#include "random.h"
 #include "warp.h"
 #include "warp_functions.h"
 #include "wmma_functions.h"
@@ -49,15 +50,6 @@ extern "C" uint32_t executor_shared_address(const void *p) {
   return shared_memory.holds(p) ? uint32_t(shared_memory.offset(p)) : ~0u;
 }
 extern "C" void *executor_shared_pointer(uint32_t offset) { return shared_memory.at(offset); }
-
-/* A generator of permutations (splitmix64); its state is the seed of the launch. */
-static uint64_t random_state;
-static uint64_t random_number() {
-  uint64_t z = random_state += 0x9e3779b97f4a7c15;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-  z = (z ^ z >> 27) * 0x94d049bb133111eb;
-  return z ^ z >> 31;
-}
 
 static std::vector<uint32_t> in_order(size_t count) {
   std::vector<uint32_t> made(count);

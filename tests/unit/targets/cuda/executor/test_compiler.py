@@ -12,13 +12,14 @@ from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.targets.cuda.executor import compiler
 from cpembed.targets.cuda.executor.program import Launch, compile_text
 from cpembed.targets.cuda.executor.text import prepared
+from cpembed.targets.executor.compiler import COMPILER_VARIABLE, writable
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 KERNEL = 'extern "C" __global__ void __launch_bounds__(64, 2) k(int* out) { out[0] = 1; }'
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiler.COMPILER_VARIABLE, "no-such-compiler -O2")
+    monkeypatch.setenv(COMPILER_VARIABLE, "no-such-compiler -O2")
     with pytest.raises(BackendUnavailable, match="there is no CXX=no-such-compiler on the path"):
         compiler.compiled("int a;")
 
@@ -28,7 +29,7 @@ def test_a_library_is_kept_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(tmp_path))
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(compiler.FOLDER_VARIABLE)
-        usual = compiler.default_folder()
+        usual = compiler.TEXTS.default_folder()
     for made in usual.glob("[rh]*-*") if usual else ():  # Compiling these takes seconds.
         (tmp_path / made.name).symlink_to(made)
     source = prepared(KERNEL).source
@@ -46,9 +47,9 @@ def test_where_nothing_is_kept_this_process_has_a_folder(
     monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     monkeypatch.setenv(compiler.FOLDER_VARIABLE, told)
-    folder = compiler._writable(compiler.default_folder())
+    folder = writable(compiler.TEXTS.default_folder())
     assert folder.is_dir()
-    assert folder == compiler._writable(None)
+    assert folder == writable(None)
 
 
 @needs_compiler

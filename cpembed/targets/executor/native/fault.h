@@ -1,4 +1,4 @@
-/* What a launch ends with when it does what a GPU does not define: one line.
+/* What a run ends with when it does what its machine does not define: one line.
 
    A place in the kernel is the offset of a call's return address in this library; locations.py
    replaces {at:OFFSET} in the line by the line of the text. */

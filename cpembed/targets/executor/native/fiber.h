@@ -1,4 +1,4 @@
-/* Threads of a block as fibers: a stack each, and a switch that saves what a call preserves.
+/* Fibers on one thread of the host: a stack each, and a switch that saves what a call preserves.
 
    x86-64 (System V ABI): rbx, rbp, r12-r15. AArch64 (AAPCS64): x19-x30, d8-d15. The rounding modes
    are never changed here, so they are not saved. */
@@ -120,13 +120,13 @@ static inline void *fiber_start(char *top, FiberStart start) {
 
 #endif
 
-/* Stacks that are kept between launches, each above a page that nothing may touch. */
+/* Stacks that are kept between runs, each above a page that nothing may touch. */
 class Stacks {
  public:
   static constexpr size_t kBytes = size_t{1} << 18;
 
-  /* The end of stack `number`. They begin at different cache sets, or the lanes of a warp, which
-     stand at the same place of the kernel, would evict each other. */
+  /* The end of stack `number`. They begin at different cache sets, or fibers that stand at
+     the same place of the kernel would evict each other. */
   char *top(size_t number) {
     while (stacks_.size() <= number) {
       void *made = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from cpembed.targets.cuda.executor.text import FILE
-
 _PLACE = re.compile(r"\{at:(\d+)\}")
 _VARIABLE = re.compile(r"\{variable:(\d+):(\d+)\}")
 _LONGEST_CODE = 60
@@ -22,6 +20,8 @@ class Locations:
     """Of a library that was made of a text, by its tables of lines and symbols."""
 
     library: Path
+    file: str
+    """What the text is called in the tables."""
     source: Sequence[str]
 
     def said(self, fault: str) -> str:
@@ -30,7 +30,7 @@ class Locations:
         return _VARIABLE.sub(self._variable, _PLACE.sub(self._line, fault))
 
     def _line(self, match: re.Match[str]) -> str:
-        found = [n for n in _lines(self.library, int(match[1])) if n <= len(self.source)]
+        found = [n for n in _lines(self.library, self.file, int(match[1])) if n <= len(self.source)]
         if not found:
             return "an unknown line"
         code = self.source[found[0] - 1].strip()
@@ -48,7 +48,7 @@ class Locations:
 
 
 @lru_cache(maxsize=4096)
-def _lines(library: Path, place: int) -> tuple[int, ...]:
+def _lines(library: Path, file: str, place: int) -> tuple[int, ...]:
     """The line of a call, then those of the calls that brought its function there, to the kernel's;
     none where nothing tells."""
     # The instruction before the return address is the call.
@@ -57,7 +57,7 @@ def _lines(library: Path, place: int) -> tuple[int, ...]:
     for line in _output("addr2line", *words):
         name, _, rest = line.partition(":")
         digits = rest.split(" ")[0]
-        if Path(name).name == FILE and digits.isdecimal() and int(digits):
+        if Path(name).name == file and digits.isdecimal() and int(digits):
             found.append(int(digits))
     return tuple(found)
 
