@@ -30,6 +30,19 @@ BACK_ENDS = {
     "avx2_int8": ("x86.avx2_madd", "vpmaddwd", "gemm m=32 n=32 k=128"),
     "avx2_int7": ("x86.avx2_maddubs", "vpmaddubsw", "gemm m=32 n=32 k=128"),
     "avx2_lanes": ("x86.avx2", "vpmaddwd", "depthwise n=1 c=16 h=9 w=9 r=3 s=3 layout=NHWC"),
+    "avx2_f32": ("x86.avx2_fma", "vfmadd231ps", "gemm m=32 n=32 k=128"),
+    "avx2_f32_dot": ("x86.avx2_fma_rows", "vfmadd231ps", "gemm m=32 n=3 k=128"),
+    "avx2_f32_lanes": (
+        "x86.avx2_fma_lanes",
+        "vfmadd231ps",
+        "depthwise n=1 c=16 h=9 w=9 r=3 s=3 layout=NHWC",
+    ),
+    "avx2_bf16_outer": ("x86.avx2_fma_widened", "vfmadd231ps", "gemm m=32 n=32 k=128"),
+    "avx2_bf16_fma": (
+        "x86.avx2_widened_lanes",
+        "vfmadd231ps",
+        "depthwise n=1 c=16 h=9 w=9 r=3 s=3 layout=NHWC",
+    ),
 }
 
 TYPES = {
@@ -54,16 +67,24 @@ COLUMNS = [
     "conv2d n=1 c=32 h=6 w=6 k=48 r=3 s=3 pad=1 layout=NCHW16c",
     "gemm m=19 n=33 k=70",
 ]
+ROWS = ["gemm m=33 n=1 k=256", "gemm m=1 n=40 k=64", "gemm m=5 n=3 k=100"]
+DEPTHWISE = [
+    "depthwise n=1 c=32 h=9 w=11 r=3 s=3 pad=1",
+    "depthwise n=2 c=37 h=12 w=7 r=5 s=3 stride=2 layout=NHWC",
+]
 LAYERS = {
     "avx_vnni": COLUMNS,
     "avx2_int8": COLUMNS,
     "avx2_int7": COLUMNS,
-    "avx_vnni_dot": ["gemm m=33 n=1 k=256", "gemm m=1 n=40 k=64", "gemm m=5 n=3 k=100"],
-    "avx2_lanes": [
-        "depthwise n=1 c=32 h=9 w=11 r=3 s=3 pad=1",
-        "depthwise n=2 c=37 h=12 w=7 r=5 s=3 stride=2 layout=NHWC",
-    ],
+    "avx_vnni_dot": ROWS,
+    "avx2_lanes": DEPTHWISE,
+    "avx2_f32": COLUMNS,
+    "avx2_f32_dot": ROWS,
+    "avx2_f32_lanes": DEPTHWISE,
+    "avx2_bf16_outer": COLUMNS,
+    "avx2_bf16_fma": DEPTHWISE,
 }
+ALONG_LANES = ("avx2_lanes", "avx2_f32_lanes", "avx2_bf16_fma")
 
 
 @pytest.mark.quick(3)
@@ -95,7 +116,7 @@ def test_random_layers_are_exact(spec: HardwareSpec, seed: int) -> None:
 def check_random_layer(spec: HardwareSpec, seed: int) -> None:
     """On some schedules, the last of them with a random epilogue as well."""
     rng = random.Random(f"{spec.name} {seed}")
-    words = layer(rng, along_lanes=spec.name == "avx2_lanes")
+    words = layer(rng, along_lanes=spec.name in ALONG_LANES)
     check_schedules(f"{words} {rng.choice(TYPES.get(spec.name, ['']))}", spec, rng, 1)
 
 

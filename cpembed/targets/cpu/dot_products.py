@@ -43,8 +43,10 @@ class DotProduct:
     calibration.
     ``call(sums, first, second, signed_first)`` is TVMScript for one, of vectors of the types in
     memory, which are ``depth`` neighbours for each lane; ``total(vector)`` for the sum of a vector
-    of lanes. ``functions`` are those in LLVM's language that these call, ``attributes`` what the
-    compiler is told, ``store`` writes them in a way of the instruction set's own.
+    of lanes. ``spread(value)`` is what ``call`` takes for the first factor where that is one value
+    for all lanes, of the value in memory; by default a vector of it. ``functions`` are those in
+    LLVM's language that these call, ``attributes`` what the compiler is told, ``store`` writes them
+    in a way of the instruction set's own.
     """
 
     name: str
@@ -57,6 +59,7 @@ class DotProduct:
     timed: str
     call: Callable[[str, str, str, bool], str]
     total: Callable[[str], str] | None = None
+    spread: Callable[[str], str] | None = None
     rows: int = 1
     times: float = 1.0
     refuses: Callable[[str, str], str | None] | None = None
@@ -165,7 +168,9 @@ def dot(
     each = dot.depth if broadcast else whole
     rows = [f'A.vload([{row * apart}], dtype="{stored[0]}x{each}")' for row in range(dot.rows)]
     factor = rows[0] if dot.rows == 1 else f"T.Shuffle([{', '.join(rows)}], {list(range(whole))})"
-    if each * dot.rows < whole:
+    if dot.spread is not None:
+        factor = dot.spread("A[0]")
+    elif each * dot.rows < whole:
         word = f'T.reinterpret({factor}, dtype="int{8 * each * size_bytes(first)}")'
         factor = f'T.reinterpret(T.broadcast({word}, {dot.lanes}), dtype="{stored[0]}x{whole}")'
     columns = f'B.vload([0], dtype="{stored[1]}x{whole}")'

@@ -189,4 +189,6 @@ def lane_nest(program: DerivedProgram, epilogue: Epilogue | None = None) -> Nest
     """Lanes in digits, the depth cut where a 32-bit word of B ends."""
     group = _GROUPS.get(_product(program), 4)
     depth = lane_roles(program).depth
+    if depth is None:
+        raise LoweringError(f"{program.instruction.name} has no depth, and a tile of AMX has")
     return split_axes(kernel_nest(program, epilogue), {depth: (group,)})

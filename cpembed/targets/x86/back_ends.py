@@ -58,17 +58,9 @@ _YMM_FLOAT_LANES = LaneProduct(
     "x86.avx2_fma_lanes", YMM, VFMADD231PS_YMM.name, 1.0, attributes=AVX2_ONLY
 )
 
-_ALONG_ROWS: Mapping[str, BackEnd] = {
-    dot.feature: dot_rows.back_end(dot) for dot in DOT_PRODUCTS.values() if dot.total
-}
-"""Of several features the first; so below."""
-
-_LANE_BY_LANE: Mapping[str, BackEnd] = {
-    "avx512bw": vector.back_end(_LANES),
-    "avx512f": vector.back_end(_FLOAT_LANES),
-    "fma": vector.back_end(_YMM_FLOAT_LANES),
-    "avx2": vector.back_end(_YMM_LANES),
-}
+_YMM_WIDENED_LANES = replace(
+    _YMM_FLOAT_LANES, backend="x86.avx2_widened_lanes", times=figures().lane_products
+)
 
 
 def back_end(spec: HardwareSpec) -> BackEnd:
@@ -105,26 +97,37 @@ def shapes_taken(spec: HardwareSpec) -> str:
 
 
 def _by_feature(spec: HardwareSpec) -> Mapping[str, BackEnd]:
-    """By the shape of the instruction: one sum, a sum for each step of its only axis, or more."""
+    """Of several features the first. By the shape of the instruction: one sum, a sum for each step
+    of its only axis, or more."""
     if dot_rows.is_along_rows(spec):
-        return _ALONG_ROWS
-    computation = spec.instruction.computation
-    lanes_only = len(spec.instruction.axes) == 1 and all(o.shape for o in computation.inputs)
-    return _LANE_BY_LANE if lanes_only else _columns(spec)
+        return {dot.feature: dot_rows.back_end(dot) for dot in _fitting(spec) if dot.total}
+    inputs = spec.instruction.computation.inputs
+    if len(spec.instruction.axes) == 1 and all(operand.shape for operand in inputs):
+        widens = "bfloat16" in _factor_types(spec)
+        return {
+            "avx512bw": vector.back_end(_LANES),
+            "avx512f": vector.back_end(_FLOAT_LANES),
+            "fma": vector.back_end(_YMM_WIDENED_LANES if widens else _YMM_FLOAT_LANES),
+            "avx2": vector.back_end(_YMM_LANES),
+        }
+    columns = {dot.feature: dot_columns.back_end(dot) for dot in _fitting(spec)}
+    return {"amx_int8": _AMX, "amx_bf16": _AMX, **columns}
 
 
-def _columns(spec: HardwareSpec) -> Mapping[str, BackEnd]:
-    """Of several dot products the ones that are as deep come first, of these such of the same
-    types."""
-    computation, dtypes = spec.instruction.computation, spec.instruction.dtypes
-    axes = computation.axes
+def _fitting(spec: HardwareSpec) -> list[DotProduct]:
+    """One dot product of each feature, those that are as deep and of the same types first."""
+    axes, types = spec.instruction.computation.axes, _factor_types(spec)
     depth = math.prod(axis.extent for axis in axes if axis.kind is AxisKind.REDUCTION)
-    taken = {dtype for operand in computation.inputs for dtype in dtypes[operand.name]}
 
     def differs(dot: DotProduct) -> tuple[bool, bool]:
-        return dot.depth != depth, not taken.issuperset(dot.factors)
+        return dot.depth != depth, not types.issuperset(dot.factors)
 
-    found: dict[str, BackEnd] = {"amx_int8": _AMX, "amx_bf16": _AMX}
+    found: dict[str, DotProduct] = {}
     for dot in sorted(DOT_PRODUCTS.values(), key=differs):
-        found.setdefault(dot.feature, dot_columns.back_end(dot))
-    return found
+        found.setdefault(dot.feature, dot)
+    return list(found.values())
+
+
+def _factor_types(spec: HardwareSpec) -> set[str]:
+    inputs = spec.instruction.computation.inputs
+    return {dtype for operand in inputs for dtype in spec.instruction.dtypes[operand.name]}

@@ -4,6 +4,7 @@ instructions, fused multiply-adds of one value."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 from cpembed.ir.dtypes import dtype_info, is_integer, is_signed, size_bytes
@@ -179,6 +180,28 @@ def _fused(registers: Registers, sums: str, first: str, second: str, _: bool) ->
     return _call(f"llvm.fma.v{lanes}f32", f"{first}, {second}, {sums}", f"float32x{lanes}")
 
 
+def _widened(registers: Registers, sums: str, first: str, second: str, signed: bool) -> str:
+    """The second factor is widened here, the first by :func:`_spread_wide`."""
+    wide = _upper_halves(registers, f'T.cast({second}, "uint32x{registers.bytes // 4}")')
+    return _fused(registers, sums, first, wide, signed)
+
+
+def _spread_wide(registers: Registers, value: str) -> str:
+    """A value in both halves of each lane, of which the upper one is left: one instruction less
+    than widening all lanes."""
+    halves = f"T.broadcast({value}, {registers.bytes // 2})"
+    return _upper_halves(
+        registers, f'T.reinterpret({halves}, dtype="uint32x{registers.bytes // 4}")'
+    )
+
+
+def _upper_halves(registers: Registers, words: str) -> str:
+    """float32 values, whose upper halves are the lower halves of words."""
+    lanes = registers.bytes // 4
+    shifted = f"T.shift_left({words}, T.broadcast(T.uint32(16), {lanes}))"
+    return f'T.reinterpret({shifted}, dtype="float32x{lanes}")'
+
+
 def _float_total(registers: Registers, vector: str) -> str:
     return f'T.call_extern("float32", "{_TOTAL}_{registers.bytes // 4}", {vector})'
 
@@ -225,6 +248,28 @@ VFMADD231PS_YMM = DotProduct(
     functions=_adding_up(YMM),
     attributes=AVX2_ONLY,
 )
+VFMADD231PS_BF16 = replace(
+    VFMADD231PS,
+    name="vfmadd231ps_bf16",
+    backend="x86.fma_widened",
+    factors=("bfloat16", "bfloat16"),
+    call=partial(_widened, ZMM),
+    spread=partial(_spread_wide, ZMM),
+    total=None,
+    functions="",
+)
+VFMADD231PS_BF16_YMM = replace(
+    VFMADD231PS_YMM,
+    name="vfmadd231ps_bf16_ymm",
+    backend="x86.avx2_fma_widened",
+    factors=("bfloat16", "bfloat16"),
+    call=partial(_widened, YMM),
+    spread=partial(_spread_wide, YMM),
+    total=None,
+    functions="",
+)
+"""Of bfloat16 that is widened: a row's value for all columns, a column's for all rows of a
+block."""
 
 DOT_PRODUCTS = {
     dot.name: dot
@@ -236,6 +281,8 @@ DOT_PRODUCTS = {
         VPMADDWD,
         VFMADD231PS,
         VFMADD231PS_YMM,
+        VFMADD231PS_BF16,
+        VFMADD231PS_BF16_YMM,
     )
 }
 """By name; where several would do, the first."""

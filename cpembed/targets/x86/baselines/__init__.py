@@ -18,5 +18,11 @@ def openers() -> Mapping[str, Opener]:
     """By name."""
     from cpembed.targets.x86.baselines.metaschedule import open_metaschedule
     from cpembed.targets.x86.baselines.onednn import open_onednn
+    from cpembed.targets.x86.baselines.sgemm import open_mkl, open_openblas
 
-    return {"onednn": open_onednn, "tvm": open_metaschedule}
+    return {
+        "onednn": open_onednn,
+        "mkl": open_mkl,
+        "openblas": open_openblas,
+        "tvm": open_metaschedule,
+    }

@@ -36,6 +36,7 @@ _LIMITS: dict[str, str | None] = {
     "avx512_vnni": "AVX512_CORE_VNNI",
     "avx512_bf16": "AVX512_CORE_BF16",
     "avx_vnni": "AVX2_VNNI",
+    "avx512f": "AVX512_CORE",
     "avx2": "AVX2",
 }
 """The limit, None where there is to be none, by the CPU feature that provides the instruction; of

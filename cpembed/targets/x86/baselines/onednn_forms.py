@@ -1,7 +1,7 @@
 """Calls of PyTorch that end in one oneDNN primitive, weights packed ahead.
 
 Integer sums come back as float32 at scale 1 (exact up to 2^24, rounded once beyond), or saturated
-to uint8, which is less to store and sometimes faster; bfloat16 products come back as bfloat16.
+to uint8, which is less to store and sometimes faster; products of floats come back in their type.
 PyTorch offers no int32 result except that of ``torch._int_mm``. Where the subject says what is
 stored, its bias, scale and activation are the primitive's own.
 """
@@ -27,6 +27,7 @@ from cpembed.targets.x86.baselines.problems import BatchedProduct, Convolution, 
 _INTEGER = ("uint8", "int8", "int32")
 _SIGNED = ("int8", "int8", "int32")
 _BFLOAT = ("bfloat16", "bfloat16", "float32")
+_FLOAT = ("float32", "float32", "float32")
 
 _PLAIN, _RELU = ("none", [], ""), ("relu", [], "")
 """The operation after the product."""
@@ -55,11 +56,14 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
     types = tuple(dtype_info(operand.dtype).in_memory for operand in subject.workload.operands)
     make = {
         (Convolution, _INTEGER): _integer_convolution,
-        (Convolution, _BFLOAT): _bfloat_convolution,
+        (Convolution, _BFLOAT): _float_convolution,
+        (Convolution, _FLOAT): _float_convolution,
         (Product, _INTEGER): _integer_product,
         (Product, _SIGNED): _integer_product,
-        (Product, _BFLOAT): _bfloat_product,
-        (BatchedProduct, _BFLOAT): _bfloat_batch,
+        (Product, _BFLOAT): _float_product,
+        (Product, _FLOAT): _float_product,
+        (BatchedProduct, _BFLOAT): _float_batch,
+        (BatchedProduct, _FLOAT): _float_batch,
     }.get((type(problem), types))
     if make is None:
         words = f"{subject.operator} of {types[0]} and {types[1]} into {types[2]}"
@@ -104,13 +108,16 @@ class _After:
         )
 
 
-def _bfloat_operation(stored: Epilogue | None) -> tuple[str, list[Any], str] | NotCovered:
+def _float_operation(
+    dtype: str, stored: Epilogue | None
+) -> tuple[str, list[Any], str] | NotCovered:
+    """Of factors of a type."""
     if stored is None:
         return _PLAIN
-    if stored.dtype != "bfloat16" or stored.vectors:
+    if stored.dtype != dtype or stored.vectors:
         return NotCovered(
-            "oneDNN through torch stores products of bfloat16 as bfloat16, without a float32 bias "
-            "or scale"
+            f"oneDNN through torch stores products of {dtype} as {dtype}, and is compared without "
+            "a float32 bias or scale"
         )
     return _RELU if stored.relu else _PLAIN
 
@@ -150,10 +157,11 @@ def _integer_convolution(
     ]
 
 
-def _bfloat_convolution(
+def _float_convolution(
     torch: ModuleType, problem: Convolution, inputs: Arrays, stored: Epilogue | None
 ) -> list[Form] | NotCovered:
-    operation = _bfloat_operation(stored)
+    dtype = inputs["W"].dtype.name
+    operation = _float_operation(dtype, stored)
     if isinstance(operation, NotCovered):
         return operation
     image = _image(torch, problem, inputs)
@@ -170,7 +178,7 @@ def _bfloat_convolution(
     def run() -> Any:
         return call(image, packed, None, pad, stride, dilation, problem.groups, *operation)
 
-    return [_form(torch, problem, f"{_name(call)}, bfloat16 result", run)]
+    return [_form(torch, problem, f"{_name(call)}, {dtype} result", run)]
 
 
 def _integer_product(
@@ -206,10 +214,11 @@ def _integer_product(
     return [*found, *sums] if stored is None else found
 
 
-def _bfloat_product(
+def _float_product(
     torch: ModuleType, problem: Product, inputs: Arrays, stored: Epilogue | None
 ) -> list[Form] | NotCovered:
-    operation = _bfloat_operation(stored)
+    dtype = inputs["A"].dtype.name
+    operation = _float_operation(dtype, stored)
     if isinstance(operation, NotCovered):
         return operation
     left = _tensor(torch, problem.left(inputs))
@@ -219,17 +228,18 @@ def _bfloat_product(
 
     form = partial(_form, torch, problem)
     of_linear = form(
-        f"{_name(linear)}, bfloat16 result", lambda: linear(left, packed, None, *operation)
+        f"{_name(linear)}, {dtype} result", lambda: linear(left, packed, None, *operation)
     )
     if operation != _PLAIN:
         return [of_linear]
-    return [of_linear, form("torch.mm, bfloat16 result", lambda: torch.mm(left, right))]
+    return [of_linear, form(f"torch.mm, {dtype} result", lambda: torch.mm(left, right))]
 
 
-def _bfloat_batch(
+def _float_batch(
     torch: ModuleType, problem: BatchedProduct, inputs: Arrays, stored: Epilogue | None
 ) -> list[Form] | NotCovered:
-    operation = _bfloat_operation(stored)
+    dtype = inputs["A"].dtype.name
+    operation = _float_operation(dtype, stored)
     if isinstance(operation, NotCovered):
         return operation
     if operation != _PLAIN:
@@ -237,7 +247,7 @@ def _bfloat_batch(
     left, right = _tensor(torch, inputs["A"]), _tensor(torch, inputs["B"])
     left = left.transpose(1, 2) if problem.left_transposed else left
     right = right.transpose(1, 2) if problem.right_transposed else right
-    return [_form(torch, problem, "torch.bmm, bfloat16 result", lambda: torch.bmm(left, right))]
+    return [_form(torch, problem, f"torch.bmm, {dtype} result", lambda: torch.bmm(left, right))]
 
 
 def _form(

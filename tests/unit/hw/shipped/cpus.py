@@ -76,6 +76,7 @@ def dot(left: Array, right: Array, total: Array) -> None:
 
 LANES = (
     "arm_int8",
+    "avx2_bf16_fma",
     "avx2_f32_lanes",
     "avx2_lanes",
     "avx512_bf16_fma",
@@ -83,7 +84,7 @@ LANES = (
     "avx512_int8",
 )
 
-FMA = ("avx2_f32", "avx512_f32")
+FMA = ("avx2_bf16_outer", "avx2_f32", "avx512_bf16_outer", "avx512_f32")
 
 MODELS: dict[str, Model] = {
     **dict.fromkeys(LANES, lanes),
@@ -122,6 +123,7 @@ IRREGULAR: dict[str, Irregular] = {"avx2_maddubs": vpmaddubsw, "avx512_sad": vps
 
 BYTES = "int8 int8 int32, int8 uint8 int32, uint8 int8 int32, uint8 uint8 int32"
 FLOATS = "float32 float32 float32"
+HALVES = "bfloat16 bfloat16 float32"
 VNNI = "avx512f avx512_vnni"
 
 FACTS = {
@@ -133,6 +135,9 @@ FACTS = {
     ),
     "avx512_bf16_dot": facts("z 32", "x86", "avx512f avx512_bf16", "bfloat16 bfloat16 float32", ""),
     "avx512_bf16_fma": facts("y 16", "x86", "avx512f avx512bw", "bfloat16 bfloat16 float32", ""),
+    "avx512_bf16_outer": facts("y 16", "x86", "avx512f avx512bw", HALVES, ""),
+    "avx2_bf16_outer": facts("y 8", "x86", "avx2 fma", HALVES, ""),
+    "avx2_bf16_fma": facts("y 8", "x86", "avx2 fma", HALVES, ""),
     "avx512_f32": facts("y 16", "x86", "avx512f", FLOATS, ""),
     "avx512_f32_dot": facts("z 16", "x86", "avx512f", FLOATS, ""),
     "avx512_f32_lanes": facts("y 16", "x86", "avx512f", FLOATS, ""),
