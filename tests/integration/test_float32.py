@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cpembed.api.run import run
+from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
@@ -137,6 +138,7 @@ def test_what_an_outer_product_cannot_fill_goes_to_an_alternative(
     spec: HardwareSpec, words: str, target: str
 ) -> None:
     found = run(workload(words, target=spec), spec)
+    assert isinstance(found, RunResult)
     assert found.solved.target.name == target
     assert found.verification is not None
     assert found.verification.verified
