@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -36,7 +37,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import dtype_info
 from cpembed.methods.convolution import Array, Convolution, Window, as_convolution, with_zeros
-from cpembed.methods.cook_toom import CookToom, Matrix, cook_toom
+from cpembed.methods.cook_toom import INTEGER_POINTS, POINTS, CookToom, Matrix, cook_toom
 from cpembed.methods.exactness import Ranges, integer_types
 from cpembed.methods.rewritten import Orders, Rewritten, product
 
@@ -55,10 +56,12 @@ class Tiling:
     count: int
 
     @classmethod
-    def of(cls, window: Window, outputs: int) -> Tiling:
+    def of(cls, window: Window, outputs: int, points: tuple[Fraction, ...]) -> Tiling:
         taps = min(window.taps, _TAPS)
         m = outputs if window.taps > 1 else 1
-        return cls(window, cook_toom(m, taps), -(-window.taps // taps), -(-window.outputs // m))
+        return cls(
+            window, cook_toom(m, taps, points), -(-window.taps // taps), -(-window.outputs // m)
+        )
 
     def first(self, tile: int, piece: int) -> int:
         """The image's element that a tile's first input is, below 0 or beyond the image where it is
@@ -159,10 +162,12 @@ class Winograd(Rewritten):
         return _product(self.convolution, self.tilings, self.orders, _types(self.product), tiles)
 
     def _of_product(self, array: Array, operand: str) -> Array:
-        """An array in which an operand of the product is computed; rationals stay what they are."""
+        """An array in which an operand of the product is computed; rationals, and floats of more
+        digits, stay what they are."""
         if array.dtype == object:
             return array
-        return array.astype(np.int64 if self.is_exact else self.product.operand(operand).dtype)
+        own = np.dtype(np.int64 if self.is_exact else self.product.operand(operand).dtype)
+        return array.astype(np.promote_types(own, array.dtype))
 
     def _shaped(self, array: Array, operand: str) -> Array:
         given = self.product.operand(operand)
@@ -190,9 +195,10 @@ def winograd(
     conv = as_convolution(workload)
     _require_fitting(conv)
     orders = Orders(conv.channels_last if channels_last is None else channels_last)
-    tilings = tuple(Tiling.of(window, outputs) for window in conv.windows)
-    scale = 1
-    if dtype_info(conv.output.dtype).is_integer:
+    exact, scale = dtype_info(conv.output.dtype).is_integer, 1
+    points = INTEGER_POINTS if exact else POINTS
+    tilings = tuple(Tiling.of(window, outputs, points) for window in conv.windows)
+    if exact:
         tilings, scale = _integers(tilings)
         types = integer_types(conv, ranges(conv, tilings), types)
     chosen = types or (conv.image.dtype, conv.weights.dtype, conv.output.dtype)

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from cpembed.errors import TransformError
-from cpembed.methods.cook_toom import POINTS, CookToom, cook_toom, is_identity
+from cpembed.methods.cook_toom import INTEGER_POINTS, POINTS, CookToom, cook_toom, is_identity
 from cpembed.methods.straight_line import straight_line
 
 SIZES = [(m, r) for m in range(1, 7) for r in range(1, 6) if m + r - 2 <= len(POINTS)]
@@ -71,7 +71,7 @@ def test_the_matrices_of_lavin_and_gray() -> None:
         (Fraction(1, 2),) * 3,
         (0, 0, 1),
     ]
-    assert cook_toom(4, 3).input[0] == (4, 0, -5, 0, 1, 0)
+    assert cook_toom(4, 3, INTEGER_POINTS).input[0] == (4, 0, -5, 0, 1, 0)
 
 
 def test_too_few_points_are_refused() -> None:
@@ -108,7 +108,8 @@ def _rows_of(count: int, code: object) -> list[list[Fraction]]:
 
 
 def test_common_terms_are_shared() -> None:
-    """F(4, 3): 12, 10 and 7 operations, where row by row there are 22 terms, 14 and 14."""
-    form = cook_toom(4, 3)
-    counts = [straight_line(m).operations for m in (form.input, form.output, form.filter)]
-    assert counts == [12, 10, 7]
+    """F(4, 3) of integer points: 12, 10 and 7 operations, where rows have 22, 16 and 14 terms."""
+    for points, expected in ((INTEGER_POINTS, [12, 10, 7]), (POINTS, [16, 12, 7])):
+        form = cook_toom(4, 3, points)
+        counts = [straight_line(m).operations for m in (form.input, form.output, form.filter)]
+        assert counts == expected
