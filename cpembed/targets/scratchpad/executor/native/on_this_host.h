@@ -4,8 +4,13 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The accesses of an instruction's own function are those that it declares. */
+/* The accesses of an instruction's own function are those that it declares; its caller, which is
+   instrumented, must not make them in its place. */
+#ifdef __clang__
 #define INSTRUCTION __attribute__((noinline, no_sanitize("thread")))
+#else
+#define INSTRUCTION __attribute__((noipa, no_sanitize("thread")))
+#endif
 
 /* A type as a number: its kind, then its size. */
 #define ELEMENT_CODE(type) \
