@@ -55,24 +55,34 @@ static void pack(T *to, const void *from, long rows, long depth, long step, long
     for (long r = 0; r < rows; r++) to[d * rows + r] = T(source[r * step + d * across]);
 }
 
+/* W elements that lie anywhere. */
+template <class T, int W>
+struct Lanes {
+  typedef T type __attribute__((vector_size(W * sizeof(T)), aligned(sizeof(T)), may_alias));
+};
+
 /* C += V * E for a block of W x J elements that stays in registers: vectors of W along C's
    contiguous dimension (swATOP's register blocking). */
 template <int W, int J, class T>
 static void registers(const T *v, long nv, const T *e, long ne, long depth, T *c, long ldc) {
-  T sums[J][W];
-  for (int j = 0; j < J; j++)
-    for (int w = 0; w < W; w++) sums[j][w] = c[j * ldc + w];
-  for (long d = 0; d < depth; d++)
-    for (int j = 0; j < J; j++)
-      for (int w = 0; w < W; w++) sums[j][w] += v[d * nv + w] * e[d * ne + j];
-  for (int j = 0; j < J; j++)
-    for (int w = 0; w < W; w++) c[j * ldc + w] = sums[j][w];
+  using Row = typename Lanes<T, W>::type;
+  Row sums[J];
+#pragma GCC unroll 8
+  for (int j = 0; j < J; j++) sums[j] = *reinterpret_cast<const Row *>(c + j * ldc);
+  for (long d = 0; d < depth; d++) {
+    Row along = *reinterpret_cast<const Row *>(v + d * nv);
+#pragma GCC unroll 8
+    for (int j = 0; j < J; j++) sums[j] += along * e[d * ne + j];
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < J; j++) *reinterpret_cast<Row *>(c + j * ldc) = sums[j];
 }
 
 template <int W, class T>
 static long columns_of(long i, const T *v, long nv, const T *e, long ne, long depth, T *c, long ldc) {
   for (; i + W <= nv; i += W) {
     long j = 0;
+    for (; j + 8 <= ne; j += 8) registers<W, 8>(v + i, nv, e + j, ne, depth, c + j * ldc + i, ldc);
     for (; j + 4 <= ne; j += 4) registers<W, 4>(v + i, nv, e + j, ne, depth, c + j * ldc + i, ldc);
     for (; j < ne; j++) registers<W, 1>(v + i, nv, e + j, ne, depth, c + j * ldc + i, ldc);
   }
