@@ -238,7 +238,7 @@ def open_bench(
                 "what a baseline stores after these steps has to be said: add --output (output=), "
                 f"one of {', '.join(RESULT_TYPES)}"
             )
-    named = DEFAULT_CONSTRAINTS if constraints is None else constraints
+    named = constraints or spec.constraints or DEFAULT_CONSTRAINTS
     maker = RowMaker(
         spec=spec,
         strict=load_constraint_set(STRICT),
@@ -247,7 +247,7 @@ def open_bench(
         layout=layout,
         seed=seed,
         timeout=timeout,
-        any_set=constraints is None,
+        any_set=constraints is None and spec.constraints is None,
         untuned=untuned,
         epilogue=epilogue,
         baselines=_open_baselines(baselines, spec, epilogue),

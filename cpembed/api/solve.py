@@ -129,10 +129,11 @@ def solve(
 ) -> SolveResult:
     """Every embedding of the target's instruction in the workload, ranked; the best ones proven.
 
-    ``constraints`` None searches :data:`~cpembed.api.widening.DEFAULT_CONSTRAINTS`, and where its
-    best candidate wastes much of the instruction, :data:`~cpembed.api.widening.WIDER` too: the
-    result is that of the set with the better candidate. Where nothing fits with the factors of a
-    product in the roles that their order gives them, they are tried in the others.
+    ``constraints`` None searches the set that the target names, else
+    :data:`~cpembed.api.widening.DEFAULT_CONSTRAINTS`, and where the best candidate of that wastes
+    much of the instruction, :data:`~cpembed.api.widening.WIDER` too: the result is that of the set
+    with the better candidate. Where nothing fits with the factors of a product in the roles that
+    their order gives them, they are tried in the others.
 
     ``top`` None returns (and proves) all of them; ``keep`` picks those that are returned (and
     proven) out of these. ``timeout`` bounds the search in seconds of wall time: a search that it
@@ -175,6 +176,7 @@ def searches(
         way = _formulation(options.get("search", Formulation.AUTO))
         return _search(workload, spec, chosen, limits, way, (top, keep), report)
 
+    constraints = constraints or spec.constraints
     if constraints is None:
         return default_searches(under, timeout, weights, rescored)
     return (with_bound(under(constraints, timeout=timeout, weights=weights)),)

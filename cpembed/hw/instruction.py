@@ -25,13 +25,16 @@ class InstructionAxis:
     """An instruction axis: fixed (``minimum == maximum``) or configurable in steps.
 
     The computation of the instruction is written at ``maximum``; AMX, for example, takes 1 to 16
-    rows, set by its tile configuration.
+    rows, set by its tile configuration. One execution of a primitive of any size covers up to
+    ``largest`` points in whole multiples of ``maximum``, its granule, which is what is embedded
+    (swATOP 4.1); None: ``maximum`` is all that one execution covers.
     """
 
     name: str
     minimum: int
     maximum: int
     step: int = 1
+    largest: int | None = None
 
     @property
     def is_fixed(self) -> bool:
@@ -43,7 +46,9 @@ class InstructionAxis:
         return tuple(range(self.minimum, self.maximum + 1, self.step))
 
     def describe_allowed(self) -> str:
-        """``16``, ``1..16`` or ``4..16 in steps of 4``."""
+        """``16``, ``1..16``, ``4..16 in steps of 4`` or ``multiples of 32 up to 4096``."""
+        if self.largest is not None:
+            return f"multiples of {self.maximum} up to {self.largest}"
         if self.is_fixed:
             return str(self.maximum)
         steps = "" if self.step == 1 else f" in steps of {self.step}"
@@ -256,10 +261,11 @@ class HardwareSpec:
     ``backend`` names what executes it (:mod:`cpembed.targets.known`) or is None while nothing does:
     solving works, running takes portable code. ``cpu_features`` are the features that a machine
     must report, as Linux spells them in ``/proc/cpuinfo``. ``alternatives`` are targets that may
-    run what this instruction cannot, or runs badly. ``memories`` are the capacities in bytes of all
-    scopes (None: not limited), also of those that hold no operand; ``machine`` is None where the
-    processor moves the data. ``machines`` are those that have the instruction, the first of them
-    the default. ``path`` is the file it was read from.
+    run what this instruction cannot, or runs badly. ``constraints`` is the set that is searched
+    where none is named; None: those of every target. ``memories`` are the capacities in bytes of
+    all scopes (None: not limited), also of those that hold no operand; ``machine`` is None where
+    the processor moves the data. ``machines`` are those that have the instruction, the first of
+    them the default. ``path`` is the file it was read from.
     """
 
     name: str
@@ -269,6 +275,7 @@ class HardwareSpec:
     backend: str | None = None
     cpu_features: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
+    constraints: str | None = None
     path: str = ""
     memories: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     machine: Machine | None = None

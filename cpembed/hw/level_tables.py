@@ -39,11 +39,28 @@ class Moved(StrEnum):
 
 
 class ComputeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[machines.NAME.compute]``: the unit that executes the instruction."""
+    """``[machines.NAME.compute]``: the unit that executes the instruction.
+
+    ``call_cycles``: of each execution besides, as a polynomial of the sizes of its axes, such as
+    ``{ "1" = 176, "z" = 0.25, "x*z" = 0.004 }``.
+    """
 
     cycles: float
     latency_cycles: float | None = None
     issues_per_cycle: float | None = None
+    call_cycles: dict[str, float] = {}
+
+
+class MeshTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[machines.NAME.mesh]``: ``rows`` x ``columns`` processing elements that execute together.
+
+    ``cut`` has, for each operand of the instruction, the axes that the rows and the columns of the
+    mesh cut into equal parts: ``A = ["x", "z"]``.
+    """
+
+    rows: int
+    columns: int
+    cut: dict[str, list[str]]
 
 
 class LevelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,3 +90,4 @@ class HierarchyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     compute: ComputeTable
     memories: dict[str, LevelTable]
     clock_mhz: float | None = None
+    mesh: MeshTable | None = None

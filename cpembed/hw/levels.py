@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import Machine
+from cpembed.hw.instruction import Instruction, Machine
 from cpembed.hw.level_tables import HierarchyTable, Known, LevelTable, Moved, Overlapping
 from cpembed.hw.schema import Key, MemoryTable, close_match, one_of, spec_error
 
 _LARGEST = 2.0**50
 """Of every figure; far beyond any machine."""
+
+_LARGEST_MESH = 64
+"""Rows or columns of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,20 @@ class ComputeUnit:
     cycles: float
     latency_cycles: float
     issues_per_cycle: float = math.inf
+    call_cycles: tuple[tuple[tuple[str, ...], float], ...] = ()
+    """Cycles of an execution besides: coefficients of products of the sizes of these axes (swATOP
+    4.6, equation 2)."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Processing elements that execute the instruction together, each with its part of every
+    memory that holds operands. ``cut``: by operand, the instruction axes that rows and columns cut
+    into equal parts."""
+
+    rows: int
+    columns: int
+    cut: Mapping[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -94,6 +111,7 @@ class Hierarchy:
     memories: Mapping[str, Memory]
     known: Known
     source: str
+    mesh: Mesh | None = None
 
     @cached_property
     def levels(self) -> tuple[tuple[Memory, ...], ...]:
@@ -125,17 +143,18 @@ def read_hierarchies(
     place: Callable[[Key], str],
     tables: Mapping[str, HierarchyTable],
     scopes: Mapping[str, MemoryTable],
-    operands: Sequence[str],
+    instruction: Instruction,
     machine: Machine | None,
 ) -> dict[str, Hierarchy]:
     """The machines of a specification, by name; raises :class:`SpecError` for the first fault, in
     the file in which ``place`` says that its key stands.
 
-    ``scopes`` are the file's ``[memories]``, of which ``operands`` hold operands. What ``machine``
+    ``scopes`` are the file's ``[memories]``. What ``machine``
     says, the file's ``[machine]``, need not be said again.
     """
+    operands = tuple(dict.fromkeys(m.scope for m in instruction.memory.values()))
     return {
-        name: _Reader(place, name, table, scopes, machine).hierarchy(operands)
+        name: _Reader(place, name, table, scopes, machine).hierarchy(operands, instruction)
         for name, table in tables.items()
     }
 
@@ -158,7 +177,7 @@ class _Reader:
         whole = ("machines", self.name, *key)
         return spec_error(self.place(whole), whole, problem)
 
-    def hierarchy(self, operands: Sequence[str]) -> Hierarchy:
+    def hierarchy(self, operands: Sequence[str], instruction: Instruction) -> Hierarchy:
         table = self.table
         if not table.source.strip():
             raise self.error(("source",), "is empty")
@@ -170,7 +189,15 @@ class _Reader:
         self._positive(("clock_mhz",), clock)
         levels = self._levels(operands)
         memories = {name: self._memory(name, level) for name, level in levels.items()}
-        found = Hierarchy(self.name, clock, self._compute(), memories, table.known, table.source)
+        found = Hierarchy(
+            self.name,
+            clock,
+            self._compute(instruction),
+            memories,
+            table.known,
+            table.source,
+            self._mesh(instruction),
+        )
         self._check_units(found)
         return found
 
@@ -180,13 +207,54 @@ class _Reader:
         allowed = "a number of at least 0" if zero else "a number above 0"
         raise self.error(key, f"{value} is not allowed; allowed: {allowed}")
 
-    def _compute(self) -> ComputeUnit:
+    def _mesh(self, instruction: Instruction) -> Mesh | None:
+        """Every operand is cut, by axes of its own that the mesh divides."""
+        table = self.table.mesh
+        if table is None:
+            return None
+        sizes = {"rows": table.rows, "columns": table.columns}
+        for field, size in sizes.items():
+            if not 1 <= size <= _LARGEST_MESH:
+                problem = f"{size} is not allowed; allowed: 1..{_LARGEST_MESH}"
+                raise self.error(("mesh", field), problem)
+        names = [operand.name for operand in instruction.computation.operands]
+        for name in dict.fromkeys([*names, *table.cut]):
+            key = ("mesh", "cut", name)
+            if name not in names:
+                raise self.error(key, f"is no operand of the instruction; allowed: {one_of(names)}")
+            axes = table.cut.get(name, [])
+            own = instruction.memory[name].axes
+            if len(axes) != 2 or len(set(axes)) != 2 or not set(axes) <= set(own):
+                problem = f"must be two different axes of {name}, for rows and columns"
+                raise self.error(key, f"{problem}; its axes: {one_of(own)}")
+            for axis, size in zip(axes, sizes.values(), strict=True):
+                if instruction.axis(axis).maximum % size:
+                    problem = f"{axis} is {instruction.axis(axis).maximum}, which {size} does not"
+                    raise self.error(key, f"{problem} divide; make it a multiple")
+        cut = {name: (axes[0], axes[1]) for name, axes in table.cut.items()}
+        return Mesh(table.rows, table.columns, cut)
+
+    def _call_cycles(self, instruction: Instruction) -> tuple[tuple[tuple[str, ...], float], ...]:
+        found: list[tuple[tuple[str, ...], float]] = []
+        axes = [axis.name for axis in instruction.axes]
+        for text, cycles in self.table.compute.call_cycles.items():
+            key = ("compute", "call_cycles", text)
+            names = tuple(part.strip() for part in text.split("*") if part.strip() != "1")
+            if not set(names) <= set(axes):
+                problem = f"{text!r} is not a product of axes; allowed: 1, or {one_of(axes)}"
+                raise self.error(key, f"{problem}, with * between them")
+            self._positive(key, cycles, zero=True)
+            found.append((names, cycles))
+        return tuple(found)
+
+    def _compute(self, instruction: Instruction) -> ComputeUnit:
         table = self.table.compute
         self._positive(("compute", "cycles"), table.cycles)
         self._positive(("compute", "latency_cycles"), table.latency_cycles, zero=True)
         self._positive(("compute", "issues_per_cycle"), table.issues_per_cycle)
         latency = table.cycles if table.latency_cycles is None else table.latency_cycles
-        return ComputeUnit(table.cycles, latency, table.issues_per_cycle or math.inf)
+        issues = table.issues_per_cycle or math.inf
+        return ComputeUnit(table.cycles, latency, issues, self._call_cycles(instruction))
 
     def _levels(self, operands: Sequence[str]) -> dict[str, int]:
         """The level of each memory, after checks that the parents make a tree whose leaves hold

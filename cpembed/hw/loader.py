@@ -125,7 +125,6 @@ class _Builder:
         )
         self._check_memories(instruction)
         machine = self._machine()
-        scopes = tuple(dict.fromkeys(m.scope for m in instruction.memory.values()))
         return HardwareSpec(
             name=table.name,
             description=table.description,
@@ -134,10 +133,13 @@ class _Builder:
             backend=table.backend,
             cpu_features=tuple(table.cpu_features),
             alternatives=self._alternatives(),
+            constraints=table.constraints,
             path=self.path,
             memories={scope: memory.capacity_bytes for scope, memory in table.memories.items()},
             machine=machine,
-            machines=read_hierarchies(self.place, table.machines, table.memories, scopes, machine),
+            machines=read_hierarchies(
+                self.place, table.machines, table.memories, instruction, machine
+            ),
         )
 
     def _machine(self) -> Machine | None:
@@ -200,6 +202,10 @@ class _Builder:
             problem = f"extent {value} is not allowed; allowed: 1..{MAX_EXTENT}"
             self.need(1 <= value <= MAX_EXTENT, key, problem)
             return InstructionAxis(name, value, value)
+        if value.multiple is not None:
+            return self._sized_axis(name, value)
+        if value.min is None:
+            raise self.error((*key, "min"), "is missing; it must be an integer, or say `multiple`")
         for part, number in (("min", value.min), ("max", value.max), ("step", value.step)):
             problem = f"{number} is not allowed; allowed: 1..{MAX_EXTENT}"
             self.need(1 <= number <= MAX_EXTENT, (*key, part), problem)
@@ -209,6 +215,21 @@ class _Builder:
         problem += f"; allowed: a divisor of {value.max - value.min}"
         self.need((value.max - value.min) % value.step == 0, (*key, "step"), problem)
         return InstructionAxis(name, value.min, value.max, value.step)
+
+    def _sized_axis(self, name: str, value: AxisTable) -> InstructionAxis:
+        """An axis of any size, in whole multiples of what is embedded."""
+        key, granule = ("instruction", "axes", name), value.multiple or 0
+        for part in ("min", "step"):
+            if getattr(value, part) != AxisTable.__struct_defaults__[part == "step"]:
+                raise self.error((*key, part), "stands beside `multiple`: leave one of them out")
+        problem = f"{granule} is not allowed; allowed: 1..{MAX_EXTENT}"
+        self.need(1 <= granule <= MAX_EXTENT, (*key, "multiple"), problem)
+        problem = (
+            f"{value.max} is not allowed; allowed: a multiple of {granule}, up to {MAX_EXTENT}"
+        )
+        right = granule <= value.max <= MAX_EXTENT and value.max % granule == 0
+        self.need(right, (*key, "max"), problem)
+        return InstructionAxis(name, granule, granule, 1, value.max)
 
     def _body(self) -> ParsedBody:
         try:

@@ -21,11 +21,13 @@ from cpembed.hw.level_tables import HierarchyTable
 
 
 class AxisTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A configurable axis: ``x = { min = 1, max = 16, step = 1 }``."""
+    """A configurable axis, ``x = { min = 1, max = 16, step = 1 }``, or one of any size in whole
+    multiples, ``x = { multiple = 32, max = 4096 }``."""
 
-    min: int
     max: int
+    min: int | None = None
     step: int = 1
+    multiple: int | None = None
 
 
 class InstructionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +67,7 @@ class HardwareTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backend: str | None = None
     cpu_features: list[str] = []
     alternatives: list[str] = []
+    constraints: str | None = None
     otherwise: str | None = None
     beside: str | None = None
     machine: Machine | None = None

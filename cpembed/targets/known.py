@@ -18,6 +18,7 @@ BUILT_IN = {
     "arm": "cpembed.targets.arm.target:ArmTarget",
     "vta": "cpembed.targets.vta.target:VtaTarget",
     "cuda": "cpembed.targets.cuda.target:CudaTarget",
+    "scratchpad": "cpembed.targets.scratchpad.target:ScratchpadTarget",
 }
 
 GROUP: Literal["cpembed.targets"] = "cpembed.targets"

@@ -1,0 +1,121 @@
+"""A machine of scratchpads, as its specification describes it.
+
+Every operand of the instruction has a scratchpad, its scope, in which each processing element (PE)
+has a part of its own; DMA brings boxes of operands there from main memory, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cpembed.errors import SpecError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.level_tables import Overlapping
+from cpembed.hw.levels import Mesh
+from cpembed.machine.estimate import machine_of
+
+LANES_BYTES = 16
+"""Of a vector of the mesh's registers: four elements of float32."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What moves data: bytes a cycle of main memory, for all PEs together; cycles before the first
+    of them; the bytes of a transaction, of which all are moved where one is wanted."""
+
+    bytes_per_cycle: float
+    latency_cycles: float
+    transaction_bytes: int
+
+
+@dataclass(frozen=True)
+class ScratchpadMachine:
+    """PEs, their memories by number, the number of each operand's, and what things take.
+
+    ``cut`` has the instruction axes that rows and columns of the mesh cut of an operand, none where
+    there is no mesh. ``sized``: one execution covers as many granules as it is told (``largest``
+    points of each axis at most); else one. ``cycles`` are those of a granule on all PEs,
+    ``call_cycles`` coefficients of products of sizes, of each execution besides.
+    """
+
+    name: str
+    clock_mhz: float
+    rows: int
+    columns: int
+    cut: Mapping[str, tuple[str, str]]
+    memories: tuple[str, ...]
+    capacities: tuple[int, ...]
+    held_in: Mapping[str, int]
+    alignment_bytes: int
+    overlaps: bool
+    engine: Engine
+    cycles: float
+    call_cycles: tuple[tuple[tuple[str, ...], float], ...]
+    largest: Mapping[str, int]
+
+    @property
+    def elements(self) -> int:
+        """PEs."""
+        return self.rows * self.columns
+
+    @property
+    def sized(self) -> bool:
+        return bool(self.largest)
+
+    def parts(self, axis: str) -> int:
+        """How many parts the mesh cuts an instruction axis into."""
+        found = {
+            size
+            for axes in self.cut.values()
+            for name, size in zip(axes, (self.rows, self.columns), strict=True)
+            if name == axis
+        }
+        return max(found, default=1)
+
+
+def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> ScratchpadMachine:
+    """The machine of a specification, its first where none is named.
+
+    Raises :class:`SpecError` for what is missing, and for a mesh that is no square where rows and
+    columns cut the same axis.
+    """
+    found = machine_of(spec, name)
+    scopes = {operand: held.scope for operand, held in spec.instruction.memory.items()}
+    memories = tuple(dict.fromkeys(scopes.values()))
+    mesh = found.mesh or Mesh(1, 1, {})
+    for scope in memories:
+        if found.memories[scope].capacity_bytes is None:
+            raise SpecError(
+                f'{spec.path}: memories."{scope}".capacity_bytes: is missing; a scratchpad has one'
+            )
+    sides = [pair[0] for pair in mesh.cut.values()], [pair[1] for pair in mesh.cut.values()]
+    if set(sides[0]) & set(sides[1]) and mesh.rows != mesh.columns:
+        raise SpecError(
+            f"{spec.path}: machines.{found.name}.mesh: rows and columns cut the same axis into "
+            f"{mesh.rows} and {mesh.columns} parts; make them equal"
+        )
+    root, first = found.root, found.memories[memories[0]]
+    path = found.path(memories[0])
+    return ScratchpadMachine(
+        found.name,
+        found.clock_mhz,
+        mesh.rows,
+        mesh.columns,
+        mesh.cut,
+        memories,
+        tuple(
+            (found.memories[s].capacity_bytes or 0) // (mesh.rows * mesh.columns) for s in memories
+        ),
+        {operand: memories.index(scope) for operand, scope in scopes.items()},
+        max(held.alignment_bytes for held in spec.instruction.memory.values()),
+        all(found.memories[s].overlapped is not Overlapping.NONE for s in memories),
+        Engine(
+            min(m.read_bytes for m in path[1:]),
+            root.latency_cycles,
+            max(m.granule_bytes for m in (first, *path[1:])),
+        ),
+        found.compute.cycles,
+        found.compute.call_cycles,
+        {a.name: a.largest for a in spec.instruction.axes if a.largest is not None},
+    )

@@ -1,0 +1,155 @@
+"""Machines with scratchpads as targets: numbers are emulated, times are estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cpembed.embedding.embedding import Embedding
+from cpembed.errors import LoweringError, WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Storing
+from cpembed.measure.runner import Timing
+from cpembed.provenance import Provenance
+from cpembed.targets.base import Array, Details, Execution, Row, Target
+from cpembed.targets.scratchpad.execute import ScratchpadProgram, missing, program
+from cpembed.targets.scratchpad.executor import Counters
+from cpembed.targets.scratchpad.lower import BoxProduct, lower
+from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
+from cpembed.targets.scratchpad.save import INSTRUCTIONS, save
+from cpembed.targets.scratchpad.schedule import Plan, Schedule
+from cpembed.targets.scratchpad.space import ScratchpadSpace
+from cpembed.transform.program import DerivedProgram
+
+SEEDS = (1, 2)
+"""Orders in which PEs run and transfers end: a result that depends on them is no result."""
+
+
+@dataclass(frozen=True)
+class ScratchpadDetails(Details):
+    """What the executor counted of a run, and the estimate."""
+
+    machine: str
+    estimated_us: float
+    parts: Mapping[str, float]
+    counters: Counters
+    used: Mapping[str, tuple[int, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "estimated_us": self.estimated_us,
+            "machine": self.machine,
+            **{f"estimated_{name}": value for name, value in self.parts.items()},
+            "counters": self.counters.to_json(),
+            "scratchpads": {
+                name: {"used_bytes": used, "bytes": room}
+                for name, (used, room) in self.used.items()
+            },
+        }
+
+    def bench_json(self) -> dict[str, Any]:
+        return {"estimated_us": self.estimated_us, "machine": self.machine}
+
+    def rows(self) -> list[Row]:
+        counted = self.counters
+        moved = [
+            f"{count.bytes:,} bytes {'stored' if way == 'put' else 'loaded'} of operand {number}"
+            for (number, way), count in sorted(counted.moved.items())
+        ]
+        calls = sum(counted.gemms.values()) + sum(counted.instructions.values())
+        parts = self.parts
+        estimated = (
+            f"{self.estimated_us:.4g} us on {self.machine}: transfers "
+            f"{parts['transferring_us']:.4g} us, executions {parts['executing_us']:.4g} us"
+        )
+        return [
+            ("estimated", estimated),
+            ("counted", f"{calls:,} executions; " + "; ".join(moved)),
+            *(
+                (name, f"{used:,} of {room:,} bytes used of each PE's")
+                for name, (used, room) in self.used.items()
+            ),
+        ]
+
+
+class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
+    """The C that a plan is gets compiled for this machine, and is executed by workers in the place
+    of its processing elements."""
+
+    provenance = Provenance.EMULATED
+    files = ("--save",)
+    instructions = INSTRUCTIONS
+    considered = 32
+
+    def __init__(self, spec: HardwareSpec) -> None:
+        """Raises :class:`~cpembed.errors.SpecError` for a specification without a machine."""
+        super().__init__(spec)
+        self.machine: ScratchpadMachine = scratchpad_machine(spec)
+
+    @cached_property
+    def _missing(self) -> tuple[str, ...]:
+        return missing()
+
+    def missing(self) -> tuple[str, ...]:
+        return self._missing
+
+    def epilogue(self, workload: Computation, storing: Storing) -> None:
+        """Sums are stored as they are."""
+        if storing != Storing():
+            raise WorkloadError(f"{self.spec.name} stores the sums: leave out what is to be stored")
+
+    def lower(self, program: DerivedProgram, epilogue: Any = None) -> BoxProduct:
+        if epilogue is not None:
+            raise LoweringError(f"{self.spec.name} stores the sums and nothing else")
+        return lower(program, self.machine)
+
+    def space(self, lowered: BoxProduct) -> ScratchpadSpace:
+        return ScratchpadSpace(lowered)
+
+    def build(self, lowered: BoxProduct, schedule: Schedule) -> ScratchpadProgram:
+        return program(Plan(lowered, schedule))
+
+    def execute(self, artifact: ScratchpadProgram, inputs: Mapping[str, Array]) -> Execution:
+        outputs = tuple(artifact.run(inputs, seed) for seed in SEEDS)
+        return Execution(outputs, self.provenance)
+
+    def time(self, artifact: ScratchpadProgram, inputs: Mapping[str, Array]) -> Timing:
+        return Timing(self.provenance, artifact.plan.product.program.unfused.macs, None)
+
+    def save(self, artifact: ScratchpadProgram, path: Path) -> None:
+        save(artifact, path)
+
+    def untunable(self) -> str | None:
+        return "it is emulated here: there is no time to tune by"
+
+    def schedule_text(self, embedding: Embedding, schedule: Schedule) -> str:
+        return str(schedule)
+
+    def schedule_of(self, trial: Any) -> Schedule:
+        raise LoweringError(self.untunable() or "")
+
+    def peak_gops(self) -> float | None:
+        """Of the described machine: a granule takes so many cycles."""
+        machine = self.machine
+        return 2 * self.spec.instruction.macs / machine.cycles * machine.clock_mhz / 1000
+
+    def executed_by(self, artifact: ScratchpadProgram) -> str:
+        machine = self.machine
+        return f"{machine.rows} x {machine.columns} emulated PEs"
+
+    def describe(self, artifact: ScratchpadProgram, timing: Timing) -> ScratchpadDetails:
+        plan = artifact.plan
+        found = self.space(plan.product).scored(plan.schedule)
+        used = zip(self.machine.memories, plan.used, self.machine.capacities, strict=True)
+        assert artifact.counters is not None
+        return ScratchpadDetails(
+            self.machine.name,
+            found.cost,
+            found.parts,
+            artifact.counters,
+            {name: (bytes_, room) for name, bytes_, room in used},
+        )
