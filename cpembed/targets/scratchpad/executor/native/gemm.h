@@ -1,5 +1,5 @@
-/* gemm: the product of all PEs together, as swATOP's appendix describes it (Gao, Zhang et al., ICPP
-   2019, section 9): in each step the PEs of one column broadcast blocks of A along their rows, those
+/* gemm: the product of all PEs together, as swATOP's appendix describes it (Gao et al., ICPP 2019,
+   section 9): in each step the PEs of one column broadcast blocks of A along their rows, those
    of one row broadcast blocks of B along their columns, and every PE adds a product to its C.
 
    The last PE to come computes for all: what one PE does inside of a step can be seen by no other.

@@ -6,8 +6,8 @@
        void kernel(const struct arguments *a);
 
    Who ports it to a machine writes these functions in terms of that machine's own. The names beside
-   them are those of SW26010: of its library athread, and of swATOP's primitives (Gao, Zhang et al.,
-   ICPP 2019, section 4.1 and appendix). A PE's memories are numbered from 0; SW26010 has one of
+   them are those of SW26010: of its library athread, and of swATOP's primitives (Gao et al., ICPP
+   2019, section 4.1 and appendix). A PE's memories are numbered from 0; SW26010 has one of
    64 KB, its SPM or LDM. All sizes are in bytes where nothing else is said. */
 #ifndef SCRATCHPAD_H
 #define SCRATCHPAD_H

@@ -105,6 +105,12 @@ CASE(zero_of_target) {
   zero(g.x + PICK(63, 64), 4);  // fault
   dma_wait(&r, 1);
 }
+CASE(zero_into_target) {
+  dma_reply r = 0;
+  TARGET(g.x + 16);
+  zero(g.x, PICK(68, 64));  // fault
+  dma_wait(&r, 1);
+}
 CASE(load_of_target) {
   dma_reply r = 0;
   zero(g.y, 64);

@@ -44,6 +44,7 @@ OF_ONE = {
     "broken_block": "blocks of 24 bytes, of which 64 are no whole number",
     "short_stride": "a stride of 16 bytes, less than its blocks of 32",
     "zero_of_target": "writes bytes 252 to 255 of memory 0, which dma_get .* still fills",
+    "zero_into_target": "writes bytes 0 to 67 of memory 0, which dma_get .* still fills",
     "load_of_target": "reads bytes 12 to 15 of memory 0, which dma_get .* still fills",
     "hook_on_target": "touch_read .* reads bytes 0 to 7 of memory 0, which dma_get",
     "put_of_target": "dma_put .* reads bytes 0 to 63 of memory 0, which dma_get",
