@@ -25,7 +25,7 @@ C_TYPES = {
 }
 
 
-class _Lines:
+class Lines:
     """Lines of C."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def c_text(plan: Plan) -> str:
 
 
 @cache
-def _boxes() -> str:
+def boxes_text() -> str:
     return (Path(__file__).parent / "boxes.h").read_text(encoding="utf-8")
 
 
@@ -89,7 +89,7 @@ class _Text:
                 '#include "scratchpad.h"',
                 "",
                 f"#define BOX_DIMENSIONS {dimensions}",
-                _boxes(),
+                boxes_text(),
             ]
         )
 
@@ -104,7 +104,7 @@ class _Text:
 
     def _tiles(self) -> str:
         """A tile, and the one after it."""
-        script = _Lines()
+        script = Lines()
         script.line("", "/* A tile: its first point and, of each PE, the points that it holds. */")
         names = list(self.names.values())
         script.line("struct tile {", f"  long {', '.join(names)};")
@@ -129,7 +129,7 @@ class _Text:
     def _mover(self, box: Box, kind: str) -> str:
         operand = box.operand
         name = "put" if operand.is_output else "get"
-        script = _Lines()
+        script = Lines()
         script.line("", f"/* {operand.name}, {' x '.join(map(str, operand.shape))}. */")
         script.line(
             f"static int {name}_{_identifier(operand.name)}"
@@ -214,7 +214,7 @@ class _Text:
         return " + ".join(terms) or "0"
 
     def _compute(self) -> str:
-        script = _Lines()
+        script = Lines()
         script.line("", "/* All products of a tile. */")
         given = ", ".join(
             f"{'const ' * (not o.is_output)}{kind} *{letter}"
@@ -299,7 +299,7 @@ class _Text:
             letter = letters[operand.role]
             given.append(f"{'const ' * (not operand.is_output)}{kind} *{letter}")
             given += [f"long {letter}_{lane}" for lane in instruction.memory[operand.role].axes]
-        script = _Lines()
+        script = Lines()
         script.line("", f"/* {instruction.computation}. */")
         script.line(f"static INSTRUCTION void {self._name()}({', '.join(given)}) {{")
         for operand, kind in zip(self.product.operands, self.types, strict=True):
@@ -330,7 +330,7 @@ class _Text:
     # ------------------------------------------------------------------------------------ kernel
 
     def _kernel(self) -> str:
-        script, buffers = _Lines(), self.plan.buffers
+        script, buffers = Lines(), self.plan.buffers
         operands = self.product.operands
         names = [_identifier(o.name) for o in operands]
         script.line("", "void kernel(const struct arguments *a) {")

@@ -130,6 +130,7 @@ extern "C" __attribute__((visibility("default"))) const char *executor_run(const
   scratchpads.begin();
   run_all();
   if (!faulted) check_queues("at the end");
+  if (!faulted) scratchpads.check_gaps();
   pe = nullptr;
   return faulted ? fault_text : nullptr;
 }

@@ -92,6 +92,24 @@ class Scratchpads {
     peak = std::max(peak, at.offset + bytes);
   }
 
+  /* A fault where an instruction wrote between memories, without saying so. */
+  void check_gaps() const {
+    for (const Pe &p : pes) {
+      const unsigned char *from = base_ + of_one_ * p.number;
+      for (size_t m = 0; m <= p.memories.size(); m++) {
+        bool last = m == p.memories.size();
+        auto to = last ? base_ + of_one_ * (p.number + 1) : p.memories[m].base;
+        auto changed = std::find_if(from, to, [](unsigned char byte) { return byte != 0xff; });
+        if (changed != to) {
+          bool after = m > 0 && (last || changed - from < kGap / 2);
+          return set_fault("PE (%d, %d): an instruction that did not say so changed a byte %s memory "
+                           "%zu", p.row, p.column, after ? "after" : "before", after ? m - 1 : m);
+        }
+        if (!last) from = p.memories[m].base + p.memories[m].bytes;
+      }
+    }
+  }
+
   std::vector<size_t> peaks() const {
     std::vector<size_t> made(size_t(shape.memories), 0);
     for (const Pe &p : pes)
