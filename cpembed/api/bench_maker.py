@@ -154,6 +154,7 @@ class RowMaker:
                 timeout=self.timeout,
                 progress=report,
                 untuned=self.untuned,
+                method="implicit",
                 **({} if self.epilogue is None else _options(self.epilogue)),
             )
         except Exception:

@@ -174,7 +174,7 @@ def choose(asked: Request) -> Chosen | SolveResult:
 
     Raises as :func:`~cpembed.api.run.run` does before anything is built.
     """
-    target, missing = _executing(asked)
+    target, missing = executing(asked)
     epilogue = asked.epilogue or target.epilogue(asked.workload, asked.storing)
     solved, candidate, found = _searched(asked, target)
     if not solved.count:
@@ -212,8 +212,10 @@ def is_forced(solved: SolveResult) -> bool:
     return solved.exchanged or (narrower is not None and not narrower.utilisation)
 
 
-def _executing(asked: Request) -> tuple[AnyTarget, tuple[str, ...]]:
-    """What executes: the target, or portable code for what it is missing."""
+def executing(asked: Request) -> tuple[AnyTarget, tuple[str, ...]]:
+    """What executes: the target, or portable code for what it is missing.
+
+    Raises :class:`BackendUnavailable` where the target's own code was insisted on."""
     spec = hardware_spec(asked.target)
     missing = missing_for(spec)
     if asked.backend == "native" and missing:

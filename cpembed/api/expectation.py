@@ -28,7 +28,13 @@ class Expectation:
     ) -> Expectation | None:
         """Of an execution with its packing and unpacking, where those count; None where no model
         knows it, or there is no time."""
-        estimated = choice.estimated
+        return cls.of_times(target, choice.estimated, timing)
+
+    @classmethod
+    def of_times(
+        cls, target: Target[Any, Any, Any], estimated: float | None, timing: Timing
+    ) -> Expectation | None:
+        """Likewise, of what the model expects."""
         if target.unit == "cycles":
             measured = timing.cycles
         else:

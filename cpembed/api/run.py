@@ -22,10 +22,12 @@ from pathlib import Path
 from cpembed import worker
 from cpembed.api.chosen import BackendChoice, Plan, Request, choose
 from cpembed.api.expectation import Expectation
+from cpembed.api.methods import Compared, MethodName, choose_method, fastest
+from cpembed.api.run_method import executed_method
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import Progress, SolveResult
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
-from cpembed.errors import LoweringError
+from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Storing
@@ -65,6 +67,7 @@ def run(
     untuned: bool = False,
     save: Path | None = None,
     trace: Path | None = None,
+    method: MethodName = "auto",
 ) -> RunResult | SolveResult:
     """Solve, build a candidate, verify it on random data, measure it.
 
@@ -95,6 +98,10 @@ def run(
 
     ``save`` and ``trace`` are files to be written of what ran, where the target has such.
 
+    ``method`` is how a convolution is computed (:mod:`~cpembed.api.methods`): ``auto`` takes the
+    fastest by estimate, for floating point; a name insists. What is searched for, and may be named,
+    is then the kernel of the method's product.
+
     Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible or
     the target has no such file, :class:`WorkloadError` for a rank or an id that does not exist or a
     form that the output does not have, and :class:`InvariantError` where the numbers are wrong.
@@ -106,12 +113,29 @@ def run(
     report: Progress = progress or _silent
     data_seed = secrets.randbits(31) if seed is None else seed
     worker.prepare()
+    files = Files(save, trace)
+    if method not in ("auto", "implicit"):
+        rewritten = choose_method(asked, method)
+        names = {rewritten.method.name: rewritten.estimated}
+        return _by_method(Compared(rewritten, names), data_seed, files, report)
     chosen = choose(asked)
     if isinstance(chosen, SolveResult):
         return chosen
-    files = Files(save, trace)
+    compared = fastest(asked, chosen) if method == "auto" and files == Files() else None
+    if compared is not None and compared.rewritten is not None:
+        return _by_method(compared, data_seed, files, report)
     found = worker.call(executed, chosen.solved, chosen.plan, data_seed, files, progress=report)
-    return found if chosen.instead is None else replace(found, instead=chosen.instead)
+    return replace(found, instead=chosen.instead or found.instead, method=compared)
+
+
+def _by_method(compared: Compared, seed: int, files: Files, report: Progress) -> RunResult:
+    if files != Files():
+        raise WorkloadError(
+            f"--save and --trace: {compared.name} has no one program to write: take --method "
+            "implicit, or leave them out"
+        )
+    report("build", 0)
+    return worker.call(executed_method, compared, seed)
 
 
 def _silent(phase: str, count: int) -> None:

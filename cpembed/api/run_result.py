@@ -10,9 +10,11 @@ import msgspec
 
 from cpembed.api.chosen import AnyTarget, Instead
 from cpembed.api.expectation import Expectation
+from cpembed.api.methods import Compared, MethodError
 from cpembed.api.solve import SolveResult
 from cpembed.api.solve_result import workload_json
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.measure.runner import Timing
 from cpembed.measure.verification import Verification
@@ -34,6 +36,9 @@ class RunResult:
     None for the sums, of type ``stored``. ``details`` is what only this target says. ``artifact``
     is None where another process ran it. ``seconds`` is wall time by phase. ``instead``: an
     alternative ran, of which ``solved`` is, in the place of the target that was asked for.
+    ``method``: of a convolution whose method was chosen; where that is not the implicit one, what
+    is solved and chosen is its product, ``latency_us`` is that of the product alone, and ``error``
+    is what rounding in its transforms made of the result.
     """
 
     solved: SolveResult
@@ -52,10 +57,18 @@ class RunResult:
     seconds: Mapping[str, float]
     artifact: Any = field(default=None, repr=False)
     instead: Instead | None = None
+    method: Compared | None = None
+    error: MethodError | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Machine code stays in its process."""
         return {**self.__dict__, "artifact": None}
+
+    @property
+    def workload(self) -> Computation:
+        """What was computed, by whatever method."""
+        chosen = None if self.method is None else self.method.rewritten
+        return self.solved.workload if chosen is None else chosen.workload
 
     @property
     def asked(self) -> HardwareSpec:
@@ -75,7 +88,7 @@ class RunResult:
         ``latency_us``, any time with its provenance is in ``time``."""
         times = self.timing
         document: dict[str, Any] = {
-            "workload": workload_json(self.solved.workload),
+            "workload": workload_json(self.workload),
             "target": self.asked.name,
             "executed": self.solved.target.name,
             "constraints": self.solved.constraints.name,
@@ -98,6 +111,10 @@ class RunResult:
             **_steps(self.epilogue),
             **self.solved.sets_json(),
         }
+        if self.method is not None:
+            document["method"] = self.method.to_json()
+        if self.error is not None:
+            document["method"]["error"] = self.error.to_json()
         if times.whole_us is not None:
             document["whole_us"] = msgspec.to_builtins(times.whole_us)
         latency = msgspec.to_builtins(times.latency_us)

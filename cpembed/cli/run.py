@@ -12,6 +12,7 @@ from cpembed.cli.options import (
     Subcommand,
     file_option,
     json_option,
+    method_option,
     seed_option,
     threads_option,
     use_threads,
@@ -22,11 +23,13 @@ from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
     from cpembed.api.chosen import BackendChoice
+    from cpembed.api.methods import MethodName
     from cpembed.hw.instruction import HardwareSpec
 
 
 @click.command(cls=Subcommand)
 @kernel_options
+@method_option
 @seed_option("Seed of the data and of the search.  [default: fresh data]", default=None)
 @threads_option()
 @file_option(
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     *,
+    method: MethodName,
     seed: int | None,
     threads: int | None,
     trace: Path | None,
@@ -67,7 +71,7 @@ def command(
     given = kernel(asked)
     _check_files(given["target"], given["backend"], trace, save)
     with ProgressLine() as progress:
-        result = run(**given, seed=seed, progress=progress, save=save, trace=trace)
+        result = run(**given, seed=seed, progress=progress, save=save, trace=trace, method=method)
     if isinstance(result, SolveResult):
         return print_solved(result, as_json=as_json, verbose=asked["verbose"])
     # The result comes last: whoever reads it may leave while it is printed.

@@ -29,7 +29,7 @@ from cpembed.errors import InvariantError, TransformError
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-POINTS = tuple(Fraction(text) for text in "0 1 -1 1/2 -2 -1/2 2 4 -4".split())
+POINTS = (*map(Fraction, ("0", "1", "-1", "1/2", "-2", "-1/2", "2", "4", "-4")),)
 """Where polynomials are evaluated, the first ones first: those with which the floating-point error
 is least for F(4, 3) in two dimensions, of the sets of Barabasz, Anderson, Soodhalter and Gregg,
 "Error analysis and improving the accuracy of Winograd convolution for deep neural networks" (2018),

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
 from cpembed.methods.convolution import Array, Convolution
@@ -24,6 +26,7 @@ class Rewritten(ABC):
 
     convolution: Convolution
     product: Computation
+    orders: Orders
 
     @property
     @abstractmethod
@@ -54,6 +57,14 @@ class Rewritten(ABC):
         image = inputs[self.convolution.image.name]
         weights = inputs[self.convolution.weights.name]
         return self.output_part(multiply(self.image_part(image), self.weights_part(weights)))
+
+    def multiplied(self, image: Array, weights: Array) -> Array:
+        """M of V and U by numpy, in the arrays' arithmetic."""
+        last, several = self.orders.last, image.ndim > weights.ndim
+        if several:
+            # One sample after the other has the same weights.
+            weights = np.expand_dims(weights, -3)
+        return image @ weights if last else weights @ image
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,8 @@ class Orders:
 def product(
     statement: str, extents: Mapping[str, int], name: str, types: Mapping[str, str]
 ) -> Computation:
-    """A product's computation, axes in the order of the result's indices, the reduction last."""
+    """A product's computation, axes in the order of the result's indices, the reduction last; V is
+    made anew for every call wherever it stands."""
     result = statement[2 : statement.index("]")].split(",")
     order = {axis: extents[axis] for axis in (*result, "c")}
-    return parse_computation(statement, order, name=name, dtypes=types)
+    return parse_computation(statement, order, name=name, dtypes=types, varying=(V,))

@@ -31,6 +31,7 @@ from cpembed.provenance import Provenance
 from cpembed.selection.candidate import Candidate
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets import tuned
+from cpembed.targets.methods import Methods
 from cpembed.transform.program import DerivedProgram
 from cpembed.tuning.database import Trial
 from cpembed.tuning.plain import PlainTrial
@@ -157,6 +158,11 @@ class Target(ABC, Generic[L, S, A]):
 
         Raises as :meth:`build` does.
         """
+        return None
+
+    @property
+    def methods(self) -> Methods | None:
+        """The parts around the product of a convolution's method; None where it runs none."""
         return None
 
     @property

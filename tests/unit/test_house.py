@@ -21,7 +21,9 @@ OPERATIONS = {"axpy", "dot", "gemv", "requantize"}
 TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 """Names of machines: stems of specifications."""
 
-OPEN = {"base", "choice", "commands", "known", "portable", "registry", "verification"}
+OPEN = {
+    "base", "choice", "commands", "known", "methods", "portable", "registry", "verification",
+}  # fmt: skip
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""
 
 PREFIXES = (

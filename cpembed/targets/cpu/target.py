@@ -31,6 +31,7 @@ from cpembed.targets.cpu.calibration import Calibration, calibration
 from cpembed.targets.cpu.choice import AMONG, EQUAL, Objective, contenders, machine_weights
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.measure import IsolatedMeasurer
+from cpembed.targets.cpu.methods import CpuMethods
 from cpembed.targets.cpu.space import CpuSpace
 from cpembed.targets.cpu.trials import CpuTrial, key_of, schedule_json
 from cpembed.targets.cpu.tuning import CpuTuning
@@ -77,6 +78,10 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
     def machine(self) -> Calibration:
         """The figures by which its model ranks schedules."""
         return calibration()
+
+    @property
+    def methods(self) -> CpuMethods | None:
+        return CpuMethods(self) if self.processor is runtime else None
 
     def epilogue(self, workload: Computation, storing: Storing) -> Any:
         if storing.output is not None and storing.output not in PROCESSOR_RESULT_TYPES:
