@@ -98,7 +98,7 @@ class Scratchpads {
       const unsigned char *from = base_ + of_one_ * p.number;
       for (size_t m = 0; m <= p.memories.size(); m++) {
         bool last = m == p.memories.size();
-        auto to = last ? base_ + of_one_ * (p.number + 1) : p.memories[m].base;
+        const unsigned char *to = last ? base_ + of_one_ * (p.number + 1) : p.memories[m].base;
         auto changed = std::find_if(from, to, [](unsigned char byte) { return byte != 0xff; });
         if (changed != to) {
           bool after = m > 0 && (last || changed - from < kGap / 2);

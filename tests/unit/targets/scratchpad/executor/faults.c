@@ -174,6 +174,13 @@ CASE(source_is_changed_secretly) {
   dma_wait(&r, 1);
 }
 
+CASE(secretly_beyond) {
+  secretly(g.x + PICK(1024, 1023));
+}
+CASE(secretly_before) {
+  secretly((float *)scratchpad(1, 0) - PICK(1, 0));
+}
+
 /* ----------------------------------------------------------- one PE: bytes that were not written */
 
 CASE(put_never_written) {

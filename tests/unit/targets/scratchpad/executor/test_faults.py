@@ -54,6 +54,8 @@ OF_ONE = {
     "source_is_changed": "a store .* writes bytes 60 to 63 .* which dma_put .* still reads",
     "source_is_set": "a store .* writes bytes 60 to 63 of memory 0, which dma_put",
     "source_is_changed_secretly": "bytes 0 to 63 of memory 0 were changed after dma_put",
+    "secretly_beyond": "an instruction that did not say so changed a byte after memory 0",
+    "secretly_before": "an instruction that did not say so changed a byte before memory 1",
     "put_never_written": "dma_put .* reads byte 64 of memory 0, which was never written",
     "load_never_written": "a load .* reads byte 64 of memory 0, which was never written",
     "hook_never_written": "touch_read .* reads byte 8 of memory 0, which was never written",
@@ -170,7 +172,7 @@ static INSTRUCTION void execute(const float *x, float *y) { *y = *x; }
 void kernel(const struct arguments *a) {
   float *x = scratchpad(0, 0), *y = scratchpad(0, 4);
   dma_reply r = 0;
-  zero(y, 4);
+  zero(x, 8);
   dma_get(x, a->operand[0], 4, 4, 0, &r);
   execute(x, y);
   dma_wait(&r, 1);
