@@ -18,6 +18,7 @@ from cpembed.targets.scratchpad.executor import Counters, Shape, compile_text
 from cpembed.targets.scratchpad.executor.compiler import TEXTS
 from cpembed.targets.scratchpad.lower import Axis
 from cpembed.targets.scratchpad.machine import LANES_BYTES, ScratchpadMachine
+from cpembed.targets.scratchpad.proof import require
 from cpembed.targets.scratchpad.schedule import Plan, check
 
 Array = NDArray[Any]
@@ -76,8 +77,10 @@ class ScratchpadProgram:
 
 
 def program(plan: Plan) -> ScratchpadProgram:
-    """Raises :class:`~cpembed.errors.LoweringError` for a plan that the machine has not."""
-    return ScratchpadProgram(plan, c_text(check(plan)))
+    """Raises :class:`~cpembed.errors.LoweringError` for a plan that the machine has not, and
+    :class:`~cpembed.errors.InvariantError` for one that cannot be proven."""
+    require(check(plan))
+    return ScratchpadProgram(plan, c_text(plan))
 
 
 def tiled(plan: Plan, box: Box, array: Array) -> Array:

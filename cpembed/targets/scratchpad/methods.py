@@ -83,7 +83,7 @@ class ScratchpadMethodProgram:
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> None:
         """Nothing here can be timed."""
-        return None
+        return
 
     def _executed(
         self, part: Part | None, source: Array, shape: tuple[int, ...], seed: int
