@@ -240,8 +240,9 @@ class _Reader:
         for text, cycles in self.table.compute.call_cycles.items():
             key = ("compute", "call_cycles", text)
             names = tuple(part.strip() for part in text.split("*") if part.strip() != "1")
-            if not set(names) <= set(axes):
-                problem = f"{text!r} is not a product of axes; allowed: 1, or {one_of(axes)}"
+            if len(set(names)) != len(names) or not set(names) <= set(axes):
+                problem = f"{text!r} is not a product of different axes; allowed: 1, or "
+                problem += one_of(axes)
                 raise self.error(key, f"{problem}, with * between them")
             self._positive(key, cycles, zero=True)
             found.append((names, cycles))

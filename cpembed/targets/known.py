@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import close_match, one_of, spec_error
 from cpembed.plugins import plugin_names
@@ -25,10 +27,16 @@ GROUP: Literal["cpembed.targets"] = "cpembed.targets"
 
 
 def require_known(spec: HardwareSpec) -> HardwareSpec:
-    """The specification, where its ``backend`` is one that there is, or none.
+    """The specification, where its ``backend`` and its ``constraints`` are ones that there are, or
+    none.
 
     Raises :class:`SpecError` otherwise.
     """
+    if spec.constraints is not None:
+        try:
+            load_constraint_set(spec.constraints)
+        except SpecError as error:
+            raise spec_error(spec.path or spec.name, ("constraints",), str(error)) from None
     if spec.backend is None or spec.backend in BUILT_IN or spec.backend in plugin_names(GROUP):
         return spec
     raise spec_error(

@@ -57,6 +57,18 @@ half_duplex = true
 """
 
 
+MESH = """
+[machines.big.mesh]
+rows = 2
+columns = 4
+
+[machines.big.mesh.cut]
+A = ["x", "z"]
+B = ["z", "y"]
+C = ["x", "y"]
+"""
+
+
 def read(folder: Path, text: str) -> Hierarchy:
     spec = load_hardware_spec(write(folder, edited("[memories.sums]", f"[memories.sums]\n{text}")))
     return next(iter(spec.machines.values()))
@@ -95,6 +107,54 @@ memories = { buffer = { parent = "dram" }, sums = { parent = "dram" }, dram = {}
     assert machine.root.latency_cycles == 9
     assert machine.memories["buffer"].granule_bytes == 8
     assert machine.compute.latency_cycles == 1
+
+
+def test_a_mesh_cuts_every_operand(tmp_path: Path) -> None:
+    mesh = read(tmp_path, MACHINES + MESH).mesh
+    assert mesh is not None
+    assert (mesh.rows, mesh.columns) == (2, 4)
+    assert mesh.cut == {"A": ("x", "z"), "B": ("z", "y"), "C": ("x", "y")}
+    assert read(tmp_path, MACHINES).mesh is None
+
+
+def test_what_a_call_takes_is_a_polynomial_of_sizes(tmp_path: Path) -> None:
+    text = 'cycles = 0.5\ncall_cycles = { "1" = 10, "z" = 0.25, "x * z" = 0, "1*y" = 2 }'
+    found = read(tmp_path, MACHINES.replace("cycles = 0.5", text)).compute.call_cycles
+    assert found == (((), 10), (("z",), 0.25), (("x", "z"), 0), (("y",), 2))
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ("rows = 2", "rows = 0", "mesh.rows: 0 is not allowed; allowed: 1..64"),
+        ("columns = 4", "columns = 65", "mesh.columns: 65 is not allowed; allowed: 1..64"),
+        ("columns = 4", "cols = 4", "mesh.cols: unknown key; allowed: rows, columns, cut"),
+        ("rows = 2", "rows = 3", "cut.A: x is 4, which 3 does not divide; make it a multiple"),
+        ("columns = 4", "columns = 16", "cut.A: z is 8, which 16 does not divide"),
+        ('C = ["x", "y"]\n', "", "cut.C: must be two different axes of C"),
+        ('C = ["x", "y"]', 'C = ["x"]', "cut.C: must be two different axes of C, for rows and"),
+        ('C = ["x", "y"]', 'C = ["x", "x"]', "cut.C: must be two different axes of C"),
+        ('C = ["x", "y"]', 'C = ["x", "z"]', "cut.C: must be two different axes of C"),
+        ('C = ["x"', 'D = ["x"', "cut.C: must be two different axes of C, for rows and columns"),
+        ('C = ["x", "y"]', 'C = ["x", "y"]\nD = []', "cut.D: is no operand of the instruction"),
+        ("cycles = 0.5", 'cycles = 1\ncall_cycles = { "w" = 1 }', "call_cycles.w: 'w' is not a"),
+        ("cycles = 0.5", 'cycles = 1\ncall_cycles = { "" = 1 }', "'' is not a product of diff"),
+        (
+            "cycles = 0.5",
+            'cycles = 1\ncall_cycles = { "x*x" = 1 }',
+            "'x*x' is not a product of different axes; allowed: 1, or x, y, z, with * between",
+        ),
+        ("cycles = 0.5", 'cycles = 1\ncall_cycles = { "x" = -1 }', "x: -1.0 is not allowed; all"),
+    ],
+)  # fmt: skip
+def test_a_wrong_mesh_and_wrong_call_cycles_are_named(
+    old: str, new: str, problem: str, tmp_path: Path
+) -> None:
+    assert (MACHINES + MESH).count(old) == 1
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, (MACHINES + MESH).replace(old, new))
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,42 @@ BROKEN: dict[str, Broken] = {
         "instruction.axes.x.step",
         ["does not lead from min 1 to max 4", "a divisor of 3"],
     ),
+    "multiple below 1": (
+        "min = 2, max = 4, step = 2",
+        "multiple = 0, max = 4",
+        "instruction.axes.x.multiple",
+        ["0 is not allowed", "allowed: 1..65536"],
+    ),
+    "multiple beside a minimum": (
+        "step = 2",
+        "multiple = 2",
+        "instruction.axes.x.min",
+        ["stands beside `multiple`", "leave one of them out"],
+    ),
+    "multiple beside a step": (
+        "min = 2, max = 4",
+        "multiple = 2, max = 4",
+        "instruction.axes.x.step",
+        ["stands beside `multiple`", "leave one of them out"],
+    ),
+    "largest size that is no multiple": (
+        "min = 2, max = 4, step = 2",
+        "multiple = 3, max = 4",
+        "instruction.axes.x.max",
+        ["4 is not allowed", "allowed: a multiple of 3, up to 65536"],
+    ),
+    "largest size below the multiple": (
+        "min = 2, max = 4, step = 2",
+        "multiple = 4, max = 0",
+        "instruction.axes.x.max",
+        ["0 is not allowed", "a multiple of 4"],
+    ),
+    "multiple without a largest size": (
+        "min = 2, max = 4, step = 2",
+        "multiple = 4",
+        "instruction.axes.x.max",
+        ["is missing", "an integer"],
+    ),
     "configurable axis in a sum": (
         "A[x,z]",
         "A[x+z,z]",
@@ -115,6 +151,13 @@ BROKEN: dict[str, Broken] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_is_answered_by_one_line_with_its_key(case: str, tmp_path: Path) -> None:
     assert_refused(BROKEN[case], tmp_path)
+
+
+def test_an_axis_of_any_size_is_embedded_by_its_granule(tmp_path: Path) -> None:
+    text = edited("min = 2, max = 4, step = 2", "multiple = 4, max = 64")
+    axis = load_hardware_spec(write(tmp_path, text)).instruction.axis("x")
+    assert (axis.minimum, axis.maximum, axis.step, axis.largest) == (4, 4, 1, 64)
+    assert axis.describe_allowed() == "multiples of 4 up to 64"
 
 
 def test_the_expression_must_make_sense_in_every_output_dtype(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ BROKEN: dict[str, Broken] = {
         "step = 2",
         "steps = 2",
         "instruction.axes.x.steps",
-        ["unknown key", "min, max, step", "did you mean step?"],
+        ["unknown key", "max, min, step, multiple", "did you mean step?"],
     ),
     "unknown key of a memory": (
         "capacity_bytes = 128",
@@ -61,7 +61,7 @@ BROKEN: dict[str, Broken] = {
         "y = 8",
         'y = "8"',
         "instruction.axes.y",
-        ["is a string ('8')", "must be an integer or a table of min, max, step"],
+        ["is a string ('8')", "must be an integer or a table of max, min, step, multiple"],
     ),
     "wrong type: float extent": (
         "y = 8",

@@ -39,6 +39,23 @@ def test_an_unknown_back_end_is_one_line() -> None:
     assert "\n" not in words
 
 
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("cut_boxs", "no constraint set named 'cut_boxs': there are boxes, "),
+        ("", "no constraint set named ''"),
+        ("missing.toml", "missing.toml"),
+    ],
+)
+def test_an_unknown_constraint_set_is_one_line(name: str, problem: str) -> None:
+    assert require_known(replace(SPEC, constraints="boxes")).constraints == "boxes"
+    with pytest.raises(SpecError) as caught:
+        require_known(replace(SPEC, constraints=name))
+    assert str(caught.value).startswith(f"{SPEC.path}: constraints: ")
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_nothing_executes_is_missing_its_back_end() -> None:
     spec = hardware_spec("gemm_16x16x16")
     with pytest.raises(BackendUnavailable, match="no back end executes gemm_16x16x16 yet"):
