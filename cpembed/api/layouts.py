@@ -159,7 +159,7 @@ def _row(
 def _measured(
     name: str, settings: dict[str, str], words: list[str], spec: HardwareSpec, timeout: float | None
 ) -> LayoutRow:
-    result = run(parsed(words, spec), spec, timeout=timeout)
+    result = run(parsed(words, spec), spec, timeout=timeout, method="implicit")
     if isinstance(result, SolveResult):
         return LayoutRow(name, settings, reason=result.why_nothing)
     times = None

@@ -19,13 +19,13 @@ from cpembed.api.chosen import AS_IT_IS, Chosen, Request, choose, executing
 from cpembed.api.solve import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.ir.dtypes import is_integer
+from cpembed.methods.accuracy import UNIT_ROUNDOFF
 from cpembed.methods.convolution import as_convolution
 from cpembed.methods.im2col import explicit
 from cpembed.methods.rewritten import M, Rewritten, V
 from cpembed.methods.winograd import Winograd, winograd
 from cpembed.targets.choice import Choice
-from cpembed.targets.methods import MethodPlan
+from cpembed.targets.methods import MethodPlan, Methods
 
 MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -107,12 +107,12 @@ class MethodError:
 
 
 def compares(asked: Request) -> bool:
-    """Whether ``auto`` looks at methods beside the implicit one: for floating-point convolutions
-    of windows of several taps of which nothing else is asked. Integers rarely pass through
-    transforms, and a float's result differs in its last bits."""
+    """Whether ``auto`` looks at methods beside the implicit one: for convolutions of float32 or
+    float64 by windows of several taps, of which nothing else is asked. Transforms are exact for
+    few integers, and too coarse for shorter floats."""
     if not asked.anything or asked.epilogue is not None or asked.storing != AS_IT_IS:
         return False
-    if any(is_integer(operand.dtype) for operand in asked.workload.operands):
+    if any(operand.dtype not in UNIT_ROUNDOFF for operand in asked.workload.operands):
         return False
     try:
         windows = as_convolution(asked.workload).windows
@@ -165,8 +165,9 @@ def _estimated(asked: Request, method: Rewritten) -> MethodChoice:
         if isinstance(product, SolveResult):
             refused.append(f"{plan.product.name}: {product.why_nothing}")
             continue
-        kept = [choice for choice in product.plan.choices if _takes_parts(choice)]
-        if not kept or product.plan.target.methods is None:
+        methods = product.plan.target.methods
+        kept = [choice for choice in product.plan.choices if _takes(methods, choice)]
+        if not kept:
             refused.append(
                 f"{asked.workload.name}: no kernel of {product.solved.target.name} takes {V} and "
                 f"{M} of {method.name} where they lie: use another method"
@@ -181,10 +182,8 @@ def _estimated(asked: Request, method: Rewritten) -> MethodChoice:
     return best
 
 
-def _takes_parts(choice: Choice) -> bool:
-    """Whether a product reads V and writes M as the parts around it leave and take them."""
-    program = choice.candidate.candidate.program
-    return all(program.operand(name).is_identity for name in (V, M))
+def _takes(methods: Methods | None, choice: Choice) -> bool:
+    return methods is not None and methods.takes(choice.candidate.candidate.program)
 
 
 def _plans(asked: Request, method: Rewritten) -> tuple[MethodPlan, ...]:
