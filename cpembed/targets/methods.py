@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from cpembed.ir.computation import Computation
 from cpembed.measure.runner import Timing
-from cpembed.methods.rewritten import Rewritten
+from cpembed.methods.rewritten import M, Rewritten, V
+from cpembed.transform.program import DerivedProgram
 
 Array = NDArray[Any]
 
@@ -61,6 +62,11 @@ class Methods(ABC):
 
         Raises :class:`~cpembed.errors.LoweringError` for a method that has no generated parts.
         """
+
+    def takes(self, program: DerivedProgram) -> bool:
+        """Whether a product reads V and writes M as the parts around it leave and take them: where
+        they lie, in the order of their indices."""
+        return all(program.operand(name).is_identity for name in (V, M))
 
     @abstractmethod
     def build(self, plan: MethodPlan, product: Any) -> MethodArtifact:

@@ -21,6 +21,7 @@ from cpembed.targets.scratchpad.execute import Array, ScratchpadProgram, shape_o
 from cpembed.targets.scratchpad.executor import Counters, compile_text
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.parts import Part, parts_of
+from cpembed.transform.program import DerivedProgram
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class ScratchpadMethods(Methods):
 
     def plans(self, method: Rewritten) -> tuple[MethodPlan, ...]:
         return (method_plan(method, self.machine),)
+
+    def takes(self, program: DerivedProgram) -> bool:
+        """Boxes are fetched from operands as they lie, whatever the program packs."""
+        return True
 
     def build(self, plan: MethodPlan, product: Any) -> ScratchpadMethodProgram:
         assert isinstance(plan, ScratchpadMethodPlan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cpembed.targets.scratchpad.execute import ScratchpadProgram, missing, progr
 from cpembed.targets.scratchpad.executor import Counters
 from cpembed.targets.scratchpad.lower import BoxProduct, lower
 from cpembed.targets.scratchpad.machine import ScratchpadMachine, scratchpad_machine
+from cpembed.targets.scratchpad.methods import ScratchpadMethodProgram, ScratchpadMethods
 from cpembed.targets.scratchpad.save import INSTRUCTIONS, save
 from cpembed.targets.scratchpad.schedule import Plan, Schedule
 from cpembed.targets.scratchpad.space import ScratchpadSpace
@@ -38,6 +39,10 @@ class ScratchpadDetails(Details):
     parts: Mapping[str, float]
     counters: Counters
     used: Mapping[str, tuple[int, int]]
+    around_us: float = 0.0
+    """Of the parts around the product of a method."""
+    around: Mapping[str, Counters] = field(default_factory=dict[str, Counters])
+    """Of a method's parts, by name."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -45,11 +50,18 @@ class ScratchpadDetails(Details):
             "machine": self.machine,
             **{f"estimated_{name}": value for name, value in self.parts.items()},
             "counters": self.counters.to_json(),
+            **self._around(),
             "scratchpads": {
                 name: {"used_bytes": used, "bytes": room}
                 for name, (used, room) in self.used.items()
             },
         }
+
+    def _around(self) -> dict[str, Any]:
+        if not self.around:
+            return {}
+        parts = {name: counted.to_json() for name, counted in self.around.items()}
+        return {"parts": parts, "estimated_parts_us": self.around_us}
 
     def bench_json(self) -> dict[str, Any]:
         return {"estimated_us": self.estimated_us, "machine": self.machine}
@@ -66,6 +78,8 @@ class ScratchpadDetails(Details):
             f"{self.estimated_us:.4g} us on {self.machine}: transfers "
             f"{parts['transferring_us']:.4g} us, executions {parts['executing_us']:.4g} us"
         )
+        if self.around:
+            estimated = f"the product {estimated}; the other parts {self.around_us:.4g} us"
         return [
             ("estimated", estimated),
             ("counted", f"{calls:,} executions; " + "; ".join(moved)),
@@ -93,6 +107,10 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     @cached_property
     def _missing(self) -> tuple[str, ...]:
         return missing()
+
+    @property
+    def methods(self) -> ScratchpadMethods:
+        return ScratchpadMethods(self.machine)
 
     def missing(self) -> tuple[str, ...]:
         return self._missing
@@ -141,7 +159,12 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
         machine = self.machine
         return f"{machine.rows} x {machine.columns} emulated PEs"
 
-    def describe(self, artifact: ScratchpadProgram, timing: Timing) -> ScratchpadDetails:
+    def describe(
+        self, artifact: ScratchpadProgram | ScratchpadMethodProgram, timing: Timing
+    ) -> ScratchpadDetails:
+        if isinstance(artifact, ScratchpadMethodProgram):
+            own = self.describe(artifact.product, timing)
+            return replace(own, around_us=artifact.plan.parts_us, around=dict(artifact.counters))
         plan = artifact.plan
         found = self.space(plan.product).scored(plan.schedule)
         used = zip(self.machine.memories, plan.used, self.machine.capacities, strict=True)
