@@ -22,6 +22,7 @@ from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.register_blocks import RegisterModel
+from cpembed.targets.cpu.roles import row_loops
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def register_model(
             line_ns=machine.vector_line_ns,
             stored_lines=rows * columns * dot.registers.bytes / nest.line_bytes,
             streams=rows if streams else 1,
+            aliased=streams and _are_aliased(nest, machine, rows),
             task_ns=rows * columns * adding_up * product,
             waits=waits,
         )
@@ -121,6 +123,15 @@ def register_model(
     # A row of a tile along rows is a stream of its own, and its results are few.
     prefetched = frozenset[Prefetch]() if streams else frozenset(Prefetch)
     return RegisterModel(fits, step, figures().largest_side, dot.timed, prefetched=prefetched)
+
+
+def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:
+    """Whether so many rows of the first factor lie whole ways of the first-level cache apart, each
+    a page, and are more than it has."""
+    first, page = nest.operands[0], figures().page_bytes
+    distances = [first.stride(loop.name) * size_bytes(first.dtype) for loop in row_loops(nest)]
+    ways = machine.cache_bytes[0] // page
+    return 0 < ways < rows and bool(distances) and distances[-1] % page == 0
 
 
 def dot_plan(

@@ -28,8 +28,9 @@ class BlockStep:
     ``stored_lines`` are rows that the block's results fill; ``share_more`` is added to the kernel's
     time, as a share of it; ``task_ns`` is what a task takes beside its steps. ``streams`` are the
     places of the first factor that steps walk along, at so many a time, where they are far from
-    each other. ``waits``: of what a line takes longer from beyond L1, the share that products wait
-    for it.
+    each other; ``aliased``: their lines share sets of the first-level cache, and are more than its
+    ways. ``waits``: of what a line takes longer from beyond L1, the share that products wait for
+    it.
     """
 
     products_ns: float
@@ -39,6 +40,7 @@ class BlockStep:
     loaded_lines: tuple[int, int] = (0, 0)
     share_more: float = 0.0
     streams: int = 1
+    aliased: bool = False
     task_ns: float = 0.0
     waits: float = 0.0
 
@@ -106,6 +108,9 @@ def estimate(
             first = 0.0
         if past is not None:
             first += steps * step.loaded_lines[past]
+        if level == 0 and step.aliased:
+            # What hardware prefetch brings from L2 is evicted before it is used.
+            first += max(0.0, first - share * reuse.traffic(machine.cache_bytes[1])[0])
         if level > 0 and step.streams > constants.hardware_streams:
             first *= constants.unforeseen
         further = step.line_ns[level + 1] - step.line_ns[level]

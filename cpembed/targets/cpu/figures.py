@@ -22,6 +22,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The ``[model]`` tables together; what each field means is written beside its value."""
 
     line_bytes: int
+    page_bytes: int
     not_hidden: float
     pieces: tuple[tuple[int, float, float], ...]
     hardware_streams: int
