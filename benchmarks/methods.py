@@ -23,7 +23,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("vgg16", "resnet50", "unit16", "deepbench")
@@ -149,7 +149,7 @@ def prepared(
         found, judge = kernel.unpack(output), explicit(workload)
     else:
         try:
-            artifact, _ = built(rewritten := choose_method(asked, method))
+            artifact, _ = built(rewritten := choose_method(asked, cast(Any, method)))
         except (LoweringError, WorkloadError) as error:
             return None, {"refused": str(error)}
         found, judge = artifact.run(inputs), rewritten.method
@@ -192,10 +192,10 @@ def page(document: Row) -> str:
     lines = [
         "# Methods of convolutions beside oneDNN, float32",
         "",
-        "3x3 filters of stride 1, untuned, NHWC, interleaved: `python benchmarks/methods.py`. Ratios",
-        "are oneDNN's time, by its own account of its computation, over ours from image to output, in",
-        "the same round; above 1 ours is faster. *chosen* is what the model takes, *noisy* a row that",
-        "other work on the machine disturbed.",
+        "3x3 filters of stride 1, untuned, NHWC, interleaved: `python benchmarks/methods.py`.",
+        "Ratios are oneDNN's time, by its own account of its computation, over ours from image to",
+        "output, in the same round; above 1 ours is faster. *chosen* is what the model takes,",
+        "*noisy* a row that other work on the machine disturbed.",
         "",
         *provenance_lines(document, "one thread"),
         "",
