@@ -78,50 +78,81 @@ def pattern(box: Box, held: Points) -> Pattern:
     return Pattern(calls, blocks, block, stride)
 
 
-def times(form: Form, tile: Points, order: Sequence[str], buffers: int) -> Times:
-    """Of tiles of so many points, visited in an order."""
-    axes, machine = form.product.axes, form.product.machine
-    counts = {n: np.ceil(a.extent / np.asarray(tile[n])) for n, a in axes.items()}
-    held = {n: _held(a, np.minimum(tile[n], a.extent)) for n, a in axes.items()}
-    sums = {n: _sum(a, np.asarray(tile[n]), counts[n], held[n]) for n, a in axes.items()}
-    parts = machine.elements
-    transferring, first, last, moved_bytes = (np.zeros(1) for _ in range(4))
-    for box in form.boxes:
-        found = pattern(box, held)
-        moved = found.moved(machine.engine.transaction_bytes) * parts
-        cycles = (
-            found.calls * machine.engine.latency_cycles + moved / machine.engine.bytes_per_cycle
-        )
-        number, share = _transfers(box, order, counts, held, sums)
-        transferring = transferring + cycles * number * share
-        moved_bytes = moved_bytes + moved * number * share
-        if box.operand.is_output:
-            last = last + cycles
+class Work:
+    """What tiles of so many points move and execute, in whatever order they are visited.
+
+    Arrays of sizes may be of any shapes that broadcast against each other; what depends on some
+    axes alone is then computed once for all sizes of the others.
+    """
+
+    def __init__(self, form: Form, tile: Points) -> None:
+        self.form = form
+        axes, machine = form.product.axes, form.product.machine
+        sizes = {n: np.asarray(tile[n], np.float64) for n in axes}
+        self.counts = {n: np.ceil(a.extent / sizes[n]) for n, a in axes.items()}
+        self.several = {n: count > 1 for n, count in self.counts.items()}
+        self.held = {n: _held(a, np.minimum(sizes[n], a.extent)) for n, a in axes.items()}
+        sums = {n: _sum(a, sizes[n], self.counts[n], self.held[n]) for n, a in axes.items()}
+        self.steps = math.prod(self.counts.values(), start=np.ones(1))
+        self.executing = _executing(form, self.counts, self.held, sums)
+        engine = machine.engine
+        self._moved: list[tuple[Numbers, Numbers]] = []
+        self._shares: list[Numbers] = []
+        for box in form.boxes:
+            found = pattern(box, self.held)
+            moved = found.moved(engine.transaction_bytes) * machine.elements
+            cycles = found.calls * engine.latency_cycles + moved / engine.bytes_per_cycle
+            share = [sums[n] / (self.counts[n] * self.held[n]) for n in box.operand.axes]
+            self._moved.append((cycles, moved))
+            self._shares.append(math.prod(share, start=np.ones(1)))
+        self.exposed = sum((cycles for cycles, _ in self._moved), start=np.zeros(1))
+
+    def times(self, order: Sequence[str], buffers: int) -> Times:
+        """In an order of the loops over tiles."""
+        transferring, moved_bytes = np.zeros(1), np.zeros(1)
+        for box, (cycles, moved), share in zip(
+            self.form.boxes, self._moved, self._shares, strict=True
+        ):
+            number = self._transfers(box, order) * share
+            transferring = transferring + cycles * number
+            moved_bytes = moved_bytes + moved * number
+        if buffers == 2 and self.form.product.machine.overlaps:
+            total = np.maximum(
+                self.executing + self.exposed, transferring + self.executing / self.steps
+            )
         else:
-            first = first + cycles
-    executing = _executing(form, counts, held, sums)
-    exposed = first + last
-    steps = math.prod(counts.values(), start=np.ones(1))
-    if buffers == 2 and machine.overlaps:
-        total = np.maximum(executing + exposed, transferring + executing / steps)
-    else:
-        total = transferring + executing
-    return Times(transferring, executing, exposed, total, moved_bytes)
+            total = transferring + self.executing
+        return Times(transferring, self.executing, self.exposed, total, moved_bytes)
 
+    def room(self, buffers: int, placed: int) -> list[Numbers]:
+        """Bytes of each memory of a PE: of each box as many as there are ``buffers``, of one that
+        no loop moves one, each from a multiple of ``placed`` bytes."""
+        used = [np.zeros(1) for _ in self.form.product.machine.memories]
+        for box in self.form.boxes:
+            size = np.asarray(box.elements(self.held)) * float(box.operand.element_bytes)
+            room = np.ceil(size / placed) * placed
+            number = np.where(self._moves(box), buffers, 1)
+            memory = box.operand.memory
+            used[memory] = used[memory] + room * number
+        return used
 
-def box_bytes(form: Form, tile: Points) -> list[Numbers]:
-    """Bytes of each operand's box of a whole tile, in a PE."""
-    axes = form.product.axes
-    held = {n: _held(a, np.minimum(tile[n], a.extent)) for n, a in axes.items()}
-    return [np.asarray(b.elements(held)) * float(b.operand.element_bytes) for b in form.boxes]
+    def _moves(self, box: Box) -> Any:
+        """Whether a loop over several tiles moves a box."""
+        moves = np.zeros(1, bool)
+        for name in box.operand.axes:
+            moves = moves | self.several[name]
+        return moves
 
-
-def moving_loops(box: Box, counts: Points) -> Any:
-    """Whether a loop over several tiles moves a box."""
-    moves = np.zeros(1, bool)
-    for name in box.operand.axes:
-        moves = moves | (counts[name] > 1)
-    return moves
+    def _transfers(self, box: Box, order: Sequence[str]) -> Numbers:
+        """How often a box is transferred: an input again whenever a loop moves it, the output once,
+        when it is complete."""
+        number, started = np.ones(1), np.zeros(1, bool)
+        for name in reversed(order):
+            if name in box.operand.axes:
+                started = started | self.several[name]
+            if started.any():
+                number = number * np.where(started, self.counts[name], 1)
+        return number
 
 
 def _held(axis: Axis, points: Any) -> Numbers:
@@ -131,23 +162,6 @@ def _held(axis: Axis, points: Any) -> Numbers:
 def _sum(axis: Axis, size: Any, count: Numbers, held: Numbers) -> Numbers:
     """Points that a PE holds of all tiles of an axis, one after the other."""
     return (count - 1) * held + _held(axis, axis.extent - (count - 1) * size)
-
-
-def _transfers(
-    box: Box, order: Sequence[str], counts: Points, held: Points, sums: Points
-) -> tuple[Numbers, Numbers]:
-    """How often a box is transferred, and how large it is on average, as a share of a whole one.
-
-    An input comes again whenever a loop moves it, the output goes once when it is complete.
-    """
-    number, started, share = np.ones(1), np.zeros(1, bool), np.ones(1)
-    for name in reversed(order):
-        moves = name in box.operand.axes
-        started = started | (moves & (counts[name] > 1))
-        number = number * np.where(started, counts[name], 1)
-        if moves:
-            share = share * sums[name] / (counts[name] * held[name])
-    return number, share
 
 
 def _executing(form: Form, counts: Points, held: Points, sums: Points) -> Numbers:

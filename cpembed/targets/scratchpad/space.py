@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
@@ -18,7 +19,7 @@ import numpy as np
 from cpembed.errors import LoweringError
 from cpembed.targets.scratchpad.boxes import Form
 from cpembed.targets.scratchpad.lower import Axis, BoxProduct
-from cpembed.targets.scratchpad.model import Numbers, Times, box_bytes, moving_loops, times
+from cpembed.targets.scratchpad.model import Numbers, Times, Work
 from cpembed.targets.scratchpad.schedule import (
     PLACED_BYTES,
     Plan,
@@ -29,11 +30,102 @@ from cpembed.targets.scratchpad.schedule import (
 )
 from cpembed.tuning.space import Scored, Space
 
-MOST = 1_000_000
+MOST = 200_000
 """Combinations of sizes that are estimated; with more, sizes are left out evenly."""
+
+AT_ONCE = 250_000
+"""Combinations in one array."""
 
 KEPT = 64
 """Schedules that are ranked."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A schedule among the best so far: its cycles, bytes moved, and which of ``tiles`` it has."""
+
+    cycles: float
+    moved_bytes: float
+    work: Work
+    tiles: Mapping[str, Numbers]
+    order: tuple[str, ...]
+    buffers: int
+    place: tuple[int, ...]
+
+    @property
+    def schedule(self) -> Schedule:
+        tile = tuple((name, int(_at(sizes, self.place))) for name, sizes in self.tiles.items())
+        return Schedule(tile, self.order, self.buffers, self.work.form.ahead)
+
+
+class _Best:
+    """The :data:`KEPT` schedules of the least time."""
+
+    def __init__(self) -> None:
+        self.found: list[_Found] = []
+        self._most = float(np.finfo(np.float64).max)
+
+    def add(
+        self, work: Work, tiles: Mapping[str, Numbers], orders: Sequence[tuple[str, ...]]
+    ) -> None:
+        """Those of all sizes of ``tiles`` that fit and are better than what is there."""
+        if work.executing.min() > self._most:
+            return
+        for buffers in (2, 1):
+            fits = _fits(work, buffers)
+            if not fits.any():
+                continue
+            for order in orders:
+                self._add(work, tiles, order, buffers, fits)
+
+    def _add(
+        self,
+        work: Work,
+        tiles: Mapping[str, Numbers],
+        order: tuple[str, ...],
+        buffers: int,
+        fits: np.ndarray,
+    ) -> None:
+        times = work.times(order, buffers)
+        shape = np.broadcast_shapes(*(sizes.shape for sizes in tiles.values()))
+        costs = np.broadcast_to(np.where(fits, times.total, np.inf), shape).ravel()
+        rows = np.flatnonzero(costs <= self._most)
+        if not len(rows):
+            return
+        if len(rows) > KEPT:
+            rows = rows[costs[rows] <= np.partition(costs[rows], KEPT - 1)[KEPT - 1]]
+        moved = np.broadcast_to(times.moved_bytes, shape)
+        places = np.stack(np.unravel_index(rows, shape), 1)
+        found = zip(costs[rows].tolist(), moved[tuple(places.T)].tolist(), places, strict=True)
+        self.found += [
+            _Found(cycles, bytes_, work, tiles, order, buffers, tuple(place))
+            for cycles, bytes_, place in sorted(found, key=lambda item: item[:2])[:KEPT]
+        ]
+        self.found.sort(key=lambda item: (item.cycles, item.moved_bytes))
+        del self.found[KEPT:]
+        if len(self.found) == KEPT:
+            self._most = self.found[-1].cycles
+
+
+def _at(numbers: Numbers, place: tuple[int, ...]) -> float:
+    """Of an array that is broadcast to the shape of ``place``."""
+    inner = place[len(place) - numbers.ndim :]
+    return float(
+        numbers[tuple(min(n, size - 1) for n, size in zip(inner, numbers.shape, strict=True))]
+    )
+
+
+def _fits(work: Work, buffers: int) -> np.ndarray:
+    """Whether boxes fit together: two of each that moves, where two are asked for."""
+    machine = work.form.product.machine
+    fits = np.ones(1, bool)
+    for used, room in zip(work.room(buffers, PLACED_BYTES), machine.capacities, strict=True):
+        fits = fits & (used <= room)
+    for lane, largest in machine.largest.items():
+        chain = work.form.chains.get(lane, ())
+        size = math.prod((work.held[a.name] for a in chain), start=np.ones(1))
+        fits = fits & (machine.parts(lane) * size <= largest)
+    return fits
 
 
 class ScratchpadSpace(Space[Schedule]):
@@ -58,7 +150,7 @@ class ScratchpadSpace(Space[Schedule]):
 
     @cached_property
     def _ranked(self) -> tuple[Scored[Schedule], ...]:
-        found: list[Scored[Schedule]] = []
+        best = _Best()
         reasons: list[str] = []
         for form, tiles in self._forms():
             try:
@@ -66,15 +158,18 @@ class ScratchpadSpace(Space[Schedule]):
             except LoweringError as error:
                 reasons.append(str(error))
                 continue
-            for order, buffers in itertools.product(loop_orders(self.product), (2, 1)):
-                found += self._best(form, tiles, order, buffers)
-        if not found:
+            best.add(Work(form, tiles), tiles, loop_orders(self.product))
+        if not best.found:
             reason = reasons[0] if reasons else "no tile fits"
             raise LoweringError(f"{self.product.machine.name}: {reason}")
-        found.sort(
-            key=lambda item: (round(item.cost, 9), item.schedule.buffers, str(item.schedule))
-        )
-        return tuple(found[:KEPT])
+        ranked: list[tuple[float, int, float, str, Scored[Schedule]]] = []
+        for item in best.found:
+            schedule = item.schedule
+            times = item.work.times(item.order, item.buffers)
+            scored = self._scored(schedule, times, item.place)
+            key = round(item.cycles, 6), item.buffers, item.moved_bytes, str(schedule)
+            ranked.append((*key, scored))
+        return tuple(item[-1] for item in sorted(ranked, key=lambda item: item[:-1]))
 
     def ranked(self, limit: int | None = None) -> Sequence[Scored[Schedule]]:
         return self._ranked[:limit]
@@ -82,8 +177,8 @@ class ScratchpadSpace(Space[Schedule]):
     def scored(self, schedule: Schedule) -> Scored[Schedule]:
         plan = check(Plan(self.product, schedule))
         tile = {name: np.full(1, float(points)) for name, points in schedule.tile}
-        found = times(plan.form, tile, schedule.order, schedule.buffers)
-        return self._scored(schedule, found, 0)
+        found = Work(plan.form, tile).times(schedule.order, schedule.buffers)
+        return self._scored(schedule, found, (0,))
 
     def neighbour(self, schedule: Schedule, random: Random) -> Schedule | None:
         """Another size of one axis."""
@@ -121,56 +216,34 @@ class ScratchpadSpace(Space[Schedule]):
         for chosen in itertools.product(*choices):
             single = frozenset(n for n, (one, _) in zip(names, chosen, strict=True) if one)
             parts = [sizes for _, sizes in chosen]
-            grid = np.meshgrid(*[np.array(part, np.float64) for part in parts], indexing="ij")
-            tiles = {n: axis.ravel() for n, axis in zip(names, grid, strict=True)}
-            for ahead in self.ways:
-                yield Form(self.product, single, ahead), tiles
+            for piece in _pieces(parts):
+                grid = np.meshgrid(
+                    *[np.array(part, np.float64) for part in piece], indexing="ij", sparse=True
+                )
+                for ahead in self.ways:
+                    yield Form(self.product, single, ahead), dict(zip(names, grid, strict=True))
 
-    def _best(
-        self, form: Form, tiles: dict[str, Numbers], order: tuple[str, ...], buffers: int
-    ) -> Iterator[Scored[Schedule]]:
-        fits = np.flatnonzero(self._fits(form, tiles, buffers))
-        if not len(fits):
-            return
-        own = {name: sizes[fits] for name, sizes in tiles.items()}
-        found = times(form, own, order, buffers)
-        costs = np.broadcast_to(found.total, fits.shape)
-        moved = np.broadcast_to(found.moved_bytes, fits.shape)
-        for row in np.lexsort((moved, costs))[:KEPT]:
-            tile = tuple((name, int(sizes[row])) for name, sizes in own.items())
-            schedule = Schedule(tile, order, buffers, form.ahead)
-            yield self._scored(schedule, found, int(row))
-
-    def _fits(self, form: Form, tiles: dict[str, Numbers], buffers: int) -> np.ndarray:
-        """Whether boxes fit together: two of each that moves, where two are asked for."""
-        machine = self.product.machine
-        counts = {n: np.ceil(a.extent / tiles[n]) for n, a in self.product.axes.items()}
-        used = [np.zeros(1) for _ in machine.memories]
-        for box, size in zip(form.boxes, box_bytes(form, tiles), strict=True):
-            room = np.ceil(size / PLACED_BYTES) * PLACED_BYTES
-            number = np.where(moving_loops(box, counts), buffers, 1)
-            memory = box.operand.memory
-            used[memory] = used[memory] + room * number
-        fits = np.ones(len(next(iter(tiles.values()))), bool)
-        for bytes_, room in zip(used, machine.capacities, strict=True):
-            fits = fits & (bytes_ <= room)
-        for lane, largest in machine.largest.items():
-            size = np.full(1, float(machine.parts(lane)))
-            for axis in form.chains.get(lane, ()):
-                points = np.minimum(tiles[axis.name], axis.extent)
-                size = size * np.ceil(points / axis.granule) * axis.grain
-            fits = fits & (size <= largest)
-        return fits
-
-    def _scored(self, schedule: Schedule, found: Times, row: int) -> Scored[Schedule]:
+    def _scored(self, schedule: Schedule, found: Times, place: tuple[int, ...]) -> Scored[Schedule]:
         clock = self.product.machine.clock_mhz
 
         def us(cycles: Numbers) -> float:
-            return float(cycles[row if len(cycles) > 1 else 0]) / clock
+            return _at(cycles, place) / clock
 
         parts = {
+            "us": us(found.total),
+            "moves_us": 0.0,
             "transferring_us": us(found.transferring),
             "executing_us": us(found.executing),
             "exposed_us": us(found.exposed),
         }
         return Scored(us(found.total), schedule, parts)
+
+
+def _pieces(parts: list[list[int]]) -> Iterator[list[list[int]]]:
+    """Sizes of each axis, the longest list cut so that few enough combinations are in one array."""
+    longest = max(range(len(parts)), key=lambda n: len(parts[n]))
+    others = math.prod(len(part) for n, part in enumerate(parts) if n != longest)
+    step = max(1, AT_ONCE // others)
+    for first in range(0, len(parts[longest]), step):
+        cut = parts[longest][first : first + step]
+        yield [cut if n == longest else part for n, part in enumerate(parts)]
