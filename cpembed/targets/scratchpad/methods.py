@@ -20,7 +20,8 @@ from cpembed.targets.scratchpad.emit_part import part_text
 from cpembed.targets.scratchpad.execute import Array, ScratchpadProgram, shape_of
 from cpembed.targets.scratchpad.executor import Counters, compile_text
 from cpembed.targets.scratchpad.machine import ScratchpadMachine
-from cpembed.targets.scratchpad.parts import Part, parts_of
+from cpembed.targets.scratchpad.method_parts import parts_of
+from cpembed.targets.scratchpad.parts import Part
 from cpembed.transform.program import DerivedProgram
 
 
