@@ -113,7 +113,9 @@ class CpuMethods(Methods):
 
     def _lines_ns(self, stored: int, to: int, loaded: int, source: int) -> float:
         machine = self._machine
-        return stored * machine.store_line_ns[to] + loaded * machine.vector_line_ns[source]
+        # Beyond the second level stores stream, wherever to.
+        store = machine.store_line_ns[min(to, len(machine.store_line_ns) - 1)]
+        return stored * store + loaded * machine.vector_line_ns[source]
 
     def _level(self, size: int) -> int:
         """Where so many bytes stay: 0 the nearest cache, 3 memory."""
