@@ -107,20 +107,22 @@ class _Text:
         script = Lines()
         script.line("", "/* A tile: its first point and, of each PE, the points that it holds. */")
         names = list(self.names.values())
-        script.line("struct tile {", f"  long {', '.join(names)};")
+        script.line("struct tile {", f"  long {', '.join(f'first_{n}' for n in names)};")
         script.line(f"  long {', '.join(f'held_{n}' for n in names)};", "};", "")
         script.line("static void measure(struct tile *t) {")
         for n in names:
             script.line(
-                f"  t->held_{n} = share(least(TILE_{n}, EXTENT_{n} - t->{n}), "
+                f"  t->held_{n} = share(least(TILE_{n}, EXTENT_{n} - t->first_{n}), "
                 f"GRANULE_{n}, PARTS_{n});"
             )
         script.line("}", "", "/* The tile after this one; 0 where it is the last. */")
         script.line("static int advance(struct tile *t) {")
         for axis in reversed(self.plan.loops):
             n = self.names[axis.name]
-            script.line(f"  if ((t->{n} += TILE_{n}) < EXTENT_{n}) {{ measure(t); return 1; }}")
-            script.line(f"  t->{n} = 0;")
+            script.line(
+                f"  if ((t->first_{n} += TILE_{n}) < EXTENT_{n}) {{ measure(t); return 1; }}"
+            )
+            script.line(f"  t->first_{n} = 0;")
         script.line("  return 0;", "}")
         return script.text()
 
@@ -162,7 +164,7 @@ class _Text:
         """The first point of this PE's part."""
         axis, n = self.product.axes[name], self.names[name]
         part = self._part(operand, axis)
-        return f"t->{n}" if part is None else f"t->{n} + {part} * t->held_{n}"
+        return f"t->first_{n}" + ("" if part is None else f" + {part} * t->held_{n}")
 
     def _part(self, operand: Operand, axis: Axis) -> str | None:
         if axis.parts == 1 or operand.cut is None or axis.lane not in operand.cut:
@@ -185,7 +187,10 @@ class _Text:
         for axis in self.axes:
             if axis.name in box.operand.axes:
                 n, count = self.names[axis.name], self.plan.count(axis)
-                tile = [f"({' '.join(tile)}) * {count} +" if tile else "", f"t->{n} / TILE_{n}"]
+                tile = [
+                    f"({' '.join(tile)}) * {count} +" if tile else "",
+                    f"t->first_{n} / TILE_{n}",
+                ]
         places = " * ".join(self._product(box, "t")) or "1"
         whole = box.elements(self.plan.held)
         yield f"  long tile = {' '.join(filter(None, tile)) or '0'};"
@@ -229,10 +234,12 @@ class _Text:
             for number, (letter, box) in enumerate(zip("abc", boxes, strict=True)):
                 if box.walk(axis.name):
                     script.line(f"  const long {letter}_{n} = {self._stride(box, axis)};")
-                    offsets[number].append(f"{n} * {letter}_{n}")
+                    offsets[number].append(f"at_{n} * {letter}_{n}")
         for axis in self.plan.form.repeated:
             n, step = self.names[axis.name], 1 if self.machine.sized else axis.grain
-            script.line(f"{'  ' * depth}for (long {n} = 0; {n} < t->held_{n}; {n} += {step})")
+            script.line(
+                f"{'  ' * depth}for (long at_{n} = 0; at_{n} < t->held_{n}; at_{n} += {step})"
+            )
             depth += 1
         places = [
             " + ".join([letter, *terms]) for letter, terms in zip("ABC", offsets, strict=True)
@@ -316,12 +323,16 @@ class _Text:
         script.line(f'  touch_call("{instruction.name}", {sizes});')
         depth = 1
         for lane, extent in extents.items():
-            script.line(f"{'  ' * depth}for (long {lane} = 0; {lane} < {extent}; {lane}++)")
+            script.line(
+                f"{'  ' * depth}for (long at_{lane} = 0; at_{lane} < {extent}; at_{lane}++)"
+            )
             depth += 1
         at: list[str] = []
         for operand in self.product.operands:
             letter = letters[operand.role]
-            terms = [f"{lane} * {letter}_{lane}" for lane in instruction.memory[operand.role].axes]
+            terms = [
+                f"at_{lane} * {letter}_{lane}" for lane in instruction.memory[operand.role].axes
+            ]
             at.append(f"{letter}[{' + '.join(terms) or '0'}]")
         kind = self.types[2]
         script.line(f"{'  ' * depth}{at[2]} += ({kind}){at[0]} * ({kind}){at[1]};", "}")
@@ -337,13 +348,13 @@ class _Text:
         for buffer, n in zip(buffers, names, strict=True):
             memory, count = buffer.box.operand.memory, len(buffer.offsets)
             places = ", ".join(f"scratchpad({memory}, {offset})" for offset in buffer.offsets)
-            script.line(f"  char *{n}[{count}] = {{{places}}};")
+            script.line(f"  char *{n}_box[{count}] = {{{places}}};")
             script.line(f"  dma_reply {n}_reply[{count}] = {{0}};")
             script.line(f"  int {n}_moving[{count}] = {{0}}, {n}_in = 0;")
         script.line("  struct tile now = {0}, next;", "  measure(&now);")
         for number, n in enumerate(names[:2]):
             script.line(
-                f"  {n}_moving[0] = get_{n}({n}[0], a->operand[{number}], &now, &{n}_reply[0]);"
+                f"  {n}_moving[0] = get_{n}({n}_box[0], a->operand[{number}], &now, &{n}_reply[0]);"
             )
         script.line("  for (int begins = 1, more = 1; more;) {", "    next = now;")
         script.line("    more = advance(&next);")
@@ -369,7 +380,7 @@ class _Text:
     def _changes(self, operand: Operand) -> str:
         """Whether the next tile needs another box."""
         moving = [self.names[a.name] for a in self.plan.loops if a.name in operand.axes]
-        return " || ".join(f"next.{n} != now.{n}" for n in moving) or "0"
+        return " || ".join(f"next.first_{n} != now.first_{n}" for n in moving) or "0"
 
     def _prefetch(self, number: int, n: str) -> Iterator[str]:
         buffers = self.plan.buffers[number].offsets
@@ -378,8 +389,8 @@ class _Text:
         if len(buffers) == 2:
             yield f"    if ({n}_changes)"
             yield (
-                f"      {n}_moving[!{n}_in] = get_{n}({n}[!{n}_in], a->operand[{number}], &next, "
-                f"&{n}_reply[!{n}_in]);"
+                f"      {n}_moving[!{n}_in] = get_{n}({n}_box[!{n}_in], a->operand[{number}], "
+                f"&next, &{n}_reply[!{n}_in]);"
             )
 
     def _turn(self, number: int, n: str) -> Iterator[str]:
@@ -387,7 +398,7 @@ class _Text:
             yield f"    if ({n}_changes) {n}_in = !{n}_in;"
         elif any(a.name in self.product.operands[number].axes for a in self.plan.loops):
             yield f"    if ({n}_changes)"
-            call = f"get_{n}({n}[0], a->operand[{number}], &next, &{n}_reply[0])"
+            call = f"get_{n}({n}_box[0], a->operand[{number}], &next, &{n}_reply[0])"
             yield f"      {n}_moving[0] = {call};"
 
     def _summing(self, names: Sequence[str]) -> Iterator[str]:
@@ -400,15 +411,15 @@ class _Text:
         yield "    if (begins) {"
         yield f"      if ({n}_moving[{n}_in]) dma_wait(&{n}_reply[{n}_in], {n}_moving[{n}_in]);"
         yield f"      {n}_moving[{n}_in] = 0;"
-        yield f"      zero({n}[{n}_in], {places});"
+        yield f"      zero({n}_box[{n}_in], {places});"
         yield "    }"
         given = ", ".join(
-            f"{kind}{name}[{name}_in]" for kind, name in zip(kinds, names, strict=True)
+            f"{kind}{name}_box[{name}_in]" for kind, name in zip(kinds, names, strict=True)
         )
         yield f"    compute({given}, &now);"
         yield f"    begins = !more || ({self._changes(self.product.output)});"
         yield "    if (begins) {"
-        call = f"put_{n}({n}[{n}_in], a->operand[2], &now, &{n}_reply[{n}_in])"
+        call = f"put_{n}({n}_box[{n}_in], a->operand[2], &now, &{n}_reply[{n}_in])"
         yield f"      {n}_moving[{n}_in] = {call};"
         if count == 2:
             yield f"      {n}_in = !{n}_in;"
@@ -420,8 +431,10 @@ def _touches(
 ) -> Iterator[str]:
     """What an execution reads, and writes, by rows of the last axis of its tile."""
     rows, last = lanes[:-1], lanes[-1] if lanes else None
-    at = " + ".join([letter, *(f"{lane} * {letter}_{lane}" for lane in rows)])
-    loops = "".join(f"for (long {lane} = 0; {lane} < {extents[lane]}; {lane}++) " for lane in rows)
+    at = " + ".join([letter, *(f"at_{lane} * {letter}_{lane}" for lane in rows)])
+    loops = "".join(
+        f"for (long at_{lane} = 0; at_{lane} < {extents[lane]}; at_{lane}++) " for lane in rows
+    )
     size = f"{extents[last] if last else 1} * sizeof({kind})"
     yield f"  {loops}touch_read({at}, {size});"
     if operand.is_output:
