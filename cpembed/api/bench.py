@@ -27,6 +27,7 @@ from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
 from cpembed.api.chosen import BackendChoice
+from cpembed.api.methods import MethodName
 from cpembed.api.solve import default_dtypes, hardware_spec
 from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.baselines.base import Baseline
@@ -189,6 +190,7 @@ def open_bench(
     bias: bool = False,
     scale: bool = False,
     baselines: Sequence[str] = (),
+    method: MethodName = "implicit",
 ) -> Bench:
     """A suite ready to run, with the rows that an earlier run completed.
 
@@ -201,7 +203,8 @@ def open_bench(
     ``output``, ``relu``, ``bias`` and ``scale``, for kernels that are not simulated. ``baselines``
     names libraries to run beside each kernel (:attr:`~cpembed.targets.base.Target.baselines`): they
     store the same, and without any of ``output`` to ``scale`` both sides store what the library's
-    fastest form does.
+    fastest form does. ``method`` is by what convolutions are computed, as for
+    :func:`~cpembed.api.run.run`; without a baseline only.
 
     Raises :class:`WorkloadError` for an unknown suite, layer or baseline, for a baseline of kernels
     that have no time of their own here, for something to be stored where nothing is to run, and
@@ -228,6 +231,11 @@ def open_bench(
         epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
     if baselines:
         _check_comparable(spec, execute, backend, missing)
+        if method != "implicit":
+            raise WorkloadError(
+                f"a baseline is compared with kernels of the implicit method, not with {method}: "
+                "leave one of them out"
+            )
         if any(isinstance(layer, ComputedLayer) for layer in chosen):
             raise WorkloadError(
                 f"{named_layers.name} has layers that no operator's sizes make, which no library "
@@ -251,6 +259,7 @@ def open_bench(
         untuned=untuned,
         epilogue=epilogue,
         baselines=_open_baselines(baselines, spec, epilogue),
+        method=method,
     )
     names = (named_layers.name, spec.name, maker.constraints.name)
     key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
@@ -377,6 +386,7 @@ def _key(named: NamedSuite, maker: RowMaker) -> dict[str, Any]:
     """Everything that the rows depend on."""
     here = machine()
     own = {} if named.digest is None else {"layers": named.digest}
+    own |= {} if maker.method == "implicit" else {"method": maker.method}
     return {
         "suite": named.name,
         **own,

@@ -21,6 +21,7 @@ from cpembed.api.bench_rows import (
     SolvedRow,
 )
 from cpembed.api.chosen import BackendChoice
+from cpembed.api.methods import MethodName
 from cpembed.api.run import run
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
@@ -46,6 +47,7 @@ class RowMaker:
     ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
     ``untuned``: none of it. ``epilogue``: what kernels store, None for the sums, or what a target
     stores by default. ``baselines`` run beside each kernel that uses the instruction.
+    ``method``: by which convolutions are computed.
     """
 
     spec: HardwareSpec
@@ -59,6 +61,7 @@ class RowMaker:
     untuned: bool = False
     epilogue: Epilogue | None = None
     baselines: tuple[Baseline, ...] = ()
+    method: MethodName = "implicit"
 
     def workload(self, layer: Layer) -> Computation:
         """The layer on the target's element types."""
@@ -154,7 +157,7 @@ class RowMaker:
                 timeout=self.timeout,
                 progress=report,
                 untuned=self.untuned,
-                method="implicit",
+                method=self.method,
                 **({} if self.epilogue is None else _options(self.epilogue)),
             )
         except Exception:

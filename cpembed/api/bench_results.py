@@ -109,7 +109,14 @@ def run_row(result: RunResult) -> RunRow:
         utilisation=result.candidate.overheads.utilisation,
         moved_bytes=result.candidate.overheads.packing_bytes,
         own=result.details.bench_json(),
+        method=_method(result),
     )
+
+
+def _method(result: RunResult) -> str | None:
+    """None where it is the implicit one."""
+    found = result.method
+    return None if found is None or found.rewritten is None else found.name
 
 
 def _chosen_row(result: RunResult) -> ChosenRow | None:

@@ -102,8 +102,9 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     layer, where no embedding of the suite's exists or it is slower by the model; ``baselines`` has
     the comparisons that were asked for, by name. ``chosen`` and ``tuned`` say which embedding ran
     and why; of the instruction, its ``utilisation`` is useful, and packing and unpacking read and
-    write ``moved_bytes``. ``own`` is what only this target says; in documents its entries stand
-    beside the others too.
+    write ``moved_bytes``. ``method``: by which a convolution was computed, None where it is the
+    implicit one; with another, rates are of its product, and packing is its transforms. ``own`` is
+    what only this target says; in documents its entries stand beside the others too.
     """
 
     backend: str
@@ -130,6 +131,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     utilisation: Positive | None = None
     moved_bytes: Natural | None = None
     own: dict[str, bool | float | str] = {}
+    method: str | None = None
 
     @property
     def simulated_us(self) -> float | None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from cpembed.api.choice import pick
@@ -28,6 +28,7 @@ from cpembed.transform.rewrites import Rewrite
 
 if TYPE_CHECKING:
     from cpembed.api.chosen import Chosen, Request
+    from cpembed.api.methods import Compared, MethodName
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,10 @@ class Explanation:
     """A candidate, each operand's rewrites step by step, and the candidates next to it; ``chosen``
     where it is the one that runs, and why.
 
-    ``steps`` is by workload operand, in the instruction's operand order; an operand without steps
-    is used as it is. ``better`` and ``worse`` are the neighbours in the ranking.
+    ``method``: of a convolution whose method was chosen; where that is not the implicit one, all of
+    this is of its product. ``steps`` is by workload operand, in the instruction's operand order; an
+    operand without steps is used as it is. ``better`` and ``worse`` are the neighbours in the
+    ranking.
     """
 
     solved: SolveResult
@@ -71,6 +74,13 @@ class Explanation:
     worse: RankedCandidate | None
     reasons: tuple[str, ...]
     chosen: Chosen | None = None
+    method: Compared | None = None
+
+    @property
+    def workload(self) -> Computation:
+        """What was asked for, whatever method computes it."""
+        rewritten = None if self.method is None else self.method.rewritten
+        return self.solved.workload if rewritten is None else rewritten.workload
 
     @property
     def program(self) -> DerivedProgram:
@@ -80,7 +90,7 @@ class Explanation:
         """The document of ``explain --json``: what ``solve`` says of the candidate, and more."""
         program = self.program
         return {
-            "workload": workload_json(self.solved.workload),
+            "workload": workload_json(self.workload),
             "target": self.solved.target.name,
             "instruction": str(program.instruction.computation),
             "constraints": self.solved.constraints.name,
@@ -91,6 +101,7 @@ class Explanation:
             "candidate": self.candidate.candidate.identifier,
             "ranking_of": self.candidate.constraints,
             **({} if self.chosen is None else self.chosen.to_json()),
+            **({} if self.method is None else {"method": self.method.to_json()}),
             "loops": [
                 {"name": loop.name, "extent": loop.extent, "kind": loop.kind.value}
                 for loop in program.loops
@@ -154,14 +165,19 @@ def explain(
     return _explained(solved, pick(solved, rank))
 
 
-def explain_chosen(asked: Request) -> Explanation | SolveResult:
-    """The candidate that :func:`~cpembed.api.run.run` runs, in full, with why it does."""
-    from cpembed.api.chosen import choose
+def explain_chosen(asked: Request, method: MethodName = "auto") -> Explanation | SolveResult:
+    """The candidate that :func:`~cpembed.api.run.run` runs, in full, with why it does.
 
-    found = choose(asked)
+    Raises as :func:`~cpembed.api.methods.choose_method`.
+    """
+    from cpembed.api.methods import chosen_method
+
+    found = chosen_method(asked, method)
     if isinstance(found, SolveResult):
         return found
-    return _explained(found.solved, found.candidate, found)
+    chosen, compared = found
+    told = _explained(chosen.solved, chosen.candidate, chosen)
+    return replace(told, method=compared)
 
 
 def _explained(

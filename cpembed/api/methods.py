@@ -121,6 +121,27 @@ def compares(asked: Request) -> bool:
     return any(window.taps > 1 for window in windows)
 
 
+def chosen_method(
+    asked: Request, method: MethodName
+) -> tuple[Chosen, Compared | None] | SolveResult:
+    """What runs: the candidate of the workload, or of its method's product, and the method where
+    one was chosen; the :class:`SolveResult` where the search found nothing.
+
+    Raises as :func:`choose_method` and :func:`~cpembed.api.chosen.choose` do.
+    """
+    if method not in ("auto", "implicit"):
+        rewritten = choose_method(asked, method)
+        estimates = {rewritten.method.name: rewritten.estimated}
+        return rewritten.product, Compared(rewritten, estimates)
+    chosen = choose(asked)
+    if isinstance(chosen, SolveResult):
+        return chosen
+    compared = fastest(asked, chosen) if method == "auto" else None
+    if compared is not None and compared.rewritten is not None:
+        return compared.rewritten.product, compared
+    return chosen, compared
+
+
 def choose_method(asked: Request, method: MethodName) -> MethodChoice:
     """A method that is insisted on, none of ``auto`` and ``implicit``.
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpembed import worker
-from cpembed.api.chosen import BackendChoice, Plan, Request, choose
+from cpembed.api.chosen import BackendChoice, Plan, Request
 from cpembed.api.expectation import Expectation
-from cpembed.api.methods import Compared, MethodName, choose_method, fastest
+from cpembed.api.methods import Compared, MethodName, chosen_method
 from cpembed.api.run_method import executed_method
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import Progress, SolveResult
@@ -114,14 +114,12 @@ def run(
     data_seed = secrets.randbits(31) if seed is None else seed
     worker.prepare()
     files = Files(save, trace)
-    if method not in ("auto", "implicit"):
-        rewritten = choose_method(asked, method)
-        names = {rewritten.method.name: rewritten.estimated}
-        return _by_method(Compared(rewritten, names), data_seed, files, report)
-    chosen = choose(asked)
-    if isinstance(chosen, SolveResult):
-        return chosen
-    compared = fastest(asked, chosen) if method == "auto" and files == Files() else None
+    # A method has no one program to write: files are of the implicit one.
+    wanted = "implicit" if method == "auto" and files != Files() else method
+    found_method = chosen_method(asked, wanted)
+    if isinstance(found_method, SolveResult):
+        return found_method
+    chosen, compared = found_method
     if compared is not None and compared.rewritten is not None:
         return _by_method(compared, data_seed, files, report)
     found = worker.call(executed, chosen.solved, chosen.plan, data_seed, files, progress=report)

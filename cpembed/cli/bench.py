@@ -19,6 +19,7 @@ from cpembed.cli.options import (
     file_option,
     folder_option,
     json_option,
+    method_option,
     output_option,
     seed_option,
     steps_options,
@@ -34,6 +35,7 @@ from cpembed.cli.terminal import write
 if TYPE_CHECKING:
     from cpembed.api.bench import Bench
     from cpembed.api.chosen import BackendChoice
+    from cpembed.api.methods import MethodName
     from cpembed.workloads.suites import Layer
 
 
@@ -75,6 +77,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     "steps below]",
 )
 @steps_options
+@method_option("implicit")
 @untuned_option
 @click.option(
     "--baseline",
@@ -104,6 +107,7 @@ def command(
     bias: bool,
     scale: bool,
     relu: bool,
+    method: MethodName,
     untuned: bool,
     baselines: tuple[str, ...],
     plot: Path | None,
@@ -154,6 +158,7 @@ def command(
             bias=bias,
             scale=scale,
             untuned=untuned,
+            method=method,
             baselines=[name.strip() for names in baselines for name in names.split(",")],
         )
         for target in names

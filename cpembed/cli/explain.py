@@ -14,6 +14,7 @@ from cpembed.cli.options import (
     file_option,
     id_option,
     json_option,
+    method_option,
     problem,
     rank_option,
     require_one,
@@ -26,6 +27,7 @@ from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
     from cpembed.api.explain import Explanation
+    from cpembed.api.methods import MethodName
 
 
 @click.command(cls=Subcommand)
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="The candidate that `cpembed run` runs on this machine, and why.",
 )
+@method_option("auto")
 @untuned_option
 @threads_option()
 @file_option("--svg", "Draw the candidate to an SVG file.")
@@ -47,6 +50,7 @@ def command(
     rank: int | None,
     identifier: str | None,
     chosen: bool,
+    method: MethodName,
     untuned: bool,
     threads: int | None,
     svg: Path | None,
@@ -62,8 +66,8 @@ def command(
     cpembed explain deepbench:11 --target amx_int8 --chosen --html layer11.html
     """
     require_one(rank=rank is not None, id=identifier is not None, chosen=chosen)
-    if not chosen and (untuned or threads is not None):
-        only = "--untuned and --threads change what `run` chooses: add --chosen"
+    if not chosen and (untuned or threads is not None or method != "auto"):
+        only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
     use_threads(threads)
     from cpembed.api import explain as api
@@ -73,7 +77,8 @@ def command(
         if chosen:
             from cpembed.api.chosen import Request
 
-            result = api.explain_chosen(Request(**given, progress=progress, untuned=untuned))
+            request = Request(**given, progress=progress, untuned=untuned)
+            result = api.explain_chosen(request, method)
         else:
             result = api.explain(**given, rank=rank or 1, identifier=identifier, progress=progress)
     if not isinstance(result, api.Explanation):

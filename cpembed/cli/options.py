@@ -222,15 +222,17 @@ def backend_option(auto: str) -> Callable[[F], F]:
     )
 
 
-method_option = click.option(
-    "--method",
-    type=click.Choice(["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]),
-    default="auto",
-    show_default=True,
-    help="How a convolution is computed.  implicit: its windows are walked by the kernel; "
-    "explicit: im2col, then a product of matrices; winograd: transforms of tiles of so many "
-    "outputs around a product; auto: the fastest by estimate of floats, implicit of integers.",
-)
+def method_option(default: str) -> Callable[[F], F]:
+    """The choice of the method for convolutions."""
+    return click.option(
+        "--method",
+        type=click.Choice(["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]),
+        default=default,
+        show_default=True,
+        help="How a convolution is computed.  implicit: its windows are walked by the kernel; "
+        "explicit: im2col, then a product of matrices; winograd: transforms of tiles of so many "
+        "outputs around a product; auto: the fastest by estimate of floats, implicit of integers.",
+    )
 
 
 def output_option(forms: Sequence[str], words: str) -> Callable[[F], F]:

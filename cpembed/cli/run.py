@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Subcommand)
 @kernel_options
-@method_option
+@method_option("auto")
 @seed_option("Seed of the data and of the search.  [default: fresh data]", default=None)
 @threads_option()
 @file_option(

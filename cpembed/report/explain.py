@@ -11,8 +11,9 @@ from cpembed import wording
 from cpembed.api.explain import Explanation, layout, original_layout
 from cpembed.report import nest, words
 from cpembed.report.blocks import bullets, header, heading, indented, table
+from cpembed.report.methods import asked_rows
 from cpembed.report.rewrites import step_words
-from cpembed.report.solve import found, problem_rows, searched
+from cpembed.report.solve import found, searched
 
 
 def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[RenderableType]:
@@ -22,7 +23,7 @@ def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Rende
         explanation.candidate,
         explanation.program,
     )
-    rows = problem_rows(solved)
+    rows = asked_rows(explanation.workload, solved, explanation.method)
     place = words.place(candidate.rank, candidate.constraints, solved.constraints.name)
     yield header(
         [

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from cpembed import wording
 from cpembed.api.methods import Compared, MethodError
+from cpembed.api.solve import SolveResult
+from cpembed.ir.computation import Computation
+from cpembed.report.solve import given_rows, problem_rows, set_words
 
 Row = tuple[str, str]
+
+
+def asked_rows(workload: Computation, solved: SolveResult, method: Compared | None) -> list[Row]:
+    """What was asked for, by which method it is computed, and the set under which the workload, or
+    the method's product, was searched."""
+    if workload is solved.workload:
+        return [*problem_rows(solved), *method_rows(method)]
+    given = given_rows(workload, solved.target)
+    return [*given, *method_rows(method), ("constraints", set_words(solved))]
 
 
 def method_rows(compared: Compared | None) -> list[Row]:

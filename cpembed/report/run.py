@@ -14,8 +14,8 @@ from cpembed.measure.runner import NOISE, Quantiles, Timing
 from cpembed.provenance import Provenance
 from cpembed.report import words
 from cpembed.report.blocks import header
-from cpembed.report.methods import error_words, method_rows
-from cpembed.report.solve import found, given_rows, problem_rows, searched
+from cpembed.report.methods import asked_rows, error_words
+from cpembed.report.solve import found, searched
 from cpembed.targets.choice import Choice, Estimated, ModelChoice
 from cpembed.tuning.plain import figure
 
@@ -43,17 +43,8 @@ def _problem(result: RunResult) -> list[_Row]:
     rank += "" if result.choice.tuned is None else ", tuned"
     kept = candidate.candidate.program.in_place
     place = f"; {' and '.join(kept)} {wording.verb(len(kept), 'stay')} in place" if kept else ""
-    asked = problem_rows(solved)
-    if result.workload is not solved.workload:
-        asked = [
-            *given_rows(result.workload, solved.target),
-            *method_rows(result.method),
-            asked[-1],
-        ]
-    else:
-        asked += method_rows(result.method)
     return [
-        *asked,
+        *asked_rows(result.workload, solved, result.method),
         ("embedding", f"{rank}, {candidate.candidate.identifier}{place}"),
         ("", words.mapping(embedding)),
         *([("", words.unusual(embedding))] if words.unusual(embedding) else []),

@@ -51,10 +51,13 @@ class CpuMethods(Methods):
             moved = self._moved(window_matrix(method))
             moved += self._moved(result(method.convolution, channels_last=method.orders.last))
             return (CpuMethodPlan(method, method.product, 1, moved),)
-        if not isinstance(method, Winograd) or method.product.operand(V).dtype not in _FLOATS:
+        assert isinstance(method, Winograd)
+        dtype = method.product.operand(V).dtype
+        if dtype not in _FLOATS:
+            own = self.target.spec.instruction.computation.inputs[0].dtype
             raise LoweringError(
-                f"{self.target.spec.name}: {method.name} has generated transforms of "
-                f"{' and '.join(_FLOATS)} only: use another method"
+                f"{self.target.spec.name}: {method.name} of these integers is exact in {dtype}, "
+                f"which an instruction of {own} does not multiply: use another method"
             )
         found: list[MethodPlan] = []
         for blocks in self._blocks(method):
