@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-import numpy as np
-
 from cpembed.errors import LoweringError
 from cpembed.methods.cook_toom import Matrix
 from cpembed.methods.im2col import Im2col
@@ -272,8 +270,13 @@ def _plain_result(method: Im2col) -> None:
     Raises :class:`LoweringError` where they are not.
     """
     conv = method.convolution
-    places = np.arange(math.prod(conv.output.shape)).reshape(method.product.operand("M").shape)
-    if not np.array_equal(method.output_part(places).reshape(-1), places.reshape(-1)):
+    outputs = [window.output for window in conv.windows]
+    pair = (outputs, conv.filters) if method.orders.last else (conv.filters, outputs)
+    product = [*conv.groups, *conv.samples, *pair[0], *pair[1]]
+    access = conv.workload.access(conv.output.name)
+    output = [name for index in access.index for name in index.iterators]
+    sizes = conv.workload.extents
+    if [n for n in product if sizes[n] > 1] != [n for n in output if sizes[n] > 1]:
         raise LoweringError(
             f"{method.name}: {conv.output.name} is in another order than the product's result"
         )

@@ -139,6 +139,14 @@ class ScratchpadSpace(Space[Schedule]):
         constant = any(operand.constant for operand in product.operands)
         self.ways = (True, False) if ahead and constant else (False,)
 
+    @property
+    def lower_bound(self) -> float:
+        """All granules executed, or every operand moved once, whichever takes longer."""
+        machine, axes = self.product.machine, self.product.axes.values()
+        executing = machine.cycles * math.prod(-(-a.extent // a.granule) for a in axes)
+        bytes_ = sum(o.element_bytes * math.prod(o.shape) for o in self.product.operands)
+        return max(executing, bytes_ / machine.engine.bytes_per_cycle) / machine.clock_mhz
+
     @cached_property
     def sizes(self) -> dict[str, list[int]]:
         """Sizes of each axis that are compared, ascending."""
