@@ -32,6 +32,8 @@ COLUMNS = [
     "batched_gemm b=3 m=7 n=40 k=9",
     "batched_gemm b=2 m=17 n=16 k=33 trans_a=1 trans_b=1",
     "gemm m=19 n=33 k=70",
+    "conv2d n=1 c=6 h=8 w=10 k=20 r=1 s=1",
+    "conv2d n=2 c=4 h=7 w=22 k=18 r=3 s=3",
 ]
 CASES = {
     "avx512_f32": ("x86.fma", COLUMNS),

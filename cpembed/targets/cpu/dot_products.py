@@ -7,6 +7,7 @@ columns (:mod:`~cpembed.targets.cpu.outer_product`), or parts of one sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from cpembed.targets.cpu.calibration import Calibration
 from cpembed.targets.cpu.estimate import BlockStep
 from cpembed.targets.cpu.figures import figures
 from cpembed.targets.cpu.register_blocks import RegisterModel
-from cpembed.targets.cpu.roles import row_loops
+from cpembed.targets.cpu.roles import column_loops, row_loops
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,15 @@ def register_model(
     def step(nest: Nest, machine: Calibration, rows: int, columns: int) -> BlockStep:
         """A row costs a load or a broadcast, a column a load."""
         product, latency = dot.times * machine.product_ns[dot.timed], machine.latency_ns[dot.timed]
+        split = 0.0 if streams else _split_share(dot, nest)
         return BlockStep(
             products_ns=max(rows * columns * product, latency),
-            loads_ns=(rows + columns) * machine.vector_line_ns[0],
+            loads_ns=(rows + columns * (1 + split)) * machine.vector_line_ns[0],
             line_ns=machine.vector_line_ns,
             stored_lines=rows * columns * dot.registers.bytes / nest.line_bytes,
             streams=rows if streams else 1,
             aliased=streams and _are_aliased(nest, machine, rows),
+            second_lines=1 + (split / columns if _are_adjacent(dot, nest) else split),
             task_ns=rows * columns * adding_up * product,
             waits=waits,
         )
@@ -123,6 +126,24 @@ def register_model(
     # A row of a tile along rows is a stream of its own, and its results are few.
     prefetched = frozenset[Prefetch]() if streams else frozenset(Prefetch)
     return RegisterModel(fits, step, figures().largest_side, dot.timed, prefetched=prefetched)
+
+
+def _split_share(dot: DotProduct, nest: Nest) -> float:
+    """Of the second factor's loads, the share that lie in two lines, each as likely to begin at any
+    multiple of what its loops move it by."""
+    if dot.registers.bytes < nest.line_bytes:
+        return 0.0
+    second, lanes = nest.operands[1], {loop.name for loop in nest.inner}
+    moves = [term.coefficient for term in second.access.terms if not lanes & set(term.iterators)]
+    step = math.gcd(nest.line_bytes, *(move * size_bytes(second.dtype) for move in moves))
+    return 1 - step / nest.line_bytes
+
+
+def _are_adjacent(dot: DotProduct, nest: Nest) -> bool:
+    """Whether the columns of a tile follow each other in memory."""
+    second = nest.operands[1]
+    distances = [abs(second.stride(loop.name)) for loop in column_loops(nest)]
+    return distances[-1:] == [dot.lanes * dot.depth]
 
 
 def _are_aliased(nest: Nest, machine: Calibration, rows: int) -> bool:

@@ -29,7 +29,8 @@ class BlockStep:
     time, as a share of it; ``task_ns`` is what a task takes beside its steps. ``streams`` are the
     places of the first factor that steps walk along, at so many a time, where they are far from
     each other; ``aliased``: their lines share sets of the first-level cache, and are more than its
-    ways. ``waits``: of what a line takes longer from beyond L1, the share that products wait for
+    ways. ``second_lines`` is what a line of the second factor takes for one that begins at a line.
+    ``waits``: of what a line takes longer from beyond L1, the share that products wait for
     it.
     """
 
@@ -41,6 +42,7 @@ class BlockStep:
     share_more: float = 0.0
     streams: int = 1
     aliased: bool = False
+    second_lines: float = 1.0
     task_ns: float = 0.0
     waits: float = 0.0
 
@@ -104,6 +106,7 @@ def estimate(
             continue
         past = non_temporal if level == 0 else None
         first, second, output = (lines * share for lines in reuse.traffic(size, past))
+        second *= step.second_lines
         if 0 < packed_bytes <= size * USED_SHARE:
             first = 0.0
         if past is not None:

@@ -6,7 +6,8 @@ stride skips) and yet moves nothing; and an axis that no tile divides need not b
 copies all of an operand for a margin, if the last tile moves back over the one before.
 
 Over the rows of an image, or over whole windows, as one axis: :mod:`~cpembed.targets.cpu.rows`,
-:mod:`~cpembed.targets.cpu.windows`.
+:mod:`~cpembed.targets.cpu.windows`. With the factors exchanged:
+:mod:`~cpembed.targets.cpu.exchanged`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import overheads
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.choice import moved
+from cpembed.targets.cpu.exchanged import over_output
 from cpembed.targets.cpu.rows import over_rows
 from cpembed.targets.cpu.windows import over_windows
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
 from cpembed.tuning.records import WIDEST
 
-OVER_ROWS, OVER_WINDOWS = "over rows", "over windows"
+OVER_ROWS, OVER_WINDOWS, EXCHANGED = "over rows", "over windows", "factors exchanged"
 """What a variant's embedding has that the one of its rank has not."""
 
 
@@ -48,7 +50,9 @@ def with_variants(
     found: dict[str, RankedCandidate] = {}
     admitted: dict[str, bool] = {}
     for ranked in candidates:
-        fused = [*in_rows(ranked, spec), *in_windows(ranked, spec)] if fuses else []
+        fused: list[RankedCandidate] = []
+        if fuses:
+            fused += [*in_rows(ranked, spec), *in_windows(ranked, spec), *in_lanes(ranked, spec)]
         for item in (*fused, *in_place(ranked, spec), ranked):
             if item.candidate.identifier in found:
                 continue
@@ -107,6 +111,22 @@ def in_windows(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandid
         return []
     output = program.unfused.output.name
     return _in_places(ranked, spec, windows, [(), (output,)], OVER_WINDOWS)
+
+
+def in_lanes(ranked: RankedCandidate, spec: HardwareSpec) -> list[RankedCandidate]:
+    """The embedding with its factors exchanged, on operands in place; none where that moves no less
+    or the instruction cannot take them from there."""
+    program = ranked.candidate.program
+    if program.in_place or not moved(program) or not _has_single_accesses(program.workload):
+        return []
+    embedding, most = ranked.candidate.embedding, _moved_bytes(program)
+    output = program.unfused.output.name
+    found = [
+        twin
+        for other in over_output(program.unfused, spec.instruction, embedding)
+        for twin in _in_places(ranked, spec, other, [_moving(program), (output,)], EXCHANGED)
+    ]
+    return [twin for twin in found if _moved_bytes(twin.candidate.program) < most]
 
 
 def _has_single_accesses(workload: Computation) -> bool:

@@ -17,6 +17,7 @@ from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.variants import (
     OVER_ROWS,
     OVER_WINDOWS,
+    in_lanes,
     in_windows,
     require_variant,
     with_variants,
@@ -94,3 +95,48 @@ def test_a_wrong_variant_is_never_built(variant: str) -> None:
     broken = replace(item.candidate, program=replace(program, operands=others))
     with pytest.raises(InvariantError, match="not proven"):
         require_variant(broken)
+
+
+FLOATS = hardware_spec("avx512_f32")
+
+
+def exchanged(layer: str) -> list[RankedCandidate]:
+    return [one for item in ranked(layer, FLOATS, top=1) for one in in_lanes(item, FLOATS)]
+
+
+@pytest.mark.parametrize(
+    "layer, lanes",
+    [
+        ("conv2d n=1 c=8 h=8 w=8 k=32 r=1 s=1", "p_q"),
+        ("conv2d n=1 c=8 h=20 w=20 k=32 r=3 s=3", "q"),
+    ],
+)
+def test_pixels_of_images_with_their_channels_first_are_lanes(layer: str, lanes: str) -> None:
+    """Read and stored where they are; the weights, which feed all lanes, are packed ahead."""
+    twin = next(
+        one
+        for one in exchanged(layer)
+        if one.candidate.embedding.digits["y"][0].axis == lanes
+        and "I" in one.candidate.program.in_place
+    )
+    assert twin.candidate.program.in_place == ("I", "O")
+    assert twin.candidate.embedding.operands == {"A": "W", "B": "I", "C": "O"}
+    require_variant(twin.candidate)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "conv2d n=1 c=8 h=8 w=8 k=32 r=1 s=1 layout=NHWC",
+        "conv2d n=1 c=8 h=9 w=9 k=32 r=1 s=1 stride=2",
+        "gemm m=32 n=32 k=8",
+    ],
+)
+def test_what_is_in_place_already_or_cannot_be_is_not_exchanged(layer: str) -> None:
+    assert not any("I" in one.candidate.program.in_place for one in exchanged(layer))
+
+
+def test_types_that_differ_are_not_exchanged() -> None:
+    vnni = hardware_spec("avx512_vnni")
+    found = ranked("conv2d n=1 c=8 h=8 w=8 k=32 r=1 s=1", vnni)
+    assert not [one for item in found for one in in_lanes(item, vnni)]
