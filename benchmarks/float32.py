@@ -5,12 +5,12 @@ and the model's choice of a schedule beside all schedules.
     python benchmarks/float32.py [--target avx2_f32] [--parts unit16 gemm:0-20 ...]
     python benchmarks/float32.py --choice [--layers 20] [--schedules 60]
 
-A part is `cpembed bench SUITE --target T --baseline ... --threads 1 --untuned`, whose rows are
-kept: an interrupted run goes on where it stopped. Convolutions have their channels last on both
-sides, weights are packed ahead on both sides where the library can. A ratio is the library's time
-over ours in the same round, the median of rounds: oneDNN's own account of its computation over our
-contraction with packing and unpacking, or a call of BLAS over such a call of ours. Geometric means
-are over all rows; rows that other work on the machine disturbed are marked and counted.
+A part is a suite, or some of its layers. One thread, untuned; convolutions have their channels last
+on both sides, weights are packed ahead on both sides where the library can. Ours is a whole call,
+packing and unpacking included; oneDNN's is its own account of its computation and, beside it, the
+call through PyTorch; MKL's and OpenBLAS's a call. Of several forms of a library the fastest counts.
+All take turns in short blocks of calls, and a time is the middle one of the best few blocks: what
+disturbs a block only adds to it. Every result of ours is compared with every library's.
 
 ``--choice``: of layers spread evenly over the suites, what is chosen untuned against the schedules
 of all its candidates, or as many of them as ``--schedules`` says, spread evenly over the ranking.
@@ -18,7 +18,8 @@ Each is compiled and meets the chosen one interleaved, the fastest ones again in
 time of the choice is search, estimates and one compilation; that of brute force all compilations
 and measurements.
 
-Writes ``float32.json`` and ``float32.md`` into ``--output``, by default beside this file.
+Writes ``float32.json`` and ``float32.md`` into ``--output``, by default beside this file; a part
+that ends early keeps the rows that are measured, and goes on with the others when called again.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from onednn import cpu_of, median
+import numpy as np
 
-from cpembed.measure.environment import provenance, provenance_lines
+from cpembed.measure.environment import machine, provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("unit16", "resnet50", "deepbench", "gemm")
@@ -46,6 +47,12 @@ CHOICE_SUITES = ("unit16", "resnet50", "deepbench", "gemm")
 MOST_MACS, MOST_BYTES = 1e9, 2**26
 """Of a layer that brute force takes: it measures some hundred kernels, each with its operands."""
 FINALISTS, ROUNDS, ROUND_MS = 3, 21, 5.0
+
+BLOCK_MS, BLOCKS, BEST = 1.0, 40, 5
+MOST_S = 20.0
+"""Seconds of blocks of a layer: large ones have fewer."""
+APART = 1e-3
+"""Of the largest result, how far two libraries' sums may be apart."""
 
 Row = dict[str, Any]
 
@@ -57,7 +64,6 @@ def main() -> None:
     parser.add_argument("--choice", action="store_true", help="the model against all schedules")
     parser.add_argument("--layers", type=int, default=20, help="of --choice")
     parser.add_argument("--schedules", type=int, help="of a layer, at most")
-    parser.add_argument("--results", type=Path, help="folder that keeps completed rows")
     parser.add_argument("--output", type=Path, default=HERE)
     asked = parser.parse_args()
     # Before TVM is loaded.
@@ -67,53 +73,102 @@ def main() -> None:
     parts: dict[str, Row] = json.loads(file.read_text())["parts"] if file.exists() else {}
     if asked.choice:
         found = chosen(asked.target, asked.layers, asked.schedules)
-        parts[f"choice/{asked.target} on {cpu_of(found)}"] = found
+        parts[f"choice/{asked.target} on {machine()['cpu']}"] = found
         write(asked.output, parts)
         return
     for part in asked.parts:
-        found = measured(part, asked.target, asked.results)
-        parts[f"{part}/{asked.target} on {cpu_of(found)}"] = found
-        write(asked.output, parts)
+        name = f"{part}/{asked.target} on {machine()['cpu']}"
+        kept = parts.get(name, {}).get("rows", [])
+        found = parts[name] = {"provenance": provenance(), "baselines": names_of(part), "rows": []}
+        for row in measured(part, asked.target, {row["index"]: row for row in kept}):
+            found["rows"].append(row)
+            write(asked.output, parts)
 
 
-def measured(part: str, target: str, results: Path | None) -> Row:
-    suite, _, only = part.partition(":")
-    names = BASELINES.get(suite, ("onednn",))
-    command = [
-        *(sys.executable, "-m", "cpembed", "bench", suite, "--target", target, "--untuned"),
-        *("--baseline", ",".join(names), "--threads", "1", "--json"),
-        *([] if suite == "gemm" else ["--layout", "NHWC"]),
-        *(["--layers", only] if only else []),
-        *([] if results is None else ["--results", str(results)]),
-    ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if not done.stdout.startswith("{"):
-        raise SystemExit(f"{part}: cpembed bench ended with code {done.returncode}")
-    document = json.loads(done.stdout)
-    return {
-        "provenance": {name: document[name] for name in provenance()},
-        "baselines": list(names),
-        "rows": [row_of(row, names) for row in document["rows"]],
-    }
+def names_of(part: str) -> list[str]:
+    return list(BASELINES.get(part.partition(":")[0], ("onednn",)))
 
 
-def row_of(row: Row, names: tuple[str, ...]) -> Row:
-    run: Row = row.get("run") or {}
-    found: Row = {"index": row["index"], "layer": row["label"], "verified": run.get("verified")}
-    for name in names:
-        compared: Row = (run.get("baselines") or {}).get(name, {})
-        primitive = median(compared, "primitive_us") is not None
-        kind = "primitive" if primitive else "call"
-        found[name] = {
-            "theirs_us": median(compared, f"{kind}_us"),
-            "ours_us": median(compared, "ours_with_packing_us"),
-            "peak_us": median(compared, "peak_us"),
-            "ratio": median(compared, f"{kind}_ratio_with_packing"),
-            "call_ratio": median(compared, "call_ratio_with_packing"),
-            "noisy": compared.get("noisy"),
-            "missing": compared.get("missing"),
-        }
+def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
+    from cpembed.api.solve import hardware_spec
+    from cpembed.targets.registry import open_target
+    from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
+
+    name, _, only = part.partition(":")
+    spec = hardware_spec(target)
+    # oneDNN first: it is told what to use before PyTorch is loaded.
+    openers = open_target(spec).baselines
+    libraries = [openers[each](spec, None) for each in names_of(part)]
+    layout = DEFAULT_LAYOUT if name == "gemm" else "NHWC"
+    wanted = {int(n) for n in expanded(only)} if only else None
+    for layer in suite(name):
+        if layer.index in kept:
+            yield kept[layer.index]
+        elif wanted is None or layer.index in wanted:
+            row = {"index": layer.index, **row_of(layer, layout, target, libraries)}
+            print(json.dumps(row), file=sys.stderr)
+            yield row
+
+
+def expanded(only: str) -> list[int]:
+    """``0,3,10-12``"""
+    found: list[int] = []
+    for piece in only.split(","):
+        first, _, last = piece.partition("-")
+        found += range(int(first), int(last or first) + 1)
     return found
+
+
+def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
+    from cpembed.api.chosen import Request, choose
+    from cpembed.baselines.base import NotCovered, Subject
+    from cpembed.ir.reference import random_inputs
+
+    workload = layer.workload(("float32", "float32"), layout)
+    plan = choose(Request(workload, target, untuned=True)).plan
+    first = plan.choices[0]
+    kernel = plan.target.build(plan.target.lower(first.candidate.candidate.program), first.schedule)
+    inputs = random_inputs(workload, 1)
+    ours, sides = kernel.run(inputs), {"ours": timer(whole_call(kernel, inputs))}
+    for library in libraries:
+        forms = library.contenders(Subject.of(layer, workload, layout), inputs)
+        for form in [] if isinstance(forms, NotCovered) else forms:
+            theirs = form.output()
+            apart = float(np.abs(theirs - ours).max() / np.abs(ours).max())
+            if apart > APART:
+                raise SystemExit(f"{layer.label}: {form.form} is {apart:g} apart from ours")
+            sides[f"{library.name} call {form.form}"] = timer(form.run)
+            if form.primitives(1) is not None:
+                sides[f"{library.name} own {form.form}"] = lambda n, one=form: one.primitives(n).us
+    times = interleaved(sides)
+
+    def least(kind: str) -> float | None:
+        return min((us for name, us in times.items() if name.startswith(kind)), default=None)
+
+    row: Row = {"layer": layer.label, "macs": workload.macs, "ours_us": times["ours"]}
+    row |= {"on": plan.target.spec.name, "schedule": repr(first.schedule)}
+    for library in libraries:
+        call, own = least(f"{library.name} call"), least(f"{library.name} own")
+        row[library.name] = {"call_us": call, "own_us": own}
+    return row
+
+
+def timer(call: Any) -> Any:
+    """Microseconds of a call, over so many."""
+    return lambda times: seconds(call, times) * 1e6
+
+
+def interleaved(sides: dict[str, Any]) -> dict[str, float]:
+    """Microseconds by side: of blocks in turns, the middle one of the best few."""
+    calls = {name: max(1, int(BLOCK_MS * 1e3 / max(0.1, side(1)))) for name, side in sides.items()}
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    deadline = time.perf_counter() + MOST_S
+    for block in range(BLOCKS):
+        for name, side in sides.items():
+            found[name].append(side(calls[name]))
+        if block >= BEST and time.perf_counter() > deadline:
+            break
+    return {name: statistics.median(sorted(times)[:BEST]) for name, times in found.items()}
 
 
 def chosen(target: str, count: int, most: int | None) -> Row:
@@ -217,46 +272,39 @@ def text(parts: dict[str, Row]) -> str:
         "# float32 beside oneDNN, MKL and OpenBLAS",
         "",
         "A library's time over ours, one thread, untuned, weights packed ahead: above 1 where ours",
-        "is faster. Of oneDNN its own account of its computation, and in the last column a call",
-        "through PyTorch; of BLAS a call. *Peak*: the products alone, on registers. Made by",
-        "`benchmarks/float32.py`; how a row is measured: [benchmarks](../docs/benchmarks.md).",
+        "is faster. *Own*: oneDNN's account of its computation; *call*: through PyTorch or numpy.",
+        "Made by `benchmarks/float32.py`, which says how times are taken.",
         "",
-        "| suite / target, processor | beside | rows | disturbed | mean | least | call: mean |",
-        "| --- |" + " --- |" * 6,
+        "| suite / target, processor | beside | rows | own: mean (least) | call: mean (least) |",
+        "| --- |" + " --- |" * 4,
     ]
     for name, found in parts.items():
         for library in found.get("baselines", ()):
-            rows = [row[library] for row in found["rows"] if row[library]["ratio"] is not None]
-            ratios = [row["ratio"] for row in rows]
-            if ratios:
-                mean, calls = mean_of(ratios), mean_of([row["call_ratio"] for row in rows])
-                disturbed = sum(bool(row["noisy"]) for row in rows)
-                lines.append(
-                    f"| {name} | {library} | {len(rows)} | {disturbed} | {mean:.2f} "
-                    f"| {min(ratios):.2f} | {calls:.2f} |"
-                )
+            cells = [summary(found["rows"], library, kind) for kind in ("own_us", "call_us")]
+            lines.append(
+                f"| {name} | {library} | {len(found['rows'])} | " + " | ".join(cells) + " |"
+            )
     for name, found in parts.items():
         lines += ["", f"## {name}", "", *provenance_lines(found["provenance"], "1 thread"), ""]
         lines += choice_lines(found) if "most" in found else part_lines(found)
     return "\n".join(lines) + "\n"
 
 
-def mean_of(ratios: list[float]) -> float:
-    return statistics.geometric_mean(ratios)
+def summary(rows: list[Row], library: str, kind: str) -> str:
+    ratios = [row[library][kind] / row["ours_us"] for row in rows if row[library][kind]]
+    return f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "·"
 
 
 def part_lines(found: Row) -> list[str]:
+    """Times in microseconds, and what of a library's is the more exact account as a ratio."""
     names = found["baselines"]
-    lines = ["| layer | ours us | peak us | " + " | ".join(f"{n} us | ratio" for n in names) + " |"]
+    lines = ["| layer | on | ours us | " + " | ".join(f"{n} us | ratio" for n in names) + " |"]
     lines += ["| --- |" + " --- |" * (2 + 2 * len(names))]
     for row in found["rows"]:
-        first = row[names[0]]
-        cells = [f"{row['index']} {row['layer']}", us(first["ours_us"]), us(first["peak_us"])]
+        cells = [f"{row['index']} {row['layer']}", row["on"], f"{row['ours_us']:.1f}"]
         for name in names:
-            one = row[name]
-            mark = " (disturbed)" if one["noisy"] else ""
-            known = one["ratio"] is not None
-            cells += [us(one["theirs_us"]), f"{one['ratio']:.2f}{mark}" if known else "·"]
+            us = row[name]["own_us"] or row[name]["call_us"]
+            cells += ["·", "·"] if us is None else [f"{us:.1f}", f"{us / row['ours_us']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -279,10 +327,6 @@ def choice_lines(found: Row) -> list[str]:
         for row in rows
     ]
     return lines
-
-
-def us(time_us: float | None) -> str:
-    return "·" if time_us is None else f"{time_us:.1f}"
 
 
 if __name__ == "__main__":

@@ -260,5 +260,5 @@ def test_other_targets_are_refused() -> None:
 
 
 def test_the_target_says_what_it_is_compared_with() -> None:
-    assert list(open_target(INT8).baselines) == ["onednn", "tvm"]
+    assert list(open_target(INT8).baselines) == ["onednn", "mkl", "openblas", "tvm"]
     assert not open_target(load_hardware_spec("vta_1x16x16")).baselines
