@@ -150,3 +150,24 @@ def small_inputs(found: Computation, seed: int) -> Mapping[str, Array]:
         operand.name: rng.integers(-8, 9, operand.shape).astype(numpy_dtype(operand.dtype))
         for operand in found.inputs
     }
+
+
+def plan_of(
+    target: str,
+    given: str,
+    lanes: Mapping[str, str],
+    tile: Mapping[str, int],
+    *,
+    buffers: int = 2,
+    ahead: bool = False,
+) -> Plan:
+    """A plan of the first product whose axes are on these lanes alone, in tiles of so many points,
+    of one granule where not said."""
+    for product in products(workload(given, spec(target)), target, top=40):
+        axes = product.axes
+        if {name: axis.lane for name, axis in axes.items() if axis.lane} == lanes:
+            points = tuple((name, tile.get(name, axis.granule)) for name, axis in axes.items())
+            spatial = [name for name, axis in axes.items() if not axis.reduction]
+            reduced = [name for name, axis in axes.items() if axis.reduction]
+            return check(Plan(product, Schedule(points, (*spatial, *reduced), buffers, ahead)))
+    raise AssertionError(given)
