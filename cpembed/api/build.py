@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from cpembed import worker
+from cpembed.api.build_method import Named, built_method
 from cpembed.api.build_result import BuildResult
-from cpembed.api.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request, choose
+from cpembed.api.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request
+from cpembed.api.methods import MethodChoice, MethodName, chosen_method
 from cpembed.api.run import Files, executed
 from cpembed.api.solve import Progress, SolveResult
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
@@ -72,6 +74,7 @@ def build(
     untuned: bool = False,
     threads: int = 0,
     torch: bool = False,
+    method: MethodName = "implicit",
 ) -> BuildResult | SolveResult:
     """Solve, choose a candidate as :func:`~cpembed.api.run.run` does, and write what people take
     away into ``folder``.
@@ -80,8 +83,9 @@ def build(
     a Python loader and, with ``torch``, an operator of PyTorch; it is verified on random data
     before anything is written. Of one for another machine it is what the same library is made of
     there; of another target's program, the program. ``threads`` is the library's default, 0 for
-    the cores of the process that opens it. Returns the :class:`SolveResult` where the search found
-    nothing.
+    the cores of the process that opens it. ``method``: how a convolution is computed, as for
+    :func:`~cpembed.api.run.run`; the library then transforms the weights that it is given. Returns
+    the :class:`SolveResult` where the search found nothing.
 
     Raises as :func:`~cpembed.api.run.run`, :class:`~cpembed.errors.BackendUnavailable` where there
     is no C compiler, and :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
@@ -93,11 +97,16 @@ def build(
         storing, untuned,
     )  # fmt: skip
     worker.prepare()
-    chosen = choose(asked)
-    if isinstance(chosen, SolveResult):
-        return chosen
+    found = chosen_method(asked, method)
+    if isinstance(found, SolveResult):
+        return found
+    chosen, compared = found
     report: Progress = progress or _silent
     report("build", 0)
+    if compared is not None and compared.rewritten is not None:
+        about = _about(chosen, compared.rewritten)
+        contents = Contents(torch=torch, about=about)
+        return built_method(compared.rewritten, Named(folder, name, threads), contents, report)
     made = worker.call(_programmed, chosen.plan, name, threads)
     if isinstance(made, str):
         chosen = Chosen(chosen.solved, chosen.plan.portable(made), chosen.instead)
@@ -208,14 +217,16 @@ def _written(
     )
 
 
-def _about(chosen: Chosen) -> str:
+def _about(chosen: Chosen, method: MethodChoice | None = None) -> str:
     """What a library computes, in sentences."""
     plan, solved = chosen.plan, chosen.solved
+    workload = solved.workload if method is None else method.workload
     known = isinstance(plan.epilogue, Epilogue)
     stored = f" Stored is: {plan.epilogue}." if known else ""
     how = f"the instruction of {solved.target.name}" if plan.native else "portable code"
-    sizes = " ".join(f"{name}={size}" for name, size in solved.workload.extents.items())
-    return f"`{solved.workload}` with {sizes}, by {how}.{stored}"
+    how = how if method is None else f"the method {method.method.name} and {how}"
+    sizes = " ".join(f"{name}={size}" for name, size in workload.extents.items())
+    return f"`{workload}` with {sizes}, by {how}.{stored}"
 
 
 def _verified(

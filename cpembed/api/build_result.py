@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cpembed.api.chosen import Chosen
+from cpembed.api.methods import MethodChoice
 from cpembed.api.run_result import RunResult
+from cpembed.ir.computation import Computation
 from cpembed.measure.runner import Quantiles
 from cpembed.measure.verification import Verification
 from cpembed.targets.choice import Choice
@@ -19,7 +21,9 @@ class BuildResult:
     ``choice`` how. ``linked``: there is a library, of whose calls ``verification`` and ``call_us``
     are, from the inputs' layouts to the output's; None where this processor lacks something.
     Otherwise there is what a library is made of elsewhere, or a program, and what executes those
-    here verified them. ``run``: of a target without libraries."""
+    here verified them. ``run``: of a target without libraries.
+    ``method``: by which a convolution is computed, None for the implicit one; ``chosen`` is then
+    its product."""
 
     chosen: Chosen
     choice: Choice
@@ -31,6 +35,12 @@ class BuildResult:
     linked: bool = True
     features: tuple[str, ...] = ()
     run: RunResult | None = field(default=None, repr=False)
+    method: MethodChoice | None = None
+
+    @property
+    def workload(self) -> Computation:
+        """What the library computes."""
+        return self.chosen.solved.workload if self.method is None else self.method.workload
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -42,7 +52,7 @@ class BuildResult:
         chosen, verification = self.chosen, self.verification
         asked = chosen.solved if chosen.instead is None else chosen.instead.solved
         return {
-            "workload": str(chosen.solved.workload),
+            "workload": str(self.workload),
             "target": asked.target.name,
             "executed": chosen.solved.target.name,
             "native": chosen.plan.native,
@@ -56,5 +66,10 @@ class BuildResult:
             "cpu_features": list(self.features),
             "verified": None if verification is None else verification.verified,
             "max_error": None if verification is None else verification.max_error,
+            **({} if self.method is None else {"method": self._method()}),
             "call_us": None if self.call_us is None else self.call_us.median,
         }
+
+    def _method(self) -> dict[str, Any]:
+        assert self.method is not None
+        return {"name": self.method.method.name, **self.method.to_json()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 from click.core import ParameterSource
@@ -11,9 +11,18 @@ from click.core import ParameterSource
 from cpembed.cli.build_network import build_model, is_model
 from cpembed.cli.kernel_options import KernelAsked, kernel, kernel_options
 from cpembed.cli.match import shapes_option
-from cpembed.cli.options import Subcommand, json_option, threads_option, use_threads
+from cpembed.cli.options import (
+    Subcommand,
+    json_option,
+    method_option,
+    threads_option,
+    use_threads,
+)
 from cpembed.cli.outcome import print_notes, print_solved, say_missing
 from cpembed.cli.output import ProgressLine, print_json, print_text
+
+if TYPE_CHECKING:
+    from cpembed.api.methods import MethodName
 
 
 @click.command(cls=Subcommand)
@@ -33,6 +42,7 @@ from cpembed.cli.output import ProgressLine, print_json, print_text
     help="Of the library, and what its functions begin with.  [default: kernel, or the model's]",
 )
 @shapes_option
+@method_option("implicit")
 @threads_option("the library, where whoever opens it does not say")
 @click.option("--torch", is_flag=True, help="With an operator of PyTorch.")
 @json_option
@@ -41,6 +51,7 @@ def command(
     folder: Path,
     name: str | None,
     shapes: dict[str, tuple[int, ...]],
+    method: MethodName,
     threads: int | None,
     torch: bool,
     as_json: bool,
@@ -85,6 +96,7 @@ def command(
             progress=progress,
             threads=threads or 0,
             torch=torch,
+            method=method,
         )
     if isinstance(result, SolveResult):
         return print_solved(result, as_json=as_json, verbose=asked["verbose"])

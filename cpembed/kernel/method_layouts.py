@@ -41,6 +41,22 @@ def window_matrix(method: Im2col) -> PackedOperand:
     return _image(conv, [*conv.groups, *conv.samples, *rows], taps, index)
 
 
+def weights(method: Winograd | Im2col) -> PackedOperand:
+    """The weights as their transform reads them, ``[g, c, taps of each window, k]``, with zeros
+    that fill the last piece; or U of im2col."""
+    conv = method.convolution
+    taps = {window.tap: window.taps for window in conv.windows if window.tap}
+    if isinstance(method, Winograd):
+        taps = {t.window.tap: t.pieces * t.form.taps for t in method.tilings if t.window.tap}
+        names = [*conv.groups, *conv.channels, *taps, *conv.filters]
+    elif method.orders.last:
+        names = [*conv.groups, *taps, *conv.channels, *conv.filters]
+    else:
+        names = [*conv.groups, *conv.filters, *conv.channels, *taps]
+    source = conv.workload.access(conv.weights.name).index
+    return _operand(conv, conv.weights.name, names, taps, source)
+
+
 def result(conv: Convolution, *, channels_last: bool) -> PackedOperand:
     """The output as a method leaves it: ``[g, n, outputs of each window, k]``, or with k before
     the outputs."""

@@ -97,6 +97,50 @@ def image_transform(method: Winograd, blocks: Blocks) -> KernelPlan:
     return KernelPlan("winograd.image", text.script.text())
 
 
+def weights_transform(method: Winograd) -> KernelPlan:
+    """``main(Weights, U)``: all filters, ``[g, c, taps of each window, k]``, in float64, rounded
+    once."""
+    conv, tilings = method.convolution, method.tilings
+    groups, channels, filters = (
+        conv.size(part) for part in (conv.groups, conv.channels, conv.filters)
+    )
+    dtype, depth = conv.weights.dtype, method.product.extents["c"]
+    shape = groups, channels, *(t.pieces * t.form.taps for t in tilings), filters
+    strides = _strides(shape)
+    text = _Text("float64", filters, Blocks(1, 1))
+    of_lanes = "" if text.lanes == 1 else f"x{text.lanes}"
+    given = buffer("Weights", math.prod(shape), dtype)
+    found = buffer("U", method.places * groups * depth * filters, dtype)
+    script = text.script
+    script.line(HEADER)
+    with script.nested(f"def main({given}, {found}):"):
+        script.line('T.func_attr({"tirx.noalias": True, "global_symbol": "main"})')
+        with script.nested(f"for channel in T.serial({channels}):"):
+            pieces = itertools.product(*(range(tiling.pieces) for tiling in tilings))
+            for number, piece in enumerate(pieces):
+                with text.vectors(groups):
+                    begin = _sum([("g", strides[0]), ("channel", strides[1])])
+                    script.line(f"base: T.let = {begin} + c")
+                    values: dict[Place, str] = {}
+                    for place in itertools.product(*(range(t.form.taps) for t in tilings)):
+                        offset = sum(
+                            (tiling.form.taps * part + at) * stride
+                            for tiling, part, at, stride in zip(
+                                tilings, piece, place, strides[2:], strict=False
+                            )
+                        )
+                        element = text.element("Weights", f"base + {offset}")
+                        values[place] = text.let(f'T.cast({element}, "float64{of_lanes}")')
+                    for axis, tiling in enumerate(tilings):
+                        values = text.applied(tiling.form.filter, values, axis)
+                    first = _sum([("g", depth * filters), ("channel", filters)])
+                    script.line(f"to: T.let = {first} + {number * channels * filters} + c")
+                    for e, place in enumerate(_places(method)):
+                        target = text.element("U", f"to + {e * groups * depth * filters}")
+                        script.line(f'{target} = T.cast({values[place]}, "{dtype}{of_lanes}")')
+    return KernelPlan("winograd.weights", script.text())
+
+
 def output_transform(method: Winograd, blocks: Blocks) -> KernelPlan:
     """``main(M, At, Found)``: the outputs of a block's tiles that exist."""
     conv = method.convolution

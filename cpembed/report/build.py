@@ -8,17 +8,20 @@ from rich.console import RenderableType
 
 from cpembed import wording
 from cpembed.api.build_result import BuildResult
+from cpembed.api.methods import Compared
 from cpembed.report import words
 from cpembed.report.blocks import header
+from cpembed.report.methods import asked_rows
 from cpembed.report.run import instead, schedule
-from cpembed.report.solve import problem_rows
 
 
 def report(result: BuildResult) -> Iterator[RenderableType]:
     """What was built, of what, and where it is."""
     chosen, candidate = result.chosen, result.choice.candidate
     solved = chosen.solved
-    rows = problem_rows(solved)
+    method = result.method
+    compared = None if method is None else Compared(method, {method.method.name: method.estimated})
+    rows = asked_rows(result.workload, solved, compared)
     rows += instead(chosen.instead)
     rows.append(("embedding", words.mapping(candidate.candidate.embedding)))
     if chosen.plan.native:
@@ -39,7 +42,8 @@ def _checked(result: BuildResult) -> list[tuple[str, str]]:
     error = result.verification.max_error
     accuracy = "bit for bit equal to the reference"
     if result.verification.tolerance:
-        accuracy = f"largest error {error:.3g}, within rounding of the reference"
+        within = "rounding of the reference" if result.method is None else "its error bound"
+        accuracy = f"largest error {error:.3g}, within {within}"
     if not result.linked:
         how = result.chosen.plan.target.provenance
         made = "; `make` links the library on its machine" if "Makefile" in result.files else ""

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from cpembed.ir.computation import Computation
+from cpembed.kernel.compiled import CompiledKernel
+from cpembed.kernel.recorded import RecordedCalls
 from cpembed.measure.runner import Timing
 from cpembed.methods.rewritten import M, Rewritten, V
 from cpembed.transform.program import DerivedProgram
@@ -67,6 +69,11 @@ class Methods(ABC):
         """Whether a product reads V and writes M as the parts around it leave and take them: where
         they lie, in the order of their indices."""
         return all(program.operand(name).is_identity for name in (V, M))
+
+    def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls | None:
+        """The calls of a plan on a kernel of its product that was made for a recorder, for a
+        library; None for a target whose programs no C compiler can link."""
+        return None
 
     @abstractmethod
     def build(self, plan: MethodPlan, product: Any) -> MethodArtifact:

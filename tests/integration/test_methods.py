@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cpembed.api.build import build
+from cpembed.api.build_result import BuildResult
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.methods import METHODS, choose_method, fastest
 from cpembed.api.run import run
@@ -15,14 +18,20 @@ from cpembed.api.run_method import judged
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import hardware_spec, workload
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
+from cpembed.export.loader import Library
 from cpembed.ir.computation import Computation
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.layout_transform import Direction
-from cpembed.kernel.method_layouts import padded_image, result
+from cpembed.kernel.method_layouts import padded_image, result, weights
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.tile_transforms import Blocks, image_transform, output_transform
+from cpembed.kernel.tile_transforms import (
+    Blocks,
+    image_transform,
+    output_transform,
+    weights_transform,
+)
 from cpembed.methods.accuracy import bound, running_bound
 from cpembed.methods.winograd import Winograd, winograd
 from cpembed.targets.x86.features import missing_features
@@ -120,6 +129,51 @@ def test_methods_run(method: Any, layout: str) -> None:
         error = document["method"]["error"]
         assert 0 < error["largest"] <= error["bound"]
         assert document["method"]["relative_multiplications"] < 0.8
+
+
+@pytest.mark.parametrize("outputs", [2, 4])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "conv2d n=1 c=3 h=9 w=9 k=21 r=5 s=3 layout=NHWC",
+        "conv2d n=1 c=2 h=9 w=9 k=3 r=3 s=1 groups=2",
+        "transposed_conv2d n=1 c=4 h=6 w=6 k=16 r=3 s=3 pad=1",
+    ],
+)
+def test_generated_code_transforms_weights(words: str, outputs: int) -> None:
+    layer = _given(words)
+    method = winograd(layer, outputs, channels_last=True)
+    given = random_inputs(layer, seed=3)["W"]
+    layout = weights(method)
+    packed = runtime.empty(layout.elements, "float32")
+    source = packing_source(layout, 1, Direction.PACK)
+    runtime.compile_plan(KernelPlan("packing", source))(runtime.from_array(given), packed)
+    u = runtime.empty(method.product.operand("U").elements, "float32")
+    runtime.compile_plan(weights_transform(method))(packed, u)
+    found = runtime.to_array(u, method.product.operand("U").shape)
+    expected = method.weights_part(given.astype(np.float64))
+    # Both are rounded once, of values that differ in the last bits of a float64.
+    assert np.abs(found - expected).max() <= 2.0**-23 * np.abs(expected).max()
+
+
+@pytest.mark.quick(1)
+@needs_fma
+@pytest.mark.parametrize("method", ["winograd_4x4", "winograd_2x2", "explicit"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_libraries_of_methods(method: Any, layout: str, tmp_path: Path) -> None:
+    layer = _given(f"conv2d n=2 c=12 h=10 w=9 k=24 r=3 s=3 pad=1 layout={layout}")
+    made = build(layer, AVX2, folder=tmp_path, name="layer", method=method, threads=1)
+    assert isinstance(made, BuildResult)
+    assert made.to_json()["method"]["name"] == method
+    inputs = random_inputs(layer, seed=5)
+    with Library(tmp_path / "liblayer.so", "layer") as library:
+        for _ in range(2):
+            library.pack(inputs["W"])
+            (found,) = library.run(inputs["I"])
+            off = np.abs(found - _exact(layer, inputs))
+            allowed = running_bound(winograd(layer, 4, channels_last=True), inputs)
+            assert (off <= allowed).all()
+            inputs["W"] = inputs["W"][::-1].copy()
 
 
 @needs_fma

@@ -6,20 +6,32 @@ the transforms and the product, whose kernel reads V and writes M where they lie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from cpembed.kernel import runtime
-from cpembed.kernel.compiled import PACKING, Array, CompiledKernel, in_turn
+from cpembed.kernel.compiled import (
+    PACKING,
+    Array,
+    Compiled,
+    CompiledKernel,
+    Processor,
+    in_turn,
+)
 from cpembed.kernel.layout_transform import Direction
-from cpembed.kernel.method_layouts import padded_image, result, window_matrix
+from cpembed.kernel.method_layouts import padded_image, result, weights, window_matrix
 from cpembed.kernel.packing import packing_source
 from cpembed.kernel.plan import KernelPlan
-from cpembed.kernel.tile_transforms import Blocks, image_transform, output_transform
+from cpembed.kernel.recorded import RecordedCalls, Recorder
+from cpembed.kernel.tile_transforms import (
+    Blocks,
+    image_transform,
+    output_transform,
+    weights_transform,
+)
 from cpembed.measure.runner import Timing, time_work
 from cpembed.methods.im2col import Im2col
 from cpembed.methods.rewritten import M, Rewritten, U, V
@@ -28,6 +40,8 @@ from cpembed.provenance import Provenance
 from cpembed.transform.program import PackedOperand
 
 Call = Callable[[], Any]
+Part = tuple[Sequence[Call], Call, Sequence[Call]]
+"""Of a block: the image's part, the product, the output's part."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Calls:
     the image's part, the product and the output's part, and after the last one."""
 
     before: Sequence[Call]
-    blocks: Sequence[tuple[Sequence[Call], Call, Sequence[Call]]]
+    blocks: Sequence[Part]
     after: Sequence[Call]
 
     def whole(self) -> Call:
@@ -67,19 +81,34 @@ class MethodKernel:
         return self.product.backend
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
-        output = self._empty(self._result.elements)
-        calls, found = self._bound(inputs, output)
+        calls, found = self._bound_on(inputs)
         calls.whole()()
-        return runtime.to_array(found, self.method.convolution.output.shape)
+        return self._processor.to_array(found, self.method.convolution.output.shape)
 
     def bound_whole(self, inputs: Mapping[str, Array]) -> Call:
         """One call, to be timed: from the image's own layout to the output's own; weights are
         transformed ahead."""
-        return self._bound(inputs, self._empty(self._result.elements))[0].whole()
+        return self._bound_on(inputs)[0].whole()
+
+    def recorded(self) -> RecordedCalls:
+        """The calls of a kernel that was made for a recorder: those that transform the weights,
+        once, and those of one run."""
+        recorder, conv = self._processor, self.method.convolution
+        assert isinstance(recorder, Recorder)
+        image, filters = (
+            recorder.empty(operand.elements, operand.dtype)
+            for operand in (conv.image, conv.weights)
+        )
+        recorder.calls.clear()
+        packed = self._prepared(filters)
+        prepare = recorder.taken()
+        _, found = self._bound(image, packed)
+        given = {conv.image.name: image, conv.weights.name: filters, conv.output.name: found}
+        return RecordedCalls(prepare, recorder.taken(), given, {})
 
     def time(self, inputs: Mapping[str, Array], rounds: int = 15, round_ms: float = 10.0) -> Timing:
         """``latency_us`` is the product alone, packing and unpacking are the other parts."""
-        calls, _ = self._bound(inputs, self._empty(self._result.elements))
+        calls, _ = self._bound_on(inputs)
         calls.whole()()
         product = time_work(calls.product(), rounds, round_ms)
         image, output = (
@@ -105,39 +134,72 @@ class MethodKernel:
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _bound(self, inputs: Mapping[str, Array], output: Any) -> tuple[Calls, Any]:
-        """The calls on buffers of their own, and the buffer that then holds the output; ``output``
-        is the result as the product leaves it."""
+    def _bound_on(self, inputs: Mapping[str, Array]) -> tuple[Calls, Any]:
+        """The calls on buffers of their own, weights being transformed now, in numpy; and the
+        buffer that then holds the output."""
         conv = self.method.convolution
-        image = runtime.from_array(np.ascontiguousarray(inputs[conv.image.name]))
-        before: list[Call] = []
-        given = self._image
-        if not given.is_identity:
-            converted = self._empty(given.elements)
-            before = [_mover(given, Direction.PACK).bound(image, converted)]
-            image = converted
-        found, after = output, list[Call]()
-        if not self._result.is_identity:
-            found = self._empty(conv.output.elements)
-            after = [_mover(self._result, Direction.UNPACK).bound(output, found)]
-        packed = {U: self.product.pack(U, self._weights(inputs[conv.weights.name]))}
-        if self.blocks is None:
-            packed[V] = image
-            return Calls(before, [([], self.product.bound(packed, output), [])], after), found
-        packed[V], result = self.product.empty(V), self.product.empty(M)
-        product = self.product.bound(packed, result)
-        first, last = self._transforms
-        parts: list[tuple[Sequence[Call], Call, Sequence[Call]]] = []
-        for number in range(self.blocks.count):
-            at = runtime.from_array(np.array([number], np.int32))
-            here, there = first.bound(image, at, packed[V]), last.bound(result, at, output)
-            parts.append(([here], product, [there]))
-        return Calls(before, parts, after), found
+        image, weights = (np.ascontiguousarray(inputs[o.name]) for o in (conv.image, conv.weights))
+        if isinstance(self.method, Winograd):
+            # In more digits, and rounded once.
+            weights = weights.astype(np.float64)
+        packed = self.product.pack(U, self.method.weights_part(weights))
+        return self._bound(self._processor.from_array(image), packed)
 
-    def _weights(self, weights: Array) -> Array:
-        """U: floats transformed in float64 and rounded once."""
-        transforms = isinstance(self.method, Winograd) and not self.method.is_exact
-        return self.method.weights_part(weights.astype(np.float64) if transforms else weights)
+    def _prepared(self, weights: Any) -> Any:
+        """U as the product's kernel takes it, made of the weights by generated code."""
+        given, method = self._converted(self._weights, weights), self.method
+        if isinstance(method, Winograd):
+            operand = method.product.operand(U)
+            made = self._processor.empty(operand.elements, operand.dtype)
+            self._processor.compile_plan(weights_transform(method))(given, made)
+            given = made
+        if self.product.is_packed_in_place(U):
+            return given
+        packed = self.product.empty(U)
+        self.product.pack_into(U, given, packed)
+        return packed
+
+    def _converted(self, operand: PackedOperand, original: Any) -> Any:
+        """The buffer of a conversion, which is made now; the original where nothing moves."""
+        if operand.is_identity:
+            return original
+        converted = self._processor.empty(operand.elements, operand.dtype)
+        self._mover(operand, Direction.PACK)(original, converted)
+        return converted
+
+    def _bound(self, image: Any, weights: Any) -> tuple[Calls, Any]:
+        """The calls, bound in the order in which they are executed, and the buffer that then holds
+        the output; ``weights`` are as the product's kernel takes them."""
+        conv, processor = self.method.convolution, self._processor
+        before: list[Call] = []
+        if not self._image.is_identity:
+            converted = processor.empty(self._image.elements, self._image.dtype)
+            before = [self._mover(self._image, Direction.PACK).bound(image, converted)]
+            image = converted
+        output = processor.empty(self._result.elements, self._result.dtype)
+        parts = list(self._parts(image, weights, output))
+        if self._result.is_identity:
+            return Calls(before, parts, []), output
+        found = processor.empty(conv.output.elements, conv.output.dtype)
+        after = self._mover(self._result, Direction.UNPACK).bound(output, found)
+        return Calls(before, parts, [after]), found
+
+    def _parts(self, image: Any, weights: Any, output: Any) -> Iterator[Part]:
+        """The calls of each block."""
+        if self.blocks is None:
+            yield [], self.product.bound({U: weights, V: image}, output), []
+            return
+        v, m = self.product.empty(V), self.product.empty(M)
+        first, last = self._transforms
+        for number in range(self.blocks.count):
+            at = self._processor.from_array(np.array([number], np.int32))
+            here = first.bound(image, at, v)
+            product = self.product.bound({U: weights, V: v}, m)
+            yield [here], product, [last.bound(m, at, output)]
+
+    @property
+    def _processor(self) -> Processor:
+        return self.product.processor
 
     @cached_property
     def _image(self) -> PackedOperand:
@@ -154,20 +216,23 @@ class MethodKernel:
         return result(self.method.convolution, channels_last=last)
 
     @cached_property
-    def _transforms(self) -> tuple[runtime.Function, runtime.Function]:
+    def _weights(self) -> PackedOperand:
+        """The weights as their transform or the product reads them."""
+        assert isinstance(self.method, (Winograd, Im2col))
+        return weights(self.method)
+
+    @cached_property
+    def _transforms(self) -> tuple[Compiled, Compiled]:
         assert isinstance(self.method, Winograd)
         assert self.blocks is not None
         plans = (
             image_transform(self.method, self.blocks),
             output_transform(self.method, self.blocks),
         )
-        first, last = map(runtime.compile_plan, plans)
+        first, last = map(self._processor.compile_plan, plans)
         return first, last
 
-    def _empty(self, elements: int) -> Any:
-        return runtime.empty(elements, self.method.convolution.output.dtype)
-
-
-def _mover(operand: PackedOperand, direction: Direction) -> runtime.Function:
-    threads = runtime.thread_count()
-    return runtime.compile_plan(KernelPlan(PACKING, packing_source(operand, threads, direction)))
+    def _mover(self, operand: PackedOperand, direction: Direction) -> Compiled:
+        threads = self._processor.thread_count()
+        source = packing_source(operand, threads, direction)
+        return self._processor.compile_plan(KernelPlan(PACKING, source))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from cpembed.errors import LoweringError
 from cpembed.ir.dtypes import size_bytes
+from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.method_layouts import padded_image, result, window_matrix
+from cpembed.kernel.recorded import RecordedCalls
 from cpembed.kernel.tile_transforms import Blocks
 from cpembed.kernel.traffic import USED_SHARE
 from cpembed.methods.cook_toom import Matrix
@@ -75,6 +77,9 @@ class CpuMethods(Methods):
                     f"{name} where it lies: use another method"
                 )
         return MethodKernel(plan.method, product, plan.blocks)
+
+    def recorded(self, plan: MethodPlan, product: CompiledKernel) -> RecordedCalls:
+        return self.build(plan, product).recorded()
 
     def _blocks(self, method: Winograd) -> list[Blocks]:
         """By their size; the last one holds all tiles."""
