@@ -21,7 +21,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,7 +62,7 @@ def main() -> None:
     write(document, path)
 
 
-def layers(suites: list[str]) -> Iterator[tuple[str, Any]]:
+def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Suite and layer; of equal layers the first."""
     from cpembed.workloads.suites import Layer, suite
 
