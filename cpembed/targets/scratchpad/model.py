@@ -1,14 +1,14 @@
 """The time of a plan: transfers in whole transactions and executions of the primitive (swATOP 4.6).
 
 Sizes are numpy arrays, an element for each of many plans of one form, so that they are compared in
-one go. Transfers of boxes that reach beyond an operand, where padding is, count as whole ones;
-filling scratchpads with zeros counts nothing.
+one go. Boxes that reach beyond an operand, where padding is, are transferred in more calls, of as
+many bytes; filling scratchpads with zeros counts nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,34 +48,53 @@ class Pattern:
         """Bytes of all transactions that hold a part of it: of the first block from its first byte,
         of blocks that begin anywhere as many as on average."""
         grid = np.where(
-            self.blocks > 1, np.gcd(self.stride.astype(np.int64), transaction), transaction
+            self.blocks * self.calls > 1,
+            np.gcd(self.stride.astype(np.int64), transaction),
+            transaction,
         )
         whole = np.ceil(self.block / grid) * grid + transaction - grid
         return self.calls * self.blocks * whole
 
 
-def pattern(box: Box, held: Points) -> Pattern:
-    """Of a box without a part outside of the operand. What is contiguous, in main memory as in the
-    scratchpad, is one block; what lies at one distance, one call."""
+def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
+    """What is contiguous, in main memory as in the scratchpad, is one block; what lies at one
+    distance, one call. Of the dimensions ``cut``, places at an end are outside of the operand:
+    there are gaps in the scratchpad between what is further outside, so each is a call."""
     element = float(box.operand.element_bytes)
     ones = np.ones(1)
     block, blocks, calls, stride = ones * element, ones, ones, ones * 0
-    counting, calling = np.zeros(1, bool), np.zeros(1, bool)
+    counting, calling, gaps = np.zeros(1, bool), np.zeros(1, bool), np.zeros(1, bool)
     if box.tiled:
         return Pattern(ones, ones, np.asarray(box.elements(held)) * element, stride)
-    for dimension in reversed(box.dimensions):
+    for number, dimension in reversed(list(enumerate(box.dimensions))):
         places = np.asarray(dimension.places(held), np.float64)
         several = places > 1
-        joins = several & ~counting & (block == dimension.apart)
-        begins = several & ~counting & ~joins
-        goes_on = several & counting & ~calling & (dimension.apart == stride * blocks)
-        repeats = several & counting & ~goes_on
+        joins = several & ~counting & ~gaps & (block == dimension.apart)
+        begins = several & ~counting & ~gaps & ~joins
+        goes_on = several & counting & ~calling & ~gaps & (dimension.apart == stride * blocks)
+        repeats = several & ~joins & ~begins & ~goes_on
         block = np.where(joins, block * places, block)
-        stride = np.where(begins, dimension.apart, stride)
+        stride = np.where(begins | (repeats & ~counting & ~calling), dimension.apart, stride)
         blocks = np.where(begins | goes_on, blocks * places, blocks)
         calls = np.where(repeats, calls * places, calls)
         counting, calling = counting | begins, calling | repeats
+        if number in cut:
+            gaps = gaps | several
     return Pattern(calls, blocks, block, stride)
+
+
+def _ends(form: Form, box: Box) -> dict[int, int]:
+    """By dimension, at how many of its ends padding is: of an operand, or of the last granule."""
+    axes, found = form.product.axes, dict[int, int]()
+    for number, dimension in enumerate(box.dimensions):
+        last = dimension.constant
+        for name, factor in dimension.starts.items():
+            granules = -(-axes[name].extent // axes[name].granule)
+            last += factor * (granules * axes[name].granule - 1)
+        ends = (dimension.constant < 0) + (last >= dimension.size)
+        if ends and not box.tiled:
+            found[number] = ends
+    return found
 
 
 class Work:
@@ -87,7 +106,7 @@ class Work:
 
     def __init__(self, form: Form, tile: Points) -> None:
         self.form = form
-        axes, machine = form.product.axes, form.product.machine
+        axes = form.product.axes
         sizes = {n: np.asarray(tile[n], np.float64) for n in axes}
         self.counts = {n: np.ceil(a.extent / sizes[n]) for n, a in axes.items()}
         self.several = {n: count > 1 for n, count in self.counts.items()}
@@ -95,17 +114,38 @@ class Work:
         sums = {n: _sum(a, sizes[n], self.counts[n], self.held[n]) for n, a in axes.items()}
         self.steps = math.prod(self.counts.values(), start=np.ones(1))
         self.executing = _executing(form, self.counts, self.held, sums)
-        engine = machine.engine
         self._moved: list[tuple[Numbers, Numbers]] = []
         self._shares: list[Numbers] = []
         for box in form.boxes:
-            found = pattern(box, self.held)
-            moved = found.moved(engine.transaction_bytes) * machine.elements
-            cycles = found.calls * engine.latency_cycles + moved / engine.bytes_per_cycle
+            cycles, moved = self._box(box)
             share = [sums[n] / (self.counts[n] * self.held[n]) for n in box.operand.axes]
             self._moved.append((cycles, moved))
             self._shares.append(math.prod(share, start=np.ones(1)))
         self.exposed = sum((cycles for cycles, _ in self._moved), start=np.zeros(1))
+
+    def _box(self, box: Box) -> tuple[Numbers, Numbers]:
+        """Cycles and bytes of a transfer, on average over tiles that padding is in and others."""
+        machine = self.form.product.machine
+        engine = machine.engine
+
+        def found(cut: Collection[int]) -> tuple[Numbers, Numbers]:
+            each = pattern(box, self.held, cut)
+            moved = each.moved(engine.transaction_bytes) * machine.elements
+            return each.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
+
+        ends = _ends(self.form, box)
+        whole = found(())
+        if not ends:
+            return whole
+        inner = np.ones(1)
+        for number, several in ends.items():
+            counts = [self.counts[name] for name in box.dimensions[number].starts]
+            inner = inner * (1 - np.minimum(1, several / math.prod(counts, start=np.ones(1))))
+        cycles, moved = (
+            one * inner + other * (1 - inner)
+            for one, other in zip(whole, found(tuple(ends)), strict=True)
+        )
+        return cycles, moved
 
     def times(self, order: Sequence[str], buffers: int) -> Times:
         """In an order of the loops over tiles."""
