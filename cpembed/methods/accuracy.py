@@ -7,9 +7,9 @@ Applied to the three steps in turn this bounds each output by
 
     gamma(N) * |A^T| ((|G| |g|) * (|B^T| |d|))          summed over channels and pieces
 
-the componentwise form of the bounds of Barabasz, Anderson, Soodhalter and Gregg, "Error analysis
-and improving the accuracy of Winograd convolution for deep neural networks" (2018), from which the
-bounds in norms follow. N is :func:`roundings`. The magnitudes exceed those of the convolution
+componentwise, where Barabasz, Anderson, Soodhalter and Gregg, "Error analysis and improving the
+accuracy of Winograd convolution for deep neural networks" (2018), bound the worst case in norms.
+N is :func:`roundings`. The magnitudes exceed those of the convolution
 itself, sums of ``|g| * |d|``, by a factor that grows fast with the tile: what a tile size costs.
 
 The bound holds for all data. :func:`running_bound` is one for given data, far closer, which takes

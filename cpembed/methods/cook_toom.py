@@ -30,10 +30,12 @@ from cpembed.errors import InvariantError, TransformError
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 POINTS = (*map(Fraction, ("0", "1", "-1", "1/2", "-2", "-1/2", "2", "4", "-4")),)
-"""Where polynomials are evaluated, the first ones first: those with which the floating-point error
-is least for F(4, 3) in two dimensions, of the sets of Barabasz, Anderson, Soodhalter and Gregg,
-"Error analysis and improving the accuracy of Winograd convolution for deep neural networks" (2018),
-table 4; its largest error is about a third of that with 2 in the place of 1/2."""
+"""Where polynomials are evaluated, the first ones first. Which points are taken decides how large
+rounding errors are (Barabasz, Anderson, Soodhalter and Gregg, "Error analysis and improving the
+accuracy of Winograd convolution for deep neural networks", 2018, study it by experiment). Of five
+sets that were tried for F(4, 3) in two dimensions, on 256 channels of random data in float32, this
+one has, with 2 and -1/2 in the places of 1/2 and -2, the least errors: the largest about 0.4 times
+that with 2 and -2."""
 INTEGER_POINTS = tuple(Fraction(number) for number in (0, 1, -1, 2, -2, 3, -3, 4, -4))
 """Those of Lavin and Gray up to F(4, 3): the least integers, with which the ranges of integers grow
 least."""
