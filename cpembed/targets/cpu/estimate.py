@@ -112,8 +112,9 @@ def estimate(
         if past is not None:
             first += steps * step.loaded_lines[past]
         if level == 0 and step.aliased:
-            # What hardware prefetch brings from L2 is evicted before it is used.
-            first += max(0.0, first - share * reuse.traffic(machine.cache_bytes[1])[0])
+            # What hardware prefetch brings is evicted before it is used, and comes from L2 again:
+            # beside lines from memory that does not show.
+            first += max(0.0, first - share * reuse.traffic(machine.cache_bytes[2])[0])
         if level > 0 and step.streams > constants.hardware_streams:
             first *= constants.unforeseen
         further = step.line_ns[level + 1] - step.line_ns[level]

@@ -81,13 +81,17 @@ def _check(spec: HardwareSpec, stored: Epilogue | None, name: str) -> None:
     dtypes = {operand.dtype for operand in instruction.computation.operands}
     if dtypes != {"float32"}:
         raise BackendUnavailable(
-            f"the baseline {name} multiplies float32, not {' and '.join(sorted(dtypes))}: "
+            f"the baseline {name} multiplies float32, not {_and(sorted(dtypes))}: "
             "use one of avx512_f32, avx2_f32"
         )
     if stored not in (None, Epilogue("float32")):
         raise BackendUnavailable(
             f"the baseline {name} stores sums of float32 as they are, and nothing else"
         )
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _loaded_mkl() -> Mkl:
