@@ -213,7 +213,7 @@ def page(document: Row) -> str:
         cells = [*means, chosen, geometric(best), min(best)]
         numbers = " | ".join(f"{cell:.2f}" for cell in cells)
         lines.append(f"| {suite or 'all'} | {len(some)} | {numbers} | {reached} of {len(some)} |")
-    lines += ["", "Geometric means, but for the last two columns. By layer:", ""]
+    lines += ["", *disturbed(rows), "Geometric means, but for the last two columns. By layer:", ""]
     lines += ["| layer | oneDNN us | " + " | ".join(METHODS) + " | chosen | noisy |"]
     lines += ["| --- | ---: |" + " ---: |" * len(METHODS) + " --- | --- |"]
     for row in rows:
@@ -227,6 +227,21 @@ def page(document: Row) -> str:
         )
     lines += ["", *errors(rows)]
     return "\n".join(lines) + "\n"
+
+
+def disturbed(rows: list[Row]) -> list[str]:
+    """How far the ratios can be believed."""
+    noisy = [row for row in rows if row["noisy"]]
+    if not noisy:
+        return []
+    cores = statistics.median(row["elsewhere_cores"] for row in noisy)
+    return [
+        f"{len(noisy)} of {len(rows)} rows were disturbed: other processes had {cores:.1f} cores of",
+        "the machine meanwhile (median). Single ratios of these may be far off; *best* takes the",
+        "largest of several such and is too high by that, *chosen* was decided before anything was",
+        "measured.",
+        "",
+    ]
 
 
 def errors(rows: list[Row]) -> list[str]:

@@ -26,6 +26,7 @@ def _row(layer: str, noisy: bool = False, **ratios: float) -> dict[str, Any]:
         "chosen": "winograd_4x4",
         "methods": found,
         "noisy": noisy,
+        "elsewhere_cores": 1.5 if noisy else 0.0,
     }
 
 
@@ -50,6 +51,7 @@ def test_the_page_has_means_and_every_layer() -> None:
     assert "| a | 1234 | 1.00 |  |  | 4.00 | winograd_4x4 |  |" in page
     assert "| b | 1234 | 1.00 |  |  | 1.00 | winograd_4x4 | yes |" in page
     assert "| a | 1.0e-06 |  | 1.0e-06 (1.0e-04) |" in page
+    assert "1 of 2 rows were disturbed: other processes had 1.5 cores" in page
     assert methods.best_of(rows[0]) == ("winograd_4x4", 4.0)
 
 
