@@ -133,8 +133,9 @@ def _split_share(dot: DotProduct, nest: Nest) -> float:
     multiple of what its loops move it by."""
     if dot.registers.bytes < nest.line_bytes:
         return 0.0
-    second, lanes = nest.operands[1], {loop.name for loop in nest.inner}
-    moves = [term.coefficient for term in second.access.terms if not lanes & set(term.iterators)]
+    second = nest.operands[1]
+    moves = [second.stride(task.name) * task.unit for task in nest.tasks if task.steps > 1]
+    moves += [second.stride(loop.name) for loop in nest.reductions if loop.extent > 1]
     step = math.gcd(nest.line_bytes, *(move * size_bytes(second.dtype) for move in moves))
     return 1 - step / nest.line_bytes
 

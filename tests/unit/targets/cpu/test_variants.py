@@ -13,7 +13,10 @@ from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.index import IndexExpr
+from cpembed.kernel.plan import Knobs
 from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.cpu.build import schedule_space
+from cpembed.targets.cpu.calibration import default_calibration
 from cpembed.targets.cpu.variants import (
     OVER_ROWS,
     OVER_WINDOWS,
@@ -140,3 +143,34 @@ def test_types_that_differ_are_not_exchanged() -> None:
     vnni = hardware_spec("avx512_vnni")
     found = ranked("conv2d n=1 c=8 h=8 w=8 k=32 r=1 s=1", vnni)
     assert not [one for item in found for one in in_lanes(item, vnni)]
+
+
+def second_lines(layer: str) -> float:
+    """What the model takes a line of the image for, that lies in lanes where it is."""
+    twin = next(one for one in exchanged(layer) if "I" in one.candidate.program.in_place)
+    space = schedule_space(twin.candidate.program, FLOATS)
+    return space.model.step(space.nest, space.machine, 4, 1).second_lines
+
+
+def test_lanes_that_lie_in_two_lines_cost_more() -> None:
+    assert second_lines("conv2d n=1 c=8 h=8 w=8 k=32 r=1 s=1") == 1
+    # Planes of 81 pixels begin anywhere in a line: 15 of 16 loads lie in two.
+    assert second_lines("conv2d n=1 c=8 h=9 w=9 k=32 r=1 s=1") > 1.9
+
+
+def test_rows_a_page_apart_are_no_more_than_the_ways_of_the_nearest_cache() -> None:
+    """Of a dot product along them, where they come from the second-level cache; not from memory,
+    beside which it does not show."""
+    machine = replace(default_calibration(1), cache_bytes=(2**15, 2**20, 2**25))
+    spec = hardware_spec("avx512_f32_dot")
+
+    def more(m: int, k: int) -> float:
+        """Twelve rows at a time over eight."""
+        program = ranked(f"gemm m={m} n=1 k={k}", spec, top=1)[0].candidate.program
+        space = schedule_space(program, spec, machine)
+        rows = space.model.rows(space.nest)[0].origin
+        return space.estimate(Knobs({rows: 12})).us / space.estimate(Knobs({rows: 8})).us
+
+    assert more(96, 1024) > 1.1
+    assert more(96, 1040) < 1
+    assert more(24_000, 1024) < 1
