@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -97,17 +98,19 @@ def best(options: Sequence[Computation], *, ahead: bool = True, close: float = C
     for option, workload in enumerate(options):
         if found is not None and workload.macs / peak() * close >= found.us:
             continue
-        for product in products(workload):
-            lowered += 1
-            space = ScratchpadSpace(product, ahead=ahead)
-            if found is not None and space.lower_bound * close >= found.us:
+        given = list(products(workload))
+        lowered += len(given)
+        for product in given:
+            below = math.inf if found is None else found.us
+            space = ScratchpadSpace(product, ahead=ahead, below=below)
+            if space.lower_bound * close >= below:
                 continue
+            compared += 1
             try:
                 scored = space.best()
             except LoweringError:
                 continue
-            compared += 1
-            if found is None or scored.cost < found.us:
+            if scored.cost < below:
                 found = Planned(option, product, scored, lowered, compared)
     if found is None:
         raise LoweringError(f"{options[0].name}: no schedule")

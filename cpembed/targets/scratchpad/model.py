@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -114,14 +115,22 @@ class Work:
         sums = {n: _sum(a, sizes[n], self.counts[n], self.held[n]) for n, a in axes.items()}
         self.steps = math.prod(self.counts.values(), start=np.ones(1))
         self.executing = _executing(form, self.counts, self.held, sums)
-        self._moved: list[tuple[Numbers, Numbers]] = []
-        self._shares: list[Numbers] = []
-        for box in form.boxes:
-            cycles, moved = self._box(box)
-            share = [sums[n] / (self.counts[n] * self.held[n]) for n in box.operand.axes]
-            self._moved.append((cycles, moved))
-            self._shares.append(math.prod(share, start=np.ones(1)))
-        self.exposed = sum((cycles for cycles, _ in self._moved), start=np.zeros(1))
+        self._shares = {n: sums[n] / (self.counts[n] * self.held[n]) for n in axes}
+
+    @cached_property
+    def _boxes(self) -> list[tuple[Numbers, Numbers, Numbers]]:
+        """Of each box: cycles and bytes of a transfer, and the average size of one, as a share of a
+        whole one."""
+        found: list[tuple[Numbers, Numbers, Numbers]] = []
+        for box in self.form.boxes:
+            share = [self._shares[name] for name in box.operand.axes]
+            found.append((*self._box(box), math.prod(share, start=np.ones(1))))
+        return found
+
+    @cached_property
+    def exposed(self) -> Numbers:
+        """Cycles of the first transfer and the last, which nothing hides."""
+        return sum((cycles for cycles, _, _ in self._boxes), start=np.zeros(1))
 
     def _box(self, box: Box) -> tuple[Numbers, Numbers]:
         """Cycles and bytes of a transfer, on average over tiles that padding is in and others."""
@@ -150,9 +159,7 @@ class Work:
     def times(self, order: Sequence[str], buffers: int) -> Times:
         """In an order of the loops over tiles."""
         transferring, moved_bytes = np.zeros(1), np.zeros(1)
-        for box, (cycles, moved), share in zip(
-            self.form.boxes, self._moved, self._shares, strict=True
-        ):
+        for box, (cycles, moved, share) in zip(self.form.boxes, self._boxes, strict=True):
             number = self._transfers(box, order) * share
             transferring = transferring + cycles * number
             moved_bytes = moved_bytes + moved * number

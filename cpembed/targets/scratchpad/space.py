@@ -61,9 +61,10 @@ class _Found:
 class _Best:
     """The :data:`KEPT` schedules of the least time."""
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Sequence[int], below: float) -> None:
         self.found: list[_Found] = []
-        self._most = float(np.finfo(np.float64).max)
+        self._buffers = buffers
+        self._most = min(below, float(np.finfo(np.float64).max))
 
     def add(
         self, work: Work, tiles: Mapping[str, Numbers], orders: Sequence[tuple[str, ...]]
@@ -71,7 +72,7 @@ class _Best:
         """Those of all sizes of ``tiles`` that fit and are better than what is there."""
         if work.executing.min() > self._most:
             return
-        for buffers in (2, 1):
+        for buffers in self._buffers:
             fits = _fits(work, buffers)
             if not fits.any():
                 continue
@@ -129,15 +130,26 @@ def _fits(work: Work, buffers: int) -> np.ndarray:
 
 
 class ScratchpadSpace(Space[Schedule]):
-    """Sizes, orders and buffers, in tiles ahead where operands are constant or as they lie.
+    """Sizes, orders and buffers.
 
-    ``ahead``: whether constant operands may be laid out before the kernel runs.
+    ``ahead``: whether constant operands may be laid out before the kernel runs; they then are,
+    which takes the fewest transfers. ``buffers``: how many there may be of what is transferred.
+    ``below``: microseconds that only faster schedules are looked for.
     """
 
-    def __init__(self, product: BoxProduct, *, ahead: bool = True) -> None:
+    def __init__(
+        self,
+        product: BoxProduct,
+        *,
+        ahead: bool = True,
+        buffers: Sequence[int] = (2, 1),
+        below: float = math.inf,
+    ) -> None:
         self.product = product
+        self.below = below
+        self.buffers = buffers
         constant = any(operand.constant for operand in product.operands)
-        self.ways = (True, False) if ahead and constant else (False,)
+        self.ahead = ahead and constant
 
     @property
     def lower_bound(self) -> float:
@@ -158,7 +170,7 @@ class ScratchpadSpace(Space[Schedule]):
 
     @cached_property
     def _ranked(self) -> tuple[Scored[Schedule], ...]:
-        best = _Best()
+        best = _Best(self.buffers, self.below * self.product.machine.clock_mhz)
         reasons: list[str] = []
         for form, tiles in self._forms():
             try:
@@ -169,6 +181,8 @@ class ScratchpadSpace(Space[Schedule]):
             best.add(Work(form, tiles), tiles, loop_orders(self.product))
         if not best.found:
             reason = reasons[0] if reasons else "no tile fits"
+            if self.below < math.inf:
+                reason = f"no schedule below {self.below:.4g} us"
             raise LoweringError(f"{self.product.machine.name}: {reason}")
         ranked: list[tuple[float, int, float, str, Scored[Schedule]]] = []
         for item in best.found:
@@ -219,7 +233,7 @@ class ScratchpadSpace(Space[Schedule]):
         choices: list[list[tuple[bool, list[int]]]] = []
         for name, sizes in self.sizes.items():
             ones = [size for size in sizes if is_single(name, size)]
-            parts = [(True, ones), (False, [size for size in sizes if size not in ones])]
+            parts = [(False, [size for size in sizes if size not in ones]), (True, ones)]
             choices.append([part for part in parts if part[1]])
         for chosen in itertools.product(*choices):
             single = frozenset(n for n, (one, _) in zip(names, chosen, strict=True) if one)
@@ -228,8 +242,7 @@ class ScratchpadSpace(Space[Schedule]):
                 grid = np.meshgrid(
                     *[np.array(part, np.float64) for part in piece], indexing="ij", sparse=True
                 )
-                for ahead in self.ways:
-                    yield Form(self.product, single, ahead), dict(zip(names, grid, strict=True))
+                yield Form(self.product, single, self.ahead), dict(zip(names, grid, strict=True))
 
     def _scored(self, schedule: Schedule, found: Times, place: tuple[int, ...]) -> Scored[Schedule]:
         clock = self.product.machine.clock_mhz

@@ -1,0 +1,110 @@
+"""Figure 10: what prefetching gains, estimated.
+
+    python -m experiments.swatop.prefetching
+
+Of the configurations of each size and each number of filters the one whose best plan without
+prefetching is the most efficient (the paper: "given Ro, Co, we select 8 parameters where baseline
+version performs best"); of those, the eight best.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import Computation
+from cpembed.targets.scratchpad.schedule import Schedule
+from cpembed.targets.scratchpad.space import ScratchpadSpace
+from cpembed.tuning.space import Scored
+from experiments.swatop import paper
+from experiments.swatop.convolutions import layouts
+from experiments.swatop.layers import Convolution, listing_1
+from experiments.swatop.planning import best, efficiency, products
+from experiments.swatop.rows import Part, Row, percent, table
+
+NUMBER = 8
+BATCHES = (32,)
+
+
+@cache
+def layers() -> dict[str, Convolution]:
+    return {layer.key: layer for layer in listing_1(BATCHES)}
+
+
+def compute(key: str) -> Row:
+    layer = layers()[key]
+    options = [layer.computation(name) for name in layouts(layer.batch)]
+    chosen = best(options)
+    plain = without_prefetching(options[chosen.option])
+    return {
+        "rows": layer.rows,
+        "filters": layer.filters,
+        "us": round(chosen.us, 3),
+        "efficiency": round(efficiency(layer.macs, chosen.us), 4),
+        "plan": chosen.words,
+        "without_us": round(plain.cost, 3),
+        "without_efficiency": round(efficiency(layer.macs, plain.cost), 4),
+        "without": str(plain.schedule),
+    }
+
+
+def without_prefetching(workload: Computation) -> Scored[Schedule]:
+    """The fastest plan of one buffer for everything."""
+    spaces = [ScratchpadSpace(product, buffers=(1,)) for product in products(workload)]
+    found: list[Scored[Schedule]] = []
+    for space in spaces:
+        try:
+            found.append(space.best())
+        except LoweringError:
+            continue
+    return min(found, key=lambda scored: scored.cost)
+
+
+def chosen(rows: Sequence[Row]) -> list[Row]:
+    """The eight of the figure."""
+    best_of: dict[tuple[int, int], Row] = {}
+    for row in rows:
+        pair = row["rows"], row["filters"]
+        if pair not in best_of or row["without_efficiency"] > best_of[pair]["without_efficiency"]:
+            best_of[pair] = row
+    return sorted(best_of.values(), key=lambda row: -row["without_efficiency"])[:NUMBER]
+
+
+def gain(row: Row) -> float:
+    return row["without_us"] / row["us"] - 1
+
+
+def markdown(rows: Sequence[Row]) -> list[str]:
+    eight = chosen(rows)
+    lines = [
+        [
+            row["key"].removeprefix("listing 1 - "),
+            percent(row["without_efficiency"]),
+            percent(row["efficiency"]),
+            "+" + percent(gain(row), 1),
+        ]
+        for row in eight
+    ]
+    mean, all_ = (sum(map(gain, some)) / len(some) for some in (eight, rows))
+    most = max(map(gain, rows))
+    return [
+        "All times are **estimated**, of one core group.",
+        "",
+        *table(["configuration", "one buffer", "double-buffered", "gain"], lines),
+        "",
+        f"Mean gain of the {len(eight)}: {percent(mean, 1)} (paper, measured:",
+        f"{percent(paper.PREFETCHING, 1)}); of all {len(rows)} configurations of this batch",
+        f"{percent(all_, 1)}, at most {percent(most, 1)}.",
+    ]
+
+
+def part() -> Part:
+    keys = tuple(layers())
+    quick = ("listing 1 - b32 c64 k64 16x16 f3 s1",)
+    return Part("prefetching", "Prefetching (figure 10)", keys, quick, compute, markdown)
+
+
+if __name__ == "__main__":
+    sys.exit(part().main())
