@@ -45,19 +45,21 @@ def main() -> None:
     parser.add_argument("--suites", nargs="*", default=SUITES, choices=SUITES)
     parser.add_argument("--target", default="avx512_f32")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--repeat", action="store_true", help="measure again, beside what is there")
     parser.add_argument("--output", type=Path, default=HERE)
     asked = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = "1"
     path = asked.output / "methods.json"
     document: Row = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    done = {(row["target"], row["layer"]) for row in document["rows"]}
+    kept = document.setdefault("repeats", []) if asked.repeat else document["rows"]
+    done = set() if asked.repeat else {(row["target"], row["layer"]) for row in kept}
     for suite, layer in layers(asked.suites):
         if (asked.target, layer.label) in done:
             continue
         row = {"suite": suite, "layer": layer.label, "target": asked.target}
         row |= measured(layer, asked.target, asked.rounds)
         print(line(row), flush=True)
-        document["rows"].append(row)
+        kept.append(row)
         write(document, path)
     write(document, path)
 
@@ -118,7 +120,8 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     sides[PRIMITIVE] = Work(lambda calls: best.primitives(calls).us, library.pool)
     sides[CALL] = Work(wall_clock(best.run), library.pool)
     found = time_interleaved(sides, rounds=rounds, attempts=2)
-    row["onednn"] = {"form": best.form, "implementations": list(best.primitives(1).names)}
+    names = list(best.primitives(1).names)
+    row["onednn"] = {"form": best.form, "implementations": names, **library.identity()}
     row["us"] = {name: found.times(name).median for name in sides}
     row["ratios"] = {n: found.ratio(PRIMITIVE, n).median for n in sides if n in METHODS}
     row["noisy"], row["elsewhere_cores"] = found.is_noisy, found.elsewhere
@@ -198,6 +201,7 @@ def page(document: Row) -> str:
         "*noisy* a row that other work on the machine disturbed.",
         "",
         *provenance_lines(document, "one thread"),
+        *dict.fromkeys(map(library_line, rows)),
         "",
         "| suite | layers | "
         + " | ".join(METHODS)
@@ -225,7 +229,7 @@ def page(document: Row) -> str:
         lines.append(
             f"| {name} | {row['us'][PRIMITIVE]:.0f} | {ratios} | {row['chosen']} | {noisy} |"
         )
-    lines += ["", *errors(rows)]
+    lines += ["", *repeated(document), *errors(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -236,12 +240,33 @@ def disturbed(rows: list[Row]) -> list[str]:
         return []
     cores = statistics.median(row["elsewhere_cores"] for row in noisy)
     return [
-        f"{len(noisy)} of {len(rows)} rows were disturbed: other processes had {cores:.1f} cores of",
-        "the machine meanwhile (median). Single ratios of these may be far off; *best* takes the",
+        f"{len(noisy)} of {len(rows)} rows were disturbed: other processes had {cores:.1f} cores",
+        "of the machine meanwhile (median). Single ratios of these may be far off; *best* takes the",
         "largest of several such and is too high by that, *chosen* was decided before anything was",
         "measured.",
         "",
     ]
+
+
+def library_line(row: Row) -> str:
+    found = row["onednn"]
+    names = " ".join(found["implementations"])
+    limit = f", limited to {found['max_cpu_isa']}" if found["max_cpu_isa"] else ""
+    return f"- oneDNN {found['onednn']} of torch {found['torch']}{limit}: {names}"
+
+
+def repeated(document: Row) -> list[str]:
+    """Rows that were measured again: how far two measurements are apart."""
+    rows = document.get("repeats", [])
+    if not rows:
+        return []
+    lines = ["Some layers again, later:", "", "| layer | " + " | ".join(METHODS) + " | chosen |"]
+    lines.append("| --- |" + " ---: |" * len(METHODS) + " --- |")
+    for row in rows:
+        cells = [f"{row['ratios'][m]:.2f}" if m in row["ratios"] else "" for m in METHODS]
+        name = row["layer"].removeprefix("conv2d ")
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['chosen']} |")
+    return [*lines, ""]
 
 
 def errors(rows: list[Row]) -> list[str]:

@@ -24,6 +24,12 @@ def _row(layer: str, noisy: bool = False, **ratios: float) -> dict[str, Any]:
         "ratios": ratios,
         "us": {"onednn": 1234.0},
         "chosen": "winograd_4x4",
+        "onednn": {
+            "implementations": ["brg"],
+            "onednn": "3.1",
+            "torch": "2.1",
+            "max_cpu_isa": None,
+        },
         "methods": found,
         "noisy": noisy,
         "elsewhere_cores": 1.5 if noisy else 0.0,
@@ -46,7 +52,9 @@ def test_the_page_has_means_and_every_layer() -> None:
         _row("conv2d a", implicit=1.0, winograd_4x4=4.0),
         _row("conv2d b", noisy=True, implicit=1.0, winograd_4x4=1.0),
     ]
-    page = methods.page({"rows": rows, **provenance()})
+    page = methods.page({"rows": rows, "repeats": rows[:1], **provenance()})
+    assert page.count("- oneDNN 3.1 of torch 2.1: brg") == 1
+    assert "| a | 1.00 |  |  | 4.00 | winograd_4x4 |" in page
     assert "| vgg16 | 2 | 1.00 | nan | nan | 2.00 | 2.00 | 2.00 | 1.00 | 1 of 2 |" in page
     assert "| a | 1234 | 1.00 |  |  | 4.00 | winograd_4x4 |  |" in page
     assert "| b | 1234 | 1.00 |  |  | 1.00 | winograd_4x4 | yes |" in page
