@@ -52,7 +52,8 @@ def main() -> None:
     path = asked.output / "methods.json"
     document: Row = json.loads(path.read_text()) if path.exists() else {"rows": []}
     kept = document.setdefault("repeats", []) if asked.repeat else document["rows"]
-    done = set() if asked.repeat else {(row["target"], row["layer"]) for row in kept}
+    known = [] if asked.repeat else kept
+    done = {(row["target"], row["layer"]) for row in known}
     for suite, layer in layers(asked.suites):
         if (asked.target, layer.label) in done:
             continue
@@ -241,9 +242,9 @@ def disturbed(rows: list[Row]) -> list[str]:
     cores = statistics.median(row["elsewhere_cores"] for row in noisy)
     return [
         f"{len(noisy)} of {len(rows)} rows were disturbed: other processes had {cores:.1f} cores",
-        "of the machine meanwhile (median). Single ratios of these may be far off; *best* takes the",
-        "largest of several such and is too high by that, *chosen* was decided before anything was",
-        "measured.",
+        "of the machine meanwhile (median). Single ratios of these may be far off; *best* takes",
+        "the largest of several such and is too high by that, *chosen* was decided before anything",
+        "was measured.",
         "",
     ]
 
