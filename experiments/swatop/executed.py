@@ -73,7 +73,7 @@ def _implicit(layer: Convolution) -> Row:
     names = layouts(layer.batch)
     planned = best([layer.computation(name) for name in names])
     workload = planned.product.program.unfused
-    inputs, expected = _given(workload)
+    inputs, expected = given(workload)
     built = program(planned.plan)
     errors = [_error(built.run(inputs, seed), expected) for seed in SEEDS]
     assert built.counters is not None
@@ -96,7 +96,7 @@ def _rewritten(layer: Convolution, name: str) -> Row:
             product = best([plan.product])
         except LoweringError:
             continue
-        inputs, expected = _given(workload)
+        inputs, expected = given(workload)
         built = ScratchpadMethodProgram(plan, program(product.plan), machine())
         errors = [_error(built.run(inputs, seed), expected) for seed in SEEDS]
         return {
@@ -109,7 +109,7 @@ def _rewritten(layer: Convolution, name: str) -> Row:
     raise LoweringError(f"{layer.key}: no layout has parts of {name}")
 
 
-def _given(workload: Computation) -> tuple[dict[str, Any], Any]:
+def given(workload: Computation) -> tuple[dict[str, Any], Any]:
     """Inputs, and the output in float64 by numpy."""
     inputs = {name: np.asarray(v, np.float32) for name, v in random_inputs(workload, 1).items()}
     return inputs, convolved(workload, inputs)
