@@ -51,8 +51,8 @@ def main() -> None:
     os.environ["TVM_NUM_THREADS"] = "1"
     path = asked.output / "methods.json"
     document: Row = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    kept = document.setdefault("repeats", []) if asked.repeat else document["rows"]
-    known = [] if asked.repeat else kept
+    kept: list[Row] = document.setdefault("repeats" if asked.repeat else "rows", [])
+    known = kept[:0] if asked.repeat else kept
     done = {(row["target"], row["layer"]) for row in known}
     for suite, layer in layers(asked.suites):
         if (asked.target, layer.label) in done:
