@@ -244,6 +244,21 @@ class ScratchpadSpace(Space[Schedule]):
                 )
                 yield Form(self.product, single, self.ahead), dict(zip(names, grid, strict=True))
 
+    @cached_property
+    def number(self) -> int:
+        """Schedules of these sizes that fit."""
+        found, orders = 0, len(loop_orders(self.product))
+        for form, tiles in self._forms():
+            try:
+                check_form(form)
+            except LoweringError:
+                continue
+            work = Work(form, tiles)
+            shape = np.broadcast_shapes(*(sizes.shape for sizes in tiles.values()))
+            for buffers in self.buffers:
+                found += int(np.broadcast_to(_fits(work, buffers), shape).sum()) * orders
+        return found
+
     def _scored(self, schedule: Schedule, found: Times, place: tuple[int, ...]) -> Scored[Schedule]:
         clock = self.product.machine.clock_mhz
 
