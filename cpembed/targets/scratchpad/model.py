@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.targets.scratchpad.boxes import Box, Form
+from cpembed.targets.scratchpad.boxes import Box, BoxDimension, Form
 from cpembed.targets.scratchpad.lower import Axis
 
 Numbers = NDArray[np.float64]
@@ -84,17 +84,18 @@ def pattern(box: Box, held: Points, cut: Collection[int] = ()) -> Pattern:
     return Pattern(calls, blocks, block, stride)
 
 
-def _ends(form: Form, box: Box) -> dict[int, int]:
-    """By dimension, at how many of its ends padding is: of an operand, or of the last granule."""
-    axes, found = form.product.axes, dict[int, int]()
+def _beyond(form: Form, box: Box) -> dict[int, tuple[int, int]]:
+    """By dimension, how many places are outside of the operand before its first and after its last:
+    padding of the operand, or of the last granule. Dimensions without any are left out."""
+    axes, found = form.product.axes, dict[int, tuple[int, int]]()
     for number, dimension in enumerate(box.dimensions):
         last = dimension.constant
         for name, factor in dimension.starts.items():
             granules = -(-axes[name].extent // axes[name].granule)
             last += factor * (granules * axes[name].granule - 1)
-        ends = (dimension.constant < 0) + (last >= dimension.size)
-        if ends and not box.tiled:
-            found[number] = ends
+        places = max(0, -dimension.constant), max(0, last - dimension.size + 1)
+        if any(places) and not box.tiled:
+            found[number] = places
     return found
 
 
@@ -142,19 +143,29 @@ class Work:
             moved = each.moved(engine.transaction_bytes) * machine.elements
             return each.calls * engine.latency_cycles + moved / engine.bytes_per_cycle, moved
 
-        ends = _ends(self.form, box)
-        whole = found(())
-        if not ends:
+        beyond, whole = _beyond(self.form, box), found(())
+        if not beyond:
             return whole
         inner = np.ones(1)
-        for number, several in ends.items():
-            counts = [self.counts[name] for name in box.dimensions[number].starts]
-            inner = inner * (1 - np.minimum(1, several / math.prod(counts, start=np.ones(1))))
+        for number, places in beyond.items():
+            inner = inner * (1 - self._cut(box.dimensions[number], places))
         cycles, moved = (
             one * inner + other * (1 - inner)
-            for one, other in zip(whole, found(tuple(ends)), strict=True)
+            for one, other in zip(whole, found(tuple(beyond)), strict=True)
         )
         return cycles, moved
+
+    def _cut(self, dimension: BoxDimension, places: tuple[int, int]) -> Numbers:
+        """The share of tiles whose boxes reach beyond a dimension: the first along an axis, and the
+        last, under as many taps as there are places beyond."""
+        cut, tiles = np.zeros(1), np.ones(1)
+        taps = [n for n in dimension.starts if self.form.product.axes[n].reduction]
+        for name in dimension.starts:
+            tiles = tiles * self.counts[name]
+        for beyond in filter(None, places):
+            several = [np.minimum(self.counts[name], beyond) for name in taps]
+            cut = cut + math.prod(several, start=np.ones(1))
+        return np.minimum(1, cut / tiles)
 
     def times(self, order: Sequence[str], buffers: int) -> Times:
         """In an order of the loops over tiles."""
