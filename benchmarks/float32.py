@@ -248,10 +248,11 @@ def whole_call(kernel: Any, inputs: Any) -> Any:
 
 
 def ratio(incumbent: Any, other: Any, *, rounds: int, ms: float) -> float:
-    """The incumbent's time over the other's, the median of rounds in turns."""
+    """The incumbent's time over the other's, of each the middle one of the best few rounds."""
     each = [max(1, int(ms / 1e3 / max(1e-7, seconds(call, 1)))) for call in (incumbent, other)]
     pairs = [(seconds(incumbent, each[0]), seconds(other, each[1])) for _ in range(rounds)]
-    return statistics.median(mine / theirs for mine, theirs in pairs)
+    mine, theirs = (statistics.median(sorted(times)[:BEST]) for times in zip(*pairs, strict=True))
+    return mine / theirs
 
 
 def seconds(call: Any, times: int) -> float:
