@@ -17,8 +17,9 @@ from cpembed.targets.scratchpad.emit import c_text
 from cpembed.targets.scratchpad.executor import Counters, Shape, compile_text
 from cpembed.targets.scratchpad.executor.compiler import TEXTS
 from cpembed.targets.scratchpad.lower import Axis
-from cpembed.targets.scratchpad.machine import LANES_BYTES, ScratchpadMachine
+from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.proof import require
+from cpembed.targets.scratchpad.requirements import LANES_BYTES
 from cpembed.targets.scratchpad.schedule import Plan, check
 
 Array = NDArray[Any]

@@ -129,7 +129,7 @@ def lower(program: DerivedProgram, machine: ScratchpadMachine) -> BoxProduct:
     operands = [_operand(program, machine, role, known) for role in names]
     axes = {axis.name: _axis(program, machine, axis.name) for axis in workload.axes}
     product = BoxProduct(
-        program, machine, axes, (operands[0], operands[1], operands[2]), _lanes(program)
+        program, machine, axes, (operands[0], operands[1], operands[2]), machine.lanes
     )
     _require_harmless_padding(product)
     return product
@@ -149,20 +149,6 @@ def _require_products(workload: Computation) -> None:
         raise LoweringError(
             f"{workload.name} is no sum of products of two operands: solve and explain take it"
         )
-
-
-def _lanes(program: DerivedProgram) -> tuple[str, str, str]:
-    computation = program.instruction.computation
-    one, other, result = (
-        {name for index in computation.access(o.name).index for name in index.iterators}
-        for o in (*computation.inputs, computation.output)
-    )
-    kinds = one & result - other, other & result - one, one & other - result
-    # An instruction without rows, or without columns, has an axis of one point in its place.
-    first, second, depth = (next(iter(sorted(kind)), "") for kind in kinds)
-    if any(len(kind) > 1 for kind in kinds):
-        raise LoweringError(f"{program.instruction.name} has several axes of one kind")
-    return first, second, depth
 
 
 def _operand(

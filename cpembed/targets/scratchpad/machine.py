@@ -14,9 +14,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.level_tables import Overlapping
 from cpembed.hw.levels import Mesh
 from cpembed.machine.estimate import machine_of
-
-LANES_BYTES = 16
-"""Of a vector of the mesh's registers: four elements of float32."""
+from cpembed.targets.scratchpad.requirements import Lanes, lanes_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,8 @@ class ScratchpadMachine:
 
     ``cut`` has the instruction axes that rows and columns of the mesh cut of an operand, none where
     there is no mesh. ``sized``: one execution covers as many granules as it is told (``largest``
-    points of each axis at most); else one. ``cycles`` are those of a granule on all PEs,
+    points of each axis at most); else one. ``lanes`` are the instruction's axes by what they move.
+    ``cycles`` are those of a granule on all PEs,
     ``call_cycles`` coefficients of products of sizes, of each execution besides.
     """
 
@@ -53,6 +52,7 @@ class ScratchpadMachine:
     cycles: float
     call_cycles: tuple[tuple[tuple[str, ...], float], ...]
     largest: Mapping[str, int]
+    lanes: Lanes
 
     @property
     def elements(self) -> int:
@@ -77,10 +77,10 @@ class ScratchpadMachine:
 def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> ScratchpadMachine:
     """The machine of a specification, its first where none is named.
 
-    Raises :class:`SpecError` for what is missing, and for a mesh that is no square where rows and
-    columns cut the same axis.
+    Raises :class:`SpecError` for what is missing, and for what is not executed here.
     """
     found = machine_of(spec, name)
+    lanes = lanes_of(spec, found)
     scopes = {operand: held.scope for operand, held in spec.instruction.memory.items()}
     memories = tuple(dict.fromkeys(scopes.values()))
     mesh = found.mesh or Mesh(1, 1, {})
@@ -89,12 +89,6 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
             raise SpecError(
                 f'{spec.path}: memories."{scope}".capacity_bytes: is missing; a scratchpad has one'
             )
-    sides = [pair[0] for pair in mesh.cut.values()], [pair[1] for pair in mesh.cut.values()]
-    if set(sides[0]) & set(sides[1]) and mesh.rows != mesh.columns:
-        raise SpecError(
-            f"{spec.path}: machines.{found.name}.mesh: rows and columns cut the same axis into "
-            f"{mesh.rows} and {mesh.columns} parts; make them equal"
-        )
     root, first = found.root, found.memories[memories[0]]
     path = found.path(memories[0])
     return ScratchpadMachine(
@@ -118,4 +112,5 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
         found.compute.cycles,
         found.compute.call_cycles,
         {a.name: a.largest for a in spec.instruction.axes if a.largest is not None},
+        lanes,
     )

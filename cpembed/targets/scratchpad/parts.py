@@ -19,8 +19,9 @@ from cpembed.methods.cook_toom import Matrix
 from cpembed.methods.straight_line import straight_line
 from cpembed.targets.scratchpad.boxes import Box, BoxDimension
 from cpembed.targets.scratchpad.lower import Operand
-from cpembed.targets.scratchpad.machine import LANES_BYTES, ScratchpadMachine
+from cpembed.targets.scratchpad.machine import ScratchpadMachine
 from cpembed.targets.scratchpad.model import pattern
+from cpembed.targets.scratchpad.requirements import LANES_BYTES
 
 ELEMENT = "float32"
 _BYTES = 4

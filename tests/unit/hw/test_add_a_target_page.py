@@ -10,8 +10,9 @@ import pytest
 from cpembed.api.estimate import estimate
 from cpembed.api.solve import workload
 from cpembed.errors import SpecError
-from cpembed.hw.level_tables import ComputeTable, HierarchyTable, LevelTable
+from cpembed.hw.level_tables import ComputeTable, HierarchyTable, LevelTable, MeshTable
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.schema import AxisTable, HardwareTable
 from cpembed.ir.dtypes import DTYPES
 from cpembed.machine.estimate import Estimate
 from cpembed.wording import duration
@@ -54,8 +55,8 @@ def test_the_machine_of_the_example_gives_the_times_shown(tmp_path: Path) -> Non
 
 
 def test_every_key_of_a_machine_is_listed() -> None:
-    for table in (HierarchyTable, ComputeTable, LevelTable):
-        for field in set(table.__struct_fields__) - {"compute", "memories"}:
+    for table in (HierarchyTable, ComputeTable, LevelTable, MeshTable):
+        for field in set(table.__struct_fields__) - {"compute", "memories", "mesh"}:
             spelled = re.sub("write_bytes_per_cycle(_each)?", "write_…", field)
             assert f"{spelled}`" in PAGE, field
 
@@ -70,6 +71,14 @@ def test_the_messages_are_those_shown(old: str, new: str, line: int, tmp_path: P
         load_hardware_spec(path)
     shown = re.findall(r"^my_dot\.toml: .*$", PAGE, re.MULTILINE)
     assert str(caught.value).replace(str(path), "my_dot.toml") == shown[line]
+
+
+def test_every_key_of_a_specification_and_of_an_axis_is_listed() -> None:
+    older = {"otherwise", "beside"}
+    for field in set(HardwareTable.__struct_fields__) - older:
+        assert re.search(rf"`(\w+\.)?{field}[`.]", PAGE), field
+    for field in AxisTable.__struct_fields__:
+        assert re.search(rf"`\{{[^}}]*\b{field}\b[^}}]*\}}`", PAGE), field
 
 
 def test_every_dtype_is_listed() -> None:
