@@ -114,6 +114,7 @@ class Work:
         self.several = {n: count > 1 for n, count in self.counts.items()}
         self.held = {n: _held(a, np.minimum(sizes[n], a.extent)) for n, a in axes.items()}
         sums = {n: _sum(a, sizes[n], self.counts[n], self.held[n]) for n, a in axes.items()}
+        self._partly = {n: self._ends_within(a, sizes[n]) for n, a in axes.items()}
         self.steps = math.prod(self.counts.values(), start=np.ones(1))
         self.executing = _executing(form, self.counts, self.held, sums)
         self._shares = {n: sums[n] / (self.counts[n] * self.held[n]) for n in axes}
@@ -155,9 +156,17 @@ class Work:
         )
         return cycles, moved
 
+    def _ends_within(self, axis: Axis, size: Numbers) -> NDArray[np.bool_]:
+        """Whether the last tile ends within what a PE holds of it, not between two PEs."""
+        points = axis.extent - (self.counts[axis.name] - 1) * size
+        return points % _held(axis, points) > 0
+
     def _cut(self, dimension: BoxDimension, places: tuple[int, int]) -> Numbers:
-        """The share of tiles whose boxes reach beyond a dimension: the first along an axis, and the
-        last, under as many taps as there are places beyond."""
+        """The share of tiles whose boxes reach beyond a dimension. Along one axis it may be the
+        last; under taps the first and the last, each under as many as there are places beyond."""
+        if not places[0] and list(dimension.starts.values()) == [1]:
+            (name,) = dimension.starts
+            return np.where(self._partly[name], 1, 0) / self.counts[name]
         cut, tiles = np.zeros(1), np.ones(1)
         taps = [n for n in dimension.starts if self.form.product.axes[n].reduction]
         for name in dimension.starts:
