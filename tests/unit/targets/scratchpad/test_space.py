@@ -109,6 +109,10 @@ def compared(plan: Plan) -> Plan:
 def check_dominated(plan: Plan) -> None:
     """The smaller tiles are as many, execute as much, move as much and need no more room."""
     smaller = check(compared(plan))
+    sizes = ScratchpadSpace(plan.product).sizes
+    for name, points in smaller.schedule.tile:
+        # A window that is summed over is whole or one point.
+        assert points in sizes[name] or sizes[name] == [1, plan.product.axes[name].extent]
     for axis in plan.product.axes.values():
         assert smaller.count(axis) == plan.count(axis)
     assert all(a <= b for a, b in zip(smaller.used, plan.used, strict=True))

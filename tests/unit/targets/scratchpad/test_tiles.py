@@ -10,13 +10,23 @@ import islpy as isl
 import numpy as np
 import pytest
 
+from cpembed.api.solve import solve
+from cpembed.errors import LoweringError
+from cpembed.ir.parser import parse_computation
 from cpembed.targets.scratchpad.execute import program
-from cpembed.targets.scratchpad.lower import Axis
+from cpembed.targets.scratchpad.lower import Axis, lower
 from cpembed.targets.scratchpad.schedule import Plan
 from cpembed.transform.proof.tiles import covers_once
 from tests.unit.targets.scratchpad.counting import moved_boxes, tiles
 from tests.unit.targets.scratchpad.executor.running import needs_compiler
-from tests.unit.targets.scratchpad.plans import TARGETS, plan_of, random_plans, small_inputs
+from tests.unit.targets.scratchpad.plans import (
+    TARGETS,
+    machine,
+    plan_of,
+    random_plans,
+    small_inputs,
+    spec,
+)
 
 
 def boxes_of_tiles(plan: Plan) -> list[isl.Set]:
@@ -120,3 +130,27 @@ def test_padding_reaches_no_result(
     depth = given.macs // found.size
     expected = np.inf if found.dtype.kind == "f" else depth * 128 * 128
     np.testing.assert_array_equal(found, np.full(found.shape, expected, found.dtype))
+
+
+def diagonals(taps: int) -> int:
+    """How many embeddings become products of boxes. Beyond the last tap both factors have elements
+    of other points."""
+    given = parse_computation(
+        "O[a,b] += A[a+x] * B[b+x]",
+        {"a": 32, "b": 32, "x": taps},
+        name="diagonals",
+        dtypes=dict.fromkeys("ABO", "float32"),
+    )
+    found = 0
+    for each in solve(given, spec("sw26010"), top=10).embeddings:
+        try:
+            lower(each.candidate.program, machine("sw26010"))
+        except LoweringError:
+            continue
+        found += 1
+    return found
+
+
+def test_a_reduction_that_no_factor_ends_with_is_not_filled_up() -> None:
+    assert diagonals(8) > 0
+    assert diagonals(5) == 0
