@@ -28,14 +28,14 @@ from experiments.swatop.layers import Convolution
 from experiments.swatop.planning import best, products
 from experiments.swatop.rows import Part, Row, percent, table
 
-RANKED, DRAWN = 32, 16
+RANKED, DRAWN = 16, 8
 """Plans of a layer: the best by the model, and others at random."""
 
 
 @cache
 def layers() -> dict[str, Convolution]:
-    """Every sixth of those that are executed."""
-    return dict(list(executed.layers().items())[::6])
+    """Every tenth of those that are executed."""
+    return dict(list(executed.layers().items())[::10])
 
 
 def compute(key: str) -> Row:

@@ -88,7 +88,9 @@ def products(workload: Computation, considered: int = CONSIDERED) -> Iterator[Bo
             continue
 
 
-def best(options: Sequence[Computation], *, ahead: bool = True, close: float = CLOSE) -> Planned:
+def best(
+    options: Sequence[Computation], *, ahead: bool = True, buffers: Sequence[int] = (2, 1)
+) -> Planned:
     """The fastest of some workloads, which do the same in different layouts.
 
     Raises :class:`LoweringError` where none can be executed.
@@ -96,14 +98,14 @@ def best(options: Sequence[Computation], *, ahead: bool = True, close: float = C
     found: Planned | None = None
     lowered = compared = 0
     for option, workload in enumerate(options):
-        if found is not None and workload.macs / peak() * close >= found.us:
+        if found is not None and workload.macs / peak() * CLOSE >= found.us:
             continue
         given = list(products(workload))
         lowered += len(given)
         for product in given:
             below = math.inf if found is None else found.us
-            space = ScratchpadSpace(product, ahead=ahead, below=below)
-            if space.lower_bound * close >= below:
+            space = ScratchpadSpace(product, ahead=ahead, buffers=buffers, below=below)
+            if space.lower_bound * CLOSE >= below:
                 continue
             compared += 1
             try:

@@ -13,15 +13,10 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
-from cpembed.errors import LoweringError
-from cpembed.ir.computation import Computation
-from cpembed.targets.scratchpad.schedule import Schedule
-from cpembed.targets.scratchpad.space import ScratchpadSpace
-from cpembed.tuning.space import Scored
 from experiments.swatop import paper
 from experiments.swatop.convolutions import layouts
 from experiments.swatop.layers import Convolution, listing_1
-from experiments.swatop.planning import best, efficiency, products
+from experiments.swatop.planning import best, efficiency
 from experiments.swatop.rows import Part, Row, percent, table
 
 NUMBER = 8
@@ -37,29 +32,17 @@ def compute(key: str) -> Row:
     layer = layers()[key]
     options = [layer.computation(name) for name in layouts(layer.batch)]
     chosen = best(options)
-    plain = without_prefetching(options[chosen.option])
+    plain = best([options[chosen.option]], buffers=(1,))
     return {
         "rows": layer.rows,
         "filters": layer.filters,
         "us": round(chosen.us, 3),
         "efficiency": round(efficiency(layer.macs, chosen.us), 4),
         "plan": chosen.words,
-        "without_us": round(plain.cost, 3),
-        "without_efficiency": round(efficiency(layer.macs, plain.cost), 4),
-        "without": str(plain.schedule),
+        "without_us": round(plain.us, 3),
+        "without_efficiency": round(efficiency(layer.macs, plain.us), 4),
+        "without": plain.words,
     }
-
-
-def without_prefetching(workload: Computation) -> Scored[Schedule]:
-    """The fastest plan of one buffer for everything."""
-    spaces = [ScratchpadSpace(product, buffers=(1,)) for product in products(workload)]
-    found: list[Scored[Schedule]] = []
-    for space in spaces:
-        try:
-            found.append(space.best())
-        except LoweringError:
-            continue
-    return min(found, key=lambda scored: scored.cost)
 
 
 def chosen(rows: Sequence[Row]) -> list[Row]:

@@ -60,7 +60,7 @@ def markdown(rows: Sequence[Row]) -> list[str]:
         "Of the time: what borders cost beyond the same product on a machine without borders;",
         "what filling boxes with zeros takes (the counterpart of the paper's padding, which",
         "copies); what the product takes beyond the rate of the nearest aligned sizes (256 for",
-        "200 and so on).",
+        "200 and so on). Borders: mean, worst, and of the time of all of them together.",
         "",
         *_borders(rows),
     ]
@@ -110,9 +110,8 @@ def _borders(rows: Sequence[Row]) -> list[str]:
         if not own:
             continue
         beside = [found for row in own if (found := partner(row, by)) is not None]
-        line: list[Any] = [name, len(own)]
+        line: list[Any] = [name, len(own), _spread(own)]
         for values in (
-            [row["border"] for row in own],
             [row["padded"] for row in own],
             [row["zeroing"] for row in own],
             beside,
@@ -122,6 +121,13 @@ def _borders(rows: Sequence[Row]) -> list[str]:
         lines.append([*line, f"{sum(row['border'] < paper.PADDING for row in own)}"])
     head = ["products", "number", "borders", "padded products", "filling with zeros"]
     return table([*head, "beside aligned ones", "borders below 5 %"], lines)
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    values = [row["border"] for row in rows]
+    together = sum(row["us"] for row in rows) / sum(row["without_borders_us"] for row in rows) - 1
+    mean = percent(sum(values) / len(values), 1)
+    return f"{mean}, worst {percent(max(values), 1)}, together {percent(together, 1)}"
 
 
 def part() -> Part:
