@@ -46,6 +46,11 @@ def machine(target: str) -> ScratchpadMachine:
     return scratchpad_machine(spec(target))
 
 
+def types(target: str) -> list[str]:
+    """Of both factors and the output."""
+    return [allowed[0] for allowed in spec(target).instruction.dtypes.values()]
+
+
 def words(rng: random.Random) -> str:
     """A convolution of one, two or three dimensions, or a product."""
     if rng.random() < 0.25:
@@ -86,14 +91,7 @@ def random_workload(rng: random.Random, target: str) -> Computation:
 def expression(rng: random.Random, target: str) -> Computation:
     text = rng.choice(EXPRESSIONS)
     extents = {name: rng.choice((2, 5, 8, 16, 33)) for name in "nabcxy" if f"{name}" in text}
-    dtypes = {
-        mine.name: kinds[0]
-        for mine, kinds in zip(
-            parse_computation(text, extents, name="expression").operands,
-            spec(target).instruction.dtypes.values(),
-            strict=True,
-        )
-    }
+    dtypes = dict(zip("ABO", types(target), strict=True))
     return parse_computation(text, extents, name="expression", dtypes=dtypes)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cpembed.errors import LoweringError
+from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import reference
 from cpembed.targets.scratchpad.execute import program
 from cpembed.targets.scratchpad.schedule import Plan
@@ -18,9 +19,11 @@ from tests.unit.targets.scratchpad.executor.running import needs_compiler
 from tests.unit.targets.scratchpad.plans import (
     TARGETS,
     products,
+    random_plan,
     random_plans,
     random_workload,
     small_inputs,
+    types,
 )
 
 pytestmark = needs_compiler
@@ -64,6 +67,20 @@ def test_random_tiles_give_the_reference(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_ranked_gives_the_reference(target: str) -> None:
     check_ranked(target, 300)
+
+
+@pytest.mark.parametrize("target", ["sw26010", "gemmini_16x16"])
+def test_axes_and_operands_may_be_called_anything(target: str) -> None:
+    """Also what variables of the text are called, or words of C."""
+    dtypes = dict[str, str](zip(["a", "next", "now"], types(target), strict=True))
+    text, extents = "now[A,t] += a[A,int] * next[int,t]", {"A": 33, "t": 33, "int": 17}
+    given = parse_computation(text, extents, name="names", dtypes=dtypes)
+    for product in products(given, target, top=2):
+        plan = random_plan(random.Random(1), product)
+        if plan is not None:
+            check_numbers(plan, 1)
+            return
+    raise AssertionError(target)
 
 
 @pytest.mark.slow
