@@ -1,9 +1,10 @@
 """The schedules of a product: all sizes of tiles that are worth it and fit, by their estimates.
 
 Of an axis, sizes that give as many tiles differ in what they hold: the least of them, in whole
-granules, stands for all. It executes as much, moves as much and needs no more room, so by what is
-counted nothing is lost. The estimate of a larger one may be lower all the same: its last tile, the
-smaller, counts as a share of a whole one. A reduction that slides over another axis is whole or
+granules, stands for all. It executes as much, in as many tiles, and needs no more room; what it
+moves differs only by padding, and by where blocks begin in a transaction (2 % on average over random
+small problems, when counted). So a larger one may have a lower estimate, all the more as its last
+tile, the smaller, counts as a share of a whole one. A reduction that slides over another axis is whole or
 single, which may lose where memory is tight. Every combination that fits the scratchpads, each
 buffer rounded up to :data:`~cpembed.targets.scratchpad.schedule.PLACED_BYTES`, is estimated.
 """
