@@ -2,11 +2,12 @@
 
 Of an axis, sizes that give as many tiles differ in what they hold: the least of them, in whole
 granules, stands for all. It executes as much, in as many tiles, and needs no more room; what it
-moves differs only by padding, and by where blocks begin in a transaction (2 % on average over random
-small problems, when counted). So a larger one may have a lower estimate, all the more as its last
-tile, the smaller, counts as a share of a whole one. A reduction that slides over another axis is whole or
-single, which may lose where memory is tight. Every combination that fits the scratchpads, each
-buffer rounded up to :data:`~cpembed.targets.scratchpad.schedule.PLACED_BYTES`, is estimated.
+moves differs only by padding, and by where blocks begin in a transaction (2 % more on average over
+random small problems, when counted). So a larger one may have a lower estimate, all the more as
+its last tile, the smaller, counts as a share of a whole one. A reduction that slides over another
+axis is whole or single, which may lose where memory is tight. Every combination that fits the
+scratchpads, each buffer rounded up to :data:`~cpembed.targets.scratchpad.schedule.PLACED_BYTES`, is
+estimated.
 """
 
 from __future__ import annotations
