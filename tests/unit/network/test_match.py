@@ -141,7 +141,7 @@ def test_cycles_become_time_where_a_clock_is_known() -> None:
 
 
 def test_what_executes_nowhere_is_estimated_for_a_described_machine() -> None:
-    spec = hardware_spec("gemmini_16x16")
+    spec = replace(hardware_spec("gemmini_16x16"), backend=None, constraints=None)
     found = matched(Request(workload(FULL, spec), spec))
     assert found.embedded_on == spec.name
     assert found.estimated is not None
