@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from cpembed.methods.straight_line import Step, straight_line
-from cpembed.targets.scratchpad.emit import Lines, boxes_text
 from cpembed.targets.scratchpad.parts import Dimension, Part, Transform
+from cpembed.targets.scratchpad.text import Lines, boxes_text
 
 KIND = "float"
 
