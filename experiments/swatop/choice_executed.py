@@ -29,7 +29,7 @@ from experiments.swatop.planning import best, products
 from experiments.swatop.rows import Part, Row, percent, table
 
 RANKED, DRAWN = 16, 8
-"""Plans of a layer: the best by the model, and others at random."""
+"""Plans of a layer: the best by the model, of different estimates, and others at random."""
 
 
 @cache
@@ -63,7 +63,10 @@ def _plans(found: Sequence[BoxProduct]) -> Iterator[Plan]:
         except LoweringError:
             continue
         ranked += [(scored.cost, number, scored.schedule) for scored in each]
-    for _, number, schedule in sorted(ranked, key=lambda item: item[:2])[:RANKED]:
+    # Of equal estimates one: they mostly are one plan under several names.
+    distinct = {round(cost, 6): (number, schedule) for cost, number, schedule in reversed(ranked)}
+    for cost in sorted(distinct)[:RANKED]:
+        number, schedule = distinct[cost]
         yield Plan(found[number], schedule)
     random, drawn = Random(1), 0
     while drawn < DRAWN:
