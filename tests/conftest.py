@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,17 @@ from cpembed.worker import IN_PROCESS_VARIABLE
 os.environ[IN_PROCESS_VARIABLE] = "1"
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """A command's ``--threads`` stays in its process, which here is that of all tests."""
+    before = os.environ.get("TVM_NUM_THREADS")
+    yield
+    if before is None:
+        os.environ.pop("TVM_NUM_THREADS", None)
+    else:
+        os.environ["TVM_NUM_THREADS"] = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
