@@ -84,7 +84,8 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
     "baselines",
     multiple=True,
     metavar="NAME",
-    help="Run a library beside each kernel: onednn, mkl, openblas, tvm. May be repeated, or a comma list.",
+    help="Run a library beside each kernel: onednn, mkl, openblas, tvm. May be repeated, "
+    "or a comma list.",
 )
 @file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
