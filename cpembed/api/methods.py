@@ -22,7 +22,7 @@ from cpembed.ir.computation import Computation
 from cpembed.methods.accuracy import UNIT_ROUNDOFF
 from cpembed.methods.convolution import as_convolution
 from cpembed.methods.im2col import explicit
-from cpembed.methods.rewritten import M, Rewritten, V
+from cpembed.methods.rewritten import Rewritten
 from cpembed.methods.winograd import Winograd, winograd
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods
@@ -190,8 +190,8 @@ def _estimated(asked: Request, method: Rewritten) -> MethodChoice:
         kept = [choice for choice in product.plan.choices if _takes(methods, choice)]
         if not kept:
             refused.append(
-                f"{asked.workload.name}: no kernel of {product.solved.target.name} takes {V} and "
-                f"{M} of {method.name} where they lie: use another method"
+                f"{asked.workload.name}: {product.solved.target.name} would pack the image's part "
+                f"or the result of {method.name} once more: use another method"
             )
             continue
         product = replace(product, plan=replace(product.plan, choices=kept))

@@ -129,8 +129,8 @@ def run(
 def _by_method(compared: Compared, seed: int, files: Files, report: Progress) -> RunResult:
     if files != Files():
         raise WorkloadError(
-            f"--save and --trace: {compared.name} has no one program to write: take --method "
-            "implicit, or leave them out"
+            f"{compared.name} is several programs, and --save and --trace write one: take --method "
+            "implicit, or leave the file out"
         )
     report("build", 0)
     return worker.call(executed_method, compared, seed)

@@ -25,7 +25,7 @@ def report(result: BuildResult) -> Iterator[RenderableType]:
     rows += instead(chosen.instead)
     rows.append(("embedding", words.mapping(candidate.candidate.embedding)))
     if chosen.plan.native:
-        rows += schedule(chosen.plan.target, solved, result.choice)
+        rows += schedule(chosen.plan.target, solved, result.choice, compared)
     else:
         rows.append(("portable", "; ".join(result.missing) or "as asked for"))
     if chosen.plan.epilogue is not None:

@@ -62,7 +62,9 @@ def _chosen(explanation: Explanation) -> list[tuple[str, str]]:
     if chosen.plan.missing:
         rows.append(("missing", f"{'; '.join(chosen.plan.missing)}: `run` takes portable code"))
     else:
-        rows += run.schedule(chosen.plan.target, explanation.solved, chosen.choice)
+        rows += run.schedule(
+            chosen.plan.target, explanation.solved, chosen.choice, explanation.method
+        )
     return rows
 
 

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from cpembed import wording
 from cpembed.api.chosen import AnyTarget, Instead
+from cpembed.api.methods import Compared
 from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult
 from cpembed.measure.runner import NOISE, Quantiles, Timing
@@ -29,7 +30,7 @@ def report(result: RunResult, *, verbose: bool = False) -> Iterator[RenderableTy
     rows += instead(result.instead)
     rows.append(("back end", f"{result.backend}, {result.provenance}"))
     if result.is_native:
-        rows += schedule(result.target, result.solved, result.choice)
+        rows += schedule(result.target, result.solved, result.choice, result.method)
     if result.epilogue is not None and not result.details.rows():
         rows.append(("stored", str(result.epilogue)))
     rows.append(("verified", _verified(result)))
@@ -68,8 +69,10 @@ def instead(why: Instead | None) -> list[_Row]:
     return [("instead of", f"{search.target.name}, {reason}")]
 
 
-def schedule(target: AnyTarget, solved: SolveResult, choice: Choice) -> list[_Row]:
-    """The schedule, and why this embedding."""
+def schedule(
+    target: AnyTarget, solved: SolveResult, choice: Choice, method: Compared | None = None
+) -> list[_Row]:
+    """The schedule, and why this embedding: of the workload, or of a method's product."""
     described = target.schedule_text(choice.candidate.candidate.embedding, choice.schedule)
     if choice.tuned is not None:
         trials = wording.plural(choice.tuned.trials, "trial")
@@ -77,13 +80,21 @@ def schedule(target: AnyTarget, solved: SolveResult, choice: Choice) -> list[_Ro
     rows = [("schedule", f"untuned: {described}")]
     if choice.model is not None and choice.scored is not None:
         first = choice.model.of(solved.embeddings[0]) if solved.embeddings else None
-        rows.append(("chosen", _why(target, choice.model, choice.scored.cost, first)))
+        rows.append(("chosen", _why(target, choice.model, choice.scored.cost, first, method)))
     return rows
 
 
-def _why(target: AnyTarget, model: ModelChoice, cost: float, first: Estimated | None) -> str:
+def _why(
+    target: AnyTarget,
+    model: ModelChoice,
+    cost: float,
+    first: Estimated | None,
+    method: Compared | None,
+) -> str:
     """``first`` is the estimate of the candidate with the least overheads."""
     included = ", packing and unpacking included" if target.unit == "us" else ""
+    if method is not None and method.rewritten is not None:
+        included = " for a product, without the parts around it"
     times = f"{figure(cost, target.unit)} by estimate{included}"
     if model.considered == 1:
         return times

@@ -83,8 +83,8 @@ def _exact_cycles(product: BoxProduct, schedule: Schedule) -> float:
             *(name, axis.extent, axis.reduction, axis.lane, granule, axis.parts, axis.weight)
         )
         cycles *= finer
-    engine = replace(machine.engine, transaction_bytes=1)
-    exact = replace(product, axes=axes, machine=replace(machine, cycles=cycles, engine=engine))
+    engines = {name: replace(e, transaction_bytes=1) for name, e in machine.engines.items()}
+    exact = replace(product, axes=axes, machine=replace(machine, cycles=cycles, engines=engines))
     tile = {name: np.full(1, float(points)) for name, points in schedule.tile}
     work = Work(_Exact(exact, form.single, form.ahead, form), tile)
     return float(work.times(schedule.order, schedule.buffers).total[0])

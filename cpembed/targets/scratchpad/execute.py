@@ -65,7 +65,7 @@ class ScratchpadProgram:
         arrays: list[Array] = []
         for box in self.plan.form.boxes[:2]:
             operand = box.operand
-            array = np.ascontiguousarray(inputs[operand.name], numpy_dtype(operand.dtype))
+            array = np.ascontiguousarray(inputs[operand.tensor], numpy_dtype(operand.dtype))
             array = tiled(self.plan, box, array) if box.tiled else array.reshape(-1)
             array.flags.writeable = False
             arrays.append(array)

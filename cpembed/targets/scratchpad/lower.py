@@ -61,6 +61,7 @@ class Operand:
     """
 
     name: str
+    tensor: str
     role: str
     dtype: str
     shape: tuple[int, ...]
@@ -163,6 +164,7 @@ def _operand(
         raise LoweringError(f"{name} adds up what several points store; tiles would overlap")
     return Operand(
         name,
+        operand.tensor,
         role,
         operand.dtype,
         operand.shape,

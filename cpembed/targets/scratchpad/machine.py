@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.level_tables import Overlapping
-from cpembed.hw.levels import Mesh
+from cpembed.hw.levels import Hierarchy, Mesh
 from cpembed.machine.estimate import machine_of
 from cpembed.targets.scratchpad.requirements import Lanes, lanes_of
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What moves data: bytes a cycle of main memory, for all PEs together; cycles before the first
-    of them; the bytes of a transaction, of which all are moved where one is wanted."""
+    """What moves an operand, one transfer of any operand after the other: bytes a cycle, for all
+    PEs together; cycles before the first of them; the bytes of a transaction, of which all are
+    moved where one is wanted."""
 
     bytes_per_cycle: float
     latency_cycles: float
@@ -34,7 +35,7 @@ class ScratchpadMachine:
     ``cut`` has the instruction axes that rows and columns of the mesh cut of an operand, none where
     there is no mesh. ``sized``: one execution covers as many granules as it is told (``largest``
     points of each axis at most); else one. ``lanes`` are the instruction's axes by what they move.
-    ``cycles`` are those of a granule on all PEs,
+    ``engines`` move the instruction's operands; ``cycles`` are those of a granule on all PEs,
     ``call_cycles`` coefficients of products of sizes, of each execution besides.
     """
 
@@ -48,11 +49,16 @@ class ScratchpadMachine:
     held_in: Mapping[str, int]
     alignment_bytes: int
     overlaps: bool
-    engine: Engine
+    engines: Mapping[str, Engine]
     cycles: float
     call_cycles: tuple[tuple[tuple[str, ...], float], ...]
     largest: Mapping[str, int]
     lanes: Lanes
+
+    @property
+    def engine(self) -> Engine:
+        """That of the first operand."""
+        return next(iter(self.engines.values()))
 
     @property
     def elements(self) -> int:
@@ -74,6 +80,20 @@ class ScratchpadMachine:
         return max(found, default=1)
 
 
+def _engine(found: Hierarchy, spec: HardwareSpec, operand: str) -> Engine:
+    """Of an operand's path between main memory and its scratchpad, whatever is slowest."""
+    scope, *path = found.path(spec.instruction.memory[operand].scope)
+    stores = operand == spec.instruction.computation.output.name
+    return Engine(
+        min(
+            min(m.write_bytes, m.each_write) if stores else min(m.read_bytes, m.each_read)
+            for m in path
+        ),
+        max(memory.latency_cycles for memory in path),
+        max(memory.granule_bytes for memory in (scope, *path)),
+    )
+
+
 def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> ScratchpadMachine:
     """The machine of a specification, its first where none is named.
 
@@ -89,8 +109,6 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
             raise SpecError(
                 f'{spec.path}: memories."{scope}".capacity_bytes: is missing; a scratchpad has one'
             )
-    root, first = found.root, found.memories[memories[0]]
-    path = found.path(memories[0])
     return ScratchpadMachine(
         found.name,
         found.clock_mhz,
@@ -104,11 +122,7 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
         {operand: memories.index(scope) for operand, scope in scopes.items()},
         max(held.alignment_bytes for held in spec.instruction.memory.values()),
         all(found.memories[s].overlapped is not Overlapping.NONE for s in memories),
-        Engine(
-            min(m.read_bytes for m in path[1:]),
-            root.latency_cycles,
-            max(m.granule_bytes for m in (first, *path[1:])),
-        ),
+        {operand: _engine(found, spec, operand) for operand in scopes},
         found.compute.cycles,
         found.compute.call_cycles,
         {a.name: a.largest for a in spec.instruction.axes if a.largest is not None},

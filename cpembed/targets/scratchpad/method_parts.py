@@ -24,10 +24,16 @@ def parts_of(method: Rewritten, machine: ScratchpadMachine) -> tuple[Part | None
     operands = (conv.image, conv.weights, conv.output)
     kinds = {operand.dtype for operand in operands}
     several = [a for a in (conv.groups, conv.samples, conv.channels, conv.filters) if len(a) > 1]
-    if kinds != {ELEMENT} or several or not isinstance(method, Winograd | Im2col):
+    if kinds != {ELEMENT} or not isinstance(method, Winograd | Im2col):
+        other = next((o for o in operands if o.dtype != ELEMENT), conv.image)
         raise LoweringError(
-            f"{machine.name}: {method.name} has generated parts for {ELEMENT}, with one axis each "
-            "of groups, samples, channels and filters: use --method implicit"
+            f"{method.name} is made for {ELEMENT} on machines with scratchpads, {other.name} is "
+            f"{other.dtype}: use --method implicit"
+        )
+    if several:
+        raise LoweringError(
+            f"{method.name} is made for one axis each of groups, samples, channels and filters, "
+            f"not {' and '.join(several[0])}: use --method implicit"
         )
     if isinstance(method, Im2col):
         return blocked(_windows(method), machine), _plain_result(method)
@@ -278,5 +284,6 @@ def _plain_result(method: Im2col) -> None:
     sizes = conv.workload.extents
     if [n for n in product if sizes[n] > 1] != [n for n in output if sizes[n] > 1]:
         raise LoweringError(
-            f"{method.name}: {conv.output.name} is in another order than the product's result"
+            f"{method.name}: {conv.output.name} is in another order than the product's result: "
+            "use another layout, or --method implicit"
         )

@@ -78,7 +78,9 @@ class ScratchpadMethodProgram:
         image, weights = inputs[conv.image.name], inputs[conv.weights.name]
         given = method.product.operand(V)
         values = self._executed(self.plan.before, image, given.shape, seed)
-        fed = {V: values, U: method.weights_part(np.asarray(weights))}
+        # In float64, rounded once: they are transformed ahead.
+        ahead = method.weights_part(np.asarray(weights, np.float64)).astype(np.float32)
+        fed = {V: values, U: ahead}
         found = self.product.run(fed, seed)
         if self.product.counters is not None:
             self.counters["product"] = self.product.counters

@@ -137,7 +137,7 @@ class Work:
     def _box(self, box: Box) -> tuple[Numbers, Numbers]:
         """Cycles and bytes of a transfer, on average over tiles that padding is in and others."""
         machine = self.form.product.machine
-        engine = machine.engine
+        engine = machine.engines[box.operand.role]
 
         def found(cut: Collection[int]) -> tuple[Numbers, Numbers]:
             each = pattern(box, self.held, cut)

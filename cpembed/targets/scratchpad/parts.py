@@ -53,8 +53,7 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Transform:
-    """Code along one dimension of a tile: a matrix by its straight-line code, or None where every
-    element is taken as it is."""
+    """Code along one dimension of a tile: a matrix, by its straight-line code."""
 
     name: str
     matrix: Matrix
@@ -124,14 +123,13 @@ class Part:
 
     def cycles(self, machine: ScratchpadMachine) -> float:
         """Transfers of all PEs share main memory; every PE computes its own blocks."""
-        engine, rounds = machine.engine, -(-self.units // machine.elements)
-        moved, calls = 0.0, 0.0
-        for dimensions in (self.source, self.target):
+        rounds, engines = -(-self.units // machine.elements), list(machine.engines.values())
+        transferring = 0.0
+        for dimensions, engine in ((self.source, engines[0]), (self.target, engines[-1])):
             found = pattern(*_box(dimensions, self.places(dimensions)))
-            moved += float(found.moved(engine.transaction_bytes)[0])
-            calls += float(found.calls[0])
-        transferring = self.units * moved / engine.bytes_per_cycle
-        transferring += rounds * calls * engine.latency_cycles
+            moved = self.units * float(found.moved(engine.transaction_bytes)[0])
+            transferring += moved / engine.bytes_per_cycle
+            transferring += rounds * float(found.calls[0]) * engine.latency_cycles
         executing = rounds * self.operations / (LANES_BYTES / _BYTES)
         return max(transferring, executing) + (transferring + executing) / max(1, rounds)
 
@@ -140,7 +138,7 @@ def _box(dimensions: Sequence[Dimension], places: Sequence[int]) -> tuple[Box, d
     """A box of an array for the model of transfers."""
     sizes = [d.size for d in dimensions]
     apart = [_BYTES * math.prod(sizes[n + 1 :]) for n in range(len(sizes))]
-    operand = Operand("", "", ELEMENT, tuple(sizes), (), 0, None, False, False)
+    operand = Operand("", "", "", ELEMENT, tuple(sizes), (), 0, None, False, False)
     made = tuple(
         BoxDimension({str(n): 1}, {str(n): 1}, 0, 1, size, step)
         for n, (size, step) in enumerate(zip(sizes, apart, strict=True))
@@ -165,5 +163,9 @@ def blocked(part: Part, machine: ScratchpadMachine) -> Part:
         if best is None or cycles < best[0]:
             best = cycles, made
     if best is None:
-        raise LoweringError(f"{machine.name}: {part.name}: not even one point fits a scratchpad")
+        raise LoweringError(
+            f"{part.name}: not even one tile of one channel fits twice into the "
+            f"{machine.capacities[0]:,} bytes of {machine.memories[0]} in each PE: use --method "
+            "implicit"
+        )
     return best[1]

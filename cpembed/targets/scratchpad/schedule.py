@@ -4,7 +4,7 @@ the memory plan."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,14 +69,6 @@ class Plan:
         """Tiles along an axis."""
         return -(-axis.extent // self.tile[axis.name])
 
-    def points(self, axis: Axis) -> Iterator[tuple[int, int, int]]:
-        """Kinds of tiles along an axis: how many there are, where the first begins, its points."""
-        size, count = self.tile[axis.name], self.count(axis)
-        last = axis.extent - (count - 1) * size
-        if count > 1:
-            yield count - 1, 0, size
-        yield 1, (count - 1) * size, last
-
     @cached_property
     def held(self) -> dict[str, int]:
         """Points of a whole tile that a PE holds."""
@@ -92,7 +84,7 @@ class Plan:
         free = [0] * len(self.product.machine.memories)
         found: list[Buffer] = []
         for box in self.form.boxes:
-            size = box.elements(self.held) * self._held_bytes(box)
+            size = box.elements(self.held) * box.operand.element_bytes
             room = -(-size // PLACED_BYTES) * PLACED_BYTES
             moves = any(axis.name in box.operand.axes for axis in self.loops)
             memory = box.operand.memory
@@ -111,9 +103,6 @@ class Plan:
             memory = buffer.box.operand.memory
             most[memory] = max(most[memory], buffer.offsets[-1] + buffer.bytes)
         return tuple(most)
-
-    def _held_bytes(self, box: Box) -> int:
-        return box.operand.element_bytes
 
 
 def check(plan: Plan) -> Plan:

@@ -161,8 +161,18 @@ class ScratchpadSpace(Space[Schedule]):
         """All granules executed, or every operand moved once, whichever takes longer."""
         machine, axes = self.product.machine, self.product.axes.values()
         executing = machine.cycles * math.prod(-(-a.extent // a.granule) for a in axes)
-        bytes_ = sum(o.element_bytes * math.prod(o.shape) for o in self.product.operands)
-        return max(executing, bytes_ / machine.engine.bytes_per_cycle) / machine.clock_mhz
+        moving = sum(
+            o.element_bytes * math.prod(o.shape) / machine.engines[o.role].bytes_per_cycle
+            for o in self.product.operands
+        )
+        return max(executing, moving) / machine.clock_mhz
+
+    def _no_room(self) -> str:
+        machine = self.product.machine
+        rooms = zip(machine.memories, machine.capacities, strict=True)
+        return "not even the least tile fits " + ", ".join(
+            f"the {room:,} bytes of {name} in each PE" for name, room in rooms
+        )
 
     @cached_property
     def sizes(self) -> dict[str, list[int]]:
@@ -176,16 +186,17 @@ class ScratchpadSpace(Space[Schedule]):
     @cached_property
     def _ranked(self) -> tuple[Scored[Schedule], ...]:
         best = _Best(self.buffers, self.below * self.product.machine.clock_mhz)
-        reasons: list[str] = []
+        reasons, fitting = list[str](), False
         for form, tiles in self._forms():
             try:
                 check_form(form)
             except LoweringError as error:
                 reasons.append(str(error))
                 continue
+            fitting = True
             best.add(Work(form, tiles), tiles, loop_orders(self.product))
         if not best.found:
-            reason = reasons[0] if reasons else "no tile fits"
+            reason = reasons[0] if reasons and not fitting else self._no_room()
             if self.below < math.inf:
                 reason = f"no schedule below {self.below:.4g} us"
             raise LoweringError(f"{self.product.machine.name}: {reason}")

@@ -38,6 +38,8 @@ class ScratchpadDetails(Details):
     estimated_us: float
     parts: Mapping[str, float]
     counters: Counters
+    operands: tuple[str, ...]
+    """Names of the operands that are counted, by number."""
     used: Mapping[str, tuple[int, int]]
     around_us: float = 0.0
     """Of the parts around the product of a method."""
@@ -61,7 +63,11 @@ class ScratchpadDetails(Details):
         if not self.around:
             return {}
         parts = {name: counted.to_json() for name, counted in self.around.items()}
-        return {"parts": parts, "estimated_parts_us": self.around_us}
+        return {
+            "parts": parts,
+            "estimated_parts_us": self.around_us,
+            "estimated_product_us": self.estimated_us - self.around_us,
+        }
 
     def bench_json(self) -> dict[str, Any]:
         return {"estimated_us": self.estimated_us, "machine": self.machine}
@@ -69,7 +75,8 @@ class ScratchpadDetails(Details):
     def rows(self) -> list[Row]:
         counted = self.counters
         moved = [
-            f"{count.bytes:,} bytes {'stored' if way == 'put' else 'loaded'} of operand {number}"
+            f"{count.bytes:,} bytes {'stored' if way == 'put' else 'loaded'} of "
+            f"{self.operands[number]}"
             for (number, way), count in sorted(counted.moved.items())
         ]
         calls = sum(counted.gemms.values()) + sum(counted.instructions.values())
@@ -79,7 +86,7 @@ class ScratchpadDetails(Details):
             f"{parts['transferring_us']:.4g} us, executions {parts['executing_us']:.4g} us"
         )
         if self.around:
-            estimated = f"the product {estimated}; the other parts {self.around_us:.4g} us"
+            estimated += f"; the parts around the product {self.around_us:.4g} us"
         return [
             ("estimated", estimated),
             ("counted", f"{calls:,} executions; " + "; ".join(moved)),
@@ -164,7 +171,10 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
     ) -> ScratchpadDetails:
         if isinstance(artifact, ScratchpadMethodProgram):
             own = self.describe(artifact.product, timing)
-            return replace(own, around_us=artifact.plan.parts_us, around=dict(artifact.counters))
+            around, whole = artifact.plan.parts_us, own.estimated_us + artifact.plan.parts_us
+            return replace(
+                own, estimated_us=whole, around_us=around, around=dict(artifact.counters)
+            )
         plan = artifact.plan
         found = self.space(plan.product).scored(plan.schedule)
         used = zip(self.machine.memories, plan.used, self.machine.capacities, strict=True)
@@ -174,5 +184,6 @@ class ScratchpadTarget(Target[BoxProduct, Schedule, ScratchpadProgram]):
             found.cost,
             found.parts,
             artifact.counters,
+            tuple(operand.name for operand in plan.product.operands),
             {name: (bytes_, room) for name, bytes_, room in used},
         )

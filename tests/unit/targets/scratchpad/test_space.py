@@ -194,7 +194,7 @@ def test_nothing_that_is_compared_is_better_of_many(target: str) -> None:
 def test_what_does_not_fit_says_why() -> None:
     product = next(some_products("sw26010", range(500, 503)))
     none = replace(product, machine=replace(product.machine, capacities=(8,)))
-    with pytest.raises(LoweringError, match="core_group: no tile fits"):
+    with pytest.raises(LoweringError, match="core_group: not even the least tile fits"):
         ScratchpadSpace(none).ranked()
 
 
