@@ -234,19 +234,18 @@ VFMADD231PS = DotProduct(
     functions=_adding_up(ZMM),
     store=write_narrow_here,
 )
-VFMADD231PS_YMM = DotProduct(
+VFMADD231PS_YMM = replace(
+    VFMADD231PS,
     name="vfmadd231ps_ymm",
     feature="fma",
     backend="x86.avx2_fma",
     registers=YMM,
-    depth=1,
-    factors=("float32", "float32"),
-    sums="float32",
     timed="vfmadd231ps_ymm",
     call=partial(_fused, YMM),
     total=partial(_float_total, YMM),
     functions=_adding_up(YMM),
     attributes=AVX2_ONLY,
+    store=None,
 )
 VFMADD231PS_BF16 = replace(
     VFMADD231PS,
