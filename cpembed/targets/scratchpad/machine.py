@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.level_tables import Overlapping
 from cpembed.hw.levels import Hierarchy, Mesh
+from cpembed.hw.schema import spec_error
 from cpembed.machine.estimate import machine_of
 from cpembed.targets.scratchpad.requirements import Lanes, lanes_of
 
@@ -106,9 +106,8 @@ def scratchpad_machine(spec: HardwareSpec, name: str | None = None) -> Scratchpa
     mesh = found.mesh or Mesh(1, 1, {})
     for scope in memories:
         if found.memories[scope].capacity_bytes is None:
-            raise SpecError(
-                f'{spec.path}: memories."{scope}".capacity_bytes: is missing; a scratchpad has one'
-            )
+            key = ("memories", scope, "capacity_bytes")
+            raise spec_error(spec.path, key, "is missing; a scratchpad has one")
     return ScratchpadMachine(
         found.name,
         found.clock_mhz,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.levels import Hierarchy
+from cpembed.hw.schema import Key, spec_error
 from cpembed.ir.dtypes import size_bytes
 
 LANES_BYTES = 16
@@ -29,14 +30,14 @@ def lanes_of(spec: HardwareSpec, found: Hierarchy) -> Lanes:
     if sized and ("" in lanes or len(sized) < len(instruction.axes)):
         raise _error(
             spec,
-            "instruction.axes",
+            ("instruction", "axes"),
             "a primitive of any size is a product of matrices, C[x,y] += A[x,z] * B[z,y]: give all "
             "three axes as { multiple, max }, or none",
         )
     if found.mesh is not None and not sized:
         raise _error(
             spec,
-            f"machines.{found.name}.mesh",
+            ("machines", found.name, "mesh"),
             "an instruction of fixed size is executed by one element: give its axes as "
             "{ multiple, max }, or leave the mesh out",
         )
@@ -47,13 +48,13 @@ def lanes_of(spec: HardwareSpec, found: Hierarchy) -> Lanes:
     return lanes
 
 
-def _error(spec: HardwareSpec, key: str, problem: str) -> SpecError:
-    return SpecError(f"{spec.path}: {key}: {problem}")
+def _error(spec: HardwareSpec, key: Key, problem: str) -> SpecError:
+    return spec_error(spec.path, key, problem)
 
 
 def _lanes(spec: HardwareSpec) -> Lanes:
     computation = spec.instruction.computation
-    key = "instruction.expression"
+    key = ("instruction", "expression")
     if len(computation.inputs) != 2 or len(computation.outputs) != 1:
         raise _error(spec, key, "a kernel of boxes multiplies two operands into one")
     one, other, result = map(set[str], _axes(spec.instruction).values())
@@ -82,7 +83,7 @@ def _check_transfers(spec: HardwareSpec, found: Hierarchy) -> None:
         if element % held.alignment_bytes:
             raise _error(
                 spec,
-                f"operands.{name}.alignment_bytes",
+                ("operands", name, "alignment_bytes"),
                 f"{held.alignment_bytes} is more than an element of {element} bytes, and boxes "
                 "begin at any element; allowed: what divides an element",
             )
@@ -90,7 +91,7 @@ def _check_transfers(spec: HardwareSpec, found: Hierarchy) -> None:
         if memory.granule_bytes > BASE_BYTES or BASE_BYTES % memory.granule_bytes:
             raise _error(
                 spec,
-                f'machines.{found.name}.memories."{memory.name}".granule_bytes',
+                ("machines", found.name, "memories", memory.name, "granule_bytes"),
                 f"{memory.granule_bytes} is not allowed; allowed: a divisor of {BASE_BYTES}, at "
                 "multiples of which operands begin",
             )
@@ -106,14 +107,14 @@ def _check_mesh(spec: HardwareSpec, found: Hierarchy, lanes: Lanes) -> None:
         if found.mesh.cut[name] != right:
             raise _error(
                 spec,
-                f"machines.{found.name}.mesh.cut.{name}",
+                ("machines", found.name, "mesh", "cut", name),
                 "rows and columns cut a product into blocks; allowed: "
                 f'["{right[0]}", "{right[1]}"]',
             )
     if found.mesh.rows != found.mesh.columns:
         raise _error(
             spec,
-            f"machines.{found.name}.mesh",
+            ("machines", found.name, "mesh"),
             f"rows and columns cut {z} into {found.mesh.rows} and {found.mesh.columns} parts; make "
             "them equal",
         )
@@ -128,7 +129,7 @@ def _check_vectors(spec: HardwareSpec, found: Hierarchy, lanes: Lanes) -> None:
     if instruction.axis(lanes[0]).maximum % (rows * max(1, vector)):
         raise _error(
             spec,
-            f"instruction.axes.{lanes[0]}.multiple",
+            ("instruction", "axes", lanes[0], "multiple"),
             f"{lanes[0]}, of {output} and the first factor, is computed in vectors of {vector} "
             f"elements; allowed: multiples of {rows * vector}",
         )
