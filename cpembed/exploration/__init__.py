@@ -1,0 +1,1 @@
+"""Which hardware for these layers: instruction shapes, and spaces of machines with their fronts."""
