@@ -96,11 +96,13 @@ class InvariantError(CpembedError):
 class CrashError(CpembedError):
     """Compiling or running generated code ended its process, or had to be ended with it.
 
-    ``doing`` is what was being done, in words; None before any step.
+    ``doing`` is what was being done, in words; None before any step. ``killed``: by SIGKILL, which
+    may be somebody else's doing.
     """
 
     exit_code = 1
     doing: str | None = None
+    killed: bool = False
 
     @classmethod
     def of(cls, doing: str | None, code: int | None, reason: str) -> CrashError:
@@ -117,6 +119,7 @@ class CrashError(CpembedError):
         error = cls._while(doing, f"ended in {name}: {reason or means}")
         if name == "SIGILL":
             error.exit_code = BackendUnavailable.exit_code
+        error.killed = name == "SIGKILL"
         return error
 
     @classmethod

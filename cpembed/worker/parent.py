@@ -111,15 +111,21 @@ class Worker:
         )
 
     def call(
-        self, function: Callable[..., R], arguments: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        function: Callable[..., R],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        task: str | None = None,
     ) -> R:
+        """As :func:`call`; ``task`` is what is being done outside steps, for the line about a
+        crash."""
         report: Callable[..., Any] | None = keywords.get("progress")
         sent = {name: value for name, value in keywords.items() if name != "progress"}
         try:
             request = ForkingPickler.dumps((function, arguments, sent, report is not None))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return _here(function, arguments, keywords, error)
-        doing = None
+        doing = task
         try:
             self._connection.send_bytes(request)
             deadline: float | None = None
@@ -129,7 +135,8 @@ class Worker:
                     raise CrashError.too_long(doing, LIMIT_VARIABLE)
                 kind, *what = self._connection.recv()
                 if kind == "step":
-                    doing, limit = what
+                    step, limit = what
+                    doing = step or task
                     deadline = None if limit is None else time.monotonic() + limit
                 elif kind == "report":
                     if report is not None:

@@ -1,0 +1,212 @@
+"""A Dask cluster that others have started, seen from the process that keeps the results."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import time
+import uuid
+import warnings
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from cpembed.cluster.address import scheduler_address
+from cpembed.cluster.base import Outcome, Task, Workers
+from cpembed.cluster.execution import OtherVersion, execute
+from cpembed.cluster.identity import Identity, identity, measuring_tag
+from cpembed.cluster.library import require_distributed
+from cpembed.cluster.members import Members
+from cpembed.errors import BackendUnavailable, CpembedError, CrashError
+from cpembed.kernel.runtime import thread_count
+from cpembed.kernel.system import cpu_model
+
+CONNECT_SECONDS = 3.0
+"""To reach the scheduler."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at which workers there are, where nothing completes."""
+
+PATIENCE_SECONDS = 300.0
+"""For a worker to come back where the last one that can do what waits is lost."""
+
+
+def open_cluster(address: str, *, measures: bool) -> Cluster:
+    """Connect to a scheduler and look at its workers, as
+    :func:`~cpembed.cluster.opening.open_workers` says."""
+    at = scheduler_address(address)
+    require_distributed()
+    from distributed import Client
+
+    try:
+        with warnings.catch_warnings():
+            # Versions are compared in our own words.
+            warnings.simplefilter("ignore")
+            client = Client(at, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+        raise BackendUnavailable(
+            f"no Dask scheduler answers at {at} ({_reason(error)}): start one by `dask scheduler`"
+        ) from None
+    cluster = Cluster(client, at)
+    try:
+        cluster.check(measures=measures)
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+class Cluster(Workers):
+    """A client of a scheduler.
+
+    No more tasks are submitted than are executed at a time, so that a worker that joins late gets
+    the next one, and a worker that ends takes the task that it executes with it and no other.
+    """
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client = client
+        self._address = address
+        self._members = Members(())
+        self._looked = float("-inf")
+        self._cpu = cpu_model()
+
+    @property
+    def count(self) -> int:
+        return max(1, self._members.slots)
+
+    def check(self, *, measures: bool) -> None:
+        """Raises :class:`BackendUnavailable` where no worker can do what will be asked for."""
+        self._look()
+        if not self._members.all:
+            raise BackendUnavailable(
+                f"the cluster at {self._address} has no workers: start some by "
+                f"`cpembed worker {self._address}`"
+            )
+        if measures and not self._members.measuring(self._cpu):
+            raise BackendUnavailable(
+                f"no worker of {self._address} can measure on {self._cpu}: "
+                f"{self._members.cannot_measure(self._cpu)}; start `cpembed worker "
+                f"{self._address} --measure` alone on such a machine"
+            )
+
+    def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
+        run = _Run(iter(tasks))
+        alive = time.monotonic()
+        try:
+            while run.next is not None or run.submitted:
+                if time.monotonic() - self._looked > LOOK_SECONDS:
+                    self._look()
+                while run.next is not None and self._has_room(run, run.next):
+                    run.submit(self._client, self._packed(run.next), self._tag(run.next))
+                if self._can_progress(run):
+                    alive = time.monotonic()
+                elif time.monotonic() - alive > PATIENCE_SECONDS:
+                    self._give_up("has lost the workers that can do what is left")
+                with suppress(queue.Empty):
+                    yield self._outcome(*run.completed())
+        except (OSError, TimeoutError) as error:
+            self._give_up(f"does not answer any more ({_reason(error)})")
+        finally:
+            run.abandon(self._client)
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._client.close(timeout=CONNECT_SECONDS)
+
+    def _look(self) -> None:
+        """At which workers there are."""
+        if self._client.status != "running":
+            raise OSError("connection lost")
+        self._members = Members.told(self._client.scheduler_info()["workers"])
+        self._looked = time.monotonic()
+
+    def _has_room(self, run: _Run, task: Task) -> bool:
+        if len(run.submitted) >= self._members.slots:
+            return False
+        return not task.measures or run.measuring < self._members.measuring(self._cpu)
+
+    def _can_progress(self, run: _Run) -> bool:
+        """Whether there are workers for what was submitted, or for the next task."""
+        measures = run.measuring or (run.next is not None and run.next.measures)
+        return bool(self._members.measuring(self._cpu) if measures else self._members.slots)
+
+    def _packed(self, task: Task) -> tuple[Identity, bytes, int | None]:
+        """The arguments of :func:`~cpembed.cluster.execution.execute`."""
+        return identity(), pickle.dumps(task), thread_count() if task.measures else None
+
+    def _tag(self, task: Task) -> dict[str, int]:
+        return {measuring_tag(self._cpu): 1} if task.measures else {}
+
+    def _outcome(self, task: Task, future: Any) -> Outcome:
+        """Raises what is no error of the task's own."""
+        from distributed import KilledWorker
+
+        if future.status == "cancelled":
+            raise OSError("connection lost")
+        error = future.exception()
+        if error is None:
+            return Outcome(task, future.result())
+        if isinstance(error, KilledWorker):
+            return Outcome(task, error=_ended(task, error.allowed_failures + 1))
+        if isinstance(error, OtherVersion):
+            raise OtherVersion(f"{error}: install the same on both sides")
+        if isinstance(error, CpembedError):
+            return Outcome(task, error=error)
+        raise error
+
+    def _give_up(self, why: str) -> NoReturn:
+        raise BackendUnavailable(
+            f"the cluster at {self._address} {why}; what came back is kept"
+        ) from None
+
+
+class _Run:
+    """The tasks of one call of :meth:`Cluster.outcomes`: the next one, and those submitted."""
+
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
+        self._name = uuid.uuid4().hex
+        self._number = 0
+        self._completed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.submitted: dict[str, tuple[Task, Any]] = {}
+        self.next = next(tasks, None)
+
+    @property
+    def measuring(self) -> int:
+        return sum(task.measures for task, _ in self.submitted.values())
+
+    def submit(self, client: Any, arguments: tuple[Any, ...], tag: dict[str, int]) -> None:
+        """The next task, which :func:`~cpembed.cluster.execution.execute` gets as ``arguments``."""
+        assert self.next is not None
+        key = f"cpembed-{self._name}-{self._number}"
+        future = client.submit(execute, *arguments, key=key, pure=False, resources=tag)
+        self.submitted[key] = self.next, future
+        self._number += 1
+
+        def completed(_: Any) -> None:
+            self._completed.put(key)
+
+        future.add_done_callback(completed)
+        self.next = next(self._tasks, None)
+
+    def completed(self) -> tuple[Task, Any]:
+        """A task that is complete; raises :class:`queue.Empty` where none is for a while."""
+        return self.submitted.pop(self._completed.get(timeout=LOOK_SECONDS))
+
+    def abandon(self, client: Any) -> None:
+        """What is submitted is not waited for."""
+        if self.submitted:
+            with suppress(Exception):
+                client.cancel([future for _, future in self.submitted.values()])
+
+
+def _ended(task: Task, workers: int) -> CrashError:
+    words = f"{task.doing} ended each of the {workers} workers that tried it"
+    error = CrashError(f"{words}: out of memory, or killed by somebody")
+    error.doing = task.doing
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """The first words of what a library says."""
+    return str(error).partition("\n")[0][:120] or type(error).__name__
