@@ -20,10 +20,11 @@ Group = Literal[
     "cpembed.constraints",
     "cpembed.operators",
     "cpembed.targets",
+    "cpembed.families",
     "cpembed.hw_specs",
     "cpembed.constraint_sets",
 ]
-"""The entry point groups. The first three name objects; the others name packages, or objects that
+"""The entry point groups. The first four name objects; the others name packages, or objects that
 are paths of folders, with TOML files."""
 
 

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
+from cpembed.tuning.database import module_digest
+from cpembed.workloads.suites import Layer
 
 Value = int | float | str
 Point = Mapping[str, Value]
@@ -76,6 +78,15 @@ class Family(ABC):
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
 
+    inputs: ClassVar[tuple[str, str]] = ("int8", "int8")
+    """Element types of the factors that the machines multiply; models are prepared for these."""
+
+    def identity(self) -> str:
+        """Digest of what results depend on besides point and layer: code, and tables of figures.
+        What is kept under another one is not used. By default of the sources of the module's
+        folder."""
+        return module_digest(type(self).__module__)
+
     @abstractmethod
     def flaw(self, point: Point) -> str | None:
         """Why a point is no machine, with the parameter and the remedy; None where it is one."""
@@ -95,12 +106,13 @@ class Family(ABC):
         """Of a program's execution; leakage meanwhile included."""
 
     @abstractmethod
-    def typed(self, layer: Any) -> Computation:
+    def typed(self, layer: Layer) -> Computation:
         """A suite's layer on the element types of the family's machines."""
 
     @abstractmethod
     def group(self, point: Point) -> Hashable:
-        """What of a point an analysis depends on; equal for points that share it."""
+        """What of a point an analysis depends on; equal for points that share it. Its ``repr`` says
+        all of it, and is the same in every process."""
 
     @abstractmethod
     def analyse(self, point: Point, workload: Computation) -> Any:
