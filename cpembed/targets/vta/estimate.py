@@ -35,7 +35,15 @@ def estimate(
     nest: TileNest, form: Schedule, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
     """Cycles of schedules of one ``form``, which differ in their tiles: ``sizes``; infinite where
-    one does not fit.
+    one does not fit."""
+    cycles = estimated_cycles(nest, form, sizes, tail, memory)
+    return np.where(fits(nest, form, sizes), cycles, np.inf)
+
+
+def estimated_cycles(
+    nest: TileNest, form: Schedule, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+) -> NDArray[np.float64]:
+    """Cycles of schedules, whether or not they fit.
 
     Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
     its products and the next one's loads; with more slots only the sums count.
@@ -71,7 +79,7 @@ def estimate(
         overlapped = steps * compute if min(form.slots) > 2 else _lockstep(steps, compute, loads)
         cycles = np.maximum(overlapped + outputs * ending, np.maximum(load, outputs * store))
         cycles = cycles + sum(one for _, one in loads) + ending
-    return np.where(fits(nest, form, sizes), (cycles + fetch).astype(np.float64), np.inf)
+    return (cycles + fetch).astype(np.float64)
 
 
 def estimate_schedule(
@@ -103,16 +111,29 @@ def _trimmed(
 
 def fits(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
     """Which schedules' regions fit their buffers; a little strict where an access has digits."""
+    found = pairs(nest, form, sizes)
+    for memory, needed in needs(nest, form, sizes).items():
+        found = found & (needed <= nest.config.elements(memory))
+    return found
+
+
+def needs(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> dict[Memory, Counts]:
+    """Elements of each buffer that schedules take; rather more where an access has digits."""
     acc = form.threads * region_tiles(nest.acc, sizes)
     if nest.bias is not None:
         acc = acc + region_tiles(nest.bias, sizes)
-    found = acc <= nest.config.elements(Memory.ACC)
+    found = {Memory.ACC: acc}
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        found &= slots * region_tiles(tensor, sizes) <= nest.config.elements(tensor.memory)
-    if form.thread_loop is not None:
-        # A single tile along it pairs nothing: that is the form without a thread loop.
-        found &= sizes[form.thread_loop] < nest.extents[form.thread_loop]
+        found[tensor.memory] = slots * region_tiles(tensor, sizes)
     return found
+
+
+def pairs(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+    """Which schedules have what their form says: a single tile along a thread loop pairs nothing,
+    which is the form without one."""
+    if form.thread_loop is None:
+        return np.ones(len(next(iter(sizes.values()))), bool)
+    return sizes[form.thread_loop] < nest.extents[form.thread_loop]
 
 
 def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:

@@ -77,13 +77,13 @@ def forms(nest: TileNest) -> Iterator[Schedule]:
                 yield Schedule({}, order, 2, loop, (slots, slots))
 
 
-def tile_sizes(nest: TileNest) -> dict[str, list[int]]:
-    """Sizes that cut each loop into equal parts, as nearly as can be."""
+def tile_sizes(nest: TileNest, most: int = MAX_COMBINATIONS) -> dict[str, list[int]]:
+    """Sizes that cut each loop into equal parts, as nearly as can be; ``most`` combinations."""
     choices = {
         loop.name: sorted({-(-loop.extent // parts) for parts in range(1, loop.extent + 1)})
         for loop in nest.loops
     }
-    while math.prod(map(len, choices.values())) > MAX_COMBINATIONS:
+    while math.prod(map(len, choices.values())) > most:
         longest = max(choices, key=lambda name: len(choices[name]))
         # Every other size, always with a single iteration and the whole loop.
         first, *others = choices[longest]

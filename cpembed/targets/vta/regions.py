@@ -53,7 +53,7 @@ class Region:
     def is_empty(self) -> bool:
         """Whether nothing of it exists: it holds zeros only."""
         pairs = zip(self.spans, self.tensor.shape, strict=True)
-        return any(_existing(span, size)[1] <= 0 for span, size in pairs)
+        return any(existing(span, size)[1] <= 0 for span, size in pairs)
 
     @cached_property
     def loads(self) -> tuple[Box2D, ...]:
@@ -157,7 +157,7 @@ def _enumerated_span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:
     return low, step, (high - low) // step + 1
 
 
-def _existing(span: Span, size: int) -> tuple[int, int, int]:
+def existing(span: Span, size: int) -> tuple[int, int, int]:
     """Positions before the tensor, inside it, and after it."""
     before = min(span.count, max(0, -(span.low // span.step)))
     after = min(span.count, max(0, span.count - 1 - (size - 1 - span.low) // span.step))
@@ -169,7 +169,7 @@ def _transfers(region: Region, *, keep_zeros: bool) -> Iterator[Box2D]:
     runs: list[_Run] = []
     dram = sram = 0
     for k, span in enumerate(region.spans):
-        before, count, after = _existing(span, tensor.shape[k])
+        before, count, after = existing(span, tensor.shape[k])
         dram += (span.low + before * span.step) * tensor.strides[k]
         if not keep_zeros:
             sram += before * region.strides[k]

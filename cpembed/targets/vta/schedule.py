@@ -108,7 +108,7 @@ def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
     """Regions of equal tiles are equal, unless an access has digits of a loop: then every tile of
     that loop is looked at."""
     cuts = [
-        _intervals(nest.extents[name], size) if name in tensor.digit_loops else [(0, size)]
+        loop_tiles(nest.extents[name], size) if name in tensor.digit_loops else [(0, size)]
         for name, size in schedule.tiles.items()
     ]
     return max(
@@ -120,7 +120,7 @@ def _largest(nest: TileNest, tensor: TileTensor, schedule: Schedule) -> int:
 def steps(nest: TileNest, schedule: Schedule) -> Iterator[Step]:
     """All steps in the order in which they execute; a tile has its loops in the nest's order."""
     kinds = {loop.name: loop.kind for loop in nest.loops}
-    cuts = {name: _intervals(nest.extents[name], schedule.tiles[name]) for name in schedule.order}
+    cuts = {name: loop_tiles(nest.extents[name], schedule.tiles[name]) for name in schedule.order}
     spatial = [name for name in schedule.order if kinds[name] is AxisKind.SPATIAL]
     reduction = [name for name in schedule.order if kinds[name] is AxisKind.REDUCTION]
     parts = [
@@ -147,7 +147,8 @@ def paired_loop(nest: TileNest, schedule: Schedule) -> str | None:
     return None if single else name
 
 
-def _intervals(extent: int, size: int) -> list[Interval]:
+def loop_tiles(extent: int, size: int) -> list[Interval]:
+    """A loop cut into tiles of one size; the last may be smaller."""
     return [(first, min(size, extent - first)) for first in range(0, extent, size)]
 
 
