@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,38 +32,65 @@ BIAS_PASSES = 2
 Counts = NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
+class Tilings:
+    """A nest at many choices of tile sizes, ``sizes`` by loop: what all forms share."""
+
+    nest: TileNest
+    sizes: dict[str, Counts]
+
+    @cached_property
+    def tiles(self) -> dict[Memory, Counts]:
+        """Of a region of each operand."""
+        nest = self.nest
+        return {t.memory: region_tiles(t, self.sizes) for t in (*nest.factors, nest.acc)}
+
+    @cached_property
+    def transfers(self) -> dict[Memory, Counts]:
+        """Of a region of each factor."""
+        return {t.memory: transfers(t, self.sizes) for t in self.nest.factors}
+
+    @cached_property
+    def executions(self) -> int:
+        """Products of the nest that multiply more than zeros."""
+        return _executions(self.nest)
+
+    @cached_property
+    def volume(self) -> Counts:
+        """Products of a step."""
+        return _product(list(self.sizes.values()))
+
+
 def estimate(
-    nest: TileNest, form: Schedule, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+    tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
-    """Cycles of schedules of one ``form``, which differ in their tiles: ``sizes``; infinite where
-    one does not fit."""
-    cycles = estimated_cycles(nest, form, sizes, tail, memory)
-    return np.where(fits(nest, form, sizes), cycles, np.inf)
+    """Cycles of schedules of one ``form``, which differ in their tiles; infinite where one does not
+    fit."""
+    return np.where(fits(tilings, form), estimated_cycles(tilings, form, tail, memory), np.inf)
 
 
 def estimated_cycles(
-    nest: TileNest, form: Schedule, sizes: dict[str, Counts], tail: Tail, memory: MemorySystem
+    tilings: Tilings, form: Schedule, tail: Tail, memory: MemorySystem
 ) -> NDArray[np.float64]:
     """Cycles of schedules, whether or not they fit.
 
     Loads run ahead by a step where there are two slots, so a step takes as long as the longer of
     its products and the next one's loads; with more slots only the sums count.
     """
+    nest, sizes = tilings.nest, tilings.sizes
     config = nest.config
     trips = _trips(nest, form, sizes)
     kinds = {loop.name: loop.kind for loop in nest.loops}
     steps = _product([count for _, count in trips])
     outputs = _product([count for name, count in trips if kinds[name] is AxisKind.SPATIAL])
-    acc = region_tiles(nest.acc, sizes)
+    acc = tilings.tiles[Memory.ACC]
     loads: list[tuple[Counts, Counts]] = []
     for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        region = region_tiles(tensor, sizes)
-        beats = beats_of(region, tensor.memory, config, memory)
-        one = beats + (memory.dram_delay_cycles + LOAD_OVERHEAD) * transfers(tensor, sizes)
+        beats = beats_of(tilings.tiles[tensor.memory], tensor.memory, config, memory)
+        overhead = memory.dram_delay_cycles + LOAD_OVERHEAD
+        one = beats + overhead * tilings.transfers[tensor.memory]
         loads.append((_loads(tensor, trips, slots), one))
-    compute = np.minimum(
-        _product(list(sizes.values())) + PIPELINE, _trimmed(nest, trips, steps, sizes)
-    )
+    compute = np.minimum(tilings.volume + PIPELINE, _trimmed(tilings, trips, steps))
     passes = 1 + sum(map(len, tail.phases))
     ending = passes * (PIPELINE + acc)
     store = len(tail.phases) * store_cycles(acc, config, memory)
@@ -87,14 +115,13 @@ def estimate_schedule(
 ) -> float:
     """Cycles of one schedule; infinite where it does not fit."""
     sizes = {name: np.array([size], np.int64) for name, size in schedule.tiles.items()}
-    return float(estimate(nest, schedule, sizes, tail, memory)[0])
+    return float(estimate(Tilings(nest, sizes), schedule, tail, memory)[0])
 
 
-def _trimmed(
-    nest: TileNest, trips: list[tuple[str, Counts]], steps: Counts, sizes: dict[str, Counts]
-) -> Counts:
+def _trimmed(tilings: Tilings, trips: list[tuple[str, Counts]], steps: Counts) -> Counts:
     """Cycles of a step, on average, where products with zero padding are left out: a part for each
     value of all but the longest loop of a padded dimension, in the tiles at its borders."""
+    nest, sizes = tilings.nest, tilings.sizes
     parts = np.ones(len(steps))
     for index, extent in zip(nest.inp.access, nest.inp.shape, strict=True):
         low, high = index.bounds(nest.extents)
@@ -105,35 +132,34 @@ def _trimmed(
         cuts = _product([count for name, count in trips if name in names])
         touching = np.minimum(1, ((low < 0) + (high >= extent)) / cuts)
         parts *= 1 + (walked.prod(axis=0) // walked.max(axis=0) - 1) * touching
-    products = -(-_executions(nest) // steps)
+    products = -(-tilings.executions // steps)
     return products + PIPELINE + np.ceil((parts - 1) * (PIPELINE + FETCH_CYCLES)).astype(np.int64)
 
 
-def fits(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+def fits(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
     """Which schedules' regions fit their buffers; a little strict where an access has digits."""
-    found = pairs(nest, form, sizes)
-    for memory, needed in needs(nest, form, sizes).items():
-        found = found & (needed <= nest.config.elements(memory))
+    config, found = tilings.nest.config, pairs(tilings, form)
+    for memory, needed in needs(tilings, form).items():
+        found = found & (needed <= config.elements(memory))
     return found
 
 
-def needs(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> dict[Memory, Counts]:
+def needs(tilings: Tilings, form: Schedule) -> dict[Memory, Counts]:
     """Elements of each buffer that schedules take; rather more where an access has digits."""
-    acc = form.threads * region_tiles(nest.acc, sizes)
+    nest, tiles = tilings.nest, tilings.tiles
+    acc = form.threads * tiles[Memory.ACC]
     if nest.bias is not None:
-        acc = acc + region_tiles(nest.bias, sizes)
-    found = {Memory.ACC: acc}
-    for tensor, slots in zip(nest.factors, form.slots, strict=True):
-        found[tensor.memory] = slots * region_tiles(tensor, sizes)
-    return found
+        acc = acc + region_tiles(nest.bias, tilings.sizes)
+    slots = {t.memory: count for t, count in zip(nest.factors, form.slots, strict=True)}
+    return {Memory.ACC: acc, **{memory: count * tiles[memory] for memory, count in slots.items()}}
 
 
-def pairs(nest: TileNest, form: Schedule, sizes: dict[str, Counts]) -> NDArray[np.bool_]:
+def pairs(tilings: Tilings, form: Schedule) -> NDArray[np.bool_]:
     """Which schedules have what their form says: a single tile along a thread loop pairs nothing,
     which is the form without one."""
     if form.thread_loop is None:
-        return np.ones(len(next(iter(sizes.values()))), bool)
-    return sizes[form.thread_loop] < nest.extents[form.thread_loop]
+        return np.ones(len(tilings.volume), bool)
+    return tilings.sizes[form.thread_loop] < tilings.nest.extents[form.thread_loop]
 
 
 def _lockstep(steps: Counts, compute: Counts, loads: list[tuple[Counts, Counts]]) -> Counts:

@@ -18,7 +18,7 @@ import numpy as np
 
 from cpembed.targets.vta.estimate import BIAS_PASSES, Bounds, beats_of, bounds, store_cycles
 from cpembed.targets.vta.isa import Memory
-from cpembed.targets.vta.regions import Interval, Region, existing, region_of
+from cpembed.targets.vta.regions import Interval, Tile, existing, span_of
 from cpembed.targets.vta.schedule import Schedule, largest_regions, loop_tiles, paired_loop
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor
@@ -71,45 +71,71 @@ class _Loads:
     fewest: int
 
 
-def floor_of(nest: TileNest, schedule: Schedule, tail: Tail, memory: MemorySystem) -> Floor:
-    """Of a schedule of the nest that fits."""
-    return _Program(nest, schedule, tail, memory).floor()
+class Floors:
+    """Floors of the schedules of a nest."""
 
+    def __init__(self, nest: TileNest, tail: Tail, memory: MemorySystem) -> None:
+        self.nest = nest
+        self.tail = tail
+        self.memory = memory
+        self._known: dict[object, int] = {}
 
-def _walk(tensor: TileTensor, trips: Trips) -> _Walk:
-    """Of an affine dimension that one loop cuts nothing but this loop's trip matters."""
-    first = {name: tiles[0] for name, tiles in trips.items()}
-    begin = _inside(region_of(tensor, first))
-    inside: dict[str, tuple[int, ...]] = {}
-    rest, plain = 1, True
-    for k, index in enumerate(tensor.access):
-        cut = [name for name in index.iterators if len(trips[name]) > 1]
-        if not cut:
-            rest *= begin[k]
-        elif len(cut) > 1 or not index.is_affine:
-            plain = False
-        else:
-            name = cut[0]
-            counts = [_inside(region_of(tensor, first | {name: at}))[k] for at in trips[name]]
-            before = inside.get(name, (1,) * len(counts))
-            inside[name] = tuple(a * b for a, b in zip(before, counts, strict=True))
-    return _Walk(tensor, inside, rest, plain)
+    @cached_property
+    def least(self) -> Bounds:
+        """Of every schedule."""
+        return bounds(self.nest, self.tail, self.memory)
 
+    @cached_property
+    def leaves(self) -> dict[Memory, bool]:
+        """Whether the program accesses an operand outside of what main memory holds."""
+        extents, found = self.nest.extents, dict[Memory, bool]()
+        for tensor in (*self.nest.factors, self.nest.acc):
+            ends = [index.bounds(extents) for index in tensor.access]
+            pairs = zip(ends, tensor.shape, strict=True)
+            found[tensor.memory] = any(low < 0 or high >= size for (low, high), size in pairs)
+        return found
 
-def _inside(region: Region) -> list[int]:
-    """Positions along each dimension that main memory holds."""
-    pairs = zip(region.spans, region.tensor.shape, strict=True)
-    return [max(0, existing(span, size)[1]) for span, size in pairs]
+    def of(self, schedule: Schedule) -> Floor:
+        """Of a schedule that fits."""
+        return _Program(self, schedule).floor()
+
+    def inside(self, tensor: TileTensor, k: int, tile: Tile) -> int:
+        """Positions of a region along a dimension that main memory holds; many regions share it."""
+        key = tensor.memory, k, *(tile[name] for name in tensor.access[k].iterators)
+        if key not in self._known:
+            span = span_of(tensor, k, tile)
+            self._known[key] = max(0, existing(span, tensor.shape[k])[1])
+        return self._known[key]
+
+    def walk(self, tensor: TileTensor, trips: Trips) -> _Walk:
+        """Of an affine dimension that one loop cuts nothing but this loop's trip matters."""
+        first = {name: tiles[0] for name, tiles in trips.items()}
+        inside: dict[str, tuple[int, ...]] = {}
+        rest, plain = 1, True
+        for k, index in enumerate(tensor.access):
+            cut = [name for name in index.iterators if len(trips[name]) > 1]
+            if not cut:
+                rest *= self.inside(tensor, k, first)
+            elif len(cut) > 1 or not index.is_affine:
+                plain = False
+            else:
+                name = cut[0]
+                counts = [self.inside(tensor, k, first | {name: at}) for at in trips[name]]
+                before = inside.get(name, (1,) * len(counts))
+                inside[name] = tuple(a * b for a, b in zip(before, counts, strict=True))
+        return _Walk(tensor, inside, rest, plain)
 
 
 @dataclass(frozen=True)
 class _Program:
     """A schedule's program, as far as it is known without making it."""
 
-    nest: TileNest
+    floors: Floors
     schedule: Schedule
-    tail: Tail
-    memory: MemorySystem
+
+    @property
+    def nest(self) -> TileNest:
+        return self.floors.nest
 
     @cached_property
     def trips(self) -> dict[str, list[Interval]]:
@@ -121,7 +147,7 @@ class _Program:
     @cached_property
     def walks(self) -> dict[Memory, _Walk]:
         tensors = (*self.nest.factors, self.nest.acc)
-        return {tensor.memory: _walk(tensor, self.trips) for tensor in tensors}
+        return {tensor.memory: self.floors.walk(tensor, self.trips) for tensor in tensors}
 
     @cached_property
     def active(self) -> dict[str, list[bool]] | None:
@@ -129,38 +155,25 @@ class _Program:
         several loops to know."""
         found = {name: [True] * len(tiles) for name, tiles in self.trips.items()}
         for walk in self.walks.values():
-            if not walk.rest or (not walk.plain and self._leaves(walk.tensor)):
+            if not walk.rest or (not walk.plain and self.floors.leaves[walk.tensor.memory]):
                 return None
             for name, counts in walk.inside.items():
                 found[name] = [a and c > 0 for a, c in zip(found[name], counts, strict=True)]
         return found
 
-    @cached_property
-    def least(self) -> Bounds:
-        """Of every schedule of the nest."""
-        return bounds(self.nest, self.tail, self.memory)
-
     @property
     def passes(self) -> int:
         """Cycles for each accumulator beside its products."""
         bias = 0 if self.nest.bias is None else BIAS_PASSES
-        return 1 + sum(map(len, self.tail.phases)) + bias
+        return 1 + sum(map(len, self.floors.tail.phases)) + bias
 
     def floor(self) -> Floor:
         loads = [self._loads(self.walks[tensor.memory]) for tensor in self.nest.factors]
         products = self._products()
         passes = self.passes * self.nest.acc.tiles
         moved = {t.memory: one.tiles for t, one in zip(self.nest.factors, loads, strict=True)}
-        moved[Memory.OUT] = len(self.tail.phases) * self.nest.acc.tiles
+        moved[Memory.OUT] = len(self.floors.tail.phases) * self.nest.acc.tiles
         return Floor(self._cycles(products, loads), products, passes, moved)
-
-    def _leaves(self, tensor: TileTensor) -> bool:
-        """Whether the program accesses it outside of main memory."""
-        for index, size in zip(tensor.access, tensor.shape, strict=True):
-            low, high = index.bounds(self.nest.extents)
-            if low < 0 or high >= size:
-                return True
-        return False
 
     def _loads(self, walk: _Walk) -> _Loads:
         active = self.active
@@ -199,7 +212,7 @@ class _Program:
     def _products(self) -> int:
         """Executions: those that multiply more than zeros, or of whole tiles."""
         if self.schedule.trim or self.active is None:
-            return self.least.gemm
+            return self.floors.least.gemm
         sizes = [
             sum(size for (_, size), used in zip(self.trips[name], trips, strict=True) if used)
             for name, trips in self.active.items()
@@ -209,7 +222,7 @@ class _Program:
     def _steps(self, products: int) -> int:
         """GEMM instructions."""
         steps = -(-products // math.prod(self.schedule.tiles.values()))
-        if self.active is None or self._leaves(self.nest.inp):
+        if self.active is None or self.floors.leaves[Memory.INP]:
             return steps
         return max(steps, math.prod(sum(trips) for trips in self.active.values()))
 
@@ -225,18 +238,20 @@ class _Program:
         output's products wait for the stores before, and where an operand has one slot, its loads
         for the products before."""
         nest, schedule = self.nest, self.schedule
-        outputs, phases = self._outputs(), len(self.tail.phases)
+        outputs, phases = self._outputs(), len(self.floors.tail.phases)
         multiply = products + PIPELINE * self._steps(products)
         ending = self.passes * nest.acc.tiles
-        ending += PIPELINE * outputs * (1 + sum(map(len, self.tail.phases)) + bool(nest.bias))
+        ending += (
+            PIPELINE * outputs * (1 + sum(map(len, self.floors.tail.phases)) + bool(nest.bias))
+        )
         load = [self._load(t, one) for t, one in zip(nest.factors, loads, strict=True)]
         first = sum(
             self._load(t, _Loads(1, one.fewest, 1))
             for t, one in zip(nest.factors, loads, strict=True)
         )
-        store = self.least.write + phases * (outputs - 1)
+        store = self.floors.least.write + phases * (outputs - 1)
         reset = PIPELINE + largest_regions(nest, schedule)[Memory.ACC]
-        last = phases * int(store_cycles(np.array(1), nest.config, self.memory))
+        last = phases * int(store_cycles(np.array(1), nest.config, self.floors.memory))
         chains = [
             max(0, first - reset) + multiply + ending + last,
             sum(load) + PIPELINE + last,
@@ -245,9 +260,9 @@ class _Program:
         ]
         if schedule.threads == 1:
             chains.append(multiply + ending + store)
-        return self.memory.dram_delay_cycles + _START + max(chains) + _END
+        return self.floors.memory.dram_delay_cycles + _START + max(chains) + _END
 
     def _load(self, tensor: TileTensor, loads: _Loads) -> int:
         tiles = np.array(loads.tiles)
-        beats = int(beats_of(tiles, tensor.memory, self.nest.config, self.memory))
+        beats = int(beats_of(tiles, tensor.memory, self.nest.config, self.floors.memory))
         return beats + LOAD_FLOOR * loads.count

@@ -10,7 +10,7 @@ import numpy as np
 
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
-from cpembed.targets.vta.estimate import Counts, estimate
+from cpembed.targets.vta.estimate import Counts, Tilings, estimate
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest
@@ -40,8 +40,9 @@ def ranked_schedules(
     choices = tile_sizes(nest)
     sizes = combinations(choices)
     found: list[tuple[float, int, Schedule]] = []
+    tilings = Tilings(nest, sizes)
     for form in forms(nest):
-        cycles = estimate(nest, form, sizes, tail, memory)
+        cycles = estimate(tilings, form, tail, memory)
         best = np.argsort(cycles, kind="stable")[:limit]
         found += [(float(cycles[at]), int(at), form) for at in best if np.isfinite(cycles[at])]
     if not found:

@@ -120,14 +120,16 @@ class _Run:
 
 def region_of(tensor: TileTensor, tile: Tile) -> Region:
     """What a tensor is accessed at while each loop runs over its interval: the smallest box."""
-    spans: list[Span] = []
-    for k, index in enumerate(tensor.access):
-        low, step, count = _span(index, tile)
-        # What is padded must be x and y of one transfer, so x is dense.
-        if step > 1 and (k == tensor.padded_x or tensor.strides[k] * step > MAX_STRIDE):
-            step, count = 1, (count - 1) * step + 1
-        spans.append(Span(low, step, count))
-    return Region(tensor, tuple(spans))
+    return Region(tensor, tuple(span_of(tensor, k, tile) for k in range(tensor.rank)))
+
+
+def span_of(tensor: TileTensor, k: int, tile: Tile) -> Span:
+    """The region along one dimension."""
+    low, step, count = _span(tensor.access[k], tile)
+    # What is padded must be x and y of one transfer, so x is dense.
+    if step > 1 and (k == tensor.padded_x or tensor.strides[k] * step > MAX_STRIDE):
+        step, count = 1, (count - 1) * step + 1
+    return Span(low, step, count)
 
 
 def _span(index: IndexExpr, tile: Tile) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.resources import hardware_spec_files
 from cpembed.targets.vta.checker import violations
-from cpembed.targets.vta.estimate import fits
+from cpembed.targets.vta.estimate import Tilings, fits
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.order import POLICIES
 from cpembed.targets.vta.planner import combinations, forms, tile_sizes, with_tiles
@@ -133,8 +133,9 @@ def random_schedule(nest: TileNest, rng: random.Random) -> Schedule:
 def schedules(nest: TileNest) -> Iterator[Schedule]:
     """Every legal schedule of the tuner's space, in no particular order."""
     sizes = combinations(tile_sizes(nest))
+    tilings = Tilings(nest, sizes)
     for form in forms(nest):
-        for at in np.flatnonzero(fits(nest, form, sizes)):
+        for at in np.flatnonzero(fits(tilings, form)):
             yield with_tiles(form, sizes, int(at))
 
 
