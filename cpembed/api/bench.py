@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ from cpembed.api.bench_layers import NamedSuite, named_suite
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.api.bench_summary import summarise
+from cpembed.api.bench_tasks import measures, rows_of
 from cpembed.api.chosen import BackendChoice
 from cpembed.api.methods import MethodName
 from cpembed.api.solve import default_dtypes, hardware_spec
 from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.baselines.base import Baseline
+from cpembed.cluster import Workers
+from cpembed.cluster.base import ThisProcess
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -110,21 +114,45 @@ class Bench:
     def pending(self) -> tuple[Layer, ...]:
         return tuple(layer for layer in self.layers if layer.index not in self.rows)
 
-    def run(self, progress: LayerProgress | None = None) -> Iterator[BenchRow]:
-        """Make the rows that are missing, one by one; each is in the store when it is yielded."""
+    @property
+    def measures(self) -> bool:
+        """Whether rows have times of the CPU that makes them."""
+        return measures(self.maker)
+
+    def run(
+        self,
+        progress: LayerProgress | None = None,
+        workers: Workers | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[BenchRow]:
+        """Make the rows that are missing, one by one; each is in the store when it is yielded.
+
+        By ``workers``, rows come as they are completed, and ``progress`` is not told of phases.
+        None is begun after ``stop`` says so. Raises as :meth:`~cpembed.cluster.Workers.outcomes`.
+        """
         todo = self.pending
-        if todo:
-            self._warm_up(todo[0])
-        for layer in todo:
+        if workers is None or isinstance(workers, ThisProcess):
+            made = self._made_here(takewhile(lambda _: not stop(), todo), progress)
+        else:
+            made = rows_of(self.maker, todo, workers, stop)
+        for layer, row in made:
+            self.store.append(row)
+            self.rows[layer.index] = row
+            yield row
+
+    def _made_here(
+        self, todo: Iterable[Layer], progress: LayerProgress | None
+    ) -> Iterator[tuple[Layer, BenchRow]]:
+        """In the suite's order."""
+        for number, layer in enumerate(todo):
+            if not number:
+                self._warm_up(layer)
 
             def report(phase: str, count: int, layer: Layer = layer) -> None:
                 if progress is not None:
                     progress(layer, phase, count)
 
-            row = self.maker.row(layer, progress=report)
-            self.store.append(row)
-            self.rows[layer.index] = row
-            yield row
+            yield layer, self.maker.row(layer, progress=report)
 
     def _warm_up(self, layer: Layer) -> None:
         """One search before the first that is timed: the solver's libraries load at first use."""

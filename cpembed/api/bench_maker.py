@@ -27,7 +27,7 @@ from cpembed.api.run_result import RunResult
 from cpembed.api.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
 from cpembed.baselines.base import Baseline, Subject
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.errors import CrashError
+from cpembed.errors import CpembedError, CrashError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
@@ -92,24 +92,15 @@ class RowMaker:
         """The layer's row, made in the worker; an exception of its searches or its kernel is part
         of it, and so is what ended the worker."""
         started = time.perf_counter()
-        draft = Draft()
         try:
             draft = worker.call(self.draft, layer, progress=progress)
         except CrashError as error:
-            draft.error = error_row(error)
-        return BenchRow(
-            layer.index,
-            layer.label,
-            layer.application,
-            layer.count,
-            draft.macs,
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            time.perf_counter() - started,
-            draft.strict,
-            draft.best,
-            draft.run,
-            draft.error,
-        )
+            draft = Draft(error=error_row(error))
+        return _row(layer, draft, time.perf_counter() - started)
+
+    def failed(self, layer: Layer, error: CpembedError) -> BenchRow:
+        """The row of a layer that nothing is known of but what went wrong."""
+        return _row(layer, Draft(error=error_row(error)), 0.0)
 
     def draft(self, layer: Layer, *, progress: Phase) -> Draft:
         """What there is of the layer's row; an exception is part of it."""
@@ -182,6 +173,22 @@ class RowMaker:
             report(f"beside {baseline.name}", 0)
             found[baseline.name] = baseline_row(result, baseline, subject)
         return found
+
+
+def _row(layer: Layer, draft: Draft, seconds: float) -> BenchRow:
+    return BenchRow(
+        layer.index,
+        layer.label,
+        layer.application,
+        layer.count,
+        draft.macs,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds,
+        draft.strict,
+        draft.best,
+        draft.run,
+        draft.error,
+    )
 
 
 def _options(epilogue: Epilogue) -> dict[str, Any]:

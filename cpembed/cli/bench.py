@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cpembed.cli.cluster_options import Executors, workers_of, workers_options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.match import shapes_option
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from cpembed.api.bench import Bench
     from cpembed.api.chosen import BackendChoice
     from cpembed.api.methods import MethodName
+    from cpembed.cluster import Workers
     from cpembed.workloads.suites import Layer
 
 
@@ -90,6 +92,7 @@ def _layout(_context: click.Context, _option: click.Parameter, layout: str) -> s
 @file_option("--plot", "Draw the ratios to the baselines into an SVG file.")
 @click.option("--fresh", is_flag=True, help="Start over; without it, completed rows are kept.")
 @folder_option("--results", "Folder that keeps completed rows.  [default: the user's cache folder]")
+@workers_options
 @json_option
 def command(
     *,
@@ -114,6 +117,8 @@ def command(
     plot: Path | None,
     fresh: bool,
     results: Path | None,
+    workers: int | None,
+    cluster: str | None,
     as_json: bool,
 ) -> int:
     """Run SUITE: search, verify and time each layer.
@@ -132,51 +137,56 @@ def command(
     cpembed bench layers.csv --target avx512_vnni --target vta_1x16x16
     """
     use_threads(threads)
-    from cpembed.api.bench import open_bench
-
     if plot is not None:
         _check_plot(baselines)
     names = distinct(targets)
     if len(names) > 1 and (plot is not None or baselines):
         several = "--baseline and --plot are of one target: leave them, or the other targets, out"
         raise click.UsageError(several, click.get_current_context())
-    benches = [
-        open_bench(
-            suite,
-            target,
-            constraints=constraints,
-            shapes=shapes or None,
-            layers=layers,
-            backend=backend,
-            execute=not no_run,
-            layout=layout,
-            timeout=timeout,
-            seed=seed,
-            results=results,
-            fresh=fresh,
-            output=output,
-            relu=relu,
-            bias=bias,
-            scale=scale,
-            untuned=untuned,
-            method=method,
-            baselines=[name.strip() for names in baselines for name in names.split(",")],
-        )
-        for target in names
-    ]
+    # Processes start while this one loads what it needs.
+    with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
+        from cpembed.api.bench import open_bench
 
-    def interrupted() -> str:
-        done = "; ".join(
-            f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
-            for bench in benches
-        )
-        return f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes"
+        benches = [
+            open_bench(
+                suite,
+                target,
+                constraints=constraints,
+                shapes=shapes or None,
+                layers=layers,
+                backend=backend,
+                execute=not no_run,
+                layout=layout,
+                timeout=timeout,
+                seed=seed,
+                results=results,
+                fresh=fresh,
+                output=output,
+                relu=relu,
+                bias=bias,
+                scale=scale,
+                untuned=untuned,
+                method=method,
+                baselines=[name.strip() for names in baselines for name in names.split(",")],
+            )
+            for target in names
+        ]
 
-    with Stop("row", interrupted) as stop:
-        for bench in benches:
-            if not stop.asked:
-                _announce(bench)
-                _run(bench, stop)
+        if any(bench.measures and bench.pending for bench in benches):
+            executing.require_measuring()
+
+        def interrupted() -> str:
+            done = "; ".join(
+                f"{len(bench.rows)} of {len(bench.layers)} rows are kept in {bench.store.path}"
+                for bench in benches
+            )
+            return f"interrupted: {done}; the same command{' without --fresh' * fresh} resumes"
+
+        with Stop("row", interrupted) as stop:
+            for bench in benches:
+                if not stop.asked:
+                    _announce(bench)
+                    _run(bench, stop, executing)
     if stop.asked:
         message(interrupted())
         return INTERRUPTED
@@ -241,14 +251,14 @@ def _announce(bench: Bench) -> None:
         )
 
 
-def _run(bench: Bench, stop: Stop) -> None:
+def _run(bench: Bench, stop: Stop, workers: Workers) -> None:
     """Make the missing rows, until a stop is asked for; errors are said as they come."""
     with Bar("", len(bench.layers), len(bench.rows)) as bar:
 
         def progress(layer: Layer, phase: str, count: int) -> None:
             bar.show(f"{layer.index}: {layer.label}, {phase}", often=count > 1)
 
-        for row in bench.run(progress):
+        for row in bench.run(progress, workers, lambda: stop.asked):
             if row.error is not None:
                 what = "VERIFICATION FAILED" if row.failed_verification else row.error.type
                 message(f"layer {row.index} ({row.label}): {what}: {row.error.message}")
@@ -256,5 +266,3 @@ def _run(bench: Bench, stop: Stop) -> None:
                     # A bug: whoever reports it needs the place.
                     write(row.error.traceback, err=True)
             bar.show(advance=1)
-            if stop.asked:
-                break

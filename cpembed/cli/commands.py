@@ -18,6 +18,7 @@ SUBCOMMANDS: dict[str, str] = {
     "layouts": "Say which layout of a workload's tensors is the fastest, packing counted.",
     "network": "Compile a whole model, run it, verify and time it layer by layer.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
+    "worker": "Join a cluster and do the work of others.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",

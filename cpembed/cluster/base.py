@@ -54,6 +54,9 @@ class Workers(ABC):
         """How many tasks are executed at the same time, as far as is known."""
         return 1
 
+    def require_measuring(self) -> None:  # noqa: B027 - most can
+        """Raises :class:`CpembedError` where there is nobody for tasks that measure."""
+
     def close(self) -> None:  # noqa: B027 - most start nothing
         """End what was started."""
 

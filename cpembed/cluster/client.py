@@ -27,40 +27,51 @@ CONNECT_SECONDS = 3.0
 LOOK_SECONDS = 1.0
 """Between two looks at which workers there are, where nothing completes."""
 
+SHORT_SECONDS = 0.5
+"""Tasks that take less, in the mean of the last few, wait at the workers, one for each: the next is
+there when one is done."""
+
 PATIENCE_SECONDS = 300.0
 """For a worker to come back where the last one that can do what waits is lost."""
 
 
-def open_cluster(address: str, *, measures: bool) -> Cluster:
-    """Connect to a scheduler and look at its workers, as
-    :func:`~cpembed.cluster.opening.open_workers` says."""
+def open_cluster(address: str) -> Cluster:
+    """Connect to a scheduler that has workers.
+
+    Raises :class:`BackendUnavailable` within a few seconds where there is none.
+    """
     at = scheduler_address(address)
     require_distributed()
-    from distributed import Client
-
+    cluster = Cluster(connected(at), at)
     try:
-        with warnings.catch_warnings():
-            # Versions are compared in our own words.
-            warnings.simplefilter("ignore")
-            client = Client(at, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError, RuntimeError, TimeoutError) as error:
-        raise BackendUnavailable(
-            f"no Dask scheduler answers at {at} ({_reason(error)}): start one by `dask scheduler`"
-        ) from None
-    cluster = Cluster(client, at)
-    try:
-        cluster.check(measures=measures)
+        cluster.require_workers()
     except BaseException:
         cluster.close()
         raise
     return cluster
 
 
+def connected(address: str) -> Any:
+    """A client of the scheduler at an address; raises :class:`BackendUnavailable`."""
+    from distributed import Client
+
+    try:
+        with warnings.catch_warnings():
+            # Versions are compared in our own words.
+            warnings.simplefilter("ignore")
+            return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError, RuntimeError, TimeoutError) as error:
+        raise BackendUnavailable(
+            f"no Dask scheduler answers at {address} ({_reason(error)}): start one by "
+            "`dask scheduler`"
+        ) from None
+
+
 class Cluster(Workers):
     """A client of a scheduler.
 
-    No more tasks are submitted than are executed at a time, so that a worker that joins late gets
-    the next one, and a worker that ends takes the task that it executes with it and no other.
+    No more tasks are submitted than are executed at a time, and of short ones twice as many: a
+    worker that joins late gets the next one, and a worker that ends takes with it what it executes.
     """
 
     def __init__(self, client: Any, address: str) -> None:
@@ -74,15 +85,17 @@ class Cluster(Workers):
     def count(self) -> int:
         return max(1, self._members.slots)
 
-    def check(self, *, measures: bool) -> None:
-        """Raises :class:`BackendUnavailable` where no worker can do what will be asked for."""
+    def require_workers(self) -> None:
         self._look()
         if not self._members.all:
             raise BackendUnavailable(
                 f"the cluster at {self._address} has no workers: start some by "
                 f"`cpembed worker {self._address}`"
             )
-        if measures and not self._members.measuring(self._cpu):
+
+    def require_measuring(self) -> None:
+        self._look()
+        if not self._members.measuring(self._cpu):
             raise BackendUnavailable(
                 f"no worker of {self._address} can measure on {self._cpu}: "
                 f"{self._members.cannot_measure(self._cpu)}; start `cpembed worker "
@@ -121,7 +134,8 @@ class Cluster(Workers):
         self._looked = time.monotonic()
 
     def _has_room(self, run: _Run, task: Task) -> bool:
-        if len(run.submitted) >= self._members.slots:
+        ahead = 2 if run.seconds < SHORT_SECONDS else 1
+        if len(run.submitted) >= ahead * self._members.slots:
             return False
         return not task.measures or run.measuring < self._members.measuring(self._cpu)
 
@@ -161,7 +175,8 @@ class Cluster(Workers):
 
 
 class _Run:
-    """The tasks of one call of :meth:`Cluster.outcomes`: the next one, and those submitted."""
+    """The tasks of a call of :meth:`Cluster.outcomes`: the next one, those submitted, and how long
+    one takes from there to its completion, as a moving mean."""
 
     def __init__(self, tasks: Iterator[Task]) -> None:
         self._tasks = tasks
@@ -169,6 +184,8 @@ class _Run:
         self._number = 0
         self._completed: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.submitted: dict[str, tuple[Task, Any]] = {}
+        self._begun: dict[str, float] = {}
+        self.seconds = float("inf")
         self.next = next(tasks, None)
 
     @property
@@ -181,6 +198,7 @@ class _Run:
         key = f"cpembed-{self._name}-{self._number}"
         future = client.submit(execute, *arguments, key=key, pure=False, resources=tag)
         self.submitted[key] = self.next, future
+        self._begun[key] = time.monotonic()
         self._number += 1
 
         def completed(_: Any) -> None:
@@ -191,7 +209,10 @@ class _Run:
 
     def completed(self) -> tuple[Task, Any]:
         """A task that is complete; raises :class:`queue.Empty` where none is for a while."""
-        return self.submitted.pop(self._completed.get(timeout=LOOK_SECONDS))
+        key = self._completed.get(timeout=LOOK_SECONDS)
+        took = time.monotonic() - self._begun.pop(key)
+        self.seconds = took if self.seconds == float("inf") else (3 * self.seconds + took) / 4
+        return self.submitted.pop(key)
 
     def abandon(self, client: Any) -> None:
         """What is submitted is not waited for."""

@@ -13,6 +13,9 @@ ATTEMPTS = 2
 """How often a task is begun whose process is killed: once may be somebody else's doing, such as
 that of a neighbour who took the memory."""
 
+PRELOAD = ("cpembed.api.run:run",)
+"""What most tasks need; a compiler is loaded by those that compile."""
+
 
 class Isolation:
     """A child process for one task at a time, warm between tasks and replaced when it ends.
@@ -28,7 +31,7 @@ class Isolation:
         """Start the process where there is none."""
         if self._worker is None or not self._worker.is_usable:
             self.close()
-            self._worker = Worker()
+            self._worker = Worker(PRELOAD)
         return self._worker
 
     def execute(self, task: Task) -> Any:

@@ -13,8 +13,8 @@ def open_workers(
     """``workers`` processes on this machine, or a Dask cluster by its scheduler's address; with
     neither, this process.
 
-    ``measures``: some of the tasks will be times of this machine's CPU model. To be closed, as a
-    context manager is.
+    ``measures``: some of the tasks will be times of this machine's CPU model, which
+    :meth:`Workers.require_measuring` asks for later too. To be closed, as a context manager is.
 
     Raises :class:`CpembedError` where both are given, and for times that would be measured beside
     other processes; :class:`BackendUnavailable` for a cluster that is not there, is of another
@@ -25,13 +25,13 @@ def open_workers(
     if cluster is not None:
         from cpembed.cluster.client import open_cluster
 
-        return open_cluster(cluster, measures=measures)
-    if workers is None:
-        return ThisProcess()
+        opened: Workers = open_cluster(cluster)
+    else:
+        opened = ThisProcess() if workers is None else Processes(workers)
     if measures:
-        raise CpembedError(
-            "times that are measured beside other workers of this machine are wrong: leave the "
-            "workers out, solve only, or measure on a cluster whose workers do nothing else "
-            "(`cpembed worker ADDRESS --measure`)"
-        )
-    return Processes(workers)
+        try:
+            opened.require_measuring()
+        except BaseException:
+            opened.close()
+            raise
+    return opened

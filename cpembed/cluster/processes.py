@@ -8,8 +8,9 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from cpembed.cluster.base import Outcome, Task, Workers
+from cpembed.cluster.host_lock import HostLock
 from cpembed.cluster.isolation import Isolation
-from cpembed.errors import CpembedError, InvariantError
+from cpembed.errors import CpembedError
 
 _Todo = queue.SimpleQueue[Task | None]
 _Done = queue.SimpleQueue[tuple[Task, Any, BaseException | None]]
@@ -23,6 +24,7 @@ class Processes(Workers):
     """
 
     def __init__(self, count: int) -> None:
+        self._lock = HostLock.taken(alone=False)
         self._todo: _Todo = queue.SimpleQueue()
         self._done: _Done = queue.SimpleQueue()
         self._slots = [_Slot(self._todo, self._done) for _ in range(count)]
@@ -30,6 +32,13 @@ class Processes(Workers):
     @property
     def count(self) -> int:
         return len(self._slots)
+
+    def require_measuring(self) -> None:
+        raise CpembedError(
+            "times that are measured beside other workers of this machine are wrong: leave the "
+            "workers out, solve only, or measure on a cluster whose workers do nothing else "
+            "(`cpembed worker ADDRESS --measure`)"
+        )
 
     def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
         waiting = iter(tasks)
@@ -39,7 +48,7 @@ class Processes(Workers):
             while True:
                 while running < self.count and (task := next(waiting, None)) is not None:
                     if task.measures:
-                        raise InvariantError(f"{task.key} would be measured beside other work")
+                        self.require_measuring()
                     self._todo.put(task)
                     running += 1
                 if not running:
@@ -68,6 +77,7 @@ class Processes(Workers):
             self._todo.put(None)
         for slot in self._slots:
             slot.thread.join()
+        self._lock.release()
 
 
 class _Slot:

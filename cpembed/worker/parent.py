@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
@@ -81,16 +81,17 @@ class _Surroundings:
 
 
 class Worker:
-    """A child process that executes one call at a time."""
+    """A child process that executes one call at a time; ``preload`` as :data:`PRELOAD`, which is
+    taken where it is None."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] | None = None) -> None:
         self.surroundings = _Surroundings.now()
         self.owner = os.getpid()
         self._connection, theirs = Pipe()
         # Not a pipe: nobody reads it while the worker works.
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         descriptor = theirs.fileno()
-        rest = f"{descriptor}, {os.getpid()}, {list(PRELOAD)!r}"
+        rest = f"{descriptor}, {os.getpid()}, {list(PRELOAD if preload is None else preload)!r}"
         self._process = subprocess.Popen(
             [sys.executable, "-c", _MAIN.format(path=sys.path, rest=rest)],
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,47 @@
+"""``cpembed worker``: this machine works for others."""
+
+from __future__ import annotations
+
+import click
+
+from cpembed.cli.interrupt import INTERRUPTED
+from cpembed.cli.options import Subcommand
+from cpembed.cli.output import message
+
+
+@click.command(cls=Subcommand)
+@click.argument("address", metavar="ADDRESS|FILE")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Take what is to be timed on this machine's CPU model too: one task at a time, and no "
+    "other worker on this host.",
+)
+@click.option(
+    "--slots",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Tasks at a time, each in a process of its own.  [default: the cores of the process; 1 "
+    "with --measure]",
+)
+def command(*, address: str, measure: bool, slots: int | None) -> int:
+    """Join the Dask cluster whose scheduler is at ADDRESS, or wrote FILE, and work until it ends.
+
+    `bench`, `tune`, `shape` and `explore` send their work there with --cluster.
+
+    \b
+    dask scheduler --port 8786
+    cpembed worker head:8786
+    cpembed worker head:8786 --measure
+    """
+    if measure and slots not in (None, 1):
+        raise click.UsageError(
+            "--measure does one task at a time: leave --slots out", click.get_current_context()
+        )
+    from cpembed.cluster.identity import cores
+    from cpembed.cluster.joining import Joining, join
+
+    joining = Joining(address, slots or (1 if measure else cores()), measure)
+    interrupted = join(joining, message)
+    message("stopped" if interrupted else "the scheduler has ended")
+    return INTERRUPTED if interrupted else 0

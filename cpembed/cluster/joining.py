@@ -1,0 +1,112 @@
+"""This machine as a part of a cluster: workers that run until the scheduler ends or a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cpembed.cluster.address import scheduler_address
+from cpembed.cluster.client import connected
+from cpembed.cluster.host_lock import HostLock
+from cpembed.cluster.identity import host_name, measuring_tag
+from cpembed.cluster.library import require_distributed
+from cpembed.errors import BackendUnavailable
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Of numerical libraries: one where several processes share the cores; as everywhere else where
+something is measured."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How a machine joins: ``slots`` tasks at a time, each in a process of its own; one with
+    ``measures``."""
+
+    address: str
+    slots: int
+    measures: bool
+
+
+def join(joining: Joining, joined: Callable[[str], None]) -> bool:
+    """Work until the scheduler ends; True where Ctrl-C or SIGTERM came before. ``joined`` is told
+    in words once workers are there.
+
+    Raises :class:`BackendUnavailable` for a scheduler that does not answer, and for a host on which
+    there are other workers and one of them measures.
+    """
+    at = scheduler_address(joining.address)
+    require_distributed()
+    with _interrupts(), tempfile.TemporaryDirectory() as folder, _settings(joining):
+        connected(at).close()
+        lock = HostLock.taken(alone=joining.measures)
+        try:
+            return asyncio.run(_work(joining, at, folder, joined))
+        finally:
+            lock.release()
+
+
+async def _work(joining: Joining, at: str, folder: str, joined: Callable[[str], None]) -> bool:
+    from distributed import Nanny
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    resources = {measuring_tag(): 1} if joining.measures else {}
+    nannies = [
+        Nanny(at, nthreads=1, resources=resources, local_directory=folder, memory_limit="0")
+        for _ in range(joining.slots)
+    ]
+    try:
+        try:
+            await asyncio.gather(*nannies)
+        except Exception as error:
+            raise BackendUnavailable(f"{at}: cannot be joined: {error}") from None
+        what = "measures" if joining.measures else f"does {joining.slots} tasks at a time"
+        joined(f"{host_name()} {what} for {at}")
+        interrupt = asyncio.create_task(stopped.wait())
+        ended = asyncio.create_task(_all_ended(nannies))
+        await asyncio.wait([interrupt, ended], return_when=asyncio.FIRST_COMPLETED)
+        return stopped.is_set()
+    finally:
+        await asyncio.gather(*(nanny.close() for nanny in nannies), return_exceptions=True)
+
+
+async def _all_ended(nannies: Sequence[Any]) -> None:
+    await asyncio.gather(*(nanny.finished() for nanny in nannies))
+
+
+@contextmanager
+def _settings(joining: Joining) -> Generator[None]:
+    """Of Dask: the environment in which its workers start."""
+    from dask import config
+
+    environment = dict.fromkeys(_THREADS, None if joining.measures else 1)
+    # What is lost or comes back is told by the scheduler and by clients.
+    environment |= {"DASK_LOGGING__DISTRIBUTED": "critical"}
+    with config.set({"distributed.nanny.pre-spawn-environ": environment}):
+        yield
+
+
+@contextmanager
+def _interrupts() -> Generator[None]:
+    """Ctrl-C goes to all processes of a terminal. Those that are started from here inherit that it
+    is blocked, and are ended by this one, in which another thread gets it."""
+    over = threading.Event()
+
+    def get() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        over.wait()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    threading.Thread(target=get, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
