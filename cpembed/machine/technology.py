@@ -116,6 +116,10 @@ class Technology:
         """
         return self._operation("multiply", dtype_in) + self._operation("add", dtype_out)
 
+    def add(self, dtype: str) -> Unit:
+        """An addition of two of ``dtype``; raises as :meth:`mac`."""
+        return self._operation("add", dtype)
+
     def _operation(self, operation: str, dtype: str) -> Unit:
         known: Mapping[str, Unit] = getattr(self.tables, operation)
         found = known.get(dtype.removeprefix("u"))
