@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.estimate import Tilings, estimated_cycles, needs, pairs
-from cpembed.targets.vta.floor import Floors
+from cpembed.targets.vta.floor import Floor, Floors
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.planner import combinations, forms, tile_sizes, with_tiles
 from cpembed.targets.vta.schedule import Schedule, occupancy
@@ -43,17 +43,13 @@ Logs = tuple[int, int, int]
 
 class Contender(msgspec.Struct, frozen=True):
     """A schedule of an embedding, by its place in a list; what it ``needs`` of each buffer; its
-    estimate, and the floor of what it does (:class:`~cpembed.targets.vta.floor.Floor`): cycles,
-    products and passes over accumulators in tiles, tiles moved of INP, WGT and OUT."""
+    estimate, and the floor of what it does."""
 
     embedding: int
     schedule: Schedule
     needs: Logs
     estimate: float
-    cycles: int
-    products: int
-    passes: int
-    moved: tuple[int, int, int]
+    floor: Floor
 
     def fits(self, holds: Logs) -> bool:
         return all(need <= log for need, log in zip(self.needs, holds, strict=True))
@@ -174,14 +170,4 @@ def _contender(row: _Row, floors: Floors) -> Contender:
     schedule = with_tiles(row.form, row.tilings.sizes, row.at)
     taken = occupancy(floors.nest, schedule)
     inp, wgt, acc = (max(1, (taken[memory][0] - 1).bit_length()) for memory in SIZED)
-    floor = floors.of(schedule)
-    return Contender(
-        row.number,
-        schedule,
-        (inp, wgt, acc),
-        row.estimate,
-        floor.cycles,
-        floor.products,
-        floor.passes,
-        (floor.moved[Memory.INP], floor.moved[Memory.WGT], floor.moved[Memory.OUT]),
-    )
+    return Contender(row.number, schedule, (inp, wgt, acc), row.estimate, floors.of(schedule))

@@ -23,6 +23,7 @@ from cpembed.targets.vta.schedule import Schedule, largest_regions, loop_tiles, 
 from cpembed.targets.vta.tail import Tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor
 from cpembed.targets.vta.timing import PIPELINE, MemorySystem
+from cpembed.targets.vta.work import Work
 
 LOAD_FLOOR = 6
 """Cycles of a LOAD beside its beats where other bursts hide the memory's delay: command, answer,
@@ -38,13 +39,10 @@ Trips = Mapping[str, list[Interval]]
 
 @dataclass(frozen=True)
 class Floor:
-    """Of a program, at least: ``cycles``; products in tiles; passes over accumulators (resets and
-    the ALU), in tiles; tiles that INP and WGT load and OUT stores."""
+    """Of a program, at least."""
 
     cycles: int
-    products: int
-    passes: int
-    moved: Mapping[Memory, int]
+    work: Work
 
 
 @dataclass(frozen=True)
@@ -168,12 +166,14 @@ class _Program:
         return 1 + sum(map(len, self.floors.tail.phases)) + bias
 
     def floor(self) -> Floor:
+        nest, phases = self.nest, self.floors.tail.phases
         loads = [self._loads(self.walks[tensor.memory]) for tensor in self.nest.factors]
         products = self._products()
-        passes = self.passes * self.nest.acc.tiles
-        moved = {t.memory: one.tiles for t, one in zip(self.nest.factors, loads, strict=True)}
-        moved[Memory.OUT] = len(self.floors.tail.phases) * self.nest.acc.tiles
-        return Floor(self._cycles(products, loads), products, passes, moved)
+        moved = {t.memory: one.tiles for t, one in zip(nest.factors, loads, strict=True)}
+        moved[Memory.OUT] = len(phases) * nest.acc.tiles
+        operations = sum(map(len, phases)) + bool(nest.bias)
+        work = Work(products, nest.acc.tiles, operations * nest.acc.tiles, moved)
+        return Floor(self._cycles(products, loads), work)
 
     def _loads(self, walk: _Walk) -> _Loads:
         active = self.active

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cpembed import worker
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import CrashError, InvariantError, LoweringError, ProgramError
+from cpembed.errors import InvariantError, LoweringError, ProgramError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
@@ -243,17 +242,17 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
     def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
         return {"form": result_form(epilogue or default_tail(workload))}
 
-    def tried(self, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
+    def trial_call(
+        self, proposal: Proposal[Schedule], epilogue: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Its cycles; that generated programs are legal and right is not asked of each of them."""
-        design = proposal.design
-        cycles, error = None, None
-        try:
-            cycles = worker.call(_cycles, design.lowered, proposal.schedule)
-        except (LoweringError, CrashError) as refused:
-            error = str(refused)
-        space = design.space
+        return _cycles, (proposal.design.lowered, proposal.schedule)
+
+    def trial_of(
+        self, proposal: Proposal[Schedule], figure: Any, error: str | None
+    ) -> VtaTrial:
+        design, space, estimate = proposal.design, proposal.design.space, proposal.estimate
         assert isinstance(space, VtaSpace)
-        estimate = proposal.estimate
         return VtaTrial(
             design.candidate.embedding.to_json(),
             design.identifier,
@@ -262,7 +261,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
             error,
             proposal.schedule,
             estimate if estimate < float("inf") else None,
-            cycles,
+            figure,
             space.bounds.gemm_or_dma,
             space.bounds.busiest_module,
         )

@@ -1,0 +1,274 @@
+"""VTA's configurations as a family of machines: sizes of the GEMM core and of the buffers, and the
+memory path.
+
+The group of a point has what its programs and their cycles depend on: all but the sizes of INP, WGT
+and ACC, the clock, and micro-op buffers beyond what a program uses. A layer's embeddings and
+schedules are looked at once a group (:mod:`cpembed.targets.vta.contenders`), and each choice is
+simulated once for all of its points.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.result import silent
+from cpembed.errors import LoweringError, SpecError, TransformError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.machine.technology import technologies, technology
+from cpembed.provenance import Provenance
+from cpembed.selection.candidate import derive_candidate
+from cpembed.selection.search import find_best
+from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
+from cpembed.targets.vta.config import VtaConfig
+from cpembed.targets.vta.contenders import SMALLEST, Contender, contenders
+from cpembed.targets.vta.formats import formats_of
+from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.legality import uops_kept
+from cpembed.targets.vta.report import schedule_text
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.silicon import Silicon
+from cpembed.targets.vta.simulator import require_simulated
+from cpembed.targets.vta.space import Machine, Nest, VtaSpace
+from cpembed.targets.vta.specification import specification
+from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.work import counts, work_of
+from cpembed.transform.proof import require
+from cpembed.tuning.records import WIDEST
+from cpembed.workloads.suites import Layer
+
+_BUFFERS = ("log_uop_buff", "log_inp_buff", "log_wgt_buff", "log_acc_buff")
+_DTYPES = ("int8", "int8", "int32")
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A point, read."""
+
+    config: VtaConfig
+    memory: MemorySystem
+    clock_mhz: float
+    silicon: Silicon
+
+
+class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
+    """Software of a layer on the machines of a group: embeddings as JSON has them, schedules by
+    ascending estimates."""
+
+    embeddings: tuple[dict[str, object], ...]
+    contenders: tuple[Contender, ...]
+
+    @cached_property
+    def needs(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        """``[contender, buffer]``."""
+        return np.array([item.needs for item in self.contenders])
+
+
+class Software(msgspec.Struct, frozen=True):
+    """An embedding, as JSON has it, with a schedule."""
+
+    embedding: dict[str, object]
+    schedule: Schedule
+
+
+class VtaFamily(Family):
+    """Cycles are simulated, area and energy estimated."""
+
+    name: ClassVar[str] = "vta"
+    parameters: ClassVar[tuple[Parameter, ...]] = (
+        Parameter("log_batch", "binary logarithm of the GEMM core's rows", 0),
+        Parameter("log_block", "binary logarithm of the GEMM core's block", 4),
+        Parameter("log_inp_buff", "binary logarithm of the bytes of INP", 15),
+        Parameter("log_wgt_buff", "binary logarithm of the bytes of WGT", 18),
+        Parameter("log_acc_buff", "binary logarithm of the bytes of ACC", 17),
+        Parameter("log_uop_buff", "binary logarithm of the bytes of UOP", 15),
+        Parameter("bus_bits", "bits of the bus to main memory: 64, 128, 256, 512", 64),
+        Parameter("burst_beats", "beats of a burst, a power of two", 16),
+        Parameter("dram_delay_cycles", "cycles until main memory answers", 16),
+        Parameter("clock_mhz", "MHz", 100),
+        Parameter("technology", "of area and energy", "45nm"),
+        Parameter("embeddings", "embeddings that take part, the best of all", 32),
+        Parameter("schedules", "schedules of a layer that are simulated at a point", 3),
+    )
+
+    def flaw(self, point: Point) -> str | None:
+        try:
+            _configuration(_key(point))
+        except SpecError as error:
+            return str(error)
+        return None
+
+    def clock_mhz(self, point: Point) -> float:
+        return _configuration(_key(point)).clock_mhz
+
+    def area_um2(self, point: Point) -> float:
+        return _configuration(_key(point)).silicon.area_um2
+
+    def leakage_w(self, point: Point) -> float:
+        return _configuration(_key(point)).silicon.leakage_w
+
+    def energy_pj(self, point: Point, activity: Activity) -> float:
+        read = _configuration(_key(point))
+        # W over cycles of 1/MHz is uJ.
+        leaked = read.silicon.leakage_w * activity.cycles / read.clock_mhz * 1e6
+        return read.silicon.energy_pj(activity.counts) + leaked
+
+    def typed(self, layer: Layer) -> Computation:
+        inputs = layer.operator.inputs if layer.label.split()[0] else 0
+        return layer.workload(_DTYPES if inputs == 2 else None)
+
+    def group(self, point: Point) -> Hashable:
+        read = _configuration(_key(point))
+        memory = read.memory
+        return (
+            *(read.config.log_batch, read.config.log_block, uops_kept(read.config)),
+            *(memory.bus_bits, memory.burst_beats, memory.dram_delay_cycles),
+            *(point["embeddings"], point["schedules"]),
+        )
+
+    def analyse(self, point: Point, workload: Computation) -> VtaAnalysis:
+        """The best embeddings of the widest set, under the schedules of the planner."""
+        target = _target(self.specification(point))
+        machine = target.machine(workload)
+        nests = _nests(workload, target, machine, int(point["embeddings"]))
+        found = contenders([nest.nest for nest in nests], machine, int(point["schedules"]))
+        embeddings = tuple(nest.program.embedding.to_json() for nest in nests)
+        return VtaAnalysis(embeddings, tuple(found))
+
+    def bound(self, point: Point, analysis: VtaAnalysis) -> Costs | None:
+        fitting = self._fitting(point, analysis)
+        if not fitting:
+            return None
+        config = _configuration(_key(point)).config
+        floors = [analysis.contenders[at].floor for at in fitting]
+        activities = [
+            Activity(floor.cycles, Provenance.SIMULATED, counts(floor.work, config))
+            for floor in floors
+        ]
+        return Costs(
+            min(activity.cycles for activity in activities),
+            min(self.energy_pj(point, activity) for activity in activities),
+        )
+
+    def choices(self, point: Point, analysis: VtaAnalysis) -> tuple[Choice, ...]:
+        return tuple(self._choice(analysis, at) for at in self._fitting(point, analysis))
+
+    def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
+        """In the timed simulator, of a program that is proven."""
+        software: Software = choice.payload
+        target = _target(self.specification(point))
+        embedding = Embedding.from_json(software.embedding)
+        candidate = derive_candidate(workload, target.spec.instruction, embedding)
+        require(candidate.program)
+        lowered = Nest.of(candidate.program, target.machine(workload)).lowered(software.schedule)
+        program = lowered.empty_image()
+        cycles = time_program(program, target.memory, checked=False).cycles
+        return Activity(cycles, Provenance.SIMULATED, counts(work_of(program), target.config))
+
+    def specification(self, point: Point) -> str:
+        read = _configuration(_key(point))
+        return specification(read.config, read.memory, read.clock_mhz)
+
+    def _fitting(self, point: Point, analysis: VtaAnalysis) -> list[int]:
+        """The best by estimate that fit."""
+        config = _configuration(_key(point)).config
+        holds = np.array([config.log_elements(m) for m in (Memory.INP, Memory.WGT, Memory.ACC)])
+        fits = np.flatnonzero((analysis.needs <= holds).all(axis=1))
+        return fits[: int(point["schedules"])].tolist()
+
+    def _choice(self, analysis: VtaAnalysis, at: int) -> Choice:
+        item = analysis.contenders[at]
+        document = analysis.embeddings[item.embedding]
+        words = f"{Embedding.from_json(document).identifier()}: {schedule_text(item.schedule)}"
+        return Choice(str(at), words, Software(document, item.schedule))
+
+
+def _nests(workload: Computation, target: VtaTarget, machine: Machine, count: int) -> list[Nest]:
+    """The best embeddings, one of those that are the same program.
+
+    Raises :class:`LoweringError` where there is none.
+    """
+    best = find_best(
+        workload,
+        target.spec.instruction,
+        load_constraint_set(WIDEST),
+        count,
+        SearchLimits(),
+        silent,
+    )
+    found: dict[object, Nest] = {}
+    for ranked in best.ranking.candidates:
+        try:
+            nest = Nest.of(ranked.candidate.program, machine)
+        except (LoweringError, TransformError):
+            continue
+        found.setdefault(VtaSpace(nest).form(), nest)
+    if not found:
+        raise LoweringError(f"{workload.name} has no embedding on {target.spec.name}")
+    return list(found.values())
+
+
+def _key(point: Point) -> tuple[tuple[str, Value], ...]:
+    return tuple(sorted(point.items()))
+
+
+@lru_cache(maxsize=1 << 14)
+def _configuration(key: tuple[tuple[str, Value], ...]) -> Configuration:
+    """Raises :class:`SpecError`: which parameter, what is wrong with it, and the remedy."""
+    point = dict(key)
+    for name, value in key:
+        if name == "technology":
+            if value not in technologies():
+                raise SpecError(f"technology {value}: allowed: {', '.join(technologies())}")
+        elif name == "clock_mhz":
+            if isinstance(value, str) or not 0 < value <= 100_000:
+                raise SpecError(f"clock_mhz = {value}; allowed: above 0, to 100,000")
+        elif not isinstance(value, int) or not 0 <= value < 1 << 20:
+            raise SpecError(f"{name} = {value} is no natural number below a million")
+    numbers = {name: int(value) for name, value in key if name != "technology"}
+    for name, largest in (("embeddings", 1024), ("schedules", 64)):
+        if not 1 <= numbers[name] <= largest:
+            raise SpecError(f"{name} = {numbers[name]}; allowed: 1 to {largest}")
+    config = VtaConfig(
+        log_batch=_small(numbers, "log_batch", 10),
+        log_block=_small(numbers, "log_block", 10),
+        **{name: _small(numbers, name, 40) for name in _BUFFERS},
+    )
+    formats_of(config)
+    require_simulated(config)
+    for memory, fewest in SMALLEST.items():
+        name = f"log_{memory.name.lower()}_buff"
+        if numbers[name] < fewest.bit_length() - 1:
+            raise SpecError(
+                f"{name} = {numbers[name]}; allowed: {fewest.bit_length() - 1} and more"
+            )
+    memory = MemorySystem(numbers["dram_delay_cycles"], numbers["bus_bits"], numbers["burst_beats"])
+    memory.check()
+    silicon = Silicon.of(config, technology(str(point["technology"])))
+    return Configuration(config, memory, float(point["clock_mhz"]), silicon)
+
+
+def _small(numbers: dict[str, int], name: str, most: int) -> int:
+    if numbers[name] > most:
+        raise SpecError(f"{name} = {numbers[name]}; allowed: 0 to {most}: it is a logarithm")
+    return numbers[name]
+
+
+@lru_cache
+def _target(text: str) -> VtaTarget:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vta.toml"
+        path.write_text(text, encoding="utf-8")
+        return VtaTarget(load_hardware_spec(path))
