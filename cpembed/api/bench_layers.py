@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,13 +38,22 @@ def named_suite(
 
     Raises :class:`WorkloadError` for an unknown name and a file that cannot be read.
     """
+    return prepared_suite(name, lambda graph: prepared_for(graph, spec), shapes)
+
+
+def prepared_suite(
+    name: str,
+    prepared: Callable[[Graph], Graph],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> NamedSuite:
+    """:func:`named_suite` for what prepares models itself."""
     is_model = name.lower().endswith(MODELS)
     if shapes and not is_model:
         raise WorkloadError(f"{name} is no model and has no inputs: leave --shape (shapes=) out")
     if is_table(name):
         return _own(Path(name).name, read_suite(Path(name)))
     if is_model:
-        graph = _prepared(name, spec, shapes)
+        graph = prepared(_model(name, shapes))
         return _own(Path(name).name, model_layers(graph, Path(name).name))
     if name not in SUITES:
         raise WorkloadError(
@@ -91,10 +100,10 @@ def layer_workload(layer: ComputedLayer, layout: str, spec: HardwareSpec) -> Com
     return typed_for(layer.workload(layout=layout), spec)
 
 
-def _prepared(path: str, spec: HardwareSpec, shapes: Mapping[str, Sequence[int]] | None) -> Graph:
+def _model(path: str, shapes: Mapping[str, Sequence[int]] | None) -> Graph:
     from cpembed.frontends import load_model
 
-    return prepared_for(load_model(Path(path), shapes), spec)
+    return load_model(Path(path), shapes)
 
 
 def _own(name: str, layers: tuple[Layer, ...]) -> NamedSuite:

@@ -19,6 +19,7 @@ SUBCOMMANDS: dict[str, str] = {
     "network": "Compile a whole model, run it, verify and time it layer by layer.",
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     "worker": "Join a cluster and do the work of others.",
+    "explore": "Find the machines of a space that are the best for a suite's layers.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",

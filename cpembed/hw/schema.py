@@ -152,7 +152,7 @@ def _first_fault(value: Any, expected: Any, key: Key) -> tuple[Key, str] | None:
 def _fault_in_struct(
     entries: dict[str, Any], struct: type[msgspec.Struct], key: Key
 ) -> tuple[Key, str] | None:
-    fields = {field.name: field for field in msgspec.structs.fields(struct)}
+    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     for name in entries:
         if name not in fields:
             allowed = f"unknown key; allowed: {one_of(fields)}"
@@ -217,7 +217,7 @@ def _describe_type(expected: Any) -> str:
 def _describe_choice(choice: Any) -> str:
     struct = _struct(choice)
     if struct is not None:
-        return f"a table of {one_of(struct.__struct_fields__)}"
+        return f"a table of {one_of(struct.__struct_encode_fields__)}"
     if get_origin(choice) is list:
         return f"an array of {_describe_type(get_args(choice)[0]).removeprefix('a ')}s"
     if get_origin(choice) is dict:

@@ -1,0 +1,378 @@
+"""The front of a space, proven: every point is evaluated, or discarded by its lower bounds.
+
+All layers are analysed for all groups of points; from an analysis follow lower bounds of a layer's
+costs at any point of the group, and their sums are bounds of the point's objectives. A point is
+discarded when one that was evaluated is at least as good as its bounds in all objectives, or when a
+bound is above a limit. The most promising point by its bounds is evaluated next, layer by layer,
+the largest first: each layer's costs replace its bound, and the point may be discarded before all
+of them are evaluated.
+
+What is discarded, and by what, depends on nothing but the space: tasks are started ahead where
+several can be executed at once, and their answers are used in the order in which one worker would
+have found them out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from cpembed.cluster import Workers
+from cpembed.errors import InvariantError, SpecError
+from cpembed.exploration.costing import Costing, LayerWork, Request
+from cpembed.exploration.front import Vector, covers
+from cpembed.exploration.objectives import Limit, Machine, Objective, exceeded
+from cpembed.exploration.points import EvaluatedPoint, Step, evaluated, total
+from cpembed.exploration.space import Place, Space
+from cpembed.targets.family import Costs, Point
+
+MOST_POINTS = 200_000
+"""Combinations that are enumerated."""
+
+_AHEAD = 32
+"""Points whose evaluations may be begun before they are needed, where there are workers for it."""
+
+_ROUNDING = 1e-9
+"""Of a bound, relative."""
+
+Fate = Literal["evaluated", "dominated", "limit", "no_machine", "no_software", "failed"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a point. ``by`` is the number of the point that is at least as good as its
+    bounds, a limit, or the layer without software; ``layers``: how many of its layers were
+    evaluated for it."""
+
+    number: int
+    fate: Fate
+    by: int | str | None = None
+    bound: Vector | None = None
+    layers: int = 0
+
+
+@dataclass
+class _Candidate:
+    """A machine that is neither evaluated nor discarded, with the bounds of its layers, each as
+    often as the network has it."""
+
+    number: int
+    place: Place
+    point: Point
+    machine: Machine
+    layers: list[Costs] = field(default_factory=list[Costs])
+    resolved: set[int] = field(default_factory=set[int])
+    row: int | None = None
+
+
+class ExactSearch:
+    """``bounds`` False evaluates every machine: brute force, to compare with."""
+
+    def __init__(
+        self,
+        space: Space,
+        costing: Costing,
+        objectives: Sequence[Objective],
+        limits: Sequence[Limit],
+        *,
+        bounds: bool = True,
+    ) -> None:
+        if space.combinations > MOST_POINTS:
+            raise SpecError(
+                f"{space.name} has {space.combinations:,} combinations, more than the "
+                f"{MOST_POINTS:,} that are enumerated: narrow it, or let a method sample it"
+            )
+        self.space = space
+        self.costing = costing
+        self.objectives = tuple(objectives)
+        self.limits = tuple(limits)
+        self.verdicts: dict[int, Verdict] = {}
+        self.evaluated: list[EvaluatedPoint] = []
+        self.points = 0
+        self.machines = 0
+        self.bounded = False
+        """Whether all points that are left have bounds."""
+        self._use_bounds = bounds
+        self._candidates: dict[int, _Candidate] = {}
+        # One row for each point that got bounds, whether it is decided or not.
+        self._bounds = np.empty((0, len(self.objectives)))
+        self._bounded: list[_Candidate] = []
+        self._undecided = np.empty(0, dtype=np.bool_)
+        self._heap: list[tuple[float, int]] = []
+        self._current: _Candidate | None = None
+        self._applied: set[Request] = set()
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.bounded and self._current is None and not self._candidates
+
+    @property
+    def open(self) -> list[tuple[int, Vector]]:
+        """Points that are neither evaluated nor discarded, with their bounds."""
+        return [(one.number, self._bound(one)) for one in self._candidates.values()]
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the front is that of the space; not where evaluations failed."""
+        return self.finished and not any(v.fate == "failed" for v in self.verdicts.values())
+
+    # -- the search ---------------------------------------------------------------------------
+
+    def run(self, workers: Workers) -> Iterator[Step]:
+        """Search until all points are decided; whoever iterates may stop at any step, and go on
+        later."""
+        if not self.machines:
+            yield from self._enumerate()
+        if not self.bounded:
+            yield from self._analyse(workers)
+            yield from self._bound_all()
+        self._advance()
+        while not self.finished:
+            for _ in self.costing.find_out(self._wanted(), workers):
+                self._advance()
+                yield self._standing()
+
+    def _standing(self) -> Step:
+        decided = self.machines - len(self._candidates)
+        return Step(f"{len(self.evaluated)} evaluated", decided, self.machines)
+
+    def _enumerate(self) -> Iterator[Step]:
+        space = self.space
+        for place in space.places():
+            self.points += 1
+            point = space.point(place)
+            number = space.number(place)
+            if (flaw := space.family.flaw(point)) is not None:
+                self.verdicts[number] = Verdict(number, "no_machine", flaw)
+                continue
+            self.machines += 1
+            machine = Machine.of(space.family, point)
+            candidate = _Candidate(number, place, point, machine)
+            self._candidates[number] = candidate
+            # What does not depend on software may be above a limit already.
+            candidate.layers = [Costs(0.0, 0.0)] * len(self.costing.layers)
+            self._discard_by_limit(candidate)
+            if self.points % 1000 == 0:
+                yield Step("enumerating", self.points, space.combinations)
+
+    def _analyse(self, workers: Workers) -> Iterator[Step]:
+        groups: dict[str, Point] = {}
+        for candidate in self._candidates.values():
+            groups.setdefault(self.costing.group(candidate.point), candidate.point)
+        wanted = [
+            (point, layer, request)
+            for point in groups.values()
+            for layer in self.costing.layers
+            if (request := self.costing.analysis(point, layer)) is not None
+        ]
+        distinct = len({request for _, _, request in wanted})
+        for number, _ in enumerate(self.costing.find_out(wanted, workers), 1):
+            yield Step("analysing", number, distinct)
+
+    def _bound_all(self) -> Iterator[Step]:
+        for number, candidate in enumerate(list(self._candidates.values()), 1):
+            if self._bound_layers(candidate):
+                self._discard_by_limit(candidate)
+            if number % 50 == 0:
+                yield Step("bounding", number, self.machines)
+        self._bounded = list(self._candidates.values())
+        size = len(self._bounded), len(self.objectives)
+        self._bounds = np.array([self._bound(one) for one in self._bounded]).reshape(size)
+        self._undecided = np.ones(len(self._bounded), dtype=np.bool_)
+        for row, candidate in enumerate(self._bounded):
+            candidate.row = row
+            self._push(candidate)
+        self.bounded = True
+
+    def _bound_layers(self, candidate: _Candidate) -> bool:
+        """Take in lower bounds; False where the point is decided by that."""
+        found: list[Costs] = []
+        for layer in self.costing.layers:
+            if self.costing.is_failed(candidate.point, layer):
+                self._decide(candidate, "failed", layer.label)
+                return False
+            bound = self.costing.bound(candidate.point, layer)
+            if bound is None:
+                self._decide(candidate, "no_software", layer.label)
+                return False
+            found.append(bound.times(layer.count) if self._use_bounds else Costs(0.0, 0.0))
+        candidate.layers = found
+        return True
+
+    # -- evaluating the most promising point ------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Use answers as far as they are there, in the order of one worker."""
+        while self._current is not None or self._heap:
+            if self._current is None and not self._take():
+                continue
+            candidate = self._current
+            assert candidate is not None
+            place = self._next_layer(candidate)
+            if place is None:
+                self._complete(candidate)
+                continue
+            needed = self.costing.evaluations(candidate.point, self.costing.layers[place])
+            if not all(self.costing.is_known(request) for request in needed):
+                return
+            if not self._resolve(candidate, place, needed):
+                self._current = None
+
+    def _take(self) -> bool:
+        """The next point as the current one; False where the first in line is decided, or comes
+        later, by what has been evaluated since it was put there."""
+        rank, number = heapq.heappop(self._heap)
+        candidate = self._candidates.get(number)
+        if candidate is None:
+            return False
+        for place, layer in enumerate(self.costing.layers):
+            if place in candidate.resolved:
+                continue
+            needed = self.costing.evaluations(candidate.point, layer)
+            if self._applied.issuperset(needed) and not self._resolve(candidate, place, needed):
+                return False
+        if self._rank(candidate) > rank and self._heap:
+            self._push(candidate)
+            if self._heap[0][1] != number:
+                return False
+            heapq.heappop(self._heap)
+        self._current = candidate
+        return True
+
+    def _next_layer(self, candidate: _Candidate) -> int | None:
+        """The unresolved layer with the most cycles."""
+        left = (n for n in range(len(candidate.layers)) if n not in candidate.resolved)
+        return max(left, key=lambda n: (candidate.layers[n].cycles, -n), default=None)
+
+    def _resolve(self, candidate: _Candidate, place: int, needed: Sequence[Request]) -> bool:
+        """Put a layer's costs in the place of its bound; False where that decides the point."""
+        self._applied.update(needed)
+        layer = self.costing.layers[place]
+        if any(request in self.costing.failed for request in needed):
+            self._decide(candidate, "failed", layer.label)
+            return False
+        found = self.costing.costs(candidate.point, layer)
+        if found is None:
+            self._decide(candidate, "no_software", layer.label)
+            return False
+        self._check_bound(candidate.layers[place], found.costs.times(layer.count), layer)
+        candidate.layers[place] = found.costs.times(layer.count)
+        candidate.resolved.add(place)
+        if len(candidate.resolved) == len(candidate.layers):
+            # Its values are exact from here on.
+            return True
+        bound = self._bound(candidate)
+        self._bounds[candidate.row] = bound
+        return not (self._discard_by_limit(candidate) or self._discard_by_others(candidate, bound))
+
+    def _check_bound(self, bound: Costs, costs: Costs, layer: LayerWork) -> None:
+        pairs = (bound.cycles, costs.cycles), (bound.energy_pj, costs.energy_pj)
+        if any(value < lower * (1 - _ROUNDING) for lower, value in pairs):
+            raise InvariantError(
+                f"family {self.space.family.name}: {layer.label} costs {costs}, below its lower "
+                f"bound {bound}: nothing can be discarded by such bounds"
+            )
+
+    def _complete(self, candidate: _Candidate) -> None:
+        """All layers of the current point are resolved."""
+        self._current = None
+        found = evaluated(self.space, candidate.place, self.costing, self.limits)
+        assert found is not None, "its layers have costs"
+        self.evaluated.append(found)
+        self._decide(candidate, "evaluated", found.beyond and found.beyond.text)
+        if found.beyond is not None or not self._use_bounds:
+            return
+        vector = found.vector(self.objectives)
+        for row in np.flatnonzero(covers(vector, self._bounds) & self._undecided):
+            self._discard(self._bounded[row], found.number, vector)
+
+    # -- discarding -------------------------------------------------------------------------------
+
+    def _discard_by_others(self, candidate: _Candidate, bound: Vector) -> bool:
+        if not self._use_bounds:
+            return False
+        for other in self.evaluated:
+            if other.beyond is None:
+                vector = other.vector(self.objectives)
+                if all(a <= b for a, b in zip(vector, bound, strict=True)) and self._discard(
+                    candidate, other.number, vector
+                ):
+                    return True
+        return False
+
+    def _discard(self, candidate: _Candidate, by: int, vector: Vector) -> bool:
+        """By a point that is at least as good as its bounds. Of points that may be equal the one
+        with the smaller number stays, whichever is evaluated first."""
+        bound = self._bound(candidate)
+        if vector == bound and by > candidate.number:
+            return False
+        self._decide(candidate, "dominated", by)
+        return True
+
+    def _discard_by_limit(self, candidate: _Candidate) -> bool:
+        costs = total(candidate.layers)
+        limit = exceeded(self.limits, lambda one: one.bound(candidate.machine, costs))
+        if limit is not None and self._use_bounds:
+            self._decide(candidate, "limit", limit.text)
+            return True
+        return False
+
+    def _decide(self, candidate: _Candidate, fate: Fate, by: int | str | None) -> None:
+        bound = None if fate == "evaluated" else self._bound(candidate)
+        resolved = len(candidate.resolved)
+        verdict = Verdict(candidate.number, fate, by, bound, resolved)
+        self.verdicts[candidate.number] = verdict
+        del self._candidates[candidate.number]
+        if candidate.row is not None:
+            self._undecided[candidate.row] = False
+
+    def _bound(self, candidate: _Candidate) -> Vector:
+        costs = total(candidate.layers)
+        return tuple(one.bound(candidate.machine, costs) for one in self.objectives)
+
+    def _rank(self, candidate: _Candidate) -> float:
+        """Least for the most promising: the logarithm of the bounds' product."""
+        return sum(math.log(max(value, 1e-30)) for value in self._bound(candidate))
+
+    def _push(self, candidate: _Candidate) -> None:
+        heapq.heappush(self._heap, (self._rank(candidate), candidate.number))
+
+    # -- ahead of the search ----------------------------------------------------------------------
+
+    def _wanted(self) -> Iterator[tuple[Point, LayerWork, Request]]:
+        """What the search waits for; then, where there is room for more, what it will probably
+        need. Each is said once, by the state at the time it is asked for."""
+        said: set[Request] = set()
+        while not self.finished:
+            found = next((one for one in self._likely() if one[2] not in said), None)
+            if found is None:
+                return
+            said.add(found[2])
+            yield found
+
+    def _likely(self) -> Iterator[tuple[Point, LayerWork, Request]]:
+        for candidate in self._in_line():
+            order = sorted(
+                (n for n in range(len(candidate.layers)) if n not in candidate.resolved),
+                key=lambda n, one=candidate: (-one.layers[n].cycles, n),
+            )
+            for place in order:
+                layer = self.costing.layers[place]
+                for request in self.costing.evaluations(candidate.point, layer):
+                    if not self.costing.is_known(request):
+                        yield candidate.point, layer, request
+
+    def _in_line(self) -> Iterator[_Candidate]:
+        """The current point, then the next ones."""
+        if self._current is not None:
+            yield self._current
+        for _, number in heapq.nsmallest(_AHEAD, self._heap):
+            if number in self._candidates:
+                yield self._candidates[number]

@@ -1,0 +1,231 @@
+"""What an exploration came to: the front, every point that was evaluated, and the certificate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from cpembed.exploration.exact import ExactSearch, Verdict
+from cpembed.exploration.front import Vector, can_measure, hypervolume, worst
+from cpembed.exploration.objectives import Limit, Objective
+from cpembed.exploration.points import EvaluatedPoint, front_of, keyed
+from cpembed.exploration.sampled import SampledSearch
+from cpembed.exploration.space import Space
+from cpembed.exploration.store import Method
+from cpembed.measure.environment import provenance
+
+Status = Literal["proven", "unproven", "sampled", "infeasible", "unknown"]
+
+COUNTED = {
+    "cycles": "of all layers one after the other, each as often as the network has it",
+    "time_us": "cycles at the machine's clock",
+    "energy_mj": "of all layers, leakage included",
+    "area_mm2": "of the machine, as its family counts it",
+    "power_w": "energy over time",
+    "edp_mj_ms": "energy times time",
+    "hypervolume": "what the front dominates of the box between the origin and the reference "
+    "point, as a share of that box; each objective is divided by the reference's, which is the "
+    "largest value among the evaluated points within the limits",
+    "hypervolume.optimistic": "the same of the front and the lower bounds of all points that are "
+    "neither evaluated nor discarded",
+    "hypervolume.over_trials": "after each trial, by the reference of all of them",
+    "certificate.discarded": "bound: lower bounds of the objectives when the point was discarded, "
+    "of power its leakage; by: the number of a point that is at least as good in all of them",
+}
+
+
+@dataclass(frozen=True)
+class ExploreResult:
+    """``evaluated`` in the order of evaluation."""
+
+    space: Space
+    suite: str
+    search: ExactSearch | SampledSearch
+    method: Method
+    seed: int
+    evaluated: tuple[EvaluatedPoint, ...]
+    stopped: bool
+    seconds: float
+    store: Path
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        return self.search.objectives
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return self.search.limits
+
+    @cached_property
+    def front(self) -> list[EvaluatedPoint]:
+        """By the first objective."""
+        return front_of(self.evaluated, self.objectives)
+
+    @property
+    def status(self) -> Status:
+        """``proven``: the front is that of the space; ``infeasible``: no point of the space holds
+        the limits; ``unknown``: no point that was evaluated does."""
+        if isinstance(self.search, ExactSearch):
+            if self.search.is_proven:
+                return "proven" if self.front else "infeasible"
+            return "unproven" if self.front else "unknown"
+        return "sampled" if self.front else "unknown"
+
+    @property
+    def failures(self) -> list[str]:
+        """Evaluations without an answer, in words."""
+        return [str(error) for error in self.search.costing.failed.values()]
+
+    def exit_code(self) -> int:
+        if self.failures:
+            return 1
+        return {"infeasible": 3, "unknown": 4}.get(self.status, 0)
+
+    def vector(self, point: EvaluatedPoint) -> Vector:
+        return point.vector(self.objectives)
+
+    def picked(self, number: int) -> EvaluatedPoint | None:
+        """The evaluated point of a number."""
+        return next((point for point in self.evaluated if point.number == number), None)
+
+    # -- hypervolumes -----------------------------------------------------------------------------
+
+    @cached_property
+    def reference(self) -> Vector | None:
+        """The largest value of each objective within the limits; None where nothing is."""
+        within = [self.vector(point) for point in self.evaluated if point.beyond is None]
+        return worst(within) if within else None
+
+    def hypervolume(self) -> dict[str, Any] | None:
+        """None where it cannot be computed here, or there is no front."""
+        if self.reference is None or not can_measure():
+            return None
+        found: dict[str, Any] = {
+            "reference": keyed(self.objectives, self.reference),
+            "value": hypervolume([self.vector(point) for point in self.front], self.reference),
+        }
+        if isinstance(self.search, SampledSearch):
+            found["over_trials"] = self._over_trials(self.search, self.reference)
+        else:
+            left = [bound for _, bound in self.search.open] if self.search.bounded else []
+            vectors = [*map(self.vector, self.front), *left]
+            found["optimistic"] = hypervolume(vectors, self.reference)
+        return found
+
+    def _over_trials(self, search: SampledSearch, reference: Vector) -> list[float]:
+        vectors: list[Vector] = []
+        found: list[float] = []
+        for trial in search.trials:
+            if trial.point is not None and trial.point.beyond is None and not trial.repeated:
+                vectors.append(self.vector(trial.point))
+            elif found:
+                found.append(found[-1])
+                continue
+            found.append(hypervolume(vectors, reference))
+        return found
+
+    # -- documents --------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``explore --json``."""
+        space, search = self.space, self.search
+        document: dict[str, Any] = {
+            "space": {
+                "name": space.name,
+                "description": space.description,
+                "source": space.source,
+                "family": space.family.name,
+                "combinations": space.combinations,
+                "parameters": {name: list(values) for name, values in space.parameters.items()},
+                "fixed": dict(space.fixed),
+                "where": [relation.text for relation in space.relations],
+            },
+            "suite": self.suite,
+            "layers": [
+                {"index": layer.index, "layer": layer.label, "count": layer.count}
+                for layer in search.costing.layers
+            ],
+            "method": self.method,
+            "objectives": [one.key for one in self.objectives],
+            "limits": {limit.objective.key: limit.value for limit in self.limits},
+            "status": self.status,
+            "front": [point.number for point in self.front],
+            "rows": [self._row(point) for point in self.evaluated],
+            "hypervolume": self.hypervolume(),
+        }
+        if isinstance(search, ExactSearch):
+            document["certificate"] = self.certificate()
+        else:
+            document |= {"seed": self.seed, "trials": self._trials(search)}
+        return {
+            **document,
+            "failures": self.failures,
+            "stopped": self.stopped,
+            "seconds": self.seconds,
+            "counted": COUNTED,
+            **provenance(),
+            "taken_from_store": search.costing.taken,
+            "store": str(self.store),
+        }
+
+    def certificate(self) -> dict[str, Any]:
+        """What became of each point of the space, by counts and one by one."""
+        assert isinstance(self.search, ExactSearch)
+        search = self.search
+        verdicts = [search.verdicts[number] for number in sorted(search.verdicts)]
+        return {
+            "points": search.points,
+            "machines": search.machines,
+            "fates": dict(Counter(verdict.fate for verdict in verdicts)),
+            "open": len(search.open),
+            "discarded": [self._verdict(v) for v in verdicts if v.fate != "evaluated"],
+        }
+
+    def _verdict(self, verdict: Verdict) -> dict[str, Any]:
+        bound = None if verdict.bound is None else keyed(self.objectives, verdict.bound)
+        return {
+            "number": verdict.number,
+            "fate": verdict.fate,
+            "by": verdict.by,
+            "bound": bound,
+            "layers_evaluated": verdict.layers,
+        }
+
+    def _trials(self, search: SampledSearch) -> list[dict[str, Any]]:
+        return [
+            {
+                "number": trial.number,
+                "repeated": trial.repeated,
+                "nearest": trial.nearest,
+                "reason": trial.reason,
+            }
+            for trial in search.trials
+        ]
+
+    def _row(self, point: EvaluatedPoint) -> dict[str, Any]:
+        return {
+            "number": point.number,
+            "parameters": self.space.varied(point.point),
+            "objectives": keyed(self.objectives, self.vector(point)),
+            "cycles": point.costs.cycles,
+            "energy_pj": point.costs.energy_pj,
+            "clock_mhz": point.machine.clock_mhz,
+            "area_um2": point.machine.area_um2,
+            "leakage_w": point.machine.leakage_w,
+            "beyond": None if point.beyond is None else point.beyond.text,
+            "provenance": list(point.provenances),
+            "layers": [
+                {
+                    "index": one.layer.index,
+                    "cycles": one.costs.cycles,
+                    "energy_pj": one.costs.energy_pj,
+                    "provenance": one.activity.provenance.value,
+                    "choice": one.choice.key,
+                    "software": one.choice.words,
+                }
+                for one in point.layers
+            ],
+        }
