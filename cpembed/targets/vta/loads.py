@@ -1,0 +1,167 @@
+"""Which regions a schedule's steps load, as numbers, without making its program.
+
+All steps at once, as arrays in the order in which they execute; which loads are left out, because a
+region is in SRAM, follows from the order of the regions alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.ir.computation import AxisKind
+from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.regions import Interval, Span, existing, span_of
+from cpembed.targets.vta.schedule import Schedule, loop_tiles, paired_loop
+from cpembed.targets.vta.tiles import TileNest, TileTensor
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Regions that are loaded, tiles of all of them that main memory holds, and of the first."""
+
+    regions: int
+    tiles: int
+    first: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Walk:
+    """An operand at each step: a number for its region, and the tiles of that which exist."""
+
+    region: Numbers
+    tiles: Numbers
+
+
+class Walker:
+    """The schedules of a nest; what regions of theirs share is looked at once."""
+
+    def __init__(self, nest: TileNest) -> None:
+        self.nest = nest
+        self._spans: dict[object, tuple[Span, int]] = {}
+
+    def walk(self, schedule: Schedule) -> Walked:
+        return Walked(self, schedule)
+
+    def span(self, tensor: TileTensor, k: int, tile: Mapping[str, Interval]) -> tuple[Span, int]:
+        """A region along a dimension, and how much of it exists."""
+        key = tensor.memory, k, *(tile[name] for name in tensor.access[k].iterators)
+        found = self._spans.get(key)
+        if found is None:
+            span = span_of(tensor, k, tile)
+            found = self._spans[key] = span, max(0, existing(span, tensor.shape[k])[1])
+        return found
+
+
+class Walked:
+    """A schedule's steps."""
+
+    def __init__(self, walker: Walker, schedule: Schedule) -> None:
+        self.nest = walker.nest
+        self.schedule = schedule
+        self._walker = walker
+        extents = self.nest.extents
+        self._cuts = {n: loop_tiles(extents[n], schedule.tiles[n]) for n in schedule.order}
+
+    @cached_property
+    def trips(self) -> dict[str, Numbers]:
+        """Which tile of each loop a step has: of those that share their reductions, one after the
+        other."""
+        paired = paired_loop(self.nest, self.schedule)
+        counts = {name: len(tiles) for name, tiles in self._cuts.items()}
+        shape = [-(-counts[n] // 2) if n == paired else counts[n] for n in self.schedule.order]
+        grids = np.unravel_index(np.arange(math.prod(shape) * (2 if paired else 1)),
+                                 (*shape, 2) if paired else shape)  # fmt: skip
+        found = dict(zip(self.schedule.order, grids, strict=False))
+        if paired is None:
+            return found
+        found[paired] = 2 * found[paired] + grids[-1]
+        exist = found[paired] < counts[paired]
+        return {name: trips[exist] for name, trips in found.items()}
+
+    @cached_property
+    def walks(self) -> dict[Memory, _Walk]:
+        tensors = (*self.nest.factors, self.nest.acc)
+        return {tensor.memory: self._walk(tensor) for tensor in tensors}
+
+    @cached_property
+    def active(self) -> NDArray[np.bool_]:
+        """Steps at which every operand has something that exists; others are left out."""
+        inp, wgt, acc = (walk.tiles > 0 for walk in self.walks.values())
+        return inp & wgt & acc
+
+    @cached_property
+    def outputs(self) -> int:
+        """Output tiles of which something is stored."""
+        names = [loop.name for loop in self.nest.loops if loop.kind is AxisKind.REDUCTION]
+        begins = np.all([self.trips[name] == 0 for name in names], axis=0) if names else True
+        return int(np.sum(begins & (self.walks[Memory.ACC].tiles > 0)))
+
+    @cached_property
+    def products(self) -> int:
+        """Of whole tiles, at all steps that are not left out."""
+        sizes = [
+            np.array([size for _, size in tiles])[self.trips[name]]
+            for name, tiles in self._cuts.items()
+        ]
+        return int(np.prod(sizes, axis=0)[self.active].sum())
+
+    def loaded(self, tensor: TileTensor) -> Loaded:
+        """A region that lies in one of the operand's slots is not loaded again; the one used
+        longest ago makes room."""
+        walk = self.walks[tensor.memory]
+        region, tiles = walk.region[self.active], walk.tiles[self.active]
+        if not len(region):
+            return Loaded(0, 0, 0)
+        if self.schedule.reuse:
+            changes = np.append(True, region[1:] != region[:-1])
+            region, tiles = region[changes], tiles[changes]
+            slots = self.schedule.slots[self.nest.factors.index(tensor)]
+            tiles = tiles[_misses(region, slots)]
+        return Loaded(len(tiles), int(tiles.sum()), int(tiles[0]))
+
+    def _walk(self, tensor: TileTensor) -> _Walk:
+        first = {name: tiles[0] for name, tiles in self._cuts.items()}
+        steps = len(next(iter(self.trips.values())))
+        region, exist = np.zeros(steps, np.int64), np.ones(steps, np.int64)
+        for k, index in enumerate(tensor.access):
+            names = [name for name in index.iterators if len(self._cuts[name]) > 1]
+            numbers: dict[Span, int] = {}
+            table: list[tuple[int, int]] = []
+            for place in itertools.product(*(self._cuts[name] for name in names)):
+                span, inside = self._walker.span(
+                    tensor, k, first | dict(zip(names, place, strict=True))
+                )
+                table.append((numbers.setdefault(span, len(numbers)), inside))
+            at = np.zeros(steps, np.int64)
+            for name in names:
+                at = at * len(self._cuts[name]) + self.trips[name]
+            number, inside = np.array(table).T
+            region = region * len(numbers) + number[at]
+            exist = exist * inside[at]
+        return _Walk(region, exist)
+
+
+def _misses(region: Numbers, slots: int) -> NDArray[np.bool_]:
+    """Which of consecutive regions, no two neighbours equal, are not in the slots."""
+    found = np.ones(len(region), bool)
+    if slots == 2:
+        found[2:] = region[2:] != region[:-2]
+    elif slots > 2:
+        held: dict[int, None] = {}
+        for at, number in enumerate(region.tolist()):
+            if number in held:
+                found[at] = False
+                del held[number]
+            elif len(held) == slots:
+                del held[next(iter(held))]
+            held[number] = None
+    return found
