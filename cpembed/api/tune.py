@@ -13,9 +13,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -23,6 +24,9 @@ from cpembed import worker
 from cpembed.api.chosen import AnyTarget, Chosen, Request, choose
 from cpembed.api.solve import Progress, SolveResult, hardware_spec, solve
 from cpembed.api.solve_result import workload_json
+from cpembed.api.tune_tasks import made_together, measured_by, measures
+from cpembed.cluster import Workers
+from cpembed.cluster.base import ThisProcess
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -141,6 +145,17 @@ class OpenTuning:
 
     target: AnyTarget
     tuning: Tuning[Any, Any]
+    epilogue: Any
+    workers: Workers
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Any]:
+        """The trials one by one, none of them begun after ``stop`` says so; raises as
+        :meth:`~cpembed.cluster.Workers.outcomes`."""
+        if isinstance(self.workers, ThisProcess) or measures(self.target):
+            # What is timed is timed beside the best so far, which the trial before may be.
+            return takewhile(lambda _: not stop(), self.tuning.run())
+        together = made_together(self.workers, self.target, self.epilogue, stop)
+        return self.tuning.run(together)
 
     def result(self) -> TuneResult:
         """Raises as :meth:`TuneResult.of`."""
@@ -152,6 +167,7 @@ def tune(
     target: str | HardwareSpec,
     *,
     on_trial: OnTrial | None = None,
+    workers: Workers | None = None,
     **options: Unpack[TuneOptions],
 ) -> TuneResult | SolveResult:
     """Try ``trials`` schedules of the best embeddings: on this machine, or in the simulator of a
@@ -160,7 +176,8 @@ def tune(
     ``constraints`` None takes the widest set, ``complete``, and what runs without tuning;
     ``candidates`` of the best embeddings take part. ``timeout`` limits the whole call, in seconds,
     ``database`` is the folder that keeps the trials. ``output`` is what is stored, where the target
-    tunes for it; ``objective``, where it has several, is what is to be short. Returns the
+    tunes for it; ``objective``, where it has several, is what is to be short. ``workers`` simulate
+    several trials at a time, or one of a cluster measures them. Returns the
     :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
     proven, or the model says that it is faster, one of the target's ``alternatives`` is tuned.
 
@@ -169,10 +186,10 @@ def tune(
     instruction can execute no embedding, :class:`InvariantError` where a kernel's numbers are
     wrong, and what :func:`~cpembed.api.solve.solve` raises.
     """
-    opened = open_tuning(workload, target, **options)
+    opened = open_tuning(workload, target, workers=workers, **options)
     if isinstance(opened, SolveResult):
         return opened
-    for number, trial in enumerate(opened.tuning.run(), 1):
+    for number, trial in enumerate(opened.run(), 1):
         best = opened.tuning.best
         if on_trial is not None and best is not None:
             on_trial(number, trial, best)
@@ -192,6 +209,7 @@ def open_tuning(
     seed: int = 0,
     database: Path | None = None,
     progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> OpenTuning | SolveResult:
     """What :func:`tune` does before its first trial."""
     started = time.perf_counter()
@@ -236,7 +254,13 @@ def open_tuning(
     deadline = float("inf") if timeout is None else started + timeout
     task = Task(workload, spec, wide.constraints, trials, seed, started, deadline)
     folder = database or default_directory()
-    return OpenTuning(machine, machine.open_tuning(task, field, epilogue, folder))
+    executing = workers or ThisProcess()
+    call = worker.call
+    if measures(machine) and not isinstance(executing, ThisProcess):
+        executing.require_measuring()
+        call = measured_by(executing)
+    tuning = machine.open_tuning(task, field, epilogue, folder, call)
+    return OpenTuning(machine, tuning, epilogue, executing)
 
 
 def _field(

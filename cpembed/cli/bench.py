@@ -144,7 +144,8 @@ def command(
         several = "--baseline and --plot are of one target: leave them, or the other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start while this one loads what it needs.
-    with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
+    executors = Executors(workers=workers, cluster=cluster)
+    with workers_of(executors, compiles=not no_run) as executing:
         from cpembed.api.bench import open_bench
 
         benches = [

@@ -37,10 +37,10 @@ workers_options: Callable[[Any], Any] = together(
 """Who does the work: the parameters of :class:`Executors`."""
 
 
-def workers_of(executors: Executors, *, measures: bool = False) -> Workers:
-    """What was asked for, to be used as a context manager; ``measures`` as for
+def workers_of(executors: Executors, *, measures: bool = False, compiles: bool = True) -> Workers:
+    """What was asked for, to be used as a context manager; ``measures`` and ``compiles`` as for
     :func:`~cpembed.cluster.open_workers`."""
     require_one(**{name: given is not None for name, given in executors.items()})
     from cpembed.cluster import open_workers
 
-    return open_workers(**executors, measures=measures)
+    return open_workers(**executors, measures=measures, compiles=compiles)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
+from cpembed.cli.cluster_options import Executors, workers_of, workers_options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     Asked,
@@ -29,8 +29,8 @@ from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.api.tune import TuneOptions
-    from cpembed.tuning.session import Tuning
+    from cpembed.api.tune import OpenTuning, TuneOptions
+    from cpembed.cluster import Workers
 
 
 @click.command(cls=Subcommand)
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     "Folder that keeps what is measured; `run` and `bench` look in the default one.  "
     "[default: $CPEMBED_TUNE_DIR, else a folder of the user's data]",
 )
+@workers_options
 @click.option("--show", is_flag=True, help="Tune nothing: list what is kept, of WORKLOAD or all.")
 @json_option
 def command(
@@ -82,6 +83,8 @@ def command(
     words: tuple[str, ...],
     target: str | None,
     threads: int | None,
+    workers: int | None,
+    cluster: str | None,
     show: bool,
     as_json: bool,
     **options: Unpack[TuneOptions],
@@ -105,17 +108,24 @@ def command(
         raise click.UsageError(
             f"Missing {missing}: only --show goes without", click.get_current_context()
         )
-    from cpembed.api.solve import SolveResult
-    from cpembed.api.tune import open_tuning, require_tunable
+    from cpembed.api.tune import require_tunable
     from cpembed.tuning.records import WIDEST
 
     named = options.get("constraints")
     given = _problem(words, target, named or WIDEST)
     require_tunable(given["target"])
     options["constraints"] = given["constraints"] if named else None
+    with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
+        return _tune(given, executing, options, as_json=as_json)
+
+
+def _tune(given: Problem, workers: Workers, options: TuneOptions, *, as_json: bool) -> int:
+    from cpembed.api.solve import SolveResult
+    from cpembed.api.tune import open_tuning
+
     with ProgressLine() as progress:
         options["progress"] = progress
-        opened = open_tuning(given["workload"], given["target"], **options)
+        opened = open_tuning(given["workload"], given["target"], workers=workers, **options)
     if isinstance(opened, SolveResult):
         return print_solved(opened, as_json=as_json)
     tuning = opened.tuning
@@ -126,7 +136,7 @@ def command(
         return f"interrupted: {kept}; the same command resumes"
 
     with Stop("trial", interrupted) as stop:
-        _run(tuning, stop)
+        _run(opened, stop)
     if stop.asked:
         message(interrupted())
         if not tuning.done:
@@ -184,10 +194,11 @@ def _show(
     return 0
 
 
-def _run(tuning: Tuning[Any, Any], stop: Stop) -> None:
+def _run(opened: OpenTuning, stop: Stop) -> None:
     """Measure, until a stop is asked for; on a terminal with a bar that shows the best so far."""
     from cpembed.report.tune import standing
 
+    tuning = opened.tuning
     with Bar("tuning", tuning.task.trials) as bar:
-        for _ in takewhile(lambda _: not stop.asked, tuning.run()):
+        for _ in opened.run(lambda: stop.asked):
             bar.show(standing(tuning.best), advance=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from cpembed.cluster.base import Task
 from cpembed.cluster.identity import Identity, cores, host_name, identity
-from cpembed.cluster.isolation import Isolation
+from cpembed.cluster.isolation import WITHOUT_COMPILER, Isolation
 from cpembed.errors import BackendUnavailable
 
 _own = threading.local()
@@ -42,6 +42,6 @@ def execute(client: Identity, packed: bytes, threads: int | None) -> Any:
         os.environ["TVM_NUM_THREADS"] = str(threads)
     task: Task = pickle.loads(packed)
     if not hasattr(_own, "process"):
-        _own.process = Isolation()
+        _own.process = Isolation(WITHOUT_COMPILER)
         atexit.register(_own.process.close)
     return _own.process.execute(task)

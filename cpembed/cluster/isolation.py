@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from cpembed.cluster.base import Task
@@ -13,17 +14,19 @@ ATTEMPTS = 2
 """How often a task is begun whose process is killed: once may be somebody else's doing, such as
 that of a neighbour who took the memory."""
 
-PRELOAD = ("cpembed.api.run:run",)
-"""What most tasks need; a compiler is loaded by those that compile."""
+WITHOUT_COMPILER = ("cpembed.api.run:run",)
+"""What a process loads ahead for tasks that only solve."""
 
 
 class Isolation:
     """A child process for one task at a time, warm between tasks and replaced when it ends.
 
-    It ends with the thread that calls :meth:`prepare` or :meth:`execute` first.
+    It ends with the thread that calls :meth:`prepare` or :meth:`execute` first. ``preload`` as for
+    :class:`~cpembed.worker.parent.Worker`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] | None = None) -> None:
+        self._preload = preload
         self._worker: Worker | None = None
         self._stopped = threading.Event()
 
@@ -31,7 +34,7 @@ class Isolation:
         """Start the process where there is none."""
         if self._worker is None or not self._worker.is_usable:
             self.close()
-            self._worker = Worker(PRELOAD)
+            self._worker = Worker(self._preload)
         return self._worker
 
     def execute(self, task: Task) -> Any:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from cpembed.cluster.base import ThisProcess, Workers
+from cpembed.cluster.isolation import WITHOUT_COMPILER
 from cpembed.cluster.processes import Processes
 from cpembed.errors import CpembedError
 
 
 def open_workers(
-    workers: int | None = None, cluster: str | None = None, *, measures: bool = False
+    workers: int | None = None,
+    cluster: str | None = None,
+    *,
+    measures: bool = False,
+    compiles: bool = True,
 ) -> Workers:
     """``workers`` processes on this machine, or a Dask cluster by its scheduler's address; with
     neither, this process.
 
     ``measures``: some of the tasks will be times of this machine's CPU model, which
-    :meth:`Workers.require_measuring` asks for later too. To be closed, as a context manager is.
+    :meth:`Workers.require_measuring` asks for later too. ``compiles``: they build kernels or
+    simulators, so that processes here load the compiler ahead. To be closed, as a context manager
+    is.
 
     Raises :class:`CpembedError` where both are given, and for times that would be measured beside
     other processes; :class:`BackendUnavailable` for a cluster that is not there, is of another
@@ -27,7 +34,8 @@ def open_workers(
 
         opened: Workers = open_cluster(cluster)
     else:
-        opened = ThisProcess() if workers is None else Processes(workers)
+        preload = None if compiles else WITHOUT_COMPILER
+        opened = ThisProcess() if workers is None else Processes(workers, preload)
     if measures:
         try:
             opened.require_measuring()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from cpembed.cluster.base import Outcome, Task, Workers
@@ -20,14 +20,15 @@ class Processes(Workers):
     """So many processes, each of which executes one task at a time.
 
     They start at once, so that what they import is there when the first task comes. What is
-    measured beside others is no time: there is no place for such tasks.
+    measured beside others is no time: there is no place for such tasks. ``preload`` as for
+    :class:`~cpembed.worker.parent.Worker`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, preload: Sequence[str] | None = None) -> None:
         self._lock = HostLock.taken(alone=False)
         self._todo: _Todo = queue.SimpleQueue()
         self._done: _Done = queue.SimpleQueue()
-        self._slots = [_Slot(self._todo, self._done) for _ in range(count)]
+        self._slots = [_Slot(self._todo, self._done, preload) for _ in range(count)]
 
     @property
     def count(self) -> int:
@@ -83,10 +84,10 @@ class Processes(Workers):
 class _Slot:
     """A thread that has tasks executed in a process of its own."""
 
-    def __init__(self, todo: _Todo, done: _Done) -> None:
+    def __init__(self, todo: _Todo, done: _Done, preload: Sequence[str] | None) -> None:
         self._todo = todo
         self._done = done
-        self.process = Isolation()
+        self.process = Isolation(preload)
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 

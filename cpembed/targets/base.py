@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
+from cpembed import worker
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import BackendUnavailable, LoweringError
@@ -341,19 +342,37 @@ class Target(ABC, Generic[L, S, A]):
         space.scored(self.schedule_of(trial))
 
     def open_tuning(
-        self, task: Task, field: CandidatePool[S], epilogue: Any, folder: Path
+        self,
+        task: Task,
+        field: CandidatePool[S],
+        epilogue: Any,
+        folder: Path,
+        call: Callable[..., Any] = worker.call,
     ) -> Tuning[Any, S]:
-        """A search that is ready to run."""
-        return tuned.open_tuning(self, task, field, epilogue, folder)
+        """A search that is ready to run; ``call`` executes what may end its process, as
+        :func:`cpembed.worker.call` does."""
+        return tuned.open_tuning(self, task, field, epilogue, folder, call)
 
     def tuned_about(self, workload: Computation, epilogue: Any) -> dict[str, Any]:
         """What documents of tuning say beside workload, target and constraint set."""
         return {}
 
-    def tried(self, proposal: Proposal[S], epilogue: Any) -> Any:
-        """A trial of a proposal: its program is built, verified and timed in the worker. What has
-        none, or ends the worker, is a result."""
-        return tuned.tried(self, proposal, epilogue)
+    def trial_call(
+        self, proposal: Proposal[S], epilogue: Any
+    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What gives the figure of a trial, and may end its process: a function of a module and its
+        arguments. Its program is built, verified and timed."""
+        return tuned.trial_call(self, proposal, epilogue)
+
+    def trial_of(self, proposal: Proposal[S], figure: Any, error: str | None) -> Any:
+        """The trial of a proposal with a figure, or the reason why it has none."""
+        return tuned.trial_of(self, proposal, figure, error)
+
+    def tried(
+        self, proposal: Proposal[S], epilogue: Any, call: Callable[..., Any] = worker.call
+    ) -> Any:
+        """A trial of a proposal; what has no program, or ends its process, is a result."""
+        return tuned.tried(self, proposal, epilogue, call)
 
     def tuning_rows(self, best: Any, untuned: Any) -> list[Row]:
         """What a report says of the best trial and of what runs untuned."""

@@ -3,10 +3,10 @@ by default."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpembed import worker
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import CrashError, LoweringError
 from cpembed.hw.instruction import HardwareSpec
@@ -47,29 +47,54 @@ def trial_key(
 
 
 def open_tuning(
-    target: Target[Any, S, Any], task: Task, field: CandidatePool[S], epilogue: Any, folder: Path
+    target: Target[Any, S, Any],
+    task: Task,
+    field: CandidatePool[S],
+    epilogue: Any,
+    folder: Path,
+    call: Callable[..., Any],
 ) -> Tuning[Any, S]:
     """A search that keeps its trials in a folder."""
     key = target.trial_key(task.workload, task.constraints, epilogue, target.objective)
     store = store_of(folder, key, target.trial)
 
     def measure(proposal: Proposal[S]) -> Any:
-        return target.tried(proposal, epilogue)
+        return target.tried(proposal, epilogue, call)
 
     about = target.tuned_about(task.workload, epilogue)
     return Tuning(task, field, store, target.trial, measure, target.spread, about)
 
 
-def tried(target: Target[Any, S, Any], proposal: Proposal[S], epilogue: Any) -> PlainTrial:
-    """A trial of a proposal, whose error is why it has no time."""
-    design, time_taken, error = proposal.design, None, None
+def tried(
+    target: Target[Any, S, Any],
+    proposal: Proposal[S],
+    epilogue: Any,
+    call: Callable[..., Any],
+) -> Any:
+    """A trial of a proposal, whose error is why it has no figure."""
+    function, arguments = target.trial_call(proposal, epilogue)
     try:
-        time_taken = worker.call(
-            _time_of, type(target), target.spec, target.objective,
-            design.candidate, proposal.schedule, epilogue,
-        )  # fmt: skip
+        figure = call(function, *arguments)
     except (LoweringError, CrashError) as refused:
-        error = str(refused)
+        return target.trial_of(proposal, None, str(refused))
+    return target.trial_of(proposal, figure, None)
+
+
+def trial_call(
+    target: Target[Any, S, Any], proposal: Proposal[S], epilogue: Any
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """What gives the time of a proposal."""
+    return _time_of, (
+        type(target), target.spec, target.objective,
+        proposal.design.candidate, proposal.schedule, epilogue,
+    )  # fmt: skip
+
+
+def trial_of(
+    target: Target[Any, S, Any], proposal: Proposal[S], time_taken: float | None, error: str | None
+) -> PlainTrial:
+    """The trial of a proposal."""
+    design = proposal.design
     finite = proposal.estimate < float("inf")
     return PlainTrial(
         design.candidate.embedding.to_json(),

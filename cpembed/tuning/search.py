@@ -52,19 +52,28 @@ class Search(Generic[S]):
 
         More trials begin with the same ones.
         """
-        return itertools.islice(self._endless(), trials)
+        return itertools.chain.from_iterable(self.generations(trials))
+
+    def generations(self, trials: int) -> Iterator[list[Proposal[S]]]:
+        """The same, as lists of :data:`GENERATION` at most, of which none depends on what the
+        others measure: they are to be told, in their order, before the next list."""
+        for generation in self._endless():
+            if trials <= 0:
+                return
+            yield generation[:trials]
+            trials -= len(generation)
 
     def tell(self, proposal: Proposal[S], cost: float | None) -> None:
         """What a proposal measured, less being better; None where it has no program."""
         if cost is not None:
             self._measured.append((cost, proposal))
 
-    def _endless(self) -> Iterator[Proposal[S]]:
+    def _endless(self) -> Iterator[list[Proposal[S]]]:
         random = Random(self._seed)
         chosen = filter(self._is_new, self._chosen())
         generation = list(itertools.islice(chosen, GENERATION))
         while generation:
-            yield from generation
+            yield generation
             generation = list(itertools.islice(chosen, FROM_ESTIMATES))
             generation += self._neighbours(GENERATION - len(generation), random)
 

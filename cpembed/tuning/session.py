@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -15,6 +16,9 @@ from cpembed.measure.results import ResultStore
 from cpembed.tuning.database import T
 from cpembed.tuning.search import Search
 from cpembed.tuning.space import Design, Proposal, S
+
+Together = Callable[[Sequence[Proposal[S]]], Iterable[tuple[Proposal[S], T]]]
+"""Makes the trials of proposals."""
 
 SEARCH_SHARE = 0.5
 """Of a time limit, what the searches for embeddings may take."""
@@ -100,15 +104,19 @@ class Tuning(Generic[T, S]):
         """Schedules in the file."""
         return len(self._known)
 
-    def run(self) -> Iterator[T]:
+    def run(self, together: Together[S, T] | None = None) -> Iterator[T]:
         """The trials one by one; each is kept when it is yielded. What an earlier call measured is
-        taken, so that the same call continues where it was interrupted."""
-        for proposal in self._search.proposals(self.task.trials):
-            if self.done and time.perf_counter() > self.task.deadline:
-                self.stopped = True
-                break
+        taken, so that the same call continues where it was interrupted.
+
+        ``together`` makes the trials of several proposals that do not depend on each other, in any
+        order; where it makes fewer, the run ends with those before the first that is missing. The
+        trials, and their order in the file, are the same as without it.
+        """
+        for proposal in self._due(together):
             trial = self._known.get(proposal.key)
             if trial is None:
+                if together is not None:
+                    return
                 trial = self._measure(proposal)
                 self._keep([trial])
                 self.measured += 1
@@ -117,6 +125,28 @@ class Tuning(Generic[T, S]):
             self.done.append(trial)
             yield trial
         self._finish()
+
+    def _due(self, together: Together[S, T] | None) -> Iterator[Proposal[S]]:
+        """The search's proposals until the time is over."""
+        for generation in self._search.generations(self.task.trials):
+            parts = [[proposal] for proposal in generation] if together is None else [generation]
+            for part in parts:
+                if self.done and time.perf_counter() > self.task.deadline:
+                    self.stopped = True
+                    return
+                if together is not None:
+                    self._measure_together(part, together)
+                yield from part
+
+    def _measure_together(self, proposals: Sequence[Proposal[S]], together: Together[S, T]) -> None:
+        """Those that are not known; a trial is kept once all before it are."""
+        waiting = deque(proposal for proposal in proposals if proposal.key not in self._known)
+        made: dict[str, T] = {}
+        for proposal, trial in together(tuple(waiting)):
+            made[proposal.key] = trial
+            while waiting and waiting[0].key in made:
+                self._keep([made[waiting.popleft().key]])
+                self.measured += 1
 
     def _keep(self, trials: Sequence[T]) -> None:
         for trial in trials:

@@ -129,12 +129,12 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
 ) -> None:
     count, tried = 0, VtaTarget.tried
 
-    def breaks(self: VtaTarget, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
+    def breaks(self: VtaTarget, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 3:
             raise KeyboardInterrupt
-        return tried(self, proposal, epilogue)
+        return tried(self, proposal, *of)
 
     call = (*GEMM, *VTA, "--trials", "6", "--json")
     with monkeypatch.context() as patch:

@@ -6,13 +6,12 @@ slower than it was is not trusted: what was timed then is timed again, a few tim
 
 from __future__ import annotations
 
-import os
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from statistics import median
 from typing import Any, Protocol
 
@@ -229,20 +228,27 @@ class KernelMeasurer:
 
 
 class IsolatedMeasurer:
-    """A :class:`KernelMeasurer` in the worker: a kernel that ends its process has failed."""
+    """A :class:`KernelMeasurer` in another process, where ``call`` executes functions: a kernel
+    that ends it has failed."""
 
     def __init__(
-        self, workload: Computation, spec: HardwareSpec, objective: Objective, seed: int = 0
+        self,
+        workload: Computation,
+        spec: HardwareSpec,
+        objective: Objective,
+        seed: int = 0,
+        call: Callable[..., Any] = worker.call,
     ) -> None:
         self.known: dict[str, Moves] = {}
         made: _Made = (workload, spec, objective, seed)
-        self._of = (os.getpid(), next(_numbers)), made
+        self._of = uuid.uuid4().hex, made
+        self._call = call
 
     def measure(self, proposal: Timeable, incumbent: Timeable | None) -> Timed | Failed:
         """As :meth:`KernelMeasurer.measure`."""
         try:
             best = None if incumbent is None else _Sent.of(incumbent)
-            found = worker.call(_measure, *self._of, self.known, _Sent.of(proposal), best)
+            found = self._call(_measure, *self._of, self.known, _Sent.of(proposal), best)
         except CrashError as error:
             return Failed(str(error))
         if isinstance(found, Timed) and not found.rejected:
@@ -252,18 +258,16 @@ class IsolatedMeasurer:
     def final(self, proposals: Sequence[Timeable]) -> list[Timed]:
         """As :meth:`KernelMeasurer.final`; raises :class:`CrashError`."""
         sent = [_Sent.of(proposal) for proposal in proposals]
-        return worker.call(_final, *self._of, self.known, sent)
+        return self._call(_final, *self._of, self.known, sent)
 
 
-_numbers = count()
-
-_open: dict[tuple[int, int], KernelMeasurer] = {}
-"""In the worker: the workbench that was used last."""
+_open: dict[str, KernelMeasurer] = {}
+"""In the other process: the measurer that was used last."""
 
 _Made = tuple[Computation, HardwareSpec, Objective, int]
 
 
-def _measurer(key: tuple[int, int], made: _Made, known: Mapping[str, Moves]) -> KernelMeasurer:
+def _measurer(key: str, made: _Made, known: Mapping[str, Moves]) -> KernelMeasurer:
     if key not in _open:
         _open.clear()
         _open[key] = KernelMeasurer(*made)
@@ -272,7 +276,7 @@ def _measurer(key: tuple[int, int], made: _Made, known: Mapping[str, Moves]) -> 
 
 
 def _measure(
-    key: tuple[int, int],
+    key: str,
     made: _Made,
     known: Mapping[str, Moves],
     proposal: Timeable,
@@ -283,7 +287,7 @@ def _measure(
 
 
 def _final(
-    key: tuple[int, int],
+    key: str,
     made: _Made,
     known: Mapping[str, Moves],
     proposals: Sequence[Timeable],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cpembed import worker
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
@@ -186,9 +187,14 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
         return trial.knobs
 
     def open_tuning(
-        self, task: Task, field: CandidatePool[Knobs], epilogue: Any, folder: Path
+        self,
+        task: Task,
+        field: CandidatePool[Knobs],
+        epilogue: Any,
+        folder: Path,
+        call: Callable[..., Any] = worker.call,
     ) -> CpuTuning:
-        measurer = IsolatedMeasurer(task.workload, self.spec, self._minimised)
+        measurer = IsolatedMeasurer(task.workload, self.spec, self._minimised, call=call)
         return CpuTuning(task, field, measurer, self._minimised, folder, self.spread)
 
     def tuning_rows(self, best: CpuTrial, untuned: CpuTrial) -> list[Row]:

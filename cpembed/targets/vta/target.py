@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.embedding import Embedding
-from cpembed.errors import InvariantError, LoweringError, ProgramError
+from cpembed.errors import InvariantError, ProgramError
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.schema import spec_error
@@ -248,9 +248,7 @@ class VtaTarget(Target[Nest, Schedule, VtaArtifact]):
         """Its cycles; that generated programs are legal and right is not asked of each of them."""
         return _cycles, (proposal.design.lowered, proposal.schedule)
 
-    def trial_of(
-        self, proposal: Proposal[Schedule], figure: Any, error: str | None
-    ) -> VtaTrial:
+    def trial_of(self, proposal: Proposal[Schedule], figure: Any, error: str | None) -> VtaTrial:
         design, space, estimate = proposal.design, proposal.design.space, proposal.estimate
         assert isinstance(space, VtaSpace)
         return VtaTrial(

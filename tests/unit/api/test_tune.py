@@ -69,12 +69,12 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(
     whole = tuned(tmp_path / "whole", 20)
     count, tried = 0, VtaTarget.tried
 
-    def breaks(self: VtaTarget, proposal: Proposal[Schedule], epilogue: Any) -> VtaTrial:
+    def breaks(self: VtaTarget, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
         nonlocal count
         count += 1
         if count > 15:
             raise KeyboardInterrupt
-        return tried(self, proposal, epilogue)
+        return tried(self, proposal, *of)
 
     with monkeypatch.context() as patch:
         patch.setattr(VtaTarget, "tried", breaks)
