@@ -38,6 +38,15 @@ class Moved(StrEnum):
     """An operand's tile of one execution, as a load of a register does."""
 
 
+class Layouts(StrEnum):
+    """What transfers from main memory find there."""
+
+    PACKED = "packed"
+    """Operands in the layouts of the program; bringing them into these takes time of its own."""
+    ORIGINAL = "original"
+    """Operands as they come: transfers fetch boxes of them, and put zeros where they pad."""
+
+
 class ComputeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[machines.NAME.compute]``: the unit that executes the instruction.
 
@@ -91,3 +100,4 @@ class HierarchyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     memories: dict[str, LevelTable]
     clock_mhz: float | None = None
     mesh: MeshTable | None = None
+    layouts: Layouts = Layouts.PACKED

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction, Machine
-from cpembed.hw.level_tables import HierarchyTable, Known, LevelTable, Moved, Overlapping
+from cpembed.hw.level_tables import HierarchyTable, Known, Layouts, LevelTable, Moved, Overlapping
 from cpembed.hw.schema import Key, MemoryTable, close_match, one_of, spec_error
 
 _LARGEST = 2.0**50
@@ -112,6 +112,7 @@ class Hierarchy:
     known: Known
     source: str
     mesh: Mesh | None = None
+    layouts: Layouts = Layouts.PACKED
 
     @cached_property
     def levels(self) -> tuple[tuple[Memory, ...], ...]:
@@ -197,6 +198,7 @@ class _Reader:
             table.known,
             table.source,
             self._mesh(instruction),
+            table.layouts,
         )
         self._check_units(found)
         return found

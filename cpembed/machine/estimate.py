@@ -8,10 +8,11 @@ from typing import Any
 
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.level_tables import Layouts
 from cpembed.hw.levels import Hierarchy
 from cpembed.machine.nest import TileNest, tile_nest
 from cpembed.machine.packing import packing_cycles
-from cpembed.machine.search import ROWS, best_tiling
+from cpembed.machine.search import ROWS, best_tilings
 from cpembed.machine.times import MemoryTime, compute_time, memory_times
 from cpembed.machine.traffic import Tilings, boundaries
 from cpembed.provenance import Provenance
@@ -21,13 +22,16 @@ from cpembed.transform.program import DerivedProgram
 @dataclass(frozen=True)
 class LevelEstimate:
     """Cycles of one unit of ``memory`` with all below it: what that computes meanwhile, what it
-    reads from the memory and writes to it, and the three ``cycles`` together."""
+    reads from the memory and writes to it, and the three ``cycles`` together. Bytes are those that
+    are read from all units of the memory, and written to them, by the memories below."""
 
     memory: str
     computing: float
     reading: float
     writing: float
     cycles: float
+    read_bytes: float
+    written_bytes: float
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Estimate:
                     "reading_cycles": level.reading,
                     "writing_cycles": level.writing,
                     "cycles": level.cycles,
+                    "read_bytes": level.read_bytes,
+                    "written_bytes": level.written_bytes,
                 }
                 for level in self.levels
             ],
@@ -135,8 +141,8 @@ def estimate_program(
     Raises :class:`~cpembed.errors.TransformError` where a memory does not hold what one execution
     takes.
     """
-    nest = tile_nest(program)
-    found = best_tiling(nest, machine, rows)
+    nest = tile_nest(program, machine.layouts)
+    found = best_tilings(nest, machine, rows)
     computing = compute_time(found.tilings, nest, machine)
     times = list(memory_times(found.tilings, nest, machine, computing.longest))
     total = float(times[-1].together[0])
@@ -148,7 +154,9 @@ def estimate_program(
     packing = {
         operand.name: packing_cycles(operand, scope, machine) / machine.clock_mhz
         for operand, scope in ((program.operand(o.name), o.scope) for o in nest.operands)
-        if operand.name not in ahead and not operand.is_identity
+        if machine.layouts is Layouts.PACKED
+        and operand.name not in ahead
+        and not operand.is_identity
     }
     return Estimate(
         machine.name,
@@ -162,6 +170,8 @@ def estimate_program(
                 float(t.reading[0]),
                 float(t.writing[0]),
                 float(t.together[0]),
+                float(t.read_bytes[0]),
+                float(t.written_bytes[0]),
             )
             for t in times
         ),

@@ -14,11 +14,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cpembed.hw.level_tables import Layouts
 from cpembed.ir.computation import AxisKind
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.machine.padding import executed_share
-from cpembed.transform.program import DerivedProgram, Loop
+from cpembed.transform.program import DerivedProgram, Loop, PackedOperand
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +58,7 @@ class TileOperand:
         whole = np.ones(1, bool)
         for index, extent in reversed(self.dimensions):
             count, span = _touched(index, extent, sizes)
-            gap = piece * (span / count - 1)
+            gap = piece * (span - count) / np.maximum(count - 1, 1.0)
             joins = whole & (gap < granule)
             piece = np.where(joins, piece * span, piece)
             pieces = np.where(joins, pieces, pieces * count)
@@ -94,8 +95,8 @@ class TileNest:
         return any(loop.kind is AxisKind.REDUCTION for loop in self.loops)
 
 
-def tile_nest(program: DerivedProgram) -> TileNest:
-    """The nest of a program."""
+def tile_nest(program: DerivedProgram, layouts: Layouts = Layouts.PACKED) -> TileNest:
+    """The nest of a program, on its packed operands or on the workload's own."""
     loops = tuple(loop for loop in program.loops if loop.extent > 1)
     single = {loop.name: 1 for loop in program.loops if loop.extent == 1}
     axes = {**{axis.name: axis.extent for axis in program.instruction_axes}, **single}
@@ -104,19 +105,30 @@ def tile_nest(program: DerivedProgram) -> TileNest:
     operands: list[TileOperand] = []
     for ours in computation.operands:
         packed = program.role(ours.name)
-        moving = {name for index in packed.access for name in index.iterators}
+        dimensions = _dimensions(program, packed, layouts)
+        moving = {name for index, _ in dimensions for name in index.iterators}
         operands.append(
             TileOperand(
                 packed.name,
                 program.instruction.memory[ours.name].scope,
                 size_bytes(packed.dtype),
                 max(size_bytes(packed.dtype), size_bytes(ours.dtype)),
-                tuple(zip(packed.access, packed.shape, strict=True)),
+                dimensions,
                 frozenset(moving & {loop.name for loop in loops}),
                 ours.name in outputs,
             )
         )
     return TileNest(loops, axes, tuple(operands), executed_share(program))
+
+
+def _dimensions(
+    program: DerivedProgram, packed: PackedOperand, layouts: Layouts
+) -> tuple[tuple[IndexExpr, int], ...]:
+    if layouts is Layouts.PACKED:
+        return tuple(zip(packed.access, packed.shape, strict=True))
+    access = program.workload.access(packed.name)
+    indices = [index.substitute(program.axis_map) for index in access.index]
+    return tuple(zip(indices, program.workload.operand(packed.name).shape, strict=True))
 
 
 def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:

@@ -43,14 +43,15 @@ _EQUALS = 4
 
 @dataclass(frozen=True)
 class Found:
-    """The best tiling (one row); ``exact``: all others were compared too."""
+    """The best tilings, one a row; ``exact``: all others were compared too."""
 
     tilings: Tilings
     exact: bool
 
 
-def best_tiling(nest: TileNest, machine: Hierarchy, rows: int = ROWS) -> Found:
-    """The tiling of the fewest cycles, of several the one that moves the fewest bytes.
+def best_tilings(nest: TileNest, machine: Hierarchy, rows: int = ROWS, count: int = 1) -> Found:
+    """The ``count`` tilings of the fewest cycles, the best first; of equal ones, in turn, those
+    that move the fewest bytes.
 
     Raises :class:`TransformError` where a memory does not hold what one execution takes.
     """
@@ -64,7 +65,7 @@ def best_tiling(nest: TileNest, machine: Hierarchy, rows: int = ROWS) -> Found:
             cut(outer, inner, boundary, nest, machine)
             for boundary in enumerate(boundaries(nest, machine.sharing(level)))
         ]
-        kept = max(_KEPT, rows // most) if level else 1
+        kept = max(_KEPT, rows // most) if level else count
         tilings, whole_level = _best(tried, kept, nest, machine)
         exact = exact and every and (not level or whole_level)
     return Found(tilings, exact)

@@ -21,7 +21,8 @@ from cpembed.machine.traffic import Tilings
 @dataclass(frozen=True)
 class MemoryTime:
     """Cycles of one unit of a memory and all below it: what that computes, what it reads from the
-    memory and writes to it, how long it is ``moving`` data, and all of that ``together``."""
+    memory and writes to it, how long it is ``moving`` data, and all of that ``together``. Bytes are
+    those that are read from all units of the memory, and written to them, by those below."""
 
     memory: str
     computing: Floats
@@ -29,6 +30,8 @@ class MemoryTime:
     writing: Floats
     moving: Floats
     together: Floats
+    read_bytes: Floats
+    written_bytes: Floats
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,10 @@ def _time(
     elif strictest is Overlapping.DOUBLE_BUFFER:
         # The first tile is read before anything is computed, the last one written after that.
         together = together + (computing + reading + writing - together) / tiles
-    return MemoryTime(memory.name, computing, reading, writing, moving, together)
+    units = busy[memory.level]
+    return MemoryTime(
+        memory.name, computing, reading, writing, moving, together, units * read, units * write
+    )
 
 
 def _starts_anew(child: Memory) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from cpembed.errors import TransformError
 from cpembed.machine.nest import TileNest
-from cpembed.machine.search import best_tiling
+from cpembed.machine.search import best_tilings
 from cpembed.machine.times import cycles as modelled
 from cpembed.machine.traffic import LevelTiles, Tilings, boundaries, cut, whole
 from tests.unit.machine.simulated import (
@@ -85,7 +85,7 @@ CASES = [
 @pytest.mark.parametrize("given, m", CASES)
 def test_no_tiling_and_no_order_is_better(given: TileNest, m) -> None:
     """All tilings by divisors in all orders of the loops at each level."""
-    found = best_tiling(given, m, rows=200_000)
+    found = best_tilings(given, m, rows=200_000)
     assert found.exact
     names = [loop.name for loop in given.loops]
     least = min(
@@ -101,25 +101,25 @@ def test_no_tiling_and_no_order_is_better(given: TileNest, m) -> None:
 
 @pytest.mark.parametrize("given, m", CASES)
 def test_few_rows_lose_little(given: TileNest, m) -> None:
-    every = modelled(best_tiling(given, m, rows=200_000).tilings, given, m)[0]
-    few = modelled(best_tiling(given, m, rows=32).tilings, given, m)[0]
+    every = modelled(best_tilings(given, m, rows=200_000).tilings, given, m)[0]
+    few = modelled(best_tilings(given, m, rows=32).tilings, given, m)[0]
     assert every <= few <= 1.5 * every
 
 
 def test_units_share_the_parallel_loops() -> None:
     given = gemm(8, 8, 8)
-    one = best_tiling(given, machine(64, 1024)).tilings
-    four = best_tiling(given, machine(64, 1024, units=(4, 1))).tilings
+    one = best_tilings(given, machine(64, 1024)).tilings
+    four = best_tilings(given, machine(64, 1024, units=(4, 1))).tilings
     assert one.share[0] == 1
     assert four.share[0] == 0.25
     assert four.busy[0][0] == 4
 
 
 def test_a_sum_is_not_shared() -> None:
-    found = best_tiling(gemm(1, 1, 8), machine(64, 1024, units=(4, 1))).tilings
+    found = best_tilings(gemm(1, 1, 8), machine(64, 1024, units=(4, 1))).tilings
     assert found.share[0] == 1
 
 
 def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(TransformError, match=r"one execution takes 4 bytes of c, which has room"):
-        best_tiling(gemm(2, 2, 2), machine(2))
+        best_tilings(gemm(2, 2, 2), machine(2))

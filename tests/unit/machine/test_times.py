@@ -11,7 +11,7 @@ from cpembed.hw.level_tables import Moved, Overlapping
 from cpembed.hw.levels import ComputeUnit, Hierarchy
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of
-from cpembed.machine.search import best_tiling
+from cpembed.machine.search import best_tilings
 from cpembed.machine.times import compute_time, memory_times
 from tests.unit.machine.simulated import gemm, machine
 
@@ -24,7 +24,7 @@ def changed(given: Hierarchy, name: str, **fields: object) -> Hierarchy:
 def totals(given: Hierarchy) -> tuple[float, float, float, float]:
     """Computing, reading, writing, together, of 4 x 4 x 4 that fits: 16 + 16 bytes in, 64 out."""
     nest = gemm(4, 4, 4)
-    found = best_tiling(nest, given).tilings
+    found = best_tilings(nest, given).tilings
     computing = compute_time(found, nest, given).longest
     (time,) = memory_times(found, nest, given, computing)
     parts = (time.computing, time.reading, time.writing, time.together)
@@ -62,11 +62,11 @@ def test_executions_and_loads_are_issued_one_after_the_other() -> None:
     for name in "abc":
         given = changed(given, name, moves=Moved.TILE)
     nest = gemm(4, 4, 4)
-    free = compute_time(best_tiling(nest, given).tilings, nest, given)
+    free = compute_time(best_tilings(nest, given).tilings, nest, given)
     assert free.issuing[0] == 0
     slow = replace(given, compute=ComputeUnit(1.0, 1.0, issues_per_cycle=0.5))
     # 64 executions, 16 loads of each factor, 16 stores.
-    assert compute_time(best_tiling(nest, slow).tilings, nest, slow).issuing[0] == (64 + 48) / 0.5
+    assert compute_time(best_tilings(nest, slow).tilings, nest, slow).issuing[0] == (64 + 48) / 0.5
 
 
 def shipped(words: str, target: str, name: str | None = None) -> Estimate:

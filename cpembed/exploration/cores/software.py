@@ -1,0 +1,244 @@
+"""Software of a layer on the cores of a group: embeddings with tilings, found once for all points
+that differ in bandwidth, latency and clock alone.
+
+Of a layer the embeddings that execute the least are tiled by the neutral model
+(:mod:`cpembed.machine`) for a few bandwidths of the scratchpad, and the best tilings for each of
+these are kept together: a point takes the one of the fewest cycles *there*. So more banks, or a
+wider DMA, never take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.result import silent
+from cpembed.errors import LoweringError, TransformError
+from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core, target
+from cpembed.hw.levels import Hierarchy
+from cpembed.ir.computation import Computation
+from cpembed.machine.nest import Floats, TileNest, tile_nest
+from cpembed.machine.search import best_tilings
+from cpembed.machine.times import compute_time, memory_times
+from cpembed.machine.traffic import Tilings, joined
+from cpembed.provenance import Provenance
+from cpembed.selection.search import find_best
+from cpembed.targets.family import Activity, Choice
+
+AMONG = 64
+"""The best embeddings by their overheads, whose programs take part."""
+
+_PROGRAMS = 4
+"""Of these, those that execute the least and are tiled."""
+
+_REFERENCES = ((DOUBLE, 8), (DOUBLE, 2), (SINGLE, 1))
+"""Software, and banks of the scratchpad, for which tilings are looked for; the fastest first."""
+
+_REFERENCE_DMA, _REFERENCE_LATENCY = 128, 100
+"""Bits and cycles to main memory for which they are."""
+
+_ROWS, _KEPT = 512, 8
+"""Tilings of a level that are compared, and of all levels those that are kept, of each of them."""
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """An embedding's program with tilings, one a row, for one of the core's machines."""
+
+    machine: str
+    embedding: str
+    family: str
+    nest: TileNest
+    tilings: Tilings
+
+
+@dataclass(eq=False)
+class CoreAnalysis:
+    """Of a layer on a group: ``embeddings`` were found by the search, ``programs`` of the best of
+    them differ in what they execute or move."""
+
+    software: tuple[Scheduled, ...]
+    embeddings: int
+    programs: int
+    _known: dict[Core, Choice | None] = field(default_factory=dict[Core, "Choice | None"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
+
+    def best(self, core: Core) -> Choice | None:
+        """The software of the fewest cycles at a point, of equals that which moves least."""
+        if core not in self._known:
+            self._known[core] = _best(core, self.software)
+        return self._known[core]
+
+
+def analyse(core: Core, workload: Computation) -> CoreAnalysis:
+    """Raises :class:`LoweringError` where nothing fits."""
+    found, programs = _programs(_embedded(core), workload)
+    known = replace(core, dma_bits=_REFERENCE_DMA, dram_latency_cycles=_REFERENCE_LATENCY)
+    software: list[Scheduled] = []
+    fewest = float("inf")
+    for program in programs[:_PROGRAMS]:
+        if core.intrinsic.cycles * program.nest.calls > fewest:
+            break
+        tilings: dict[str, list[Tilings]] = {}
+        for name, banks in _REFERENCES:
+            machine = _machine(replace(known, banks=banks), name)
+            try:
+                best = best_tilings(program.nest, machine, _ROWS, _KEPT).tilings
+            except TransformError:
+                continue
+            tilings.setdefault(name, []).append(best)
+            fewest = min(fewest, float(_cycles(best, program.nest, machine)[0].min()))
+        software += [
+            Scheduled(name, program.embedding, program.family, program.nest, joined(parts))
+            for name, parts in tilings.items()
+        ]
+    if not software:
+        raise LoweringError(
+            f"{workload.name} has no software on {target(core).name}: "
+            + ("nothing fits the scratchpad" if programs else "no embedding has a program")
+        )
+    return CoreAnalysis(tuple(software), found, len(programs))
+
+
+@dataclass(frozen=True)
+class _Program:
+    embedding: str
+    family: str
+    nest: TileNest
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """What embeddings depend on; ``core`` has other figures than those that are compared."""
+
+    key: tuple[object, ...]
+    core: Core = field(compare=False)
+
+
+def _embedded(core: Core) -> _Embedded:
+    key = (core.intrinsic_name, core.rows, core.columns, core.dataflow, core.dtype)
+    return _Embedded((*key, core.constraints), core)
+
+
+@lru_cache(maxsize=1024)
+def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_Program, ...]]:
+    """How many embeddings there are, and the programs of the best of them that differ, those of
+    the fewest executions first."""
+    core = embedded.core
+    best = find_best(
+        workload,
+        target(core).instruction,
+        load_constraint_set(core.constraints),
+        AMONG,
+        SearchLimits(),
+        silent,
+    )
+    found: dict[object, _Program] = {}
+    for ranked in best.ranking.candidates:
+        program = ranked.candidate.program
+        nest = tile_nest(program, _machine(core, DOUBLE).layouts)
+        families = ranked.candidate.embedding.family
+        words = " ".join(f"{axis}:{'*'.join(fed) or '-'}" for axis, fed in families.items())
+        own = _Program(ranked.candidate.identifier, words, nest)
+        found.setdefault(_form(nest, families, core), own)
+    if not found:
+        raise LoweringError(
+            f"{workload.name} has no embedding on {target(core).name} under {core.constraints}"
+        )
+    ordered = sorted(found.values(), key=lambda program: program.nest.calls)
+    return len(best.found.embeddings), tuple(ordered)
+
+
+def _form(nest: TileNest, families: Mapping[str, tuple[str, ...]], core: Core) -> object:
+    """Equal for nests that take as long on any machine: factors may stand in each other's place
+    where the registers of both have the same size."""
+    new = {axis: f"<{'*'.join(fed)}:{axis if not fed else ''}>" for axis, fed in families.items()}
+
+    def name(own: str) -> str:
+        return new.get(own, own)
+
+    sizes = {f"core.{role.name.lower()}": role for role in core.intrinsic.roles}
+    return (
+        nest.loops,
+        nest.executed,
+        tuple(sorted((name(axis), extent) for axis, extent in nest.axes.items())),
+        frozenset(
+            (
+                operand.name,
+                core.tile_bytes(sizes[operand.scope].name),
+                sizes[operand.scope].name == core.intrinsic.stationary,
+                tuple((str(index.rename(name)), extent) for index, extent in operand.dimensions),
+            )
+            for operand in nest.operands
+        ),
+    )
+
+
+def _machine(core: Core, name: str) -> Hierarchy:
+    return target(core).machines[name]
+
+
+def _cycles(
+    tilings: Tilings, nest: TileNest, machine: Hierarchy
+) -> tuple[Floats, dict[str, Floats]]:
+    """Cycles of tilings, and bytes by memory and direction as :class:`Activity` counts them: those
+    of a memory's own transfers to and from the one that fills it are among them."""
+    total = compute_time(tilings, nest, machine).longest
+    counts: dict[str, Floats] = {}
+    for found in memory_times(tilings, nest, machine, total):
+        total = found.together
+        counts[f"{found.memory}.read"] = found.read_bytes
+        counts[f"{found.memory}.written"] = found.written_bytes
+    for memory in machine.memories.values():
+        if memory.parent is None or f"{memory.name}.read" not in counts:
+            continue
+        own = tilings.traffic[memory.name]
+        counts[f"{memory.name}.written"] = counts[f"{memory.name}.written"] + own.read_bytes
+        counts[f"{memory.name}.read"] = counts[f"{memory.name}.read"] + own.write_bytes
+    return total, counts
+
+
+def _best(core: Core, software: tuple[Scheduled, ...]) -> Choice | None:
+    found: list[tuple[tuple[float, float], Choice]] = []
+    for number, item in enumerate(software):
+        if item.machine == DOUBLE and core.banks == 1:
+            continue
+        total, counts = _cycles(item.tilings, item.nest, _machine(core, item.machine))
+        times = np.round(total, 6)
+        moved = sum(counts.values(), start=np.zeros(1))
+        row = int(np.lexsort((np.broadcast_to(moved, times.shape), times))[0])
+        figures = {name: _at(values, row) for name, values in counts.items()}
+        figures["macs"] = item.nest.calls * core.intrinsic.macs
+        activity = Activity(float(total[row]), Provenance.ESTIMATED, figures)
+        words = f"{item.embedding} ({item.family}), {_tiles(item, row)}"
+        choice = Choice(f"{number}.{row}", words, None, activity)
+        found.append(((float(times[row]), _at(moved, row)), choice))
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def _at(values: Floats, row: int) -> float:
+    return float(values[row] if len(values) > 1 else values[0])
+
+
+def _tiles(item: Scheduled, row: int) -> str:
+    """The tile that the scratchpad holds, in words."""
+    sizes = item.tilings.chosen[0][1]
+    shown = [f"{name.removesuffix('.o')}:{_at(size, row):g}" for name, size in sizes.items()]
+    return f"{item.machine.replace('_', '-')}, scratchpad tile {' '.join(shown) or 'whole'}"
+
+
+def times(core: Core, analysis: CoreAnalysis) -> Iterator[tuple[str, float]]:
+    """The fewest cycles of each embedding that was tiled, at a point."""
+    for item in analysis.software:
+        if item.machine == DOUBLE and core.banks == 1:
+            continue
+        total, _ = _cycles(item.tilings, item.nest, _machine(core, item.machine))
+        yield item.embedding, float(total.min())
