@@ -47,7 +47,7 @@ class Core:
         return Core(
             str(point["intrinsic"]),
             int(point["pe_rows"]),
-            int(point["pe_columns"]),
+            int(point["pe_columns"]) or int(point["pe_rows"]),
             str(point["dataflow"]),
             str(point["dtype"]),
             int(point["scratchpad_kib"]) * 1024,

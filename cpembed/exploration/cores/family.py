@@ -19,7 +19,7 @@ from cpembed.workloads.suites import Layer
 
 _RANGES: dict[str, tuple[int, int]] = {
     "pe_rows": (1, 256),
-    "pe_columns": (1, 256),
+    "pe_columns": (0, 256),
     "scratchpad_kib": (1, 1 << 16),
     "banks": (1, 64),
     "bank_bits": (8, 512),
@@ -40,7 +40,7 @@ class CoreFamily(Family):
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("intrinsic", "what the array computes: gemm, conv2d, gemv, dot"),
         Parameter("pe_rows", "rows of the array of processing elements"),
-        Parameter("pe_columns", "columns of the array of processing elements"),
+        Parameter("pe_columns", "columns of the array; 0: as many as rows", 0),
         Parameter("scratchpad_kib", "KiB of the scratchpad"),
         Parameter("banks", "banks of the scratchpad, each read or written once a cycle"),
         Parameter("bank_bits", "bits of an access to a bank", 64),
