@@ -36,6 +36,8 @@ class Moved(StrEnum):
     """Any box of an operand."""
     TILE = "tile"
     """An operand's tile of one execution, as a load of a register does."""
+    EXECUTION = "execution"
+    """Of a factor the same, with each execution anew: it streams through, and nothing is kept."""
 
 
 class Layouts(StrEnum):

@@ -69,7 +69,7 @@ def compute_time(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Comput
         waiting = calls * unit.latency_cycles / independent
     loads = zero
     for memory in machine.levels[0]:
-        if memory.moves is Moved.TILE:
+        if memory.moves is not Moved.REGION:
             loads = loads + tilings.traffic[memory.name].transfers
     issuing = (calls + loads) / unit.issues_per_cycle
     executing = unit.cycles * calls

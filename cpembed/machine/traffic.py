@@ -139,11 +139,12 @@ def _combined(tilings: Sequence[Tilings], function: Callable[[list[Floats]], Flo
 @dataclass(frozen=True)
 class Region:
     """What a tile of an operand is to a memory: bytes, transfers, and whether the memory has room
-    for it until it is needed again."""
+    for it until it is needed again. ``streams``: it is what one execution takes, each time."""
 
     bytes: Floats
     transfers: Floats
     fits: NDArray[np.bool_]
+    streams: bool = False
 
 
 @dataclass(frozen=True)
@@ -304,7 +305,7 @@ def filled_bytes(
     total = np.zeros(1)
     known = {**nest.fixed, **sizes}
     for operand in operands:
-        if memory.moves is Moved.TILE:
+        if memory.moves is not Moved.REGION:
             total = total + _tiles(operand, nest, known) * _tile_bytes(operand, memory, nest)
         else:
             element = operand.held_bytes if operand.scope == memory.name else operand.element_bytes
@@ -332,7 +333,9 @@ def _region(
     sizes: Mapping[str, Floats],
     fits: NDArray[np.bool_],
 ) -> Region:
-    if memory.moves is Moved.TILE:
+    if memory.moves is Moved.EXECUTION and not operand.is_output:
+        return Region(_tile_bytes(operand, memory, nest), np.ones(1), fits, True)
+    if memory.moves is not Moved.REGION:
         count = _tiles(operand, nest, sizes)
         return Region(count * _tile_bytes(operand, memory, nest), count, fits)
     return Region(operand.moved_bytes(sizes, memory.granule_bytes), np.ones(1), fits)
@@ -345,6 +348,8 @@ def _traffic(found: Tilings, regions: Mapping[str, Region], nest: TileNest) -> T
             continue
         region, passes = regions[operand.name], found.passes[operand.name]
         moved = np.where(region.fits, passes.staying, passes.every)
+        if region.streams:
+            moved = nest.calls * found.share
         if operand.is_output:
             # Sums that are not complete come back.
             again = np.maximum(0.0, moved - passes.distinct)

@@ -163,7 +163,7 @@ def _machine(core: Core, name: str, overlap: str) -> list[str]:
         lines += [
             f'[{place}.memories."{_scope(role.name)}"]',
             f'parent = "{"local" if local else "scratchpad"}"',
-            'moves = "tile"',
+            f'moves = "{"execution" if role.name in core.intrinsic.streams else "tile"}"',
             "",
         ]
     if core.local_bytes:

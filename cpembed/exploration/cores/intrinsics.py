@@ -27,7 +27,8 @@ class Role:
 @dataclass(frozen=True)
 class Intrinsic:
     """What the array computes in ``cycles``. ``stationary`` is the operand whose tiles stay in the
-    processing elements, for which local memories are."""
+    processing elements, for which local memories are; ``streams`` are factors that come with each
+    execution anew."""
 
     expression: str
     axes: Mapping[str, int]
@@ -35,6 +36,7 @@ class Intrinsic:
     stationary: str
     cycles: int
     words: str
+    streams: tuple[str, ...] = ()
 
     @property
     def macs(self) -> int:
@@ -61,7 +63,7 @@ DATAFLOWS: Mapping[str, tuple[str, ...]] = {
     "dot": ("os",),
 }
 """By intrinsic: outputs or weights stationary. HASCO has one dataflow of matrix-vector and dot
-products: neither factor is used twice."""
+products: the matrix, or both vectors, are used once."""
 
 
 def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
@@ -108,6 +110,7 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 c,
                 1,
                 f"product of a matrix of {rows} rows and {columns} columns with a vector",
+                (a,),
             )
         case _:
             return Intrinsic(
@@ -117,4 +120,5 @@ def intrinsic(name: str, dataflow: str, rows: int, columns: int) -> Intrinsic:
                 c,
                 1,
                 f"dot product of {rows * columns} elements",
+                (a, b),
             )
