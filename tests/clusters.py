@@ -1,0 +1,94 @@
+"""Dask clusters of real processes for tests, on ports that the system chooses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cpembed.cluster.library import require_distributed
+from cpembed.worker import IN_PROCESS_VARIABLE
+
+
+@dataclass
+class Scheduler:
+    """A scheduler in this process, and the workers that were started for it."""
+
+    cluster: Any
+    folder: Path
+    workers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return self.cluster.scheduler_address
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        """``cpembed worker``, once it says that it has joined."""
+        process = self.begin(*options)
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert f"for {self.address}" in line, line + process.stderr.read()
+        return process
+
+    def begin(self, *options: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cpembed", "worker", self.address, *options],
+            stderr=subprocess.PIPE, text=True, env=surroundings(self.folder),
+        )  # fmt: skip
+        self.workers.append(process)
+        return process
+
+    def wait_for(self, count: int, seconds: float = 30.0) -> None:
+        """For so many workers' processes."""
+        deadline = time.monotonic() + seconds
+        while len(self.cluster.scheduler.workers) != count:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def processes(self) -> list[int]:
+        """Of the workers."""
+        from distributed import Client
+
+        with Client(self.address, set_as_default=False) as client:
+            return list(client.run(os.getpid).values())
+
+    def end(self) -> None:
+        """Of all workers."""
+        for process in self.workers:
+            process.terminate()
+        for process in self.workers:
+            process.communicate(timeout=30)
+        self.workers.clear()
+
+
+def surroundings(folder: Path) -> dict[str, str]:
+    """Of a process of its own: kernels are built and run in a worker, and this host's other workers
+    are not seen."""
+    kept = {key: text for key, text in os.environ.items() if key != IN_PROCESS_VARIABLE}
+    path = os.pathsep.join(part for part in sys.path if part)
+    return {**kept, "PYTHONPATH": path, "XDG_RUNTIME_DIR": str(folder)}
+
+
+@contextmanager
+def scheduling(folder: Path, **settings: Any) -> Generator[Scheduler, None, None]:
+    """A scheduler with settings of Dask's, such as ``allowed-failures``."""
+    require_distributed()
+    from dask import config
+    from distributed import LocalCluster
+
+    named = {f"distributed.scheduler.{name}": value for name, value in settings.items()}
+    with (
+        config.set(named),
+        LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50) as cluster,
+    ):
+        scheduler = Scheduler(cluster, folder)
+        try:
+            yield scheduler
+        finally:
+            scheduler.end()
