@@ -20,6 +20,7 @@ SUBCOMMANDS: dict[str, str] = {
     "tune": "Find the fastest embedding and schedule of a workload, and keep them.",
     "worker": "Join a cluster and do the work of others.",
     "explore": "Find the machines of a space that are the best for a suite's layers.",
+    "shape": "Find the shape of a matrix product that computes a suite in the fewest executions.",
     **{name: what for name, (_, what) in TARGET_COMMANDS.items()},
     "targets": "List the targets and whether this machine executes them.",
     "operators": "List the operators and the sizes they take.",

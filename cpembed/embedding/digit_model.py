@@ -16,7 +16,7 @@ from dataclasses import InitVar, dataclass, field
 import numpy as np
 
 from cpembed.embedding.embedding import Digit, Embedding
-from cpembed.embedding.flatten import candidate_groups, is_plain_digit
+from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.model_builder import ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.proto_writer import CompiledModel, Ids
@@ -202,8 +202,7 @@ def possible_digits(
                         digit = Digit(axis.name, count, stride)
                         yield DigitOption(ours.name, weight, digit, (axis.name,), axis.extent)
                 for name, members in groups.items():
-                    inner = workload.extents[members[-1]]
-                    if inner % count if plain else not is_plain_digit(workload, members, count):
+                    if adds_tiles(workload, members, count, plain=plain):
                         digit = Digit(name, count)
                         extent = math.prod(workload.extents[member] for member in members)
                         yield DigitOption(ours.name, weight, digit, members, extent)

@@ -145,3 +145,11 @@ def is_plain_digit(workload: Computation, members: tuple[str, ...], count: int) 
             return False
         count //= extent
     return True
+
+
+def adds_tiles(workload: Computation, members: tuple[str, ...], count: int, *, plain: bool) -> bool:
+    """Whether a digit of this count on the fused axis gives tiles that are searched: those of its
+    innermost member alone, and without ``plain`` those of several digits, are there anyway."""
+    if plain:
+        return workload.extents[members[-1]] % count != 0
+    return not is_plain_digit(workload, members, count)

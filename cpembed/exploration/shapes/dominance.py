@@ -1,0 +1,46 @@
+"""Shapes that another shape is at least as good as on every layer: none of them is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FEW = 6
+"""Layers that are compared first: most shapes are worse than the dominating one on one of them."""
+
+
+def undominated(costs: NDArray[np.float64], preferred: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The shapes (columns) that no other is as good as on every layer (row), ascending by what
+    ``costs`` sum to; of equal ones the one with the least ``preferred`` number.
+
+    For each shape that is left out there is one that is kept, and at most as expensive on every
+    layer: no choice of K shapes is better than the best one of those that are kept.
+    """
+    count = costs.shape[1]
+    if not len(costs):
+        return np.arange(min(count, 1), dtype=np.int64)
+    # Infinite costs do not order sums: how many there are comes first.
+    missing = np.isinf(costs).sum(axis=0)
+    sums = np.where(np.isinf(costs), 0.0, costs).sum(axis=0)
+    left = np.lexsort((preferred, sums, missing))
+    kept: list[int] = []
+    spread = np.argsort(-_variation(costs))
+    ordered = np.ascontiguousarray(costs[spread][:, left])
+    while len(left):
+        head = ordered[:, 0]
+        kept.append(int(left[0]))
+        first = (ordered[:_FEW] < head[:_FEW, None]).any(axis=0)
+        unsure = np.flatnonzero(~first)
+        better = (ordered[_FEW:, unsure] < head[_FEW:, None]).any(axis=0)
+        stays = np.array(first, np.bool_)
+        stays[unsure[better]] = True
+        left, ordered = left[stays], ordered[:, stays]
+    return np.array(kept, np.int64)
+
+
+def _variation(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How differently the shapes do on each layer, relative to the best."""
+    finite = np.where(np.isinf(costs), np.nan, costs)
+    least = np.nanmin(np.where(np.isnan(finite).all(axis=1, keepdims=True), 1.0, finite), axis=1)
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(np.nanstd(finite / least[:, None], axis=1))

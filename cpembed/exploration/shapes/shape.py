@@ -1,0 +1,143 @@
+"""Shapes of a matrix-product instruction, and the targets that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.errors import WorkloadError
+from cpembed.hw.instruction import HardwareSpec, Instruction, InstructionAxis
+from cpembed.hw.loader import MAX_OPERATIONS, load_hardware_spec
+from cpembed.ir.dtypes import size_bytes
+
+AXES = ("x", "y", "z")
+"""Rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
+
+TEMPLATE = "gemm_16x16x16"
+"""The shipped target whose element types and memories every shape has."""
+
+MOST_SHAPES = 2_000_000
+
+Extents = NDArray[np.int64]
+"""Shapes as rows of three extents."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """The extents of one instruction."""
+
+    x: int
+    y: int
+    z: int
+
+    @property
+    def macs(self) -> int:
+        return self.x * self.y * self.z
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return {"x": self.x, "y": self.y, "z": self.z}
+
+    def __str__(self) -> str:
+        return f"{self.x}x{self.y}x{self.z}"
+
+
+def shapes_within(macs: int, *, powers: bool = False, smallest: int = 1) -> Extents:
+    """All triples of extents whose product is at most ``macs``, ascending; of powers of two only,
+    and of extents of ``smallest`` or more, where asked for.
+
+    Raises :class:`WorkloadError` where there is none, or more than ``MOST_SHAPES``.
+    """
+    if not 1 <= macs <= MAX_OPERATIONS:
+        raise WorkloadError(f"macs is {macs:,}: an instruction has 1 to {MAX_OPERATIONS:,}")
+    if smallest < 1 or smallest**3 > macs:
+        raise WorkloadError(
+            f"no shape of extents of {smallest} or more has {macs:,} multiply-accumulates or "
+            "fewer: allow smaller extents"
+        )
+    if powers:
+        sizes = [2**k for k in range(macs.bit_length()) if 2**k >= smallest]
+    else:
+        sizes = list(range(smallest, macs // smallest**2 + 1))
+    blocks: list[Extents] = []
+    count, values = 0, np.array(sizes, np.int64)
+    for x in sizes:
+        for y in sizes:
+            if x * y * smallest > macs:
+                break
+            last = int(np.searchsorted(values, macs // (x * y), side="right"))
+            count += last
+            if count > MOST_SHAPES:
+                raise WorkloadError(
+                    f"more than {MOST_SHAPES:,} shapes have {macs:,} multiply-accumulates or "
+                    "fewer: allow powers of two only"
+                )
+            block = np.empty((last, 3), np.int64)
+            block[:, 0], block[:, 1], block[:, 2] = x, y, values[:last]
+            blocks.append(block)
+    found = np.concatenate(blocks) if blocks else np.empty((0, 3), np.int64)
+    if not len(found):
+        raise WorkloadError(
+            f"no shape of extents of {smallest} or more has {macs:,} multiply-accumulates or "
+            "fewer: allow smaller extents"
+        )
+    return found
+
+
+@cache
+def template() -> HardwareSpec:
+    return load_hardware_spec(TEMPLATE)
+
+
+def representative() -> Instruction:
+    """A small instruction in the place of all shapes, where only the roles of its axes matter."""
+    return _instruction("matrix_product", {name: InstructionAxis(name, 1, 4) for name in AXES})
+
+
+def instruction_of(shape: Shape) -> Instruction:
+    """The instruction of a shape."""
+    axes = {name: InstructionAxis(name, size, size) for name, size in shape.extents.items()}
+    return _instruction(f"gemm_{shape}", axes)
+
+
+def _instruction(name: str, axes: Mapping[str, InstructionAxis]) -> Instruction:
+    first = template().instruction
+    sizes = {axis.name: axis.maximum for axis in axes.values()}
+    most = max(*sizes.values(), *first.extents.values())
+    free = replace(first, axes=tuple(InstructionAxis(axis, 1, most) for axis in AXES))
+    computation = replace(free.at(sizes), name=name)
+    return replace(
+        first, name=name, axes=tuple(axes[axis] for axis in AXES), computation=computation
+    )
+
+
+def target_of(shape: Shape, constraints: str | None = None) -> HardwareSpec:
+    """The target of a shape: the template's element types and memories, no machine.
+    ``constraints`` is the set that is searched where none is named."""
+    spec, name = template(), f"gemm_{shape}"
+    return replace(
+        spec,
+        name=name,
+        description=f"virtual matrix product, {shape}, int8 x int8 -> int32",
+        instruction=instruction_of(shape),
+        constraints=constraints,
+        path="",
+        machines={},
+    )
+
+
+def tile_bytes(shapes: Extents) -> NDArray[np.int64]:
+    """Bytes of the tiles of all operands of each shape."""
+    instruction = template().instruction
+    columns = {axis: shapes[:, place] for place, axis in enumerate(AXES)}
+    whole = np.zeros(len(shapes), np.int64)
+    for operand in instruction.computation.operands:
+        elements = np.ones(len(shapes), np.int64)
+        for axis in instruction.memory[operand.name].axes:
+            elements = elements * columns[axis]
+        whole += elements * size_bytes(operand.dtype)
+    return whole

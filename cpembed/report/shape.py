@@ -1,0 +1,72 @@
+"""The tables of ``cpembed shape``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from cpembed.exploration.shapes.result import ShapeResult
+from cpembed.report.blocks import bullets, header, heading, table
+from cpembed.report.words import legend, mapping
+from cpembed.wording import plural
+
+
+def report(result: ShapeResult) -> Iterator[RenderableType]:
+    """The shapes, then a row a layer, then the layers that no shape embeds."""
+    if result.layers:
+        yield _layers(result)
+        yield legend([row.embedded.embedding for row in result.layers])
+        yield ""
+    yield header(_summary(result))
+    if result.left_out:
+        yield ""
+        yield heading("left out, as no shape embeds them")
+        yield bullets(f"{item.layer.label}: {item.reason}" for item in result.left_out)
+
+
+def _layers(result: ShapeResult) -> RenderableType:
+    several = len(result.shapes) > 1
+    columns = ["#>", "layer", "count>", *(["shape"] if several else []), "best embedding"]
+    rows = [
+        [
+            str(row.layer.index),
+            row.layer.label.removeprefix("conv2d "),
+            str(row.layer.count),
+            *([str(row.shape)] if several else []),
+            mapping(row.embedded.embedding) + (" (exchanged)" * row.embedded.exchanged),
+            f"{row.embedded.executions:,}",
+            f"{row.embedded.utilisation:.1%}",
+        ]
+        for row in result.layers
+    ]
+    return table([*columns, "executions>", "used>"], rows)
+
+
+def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
+    question, scope = result.question, result.question.scope
+    kind = "powers of two" if scope.powers else "integers"
+    yield (
+        f"{result.suite}, {scope.macs:,} MACs",
+        f"{plural(len(result.layers), 'layer')} under {question.constraints.name}",
+    )
+    most = f"{plural(result.compared, 'shape')} of {kind}"
+    yield "compared", f"{most}, {result.not_dominated:,} of them not dominated"
+    if not result.shapes:
+        yield "best", "none"
+        return
+    for shape in result.shapes:
+        layers, executions = result.of_shape(shape)
+        words = f"{executions:,} executions, {plural(layers, 'layer')} by count"
+        yield "best", f"{shape} ({shape.macs:,} MACs): {words}"
+    state = "proven" if result.proven else f"not proven: at most {result.gap or 0:.2%} fewer"
+    yield "executions", f"{result.executions:,}, {state}"
+    yield "ideal", f"{result.ideal:,}, if {scope.macs:,} MACs were never idle"
+    if result.utilisation is not None:
+        yield "used", f"{result.utilisation:.1%} of the MACs executed"
+    other = result.runner_up
+    if other is not None and result.executions:
+        more = other.executions / result.executions - 1
+        state = "" if other.proven else ", not proven the next"
+        shapes = " and ".join(map(str, other.shapes))
+        yield "runner-up", f"{shapes}: {other.executions:,} executions, {more:+.2%}{state}"
