@@ -8,13 +8,14 @@ import time
 import uuid
 import warnings
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import suppress
-from typing import Any, NoReturn
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from cpembed.cluster.address import scheduler_address
 from cpembed.cluster.base import Outcome, Task, Workers
 from cpembed.cluster.execution import OtherVersion, execute
-from cpembed.cluster.identity import Identity, identity, measuring_tag
+from cpembed.cluster.identity import identity, measuring_tag
 from cpembed.cluster.library import require_distributed
 from cpembed.cluster.members import Members
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
@@ -71,7 +72,8 @@ class Cluster(Workers):
     """A client of a scheduler.
 
     No more tasks are submitted than are executed at a time, and of short ones twice as many: a
-    worker that joins late gets the next one, and a worker that ends takes with it what it executes.
+    worker that joins late gets the next one. Dask blames the end of a worker on every task that it
+    had; those that are blamed too often are tried once more at the end, each alone.
     """
 
     def __init__(self, client: Any, address: str) -> None:
@@ -106,19 +108,23 @@ class Cluster(Workers):
         run = _Run(iter(tasks))
         alive = time.monotonic()
         try:
-            while run.next is not None or run.submitted:
+            while run.next is not None or run.submitted or run.suspects:
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
                 while run.next is not None and self._has_room(run, run.next):
-                    run.submit(self._client, self._packed(run.next), self._tag(run.next))
+                    self._submit(run, run.next)
+                    run.advance()
+                if not run.submitted and run.next is None:
+                    self._submit(run, run.suspects.pop())
                 if self._can_progress(run):
                     alive = time.monotonic()
                 elif time.monotonic() - alive > PATIENCE_SECONDS:
-                    self._give_up("has lost the workers that can do what is left")
-                with suppress(queue.Empty):
-                    yield self._outcome(*run.completed())
-        except (OSError, TimeoutError) as error:
-            self._give_up(f"does not answer any more ({_reason(error)})")
+                    raise self._lost("has lost the workers that can do what is left")
+                if (done := run.completed()) is not None:
+                    if (outcome := self._outcome(done)) is not None:
+                        yield outcome
+                    else:
+                        run.suspects.append(done.task)
         finally:
             run.abandon(self._client)
 
@@ -128,9 +134,10 @@ class Cluster(Workers):
 
     def _look(self) -> None:
         """At which workers there are."""
-        if self._client.status != "running":
-            raise OSError("connection lost")
-        self._members = Members.told(self._client.scheduler_info()["workers"])
+        with self._answering():
+            if self._client.status != "running":
+                raise OSError("the connection is lost")
+            self._members = Members.told(self._client.scheduler_info()["workers"])
         self._looked = time.monotonic()
 
     def _has_room(self, run: _Run, task: Task) -> bool:
@@ -144,23 +151,32 @@ class Cluster(Workers):
         measures = run.measuring or (run.next is not None and run.next.measures)
         return bool(self._members.measuring(self._cpu) if measures else self._members.slots)
 
-    def _packed(self, task: Task) -> tuple[Identity, bytes, int | None]:
-        """The arguments of :func:`~cpembed.cluster.execution.execute`."""
-        return identity(), pickle.dumps(task), thread_count() if task.measures else None
+    def _submit(self, run: _Run, task: Task) -> None:
+        threads = thread_count() if task.measures else None
+        tag = {measuring_tag(self._cpu): 1} if task.measures else {}
+        packed = pickle.dumps(task)
+        with self._answering():
+            key = run.new_key()
+            future = self._client.submit(
+                execute, identity(), packed, threads, key=key, pure=False, resources=tag
+            )
+        run.add(key, _Submitted(task, future))
 
-    def _tag(self, task: Task) -> dict[str, int]:
-        return {measuring_tag(self._cpu): 1} if task.measures else {}
-
-    def _outcome(self, task: Task, future: Any) -> Outcome:
-        """Raises what is no error of the task's own."""
+    def _outcome(self, done: _Submitted) -> Outcome | None:
+        """None where another task may have ended the workers; raises what is no error of the task's
+        own."""
         from distributed import KilledWorker
 
-        if future.status == "cancelled":
-            raise OSError("connection lost")
-        error = future.exception()
-        if error is None:
-            return Outcome(task, future.result())
+        task, future = done.task, done.future
+        with self._answering():
+            if future.status == "cancelled":
+                raise OSError("the connection is lost")
+            error = future.exception()
+            if error is None:
+                return Outcome(task, future.result())
         if isinstance(error, KilledWorker):
+            if done.beside_others:
+                return None
             return Outcome(task, error=_ended(task, error.allowed_failures + 1))
         if isinstance(error, OtherVersion):
             raise OtherVersion(f"{error}: install the same on both sides")
@@ -168,10 +184,26 @@ class Cluster(Workers):
             return Outcome(task, error=error)
         raise error
 
-    def _give_up(self, why: str) -> NoReturn:
-        raise BackendUnavailable(
-            f"the cluster at {self._address} {why}; what came back is kept"
-        ) from None
+    @contextmanager
+    def _answering(self) -> Generator[None]:
+        """In which the scheduler is talked with."""
+        try:
+            yield
+        except (OSError, TimeoutError) as error:
+            raise self._lost(f"does not answer any more ({_reason(error)})") from None
+
+    def _lost(self, why: str) -> BackendUnavailable:
+        return BackendUnavailable(f"the cluster at {self._address} {why}; what came back is kept")
+
+
+@dataclass
+class _Submitted:
+    """A task with its future, and whether others were submitted while it was not complete."""
+
+    task: Task
+    future: Any
+    beside_others: bool = False
+    begun: float = field(default_factory=time.monotonic)
 
 
 class _Run:
@@ -183,42 +215,50 @@ class _Run:
         self._name = uuid.uuid4().hex
         self._number = 0
         self._completed: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.submitted: dict[str, tuple[Task, Any]] = {}
-        self._begun: dict[str, float] = {}
+        self.submitted: dict[str, _Submitted] = {}
+        self.suspects: list[Task] = []
         self.seconds = float("inf")
         self.next = next(tasks, None)
 
     @property
     def measuring(self) -> int:
-        return sum(task.measures for task, _ in self.submitted.values())
+        return sum(one.task.measures for one in self.submitted.values())
 
-    def submit(self, client: Any, arguments: tuple[Any, ...], tag: dict[str, int]) -> None:
-        """The next task, which :func:`~cpembed.cluster.execution.execute` gets as ``arguments``."""
-        assert self.next is not None
-        key = f"cpembed-{self._name}-{self._number}"
-        future = client.submit(execute, *arguments, key=key, pure=False, resources=tag)
-        self.submitted[key] = self.next, future
-        self._begun[key] = time.monotonic()
+    def new_key(self) -> str:
+        """Of a future: what no other run has."""
         self._number += 1
+        return f"cpembed-{self._name}-{self._number}"
+
+    def add(self, key: str, submitted: _Submitted) -> None:
+        self.submitted[key] = submitted
+        if len(self.submitted) > 1:
+            for one in self.submitted.values():
+                one.beside_others = True
 
         def completed(_: Any) -> None:
             self._completed.put(key)
 
-        future.add_done_callback(completed)
+        submitted.future.add_done_callback(completed)
+
+    def advance(self) -> None:
         self.next = next(self._tasks, None)
 
-    def completed(self) -> tuple[Task, Any]:
-        """A task that is complete; raises :class:`queue.Empty` where none is for a while."""
-        key = self._completed.get(timeout=LOOK_SECONDS)
-        took = time.monotonic() - self._begun.pop(key)
+    def completed(self) -> _Submitted | None:
+        """A task that is complete; None where none is for a while."""
+        try:
+            key = self._completed.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            return None
+        done = self.submitted.pop(key)
+        took = time.monotonic() - done.begun
         self.seconds = took if self.seconds == float("inf") else (3 * self.seconds + took) / 4
-        return self.submitted.pop(key)
+        return done
 
     def abandon(self, client: Any) -> None:
         """What is submitted is not waited for."""
         if self.submitted:
             with suppress(Exception):
-                client.cancel([future for _, future in self.submitted.values()])
+                client.cancel([one.future for one in self.submitted.values()])
 
 
 def _ended(task: Task, workers: int) -> CrashError:

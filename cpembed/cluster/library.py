@@ -8,19 +8,10 @@ from importlib.util import find_spec
 from cpembed.errors import BackendUnavailable
 
 SETTINGS = {
-    # Work that holds Python's lock keeps a worker from saying that it lives; a process that has
-    # ended is noticed by its connection all the same.
-    "distributed.scheduler.worker-ttl": None,
-    "distributed.comm.timeouts.connect": "60s",
     # Tasks start processes of their own, whose daemons could not.
     "distributed.worker.daemon": False,
-    # A profile of every task is nothing that is looked at here.
+    # It would only show that a worker waits for its child.
     "distributed.worker.profile.enabled": False,
-    # A worker's process only waits for its child's, whose memory it does not see.
-    "distributed.worker.memory.target": False,
-    "distributed.worker.memory.spill": False,
-    "distributed.worker.memory.pause": False,
-    "distributed.worker.memory.terminate": False,
 }
 """Of its configuration, for what this package starts."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -65,6 +66,15 @@ def refuse_words() -> NoReturn:
 
 def fail() -> NoReturn:
     raise KeyError("a bug")
+
+
+def open_nothing() -> NoReturn:
+    raise FileNotFoundError("nothing there")
+
+
+def hold_the_lock(seconds: float) -> None:
+    """Python's: no other thread of the process does anything."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
 def threads() -> str | None:

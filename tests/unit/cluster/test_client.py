@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from cpembed.cluster.execution import OtherVersion
 from cpembed.cluster.identity import Identity, identity
 from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
 from cpembed.kernel.system import cpu_model
-from tests.clusters import Scheduler, scheduling
+from tests.clusters import Scheduler, scheduling, surroundings
 from tests.unit.cluster import tasks
 
 
@@ -56,6 +58,8 @@ def test_errors_are_outcomes_and_bugs_are_raised(workers: Workers) -> None:
     with pytest.raises(KeyError, match="a bug") as caught:
         list(workers.outcomes([Task("d", tasks.fail, (), "failing")]))
     assert any("in fail" in note for note in caught.value.__notes__)
+    with pytest.raises(FileNotFoundError, match="nothing there"):
+        list(workers.outcomes([Task("e", tasks.open_nothing, (), "opening")]))
 
 
 def test_tasks_may_start_processes(workers: Workers) -> None:
@@ -89,7 +93,8 @@ def test_what_kills_its_workers_is_an_error_of_that_task_only(
     assert isinstance(error, CrashError)
     assert error.exit_code == 1
     assert "doing what is bad ended each of the 2 workers that tried it" in str(error)
-    assert (tmp_path / "bad").stat().st_size == 2
+    # Beside others, which are not to blame, and alone.
+    assert (tmp_path / "bad").stat().st_size == 4
     assert sorted(found) == [str(number) for number in range(6)]
     assert all(outcome.error is None for outcome in found.values())
 
@@ -166,6 +171,37 @@ def test_measuring_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             open_workers(cluster=scheduler.address, measures=True)
         assert "can measure on Another, family 1 model 2" in str(caught.value)
         assert f"its measuring workers have {cpu_model()}" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_who_holds_python_s_lock_for_long_is_not_taken_for_dead(tmp_path: Path) -> None:
+    with scheduling(tmp_path, **{"worker-ttl": "1s", "allowed-failures": 0}) as scheduler:
+        scheduler.start("--slots", "1")
+        with open_workers(cluster=scheduler.address) as found:
+            (outcome,) = found.outcomes([Task("a", tasks.hold_the_lock, (20.0,), "holding")])
+    assert outcome.error is None
+
+
+@pytest.mark.slow
+def test_dask_s_own_workers_do_what_is_not_measured(tmp_path: Path) -> None:
+    with scheduling(tmp_path) as scheduler:
+        worker = subprocess.Popen(
+            [
+                sys.executable, "-m", "dask", "worker", scheduler.address, "--no-dashboard",
+                "--nworkers", "1", "--nthreads", "2", "--local-directory", str(tmp_path),
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=surroundings(tmp_path),
+        )  # fmt: skip
+        try:
+            scheduler.wait_for(1)
+            with open_workers(cluster=scheduler.address) as found:
+                outcomes = list(found.outcomes(tasks.squares(range(6), 0.3)))
+                assert len({outcome.result[1] for outcome in outcomes}) == 2
+                with pytest.raises(BackendUnavailable, match="none measures"):
+                    found.require_measuring()
+        finally:
+            worker.terminate()
+            worker.wait(timeout=30)
 
 
 @pytest.mark.slow

@@ -1,0 +1,132 @@
+"""Wall time of a suite's searches in one process and in several, interleaved.
+
+Each run is the command as a person calls it, ``cpembed bench SUITE --target T --no-run``, in a
+process of its own with an empty store: start-up, imports, the table, and the end of the workers are
+part of it. The two take turns, and so does which is first. Documents of both are the same but for
+times and dates, or the script fails.
+
+    python benchmarks/distribution.py [--repeats N] [--workers N] [--suite S] [--target T]
+
+Writes ``distribution.json`` after every pair and ``distribution.md`` into ``--output``, by default
+beside this file. For figures, on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cpembed.measure.environment import provenance, provenance_lines
+
+HERE = Path(__file__).resolve().parent
+DIFFERS = ("seconds", "date", "store", "taken_from_store")
+"""Fields of a document that differ from run to run."""
+
+Run = dict[str, float]
+
+
+def timed(command: list[str]) -> tuple[Run, Any]:
+    """Seconds of a command, by the wall clock and of all its processes, and its document."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        done = subprocess.run([*command, "--results", folder], capture_output=True, check=True)
+        wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall_s": round(wall, 3), "cpu_s": round(spent, 3)}, json.loads(done.stdout)
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in DIFFERS}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def pair(options: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """One run of each kind; which is first alternates."""
+    one = [
+        sys.executable, "-m", "cpembed", "bench", options["suite"], "--target", options["target"],
+        "--no-run", "--json",
+    ]  # fmt: skip
+    commands = {"one": one, "several": [*one, "--workers", str(options["workers"])]}
+    load = round(os.getloadavg()[0], 1)
+    found = {name: timed(commands[name]) for name in sorted(commands, reverse=bool(number % 2))}
+    documents = [without_times(document) for _, document in found.values()]
+    if documents[0] != documents[1]:
+        raise SystemExit("the documents differ in more than times")
+    return {"load": load, **{name: run for name, (run, _) in found.items()}}
+
+
+def summary(pairs: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians, and that of the ratios of each pair."""
+    walls = {name: [pair[name]["wall_s"] for pair in pairs] for name in ("one", "several")}
+    ratios = [one / several for one, several in zip(*walls.values(), strict=True)]
+    return {
+        "one_s": round(statistics.median(walls["one"]), 2),
+        "several_s": round(statistics.median(walls["several"]), 2),
+        "ratio": round(statistics.median(ratios), 2),
+        "least_ratio": round(min(ratios), 2),
+        "largest_ratio": round(max(ratios), 2),
+    }
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    options, pairs, found = document["options"], document["pairs"], document["summary"]
+    spent = {
+        name: statistics.median(pair[name]["cpu_s"] for pair in pairs)
+        for name in ("one", "several")
+    }
+    loads = [pair["load"] for pair in pairs]
+    workers = options["workers"]
+    spread = f"{found['least_ratio']:.2f} to {found['largest_ratio']:.2f}"
+    lines = [
+        "# One process and several",
+        "",
+        "Written by `distribution.py`: from the start of the command to its end, without a store;",
+        f"`cpembed bench {options['suite']} --target {options['target']} --no-run`.",
+        "Medians, measured.",
+        "",
+        "| | wall clock, s | processor time, s |",
+        "| --- | --- | --- |",
+        f"| one process | {found['one_s']:.2f} | {spent['one']:.2f} |",
+        f"| `--workers {workers}` | {found['several_s']:.2f} | {spent['several']:.2f} |",
+        "",
+        f"Ratio {found['ratio']:.2f} in the median of {len(pairs)} pairs, {spread}.",
+        "",
+    ]
+    run = f"load average before a pair {min(loads)} to {max(loads)}"
+    return "\n".join([*lines, *provenance_lines(document, run)]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--suite", default="deepbench")
+    parser.add_argument("--target", default="vta_1x16x16")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder of the results")
+    arguments = parser.parse_args()
+    options = {name: getattr(arguments, name) for name in ("suite", "target", "workers")}
+    pair(options, 0)  # The files of libraries are in memory then.
+    document: dict[str, Any] = {**provenance(), "options": options, "pairs": []}
+    for number in range(arguments.repeats):
+        document["pairs"].append(pair(options, number))
+        document["summary"] = summary(document["pairs"])
+        text = json.dumps(document, indent=1) + "\n"
+        (arguments.output / "distribution.json").write_text(text, encoding="utf-8")
+    text = markdown(document)
+    (arguments.output / "distribution.md").write_text(text, encoding="utf-8")
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
