@@ -16,8 +16,10 @@ from cpembed.machine.technology import Sram, technology
 from cpembed.targets.family import Activity
 
 _FEWEST_WORDS = 32
-"""Of a local memory that is an SRAM: one of fewer words is a register file. CACTI finds no
-organisation of fewer rows."""
+"""Of a macro of SRAM, as CACTI finds no organisation of fewer: less is a register file."""
+
+_MACROS = 2
+"""Of a local memory: one is read while the other is written."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,10 @@ def _local(core: Core) -> tuple[float, float, float, float]:
     known = technology(core.technology)
     each = core.local_bytes / core.elements
     width = 8 * size_bytes(core.type_of(core.intrinsic.stationary))
-    if each * 8 < width * _FEWEST_WORDS:
+    if each * 8 < width * _FEWEST_WORDS * _MACROS:
         energy = known.register_pj(8)
         return known.register_area_um2(8 * each), 0.0, energy, energy
-    memory = known.sram(each, width)
+    memory = known.sram(each, width, _MACROS)
     return (
         memory.area_um2,
         memory.leakage_w,

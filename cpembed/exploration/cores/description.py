@@ -173,7 +173,6 @@ def _machine(core: Core, name: str, overlap: str) -> list[str]:
             f"capacity_bytes = {core.local_bytes}",
             f"read_bytes_per_cycle = {core.tile_bytes(stationary)}",
             f"write_bytes_per_cycle = {core.tile_bytes(stationary)}",
-            "half_duplex = true",
             "",
         ]
     return [

@@ -9,6 +9,7 @@ wider DMA, never take longer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -34,11 +35,12 @@ from cpembed.targets.family import Activity, Choice
 AMONG = 64
 """The best embeddings by their overheads, whose programs take part."""
 
-_PROGRAMS = 4
-"""Of these, those that execute the least and are tiled."""
+_PROGRAMS, _ALIKE = 6, 2
+"""Of these, those that execute the least and are tiled, and of them those in which the same axes
+feed the array in other parts."""
 
 _REFERENCES = ((DOUBLE, 8), (DOUBLE, 2), (SINGLE, 1))
-"""Software, and banks of the scratchpad, for which tilings are looked for; the fastest first."""
+"""Software, and banks of the scratchpad, for which tilings are looked for."""
 
 _REFERENCE_DMA, _REFERENCE_LATENCY = 128, 100
 """Bits and cycles to main memory for which they are."""
@@ -60,8 +62,8 @@ class Scheduled:
 
 @dataclass(eq=False)
 class CoreAnalysis:
-    """Of a layer on a group: ``embeddings`` were found by the search, ``programs`` of the best of
-    them differ in what they execute or move."""
+    """Of a layer on a group: ``embeddings`` were found by the search, ``programs`` of them were
+    looked at."""
 
     software: tuple[Scheduled, ...]
     embeddings: int
@@ -84,7 +86,7 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
     known = replace(core, dma_bits=_REFERENCE_DMA, dram_latency_cycles=_REFERENCE_LATENCY)
     software: list[Scheduled] = []
     fewest = float("inf")
-    for program in programs[:_PROGRAMS]:
+    for program in programs:
         if core.intrinsic.cycles * program.nest.calls > fewest:
             break
         tilings: dict[str, list[Tilings]] = {}
@@ -95,7 +97,9 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
             except TransformError:
                 continue
             tilings.setdefault(name, []).append(best)
-            fewest = min(fewest, float(_cycles(best, program.nest, machine)[0].min()))
+            if banks == 1:
+                # With fewer executions than these cycles a program may be better somewhere.
+                fewest = min(fewest, float(_cycles(best, program.nest, machine)[0].min()))
         software += [
             Scheduled(name, program.embedding, program.family, program.nest, joined(parts))
             for name, parts in tilings.items()
@@ -130,8 +134,8 @@ def _embedded(core: Core) -> _Embedded:
 
 @lru_cache(maxsize=1024)
 def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_Program, ...]]:
-    """How many embeddings there are, and the programs of the best of them that differ, those of
-    the fewest executions first."""
+    """How many embeddings there are, and programs of the best of them that differ in what they
+    execute or move, those of the fewest executions first."""
     core = embedded.core
     best = find_best(
         workload,
@@ -141,20 +145,26 @@ def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_P
         SearchLimits(),
         silent,
     )
-    found: dict[object, _Program] = {}
+    found: dict[object, tuple[_Program, object]] = {}
     for ranked in best.ranking.candidates:
         program = ranked.candidate.program
         nest = tile_nest(program, _machine(core, DOUBLE).layouts)
         families = ranked.candidate.embedding.family
         words = " ".join(f"{axis}:{'*'.join(fed) or '-'}" for axis, fed in families.items())
         own = _Program(ranked.candidate.identifier, words, nest)
-        found.setdefault(_form(nest, families, core), own)
+        fed = frozenset(frozenset(axes) for axes in families.values())
+        found.setdefault(_form(nest, families, core), (own, fed))
     if not found:
         raise LoweringError(
             f"{workload.name} has no embedding on {target(core).name} under {core.constraints}"
         )
-    ordered = sorted(found.values(), key=lambda program: program.nest.calls)
-    return len(best.found.embeddings), tuple(ordered)
+    alike: Counter[object] = Counter()
+    tiled: list[_Program] = []
+    for program, fed in sorted(found.values(), key=lambda item: item[0].nest.calls):
+        alike[fed] += 1
+        if alike[fed] <= _ALIKE:
+            tiled.append(program)
+    return len(best.found.embeddings), tuple(tiled[:_PROGRAMS])
 
 
 def _form(nest: TileNest, families: Mapping[str, tuple[str, ...]], core: Core) -> object:

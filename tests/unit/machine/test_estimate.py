@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cpembed.api.solve import solve, workload
 from cpembed.errors import SpecError, TransformError
-from cpembed.hw.level_tables import Overlapping
+from cpembed.hw.level_tables import Layouts, Overlapping
 from cpembed.hw.levels import Hierarchy
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.machine.estimate import estimate_program, machine_of
+from cpembed.machine.nest import TileOperand, tile_nest
 from cpembed.machine.packing import contiguous_elements
 from cpembed.machine.padding import executed_share
 from cpembed.provenance import Provenance
@@ -196,3 +199,39 @@ def test_executions_on_padding_alone_are_left_out(
     counted = [counted_share(item.candidate.program) for item in found.embeddings]
     assert shares == pytest.approx(counted)
     assert ("pad" in words) == (min(shares) < 1)
+
+
+def test_bytes_by_memory_are_those_that_are_moved() -> None:
+    """64 x 64 x 64 fits: two operands of 4096 bytes in, sums of 4 bytes out, each once."""
+    found = estimate_program(program("gemm m=64 n=64 k=64"), machine_of(VTA))
+    (level,) = found.levels
+    assert level.read_bytes >= 2 * 4096
+    assert level.written_bytes == 4 * 4096
+    (document,) = found.to_json()["levels"]
+    assert document["read_bytes"] == level.read_bytes
+    assert document["written_bytes"] == level.written_bytes
+
+
+def test_operands_as_they_come_are_not_packed_but_move_by_their_own_rows() -> None:
+    """A window of 3 x 3 in an image of 16 channels: where images are packed for each tap, a tile of
+    one row of pixels is nine rows; as it comes it is three rows, each a piece."""
+    packed = program("conv2d n=1 c=16 h=16 w=16 k=16 r=3 s=3")
+    machine = replace(machine_of(VTA), layouts=Layouts.ORIGINAL)
+    found = estimate_program(packed, machine)
+    assert found.packing_us == {}
+    assert estimate_program(packed, machine_of(VTA)).packing_us
+    (image,) = (o for o in tile_nest(packed, Layouts.ORIGINAL).operands if o.name == "I")
+    sizes = {loop.name: np.ones(1) for loop in packed.loops}
+    sizes |= {axis.name: np.full(1, float(axis.extent)) for axis in packed.instruction_axes}
+    sizes |= {"q.o": np.full(1, 14.0), "r.o": np.full(1, 3.0), "s.o": np.full(1, 3.0)}
+    assert image.elements(sizes) == 16 * 3 * 16
+    assert image.moved_bytes(sizes, 1) == 16 * 3 * 16
+
+
+def test_elements_between_which_others_lie_are_pieces_of_their_own() -> None:
+    """Every second of 32 elements: 16 bytes in granules of one, 31 where a granule spans two."""
+    index = IndexExpr.of([IndexTerm("x", 2)])
+    operand = TileOperand("A", "a", 1, 1, ((index, 64),), frozenset("x"), False)
+    sizes = {"x": np.full(1, 16.0)}
+    assert operand.moved_bytes(sizes, 1) == 16
+    assert operand.moved_bytes(sizes, 2) == 32

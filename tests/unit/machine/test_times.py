@@ -108,3 +108,16 @@ def test_cores_share_rows_and_columns() -> None:
     # Results stay in tiles while two of each factor are loaded for four products.
     assert one.bound == "compute"
     assert one.cycles == pytest.approx(224**2 * 56 * 16, rel=0.05)
+
+
+def test_a_factor_that_streams_comes_with_each_execution() -> None:
+    """4 x 4 x 4 takes A 64 times, whatever tiles and orders are: a byte each; B and C once."""
+    streams = changed(machine(64), "a", moves=Moved.EXECUTION)
+    for name in "bc":
+        streams = changed(streams, name, moves=Moved.TILE)
+    assert totals(streams)[1:3] == ((64 + 16) / 2, 64 / 1)
+    # What has no room to be kept comes more often, unless it streams anyway.
+    small = replace(
+        streams, memories={n: replace(m, capacity_bytes=4) for n, m in streams.memories.items()}
+    )
+    assert totals(small)[1] >= (64 + 16) / 2
