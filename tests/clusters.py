@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cpembed.cluster.library import require_distributed
 from cpembed.worker import IN_PROCESS_VARIABLE
 
@@ -78,6 +80,7 @@ def surroundings(folder: Path) -> dict[str, str]:
 @contextmanager
 def scheduling(folder: Path, **settings: Any) -> Generator[Scheduler, None, None]:
     """A scheduler with settings of Dask's, such as ``allowed-failures``."""
+    pytest.importorskip("distributed")
     require_distributed()
     from dask import config
     from distributed import LocalCluster

@@ -182,6 +182,11 @@ class Cluster(Workers):
             raise OtherVersion(f"{error}: install the same on both sides")
         if isinstance(error, CpembedError):
             return Outcome(task, error=error)
+        if _is_unreadable(error):
+            raise OtherVersion(
+                f"the scheduler or a worker of {self._address} has no cpembed, or an older one, "
+                "and cannot read tasks: install the same on all sides"
+            )
         raise error
 
     @contextmanager
@@ -259,6 +264,13 @@ class _Run:
         if self.submitted:
             with suppress(Exception):
                 client.cancel([one.future for one in self.submitted.values()])
+
+
+def _is_unreadable(error: BaseException) -> bool:
+    """Whether a scheduler or a worker could not import what a task names."""
+    unknown = isinstance(error, ImportError) and "cpembed" in str(error)
+    # Dask's words of its scheduler.
+    return unknown or (isinstance(error, RuntimeError) and "deserialization" in str(error))
 
 
 def _ended(task: Task, workers: int) -> CrashError:

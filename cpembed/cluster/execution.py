@@ -41,7 +41,13 @@ def execute(client: Identity, packed: bytes, threads: int | None) -> Any:
         # Part of the surroundings of the child, which is started anew where they change.
         os.environ["TVM_NUM_THREADS"] = str(threads)
     task: Task = pickle.loads(packed)
+    return process_of_thread().execute(task)
+
+
+def process_of_thread() -> Isolation:
+    """The child process of this thread, started."""
     if not hasattr(_own, "process"):
         _own.process = Isolation(WITHOUT_COMPILER)
         atexit.register(_own.process.close)
-    return _own.process.execute(task)
+        _own.process.prepare()
+    return _own.process

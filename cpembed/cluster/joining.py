@@ -54,12 +54,21 @@ def join(joining: Joining, joined: Callable[[str], None]) -> bool:
 async def _work(joining: Joining, at: str, folder: str, joined: Callable[[str], None]) -> bool:
     from distributed import Nanny
 
+    from cpembed.cluster.warming import Warming
+
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     resources = {measuring_tag(): 1} if joining.measures else {}
     nannies = [
-        Nanny(at, nthreads=1, resources=resources, local_directory=folder, memory_limit="0")
+        Nanny(
+            at,
+            nthreads=1,
+            resources=resources,
+            local_directory=folder,
+            memory_limit="0",
+            plugins=[Warming()],
+        )
         for _ in range(joining.slots)
     ]
     try:
