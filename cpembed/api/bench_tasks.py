@@ -33,9 +33,10 @@ def measures(maker: RowMaker) -> bool:
 def rows_of(
     maker: RowMaker, layers: Sequence[Layer], workers: Workers, stop: Callable[[], bool]
 ) -> Generator[tuple[Layer, BenchRow], None, None]:
-    """The rows of layers as workers complete them, those with the most work first: what is begun
-    last is waited for; none is begun after ``stop`` says so."""
-    by_key = {_key(layer): layer for layer in _largest_first(maker, layers)}
+    """The rows of layers as workers complete them; none is begun after ``stop`` says so. Of kernels
+    that are run, those with the most work are first: what is begun last is waited for."""
+    ordered = layers if maker.backend is None else _largest_first(maker, layers)
+    by_key = {_key(layer): layer for layer in ordered}
     tasks = _tasks(maker, by_key.values())
     for outcome in workers.outcomes(takewhile(lambda _: not stop(), tasks)):
         layer = by_key[outcome.task.key]
