@@ -84,6 +84,7 @@ class CoreFamily(Family):
         return built.energy_pj(activity, core.clock_mhz)
 
     def typed(self, layer: Layer) -> Computation:
+        """As int8; an analysis takes it on the point's own types."""
         return layer.workload(("int8", "int8", "int32"))
 
     def group(self, point: Point) -> Hashable:
@@ -95,7 +96,10 @@ class CoreFamily(Family):
         )
 
     def analyse(self, point: Point, workload: Computation) -> CoreAnalysis:
-        return analyse(_read(_key(point))[0], workload)
+        core, _ = _read(_key(point))
+        outputs = {operand.name for operand in workload.outputs}
+        types = {o.name: core.sums if o.name in outputs else core.dtype for o in workload.operands}
+        return analyse(core, workload.with_dtypes(types))
 
     def bound(self, point: Point, analysis: CoreAnalysis) -> Costs | None:
         """The costs themselves: nothing is left to evaluate."""

@@ -10,7 +10,8 @@ wider DMA, never take longer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -114,8 +115,11 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
 
 @dataclass(frozen=True)
 class _Program:
+    """``fed``: the sets of workload axes that feed the array."""
+
     embedding: str
     family: str
+    fed: frozenset[frozenset[str]]
     nest: TileNest
 
 
@@ -136,35 +140,56 @@ def _embedded(core: Core) -> _Embedded:
 def _programs(embedded: _Embedded, workload: Computation) -> tuple[int, tuple[_Program, ...]]:
     """How many embeddings there are, and programs of the best of them that differ in what they
     execute or move, those of the fewest executions first."""
-    core = embedded.core
+    count, found = _distinct(embedded.core, workload, AMONG)
+    alike: Counter[object] = Counter()
+    tiled: list[_Program] = []
+    for program in found:
+        alike[program.fed] += 1
+        if alike[program.fed] <= _ALIKE:
+            tiled.append(program)
+    return count, tuple(tiled[:_PROGRAMS])
+
+
+def _distinct(core: Core, workload: Computation, top: int | None) -> tuple[int, list[_Program]]:
     best = find_best(
         workload,
         target(core).instruction,
         load_constraint_set(core.constraints),
-        AMONG,
+        top,
         SearchLimits(),
         silent,
     )
-    found: dict[object, tuple[_Program, object]] = {}
+    found: dict[object, _Program] = {}
     for ranked in best.ranking.candidates:
-        program = ranked.candidate.program
-        nest = tile_nest(program, _machine(core, DOUBLE).layouts)
+        nest = tile_nest(ranked.candidate.program, _machine(core, DOUBLE).layouts)
         families = ranked.candidate.embedding.family
         words = " ".join(f"{axis}:{'*'.join(fed) or '-'}" for axis, fed in families.items())
-        own = _Program(ranked.candidate.identifier, words, nest)
         fed = frozenset(frozenset(axes) for axes in families.values())
-        found.setdefault(_form(nest, families, core), (own, fed))
+        program = _Program(ranked.candidate.identifier, words, fed, nest)
+        found.setdefault(_form(nest, families, core), program)
     if not found:
         raise LoweringError(
             f"{workload.name} has no embedding on {target(core).name} under {core.constraints}"
         )
-    alike: Counter[object] = Counter()
-    tiled: list[_Program] = []
-    for program, fed in sorted(found.values(), key=lambda item: item[0].nest.calls):
-        alike[fed] += 1
-        if alike[fed] <= _ALIKE:
-            tiled.append(program)
-    return len(best.found.embeddings), tuple(tiled[:_PROGRAMS])
+    return len(best.found.embeddings), sorted(found.values(), key=lambda own: own.nest.calls)
+
+
+def survey(core: Core, workload: Computation) -> list[tuple[str, float]]:
+    """All embeddings whose programs differ, each with the cycles of its best tiling at a point.
+
+    Raises :class:`LoweringError` where there is none.
+    """
+    found: list[tuple[str, float]] = []
+    for program in _distinct(core, workload, None)[1]:
+        times: list[float] = []
+        for name in (SINGLE,) if core.banks == 1 else (SINGLE, DOUBLE):
+            machine = _machine(core, name)
+            with suppress(TransformError):
+                best = best_tilings(program.nest, machine, _ROWS).tilings
+                times.append(float(_cycles(best, program.nest, machine)[0][0]))
+        if times:
+            found.append((program.family, min(times)))
+    return found
 
 
 def _form(nest: TileNest, families: Mapping[str, tuple[str, ...]], core: Core) -> object:
@@ -243,12 +268,3 @@ def _tiles(item: Scheduled, row: int) -> str:
     sizes = item.tilings.chosen[0][1]
     shown = [f"{name.removesuffix('.o')}:{_at(size, row):g}" for name, size in sizes.items()]
     return f"{item.machine.replace('_', '-')}, scratchpad tile {' '.join(shown) or 'whole'}"
-
-
-def times(core: Core, analysis: CoreAnalysis) -> Iterator[tuple[str, float]]:
-    """The fewest cycles of each embedding that was tiled, at a point."""
-    for item in analysis.software:
-        if item.machine == DOUBLE and core.banks == 1:
-            continue
-        total, _ = _cycles(item.tilings, item.nest, _machine(core, item.machine))
-        yield item.embedding, float(total.min())

@@ -195,3 +195,13 @@ def test_filters_of_other_sizes_are_padded_to_the_intrinsics_window() -> None:
         own = [share for family, share in useful.items() if family == "k:k c:c r:r s:s"]
         assert own, useful
         assert 1 - own[0] == pytest.approx(redundant, abs=5e-5)
+
+
+def test_types_of_the_point_are_those_that_are_moved_and_computed() -> None:
+    """float32 products over a byte a cycle: four times the bytes of int8, but for the sums."""
+    given = point(dma_burst_bytes=1, scratchpad_kib=4096, dma_bits=8, dtype="float32")
+    found = activity(given, PRODUCT)
+    assert found.counts["dram.read"] == 4 * (100 * 200 + 200 * 60)
+    assert found.counts["dram.written"] == 4 * 100 * 60
+    unit = technology().mac("float32", "float32")
+    assert FAMILY.area_um2(given) > 64 * unit.area_um2
