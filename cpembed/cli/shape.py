@@ -49,6 +49,13 @@ from cpembed.cli.output import Bar, message, print_json, print_text
     help="No extent is below N.",
 )
 @click.option(
+    "--packing",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="Count packing: as an execution, each time that it moves so many bytes.  [default: not "
+    "counted]",
+)
+@click.option(
     "--buffer",
     type=click.IntRange(min=1),
     metavar="BYTES",
@@ -73,6 +80,7 @@ def command(
     constraints: str | None,
     powers: bool,
     smallest: int,
+    packing: int | None,
     buffer: int | None,
     total_macs: int | None,
     shapes: dict[str, tuple[int, ...]],
@@ -99,13 +107,16 @@ def command(
         check_file(save)
     with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
+        from cpembed.exploration.shapes.cells import Cost
         from cpembed.exploration.shapes.executions import Scope
-        from cpembed.exploration.shapes.finding import DEFAULT_SET, Model, Question, find_shapes
+        from cpembed.exploration.shapes.finding import find_shapes
+        from cpembed.exploration.shapes.question import DEFAULT_SET, Model, Question
 
         question = Question(
             Scope(macs, powers, smallest),
             count,
             load_constraint_set(constraints or DEFAULT_SET),
+            Cost(packing),
             buffer,
             total_macs,
             timeout,

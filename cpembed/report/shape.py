@@ -45,13 +45,11 @@ def _layers(result: ShapeResult) -> RenderableType:
 
 def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
     question, scope = result.question, result.question.scope
-    kind = "powers of two" if scope.powers else "integers"
     yield (
         f"{result.suite}, {scope.macs:,} MACs",
         f"{plural(len(result.layers), 'layer')} under {question.constraints.name}",
     )
-    most = f"{plural(result.compared, 'shape')} of {kind}"
-    yield "compared", f"{most}, {result.not_dominated:,} of them not dominated"
+    yield "compared", _compared(result)
     if not result.shapes:
         yield "best", "none"
         return
@@ -59,14 +57,38 @@ def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
         layers, executions = result.of_shape(shape)
         words = f"{executions:,} executions, {plural(layers, 'layer')} by count"
         yield "best", f"{shape} ({shape.macs:,} MACs): {words}"
-    state = "proven" if result.proven else f"not proven: at most {result.gap or 0:.2%} fewer"
-    yield "executions", f"{result.executions:,}, {state}"
+    state = "proven" if result.proven else f"not proven: at most {result.gap or 0:.2%} less"
+    counted = question.cost.bytes_per_execution
+    if counted is None:
+        yield "executions", f"{result.executions:,}, {state}"
+    else:
+        yield "executions", f"{result.executions:,}"
+        yield "packing", f"{result.packing_bytes:,} bytes, {counted:,} of them as an execution"
+        yield "together", f"{_cost(result, result.sets.cost)}, {state}"
     yield "ideal", f"{result.ideal:,}, if {scope.macs:,} MACs were never idle"
     if result.utilisation is not None:
         yield "used", f"{result.utilisation:.1%} of the MACs executed"
-    other = result.runner_up
-    if other is not None and result.executions:
-        more = other.executions / result.executions - 1
-        state = "" if other.proven else ", not proven the next"
-        shapes = " and ".join(map(str, other.shapes))
-        yield "runner-up", f"{shapes}: {other.executions:,} executions, {more:+.2%}{state}"
+    other, cost = result.sets.next_cost, result.sets.cost
+    if other is not None and cost:
+        state = "" if result.sets.next_proven else ", not proven the next"
+        shapes = " and ".join(map(str, result.sets.next_best))
+        words = f"{_cost(result, other)} executions, {other / cost - 1:+.2%}{state}"
+        yield "runner-up", f"{shapes}: {words}"
+
+
+def _compared(result: ShapeResult) -> str:
+    kind = "powers of two" if result.question.scope.powers else "integers"
+    counts = result.counts
+    words = f"{plural(counts.compared, 'shape')} of {kind}"
+    if counts.not_dominated is not None:
+        words += f", {counts.not_dominated:,} of them not dominated"
+    if counts.searched is not None:
+        pairs = counts.compared * len(result.layers)
+        words += f"; {counts.searched:,} of {pairs:,} pairs of a shape and a layer searched"
+    return words
+
+
+def _cost(result: ShapeResult, cost: float | None) -> str:
+    """A cost in executions."""
+    value = result.in_executions(cost) or 0.0
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"

@@ -39,8 +39,9 @@ def undominated(costs: NDArray[np.float64], preferred: NDArray[np.int64]) -> NDA
 
 
 def _variation(costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How differently the shapes do on each layer, relative to the best."""
-    finite = np.where(np.isinf(costs), np.nan, costs)
-    least = np.nanmin(np.where(np.isnan(finite).all(axis=1, keepdims=True), 1.0, finite), axis=1)
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num(np.nanstd(finite / least[:, None], axis=1))
+    """How many times the best shape's cost the mean shape has on each layer."""
+    finite = np.isfinite(costs)
+    mean = np.where(finite, costs, 0.0).sum(axis=1) / np.maximum(finite.sum(axis=1), 1)
+    least = costs.min(axis=1)
+    usable = np.isfinite(least) & (least > 0)
+    return np.where(usable, mean / np.where(usable, least, 1.0), 0.0)

@@ -13,7 +13,8 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.errors import InvariantError
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.ir.computation import Computation
-from cpembed.selection.ranking import RankedCandidate
+from cpembed.selection.candidate import Candidate
+from cpembed.selection.overheads import Overheads
 from cpembed.selection.search import LimitedSearch, RankedSearch, Ranker, find_best
 from cpembed.transform.proof import require
 
@@ -68,7 +69,9 @@ def embed(
     if search.found.problem is not None:
         check_embedding(search.found.problem, chosen, best[0].candidate.embedding)
     require(best[0].candidate.program)
-    return _embedded(best[0], exchanged=exchanged, first=search.proven)
+    return embedded_of(
+        best[0].candidate, best[0].overheads, exchanged=exchanged, first=search.proven
+    )
 
 
 def _search(
@@ -92,10 +95,10 @@ def _search(
     return replace(ranked, proven=ranked.proven and below.complete)
 
 
-def _embedded(ranked: RankedCandidate, *, exchanged: bool, first: bool) -> Embedded:
-    cost = ranked.overheads
+def embedded_of(candidate: Candidate, cost: Overheads, *, exchanged: bool, first: bool) -> Embedded:
+    """A candidate with what it costs."""
     return Embedded(
-        ranked.candidate.embedding,
+        candidate.embedding,
         cost.calls,
         cost.utilisation,
         cost.packing_bytes,

@@ -15,7 +15,7 @@ from cpembed.embedding.search import alternative_problems
 from cpembed.errors import WorkloadError
 from cpembed.exploration.shapes.shape import Extents, representative, shapes_within
 from cpembed.exploration.shapes.tables import layer_tables
-from cpembed.exploration.shapes.units import UnitTables, tables_obstacle
+from cpembed.exploration.shapes.units import KNOWN, UnitTables, tables_obstacle
 from cpembed.ir.computation import Computation
 
 
@@ -66,7 +66,9 @@ def layer_executions(
     if isinstance(found, str):
         return LayerExecutions(np.full(count, np.inf), never, found)
     if isinstance(found, _Unknown):
-        least = np.ceil(workload.macs / scope.shapes.prod(axis=1))
+        least = _at_least(workload, constraints, scope)
+        if np.isinf(least).all():
+            return LayerExecutions(least, never, f"no shape fits under {constraints.name}")
         return LayerExecutions(least, never, None, found.obstacle)
     exchanged = never
     if constraints.get("dataflow") and not constraints.exchanges_factors and np.isinf(found).any():
@@ -78,6 +80,18 @@ def layer_executions(
         reason = f"no shape fits under {constraints.name}"
         return LayerExecutions(found, exchanged, reason)
     return LayerExecutions(found, exchanged)
+
+
+def _at_least(
+    workload: Computation, constraints: ConstraintSet, scope: Scope
+) -> NDArray[np.float64]:
+    """Lower bounds: without the constraints that tables do not know there are more embeddings, with
+    the factors in either role; and no execution is more than useful throughout."""
+    least = np.ceil(workload.macs / scope.shapes.prod(axis=1))
+    known = constraints.without(*(c.name for c in constraints.constraints if c.name not in KNOWN))
+    either = known if known.get("dataflow") is None else known.with_exchanged_factors()
+    wider = _of_set(workload, either, scope)
+    return np.maximum(least, wider) if isinstance(wider, np.ndarray) else least
 
 
 @dataclass(frozen=True)

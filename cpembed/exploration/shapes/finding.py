@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
-from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.exploration.shapes.choice import Costs, Found, best_one, best_two
+from cpembed.exploration.shapes.choice import Costs, Found
 from cpembed.exploration.shapes.dominance import undominated
 from cpembed.exploration.shapes.embedded import Embedded, Fewest, embed
-from cpembed.exploration.shapes.executions import LayerExecutions, Scope
 from cpembed.exploration.shapes.layers import (
     LayerSet,
     Report,
@@ -22,171 +19,152 @@ from cpembed.exploration.shapes.layers import (
     read_layers,
     weighted,
 )
-from cpembed.exploration.shapes.median import Budget, best_sets
-from cpembed.exploration.shapes.result import LayerRow, LeftOut, RunnerUp, ShapeResult
-from cpembed.exploration.shapes.shape import Shape, tile_bytes
+from cpembed.exploration.shapes.question import Model, Question
+from cpembed.exploration.shapes.result import Counts, LayerRow, LeftOut, Sets, ShapeResult
+from cpembed.exploration.shapes.settling import Cells, Search, settle
+from cpembed.exploration.shapes.shape import Shape
 from cpembed.time_limit import Clock
-
-DEFAULT_SET = "in_place_padded"
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked: the best ``count`` shapes or fewer within ``scope``. ``buffer_bytes``: the
-    tiles of a shape's operands take no more; ``total_macs``: nor have the shapes more together."""
-
-    scope: Scope
-    count: int
-    constraints: ConstraintSet
-    buffer_bytes: int | None = None
-    total_macs: int | None = None
-    timeout: float | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """A suite or a model and how it is read."""
-
-    name: str
-    layout: str = "NCHW"
-    inputs: Mapping[str, Sequence[int]] | None = None
 
 
 def find_shapes(model: Model, question: Question, workers: Workers, report: Report) -> ShapeResult:
-    """The best shapes, proven, or the best that were found in the time, with the gap."""
-    started, clock = time.perf_counter(), Clock(question.timeout)
-    layers = read_layers(model.name, model.layout, model.inputs)
-    tables = executions_of(layers, question.constraints, question.scope, workers, report)
-    used = [n for n, found in enumerate(tables) if found.reason is None]
-    columns = _admitted(question)
-    if not used or not len(columns):
-        return _nothing(layers, tables, question, len(columns), time.perf_counter() - started)
-    costs = weighted(layers, tables, used)[:, columns]
-    sizes = question.scope.shapes[columns].prod(axis=1)
-    kept = undominated(_with_budget(costs, sizes, question), sizes)
-    found = _chosen(costs[:, kept], sizes[kept], question, clock)
-    shapes = _Shapes(question.scope.shapes[columns[kept]], columns[kept])
-    rows = _rows(layers, tables, (found, shapes, costs[:, kept], used), question, workers, report)
+    """The best shapes, proven, or the best that were found in the time, with the gap.
+
+    Raises :class:`~cpembed.errors.CpembedError` for a model that cannot be read, and what ends a
+    worker's task.
+    """
+    started = time.perf_counter()
+    finder = _Finder(model, question, workers, report)
+    answer = finder.answer()
     return ShapeResult(
-        suite=layers.suite,
-        question=question,
-        shapes=tuple(shapes.at(n) for n in found.sets[0]) if found.sets else (),
-        executions=int(found.costs[0]) if found.costs else None,
-        bound=found.bound,
-        runner_up=_runner_up(found, shapes),
-        layers=tuple(rows),
-        left_out=_left_out(layers, tables),
-        compared=len(columns),
-        not_dominated=len(kept),
-        seconds=time.perf_counter() - started,
+        finder.layers.suite,
+        question,
+        Sets.of(answer.found, [finder.shape(int(n)) for n in answer.columns]),
+        tuple(finder.rows(answer)),
+        finder.left_out(),
+        Counts(len(finder.columns), answer.not_dominated, answer.searched),
+        time.perf_counter() - started,
     )
 
 
 @dataclass(frozen=True)
-class _Shapes:
-    """Shapes by their number among those that are chosen from; ``columns`` are those of tables."""
+class _Answer:
+    """Sets of ``columns``; ``costs`` of the rows in these. ``embedded``: embeddings that are known,
+    by row and by place among the columns. ``not_dominated`` and ``searched`` are None where
+    nothing was removed, and no cell searched."""
 
-    extents: NDArray[np.int64]
+    found: Found
     columns: NDArray[np.int64]
-
-    def at(self, number: int) -> Shape:
-        return Shape(*map(int, self.extents[number]))
-
-
-def _admitted(question: Question) -> NDArray[np.int64]:
-    """The shapes whose tiles the buffer holds and that the total budget allows, by number."""
-    shapes = question.scope.shapes
-    admitted = np.ones(len(shapes), np.bool_)
-    if question.buffer_bytes is not None:
-        admitted &= tile_bytes(shapes) <= question.buffer_bytes
-    if question.total_macs is not None:
-        admitted &= shapes.prod(axis=1) <= question.total_macs
-    return np.flatnonzero(admitted)
+    costs: Costs
+    embedded: dict[tuple[int, int], Embedded]
+    not_dominated: int | None = None
+    searched: int | None = None
 
 
-def _with_budget(costs: Costs, sizes: NDArray[np.int64], question: Question) -> Costs:
-    """Costs for dominance: where shapes share a budget a smaller one may be needed."""
-    if question.total_macs is None:
-        return costs
-    return np.concatenate([costs, sizes[None].astype(np.float64)])
+class _Finder:
+    """The suite's layers with their tables, and the ways to the best shapes."""
 
+    def __init__(self, model: Model, question: Question, workers: Workers, report: Report) -> None:
+        self.question, self.workers, self.report = question, workers, report
+        self.clock = Clock(question.timeout)
+        self.layers: LayerSet = read_layers(model.name, model.layout, model.inputs)
+        self.tables = executions_of(
+            self.layers, question.constraints, question.scope, workers, report
+        )
+        self.used = [n for n, found in enumerate(self.tables) if found.reason is None]
+        self.columns = question.admitted()
 
-def _chosen(costs: Costs, sizes: NDArray[np.int64], question: Question, clock: Clock) -> Found:
-    if question.total_macs is None and question.count <= 2:
-        return best_one(costs) if question.count == 1 else best_two(costs)
-    budget = None
-    if question.total_macs is not None:
-        budget = Budget(sizes.tolist(), question.total_macs)
-    return best_sets(costs, question.count, clock.left(), budget)
+    def shape(self, column: int) -> Shape:
+        """The shape of a column of the tables."""
+        return Shape(*map(int, self.question.scope.shapes[column]))
 
+    def answer(self) -> _Answer:
+        """The best sets."""
+        if not self.used or not len(self.columns):
+            nothing = Found((), (), float("inf"))
+            return _Answer(nothing, self.columns[:0], np.empty((0, 0)), {}, 0)
+        searched = any(self.tables[n].obstacle is not None for n in self.used)
+        if searched or self.question.cost.bytes_per_execution is not None:
+            return self._searched()
+        return self._from_tables()
 
-def _rows(
-    layers: LayerSet,
-    tables: Sequence[LayerExecutions],
-    chosen: tuple[Found, _Shapes, Costs, Sequence[int]],
-    question: Question,
-    workers: Workers,
-    report: Report,
-) -> list[LayerRow]:
-    """Each layer with its shape and the embedding of that, proven."""
-    found, shapes, costs, used = chosen
-    if not found.sets:
-        return []
-    best = found.sets[0]
-    taken = {n: best[int(np.argmin(costs[row, list(best)]))] for row, n in enumerate(used)}
-    tasks: list[Task] = []
-    for computation, number in taken.items():
-        table, column = tables[computation], shapes.columns[number]
-        fewest = Fewest(int(table.executions[column]), bool(table.exchanged[column]))
-        workload, shape = layers.workloads[computation], shapes.at(number)
-        arguments = (workload, question.constraints, shape, fewest)
-        doing = f"embedding {shape} in {workload.name}"
-        tasks.append(Task(str(computation), embed, arguments, doing))
-    embedded: dict[int, Embedded] = {}
-    for outcome in workers.outcomes(tasks):
-        if outcome.error is not None:
-            raise outcome.error
-        embedded[int(outcome.task.key)] = outcome.result
-        report("embeddings", len(embedded), len(tasks))
-    return [
-        LayerRow(layer, shapes.at(taken[layer.computation]), embedded[layer.computation])
-        for layer in layers.layers
-        if layer.computation in taken
-    ]
+    def _from_tables(self) -> _Answer:
+        costs = weighted(self.layers, self.tables, self.used)[:, self.columns]
+        sizes = self._sizes(self.columns)
+        compared = costs
+        if self.question.total_macs is not None:
+            # Where shapes share a budget a smaller one may be needed.
+            compared = np.concatenate([costs, sizes[None].astype(np.float64)])
+        kept = undominated(compared, sizes)
+        found = self.question.choose(costs[:, kept], sizes[kept], self.clock)
+        return _Answer(found, self.columns[kept], costs[:, kept], {}, len(kept))
 
+    def _searched(self) -> _Answer:
+        unit = self.question.cost.unit
+        bounds = np.stack([self.tables[n].executions[self.columns] * unit for n in self.used])
+        weights = np.array([self.layers.weights(n) for n in self.used], np.float64)
+        cells = Cells(bounds, weights)
+        search = Search(
+            [self.layers.workloads[n] for n in self.used],
+            lambda column: self.shape(self.columns[column]),
+            self.question.constraints,
+            self.question.cost,
+            self.workers,
+            self.clock,
+            lambda count: self.report(f"searching: {count:,} shapes in layers", 0, 1),
+        )
+        sizes = self._sizes(self.columns)
+        found = settle(cells, search, lambda c: self.question.choose(c, sizes, self.clock))
+        embedded = {
+            place: cell.embedded for place, cell in cells.known.items() if cell.embedded is not None
+        }
+        costs = cells.weighted_costs
+        return _Answer(found, self.columns, costs, embedded, None, len(cells.known))
 
-def _runner_up(found: Found, shapes: _Shapes) -> RunnerUp | None:
-    if len(found.sets) < 2:
-        return None
-    others = tuple(shapes.at(n) for n in found.sets[1])
-    return RunnerUp(others, int(found.costs[1]), found.second_proven)
+    def _sizes(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        sizes: NDArray[np.int64] = self.question.scope.shapes[columns].prod(axis=1)
+        return sizes
 
+    def rows(self, answer: _Answer) -> list[LayerRow]:
+        """Each layer with its shape and the embedding of that, proven."""
+        if not answer.found.sets:
+            return []
+        best = list(answer.found.sets[0])
+        taken = {
+            n: (row, best[int(np.argmin(answer.costs[row, best]))])
+            for row, n in enumerate(self.used)
+        }
+        known = {n: answer.embedded[place] for n, place in taken.items() if answer.embedded}
+        columns = {n: int(answer.columns[place]) for n, (_, place) in taken.items()}
+        if not known:
+            known = self._embed(columns)
+        return [
+            LayerRow(layer, self.shape(columns[n]), known[n])
+            for layer in self.layers.layers
+            if (n := layer.computation) in columns
+        ]
 
-def _left_out(layers: LayerSet, tables: Sequence[LayerExecutions]) -> tuple[LeftOut, ...]:
-    return tuple(
-        LeftOut(layer, reason)
-        for layer in layers.layers
-        if (reason := tables[layer.computation].reason) is not None
-    )
+    def _embed(self, columns: dict[int, int]) -> dict[int, Embedded]:
+        """The embeddings of the chosen shapes, by the workers."""
+        tasks: list[Task] = []
+        for computation, column in columns.items():
+            table, shape = self.tables[computation], self.shape(column)
+            fewest = Fewest(int(table.executions[column]), bool(table.exchanged[column]))
+            workload = self.layers.workloads[computation]
+            arguments = (workload, self.question.constraints, shape, fewest)
+            doing = f"embedding {shape} in {workload.name}"
+            tasks.append(Task(str(computation), embed, arguments, doing))
+        found: dict[int, Embedded] = {}
+        for outcome in self.workers.outcomes(tasks):
+            if outcome.error is not None:
+                raise outcome.error
+            found[int(outcome.task.key)] = outcome.result
+            self.report("embedding the best shapes", len(found), len(tasks))
+        return found
 
-
-def _nothing(
-    layers: LayerSet,
-    tables: Sequence[LayerExecutions],
-    question: Question,
-    compared: int,
-    seconds: float,
-) -> ShapeResult:
-    return ShapeResult(
-        suite=layers.suite,
-        question=question,
-        shapes=(),
-        executions=None,
-        bound=float("inf"),
-        runner_up=None,
-        layers=(),
-        left_out=_left_out(layers, tables),
-        compared=compared,
-        not_dominated=0,
-        seconds=seconds,
-    )
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The layers that no shape embeds."""
+        return tuple(
+            LeftOut(layer, reason)
+            for layer in self.layers.layers
+            if (reason := self.tables[layer.computation].reason) is not None
+        )

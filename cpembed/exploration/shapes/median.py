@@ -3,8 +3,9 @@
 It is the p-median problem: open at most K of the shapes, and serve each layer by its best open one.
 A layer's distinct costs ``D_0 < D_1 < …`` are levels: ``z_k`` says that no open shape reaches
 level ``k``, so that the layer costs ``D_0 + sum (D_{k+1} - D_k) z_k``; ``z_{k-1}`` and no open
-shape of cost ``D_k`` imply ``z_k`` (Elloumi, A tighter formulation of the p-median problem, Journal of
-Combinatorial Optimization 19, 2010). Levels that cost more than a known set are left out.
+shape of cost ``D_k`` imply ``z_k`` (Elloumi, A tighter formulation of the p-median problem,
+Journal of Combinatorial Optimization 19, 2010). Levels that cost more than a known set
+are left out.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -38,6 +39,8 @@ def best_sets(
 ) -> Found:
     """The best set of at most ``count`` shapes and the runner-up, or the best that were found in
     the time, with a bound. Costs are integers."""
+    if np.isinf(costs.min(axis=1)).any():
+        return Found((), (), math.inf)
     clock = Clock(seconds)
     start = greedy(costs, count, budget)
     left = clock.left()

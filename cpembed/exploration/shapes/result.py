@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cpembed.exploration.shapes.choice import Found
 from cpembed.exploration.shapes.embedded import Embedded
 from cpembed.exploration.shapes.layers import ShapedLayer
+from cpembed.exploration.shapes.question import Question
 from cpembed.exploration.shapes.shape import Shape
-
-if TYPE_CHECKING:
-    from cpembed.exploration.shapes.finding import Question
 
 
 @dataclass(frozen=True)
@@ -56,55 +56,85 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class RunnerUp:
-    """The next best shapes: those that do not hold all of the best ones."""
+class Sets:
+    """The best shapes and the next best ones, those that do not hold all of the best, with what
+    they cost; empty and None where there are none. No set of as many shapes costs less than
+    ``bound``; ``next_proven``: nor, without all of the best, less than the next."""
 
-    shapes: tuple[Shape, ...]
-    executions: int
-    proven: bool
+    best: tuple[Shape, ...]
+    cost: float | None
+    bound: float
+    next_best: tuple[Shape, ...] = ()
+    next_cost: float | None = None
+    next_proven: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "shapes": [list(shape.extents.values()) for shape in self.shapes],
-            "executions": self.executions,
-            "proven": self.proven,
-        }
+    @staticmethod
+    def of(found: Found, shapes: Sequence[Shape]) -> Sets:
+        """Of numbers among the shapes."""
+        if not found.sets:
+            return Sets((), None, found.bound)
+        best = tuple(shapes[n] for n in found.sets[0])
+        if len(found.sets) == 1:
+            return Sets(best, found.costs[0], found.bound)
+        other = tuple(shapes[n] for n in found.sets[1])
+        return Sets(best, found.costs[0], found.bound, other, found.costs[1], found.second_proven)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Shapes that were compared, and those that none dominates; where costs are searched, none is
+    removed (None), and so many shapes in layers were searched."""
+
+    compared: int
+    not_dominated: int | None
+    searched: int | None = None
 
 
 @dataclass(frozen=True)
 class ShapeResult:
-    """The best shapes: ``executions`` in all, each layer times its count; None where nothing was
-    found. No set of as many shapes needs fewer than ``bound``."""
+    """The best shapes for the layers of a suite, and what each layer makes of them."""
 
     suite: str
     question: Question
-    shapes: tuple[Shape, ...]
-    executions: int | None
-    bound: float
-    runner_up: RunnerUp | None
+    sets: Sets
     layers: tuple[LayerRow, ...]
     left_out: tuple[LeftOut, ...]
-    compared: int
-    not_dominated: int
+    counts: Counts
     seconds: float
 
     @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.sets.best
+
+    @property
+    def executions(self) -> int | None:
+        """Of all layers, each times its count; None where nothing was found."""
+        if not self.layers:
+            return None
+        return sum(row.embedded.executions * row.layer.count for row in self.layers)
+
+    @property
+    def packing_bytes(self) -> int:
+        """That packing and unpacking move, of all layers, each times its count."""
+        return sum(row.embedded.packing_bytes * row.layer.count for row in self.layers)
+
+    @property
     def proven(self) -> bool:
-        return self.executions is not None and self.executions <= self.bound
+        return self.sets.cost is not None and self.sets.cost <= self.sets.bound
 
     @property
     def infeasible(self) -> bool:
         """Whether no shape embeds any layer, or none that is allowed: proven."""
-        return self.executions is None and not math.isfinite(self.bound)
+        return self.sets.cost is None and not math.isfinite(self.sets.bound)
 
     @property
     def why_nothing(self) -> str:
         """One line: why there is no shape."""
         if not self.infeasible:
             return "no shapes were found before the limit: give a longer --timeout"
-        if not self.compared:
+        if not self.counts.compared:
             return "no shape is within the limits: allow larger tiles or more MACs"
-        if self.left_out and not self.not_dominated:
+        if self.left_out and not self.counts.not_dominated:
             first = self.left_out[0]
             return f"no shape embeds any layer of {self.suite}: {first.layer.label}: {first.reason}"
         return "no choice of so many shapes embeds all layers: allow more shapes or MACs"
@@ -112,9 +142,9 @@ class ShapeResult:
     @property
     def gap(self) -> float | None:
         """By how much of what was found less might be needed."""
-        if not self.executions:
+        if self.sets.cost is None:
             return None
-        return max(0.0, 1 - self.bound / self.executions)
+        return max(0.0, 1 - self.sets.bound / self.sets.cost)
 
     @property
     def macs(self) -> int:
@@ -140,9 +170,13 @@ class ShapeResult:
         executions = sum(row.embedded.executions * row.layer.count for row in rows)
         return sum(row.layer.count for row in rows), executions
 
+    def in_executions(self, cost: float | None) -> float | None:
+        """A cost in executions: with packing, its bytes as executions that are worth as much."""
+        return None if cost is None or math.isinf(cost) else cost / self.question.cost.unit
+
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed shape --json`` prints (``docs/shapes.md``)."""
-        question, scope = self.question, self.question.scope
+        question, scope, sets = self.question, self.question.scope, self.sets
         return {
             "suite": self.suite,
             "constraints": question.constraints.name,
@@ -150,21 +184,34 @@ class ShapeResult:
             "shapes": question.count,
             "powers_of_two": scope.powers,
             "smallest": scope.smallest,
+            "bytes_per_execution": question.cost.bytes_per_execution,
             "buffer_bytes": question.buffer_bytes,
             "total_macs": question.total_macs,
             "proven": self.proven,
             "gap": self.gap,
+            "cost": self.in_executions(sets.cost),
+            "bound": self.in_executions(sets.bound),
             "executions": self.executions,
-            "bound": self.bound if math.isfinite(self.bound) else None,
+            "packing_bytes": self.packing_bytes if self.layers else None,
             "ideal": self.ideal if self.layers else None,
             "utilisation": self.utilisation,
             "best": [self._best_json(shape) for shape in self.shapes],
-            "runner_up": None if self.runner_up is None else self.runner_up.to_json(),
-            "compared": self.compared,
-            "not_dominated": self.not_dominated,
+            "runner_up": self._next_json(),
+            "compared": self.counts.compared,
+            "not_dominated": self.counts.not_dominated,
+            "searched": self.counts.searched,
             "layers": [row.to_json() for row in self.layers],
             "left_out": [layer.to_json() for layer in self.left_out],
             "seconds": self.seconds,
+        }
+
+    def _next_json(self) -> dict[str, Any] | None:
+        if not self.sets.next_best:
+            return None
+        return {
+            "shapes": [list(shape.extents.values()) for shape in self.sets.next_best],
+            "cost": self.in_executions(self.sets.next_cost),
+            "proven": self.sets.next_proven,
         }
 
     def _best_json(self, shape: Shape) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""The best shapes where costs are searched cell by cell: a cell is a shape in a layer.
+
+Every cell begins with a lower bound: its fewest executions where tables know them. The best set by
+the bounds is looked at, and the cells that it rests on are searched, which raises their bounds to
+costs. A set whose cells are all known is the best of all, since no other set is below its bounds;
+most cells are never searched. Where time is over, the bounds still say how far the best set that is
+known can be from that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpembed.cluster import Task, Workers
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.exploration.shapes.cells import Cell, Cost, evaluate
+from cpembed.exploration.shapes.choice import Costs, Found
+from cpembed.exploration.shapes.shape import Shape
+from cpembed.ir.computation import Computation
+from cpembed.time_limit import Clock
+
+Choose = Callable[[Costs], Found]
+"""The best set of shapes by weighted costs, and the runner-up."""
+
+_AHEAD = 4
+"""Cells that are searched at a time, for each worker."""
+
+_LEAST = 0.1
+"""Seconds for a cell whose time is over when it is begun."""
+
+
+@dataclass
+class Cells:
+    """Lower bounds of a row per computation and a column per shape; what was searched."""
+
+    bounds: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    costs: NDArray[np.float64] = field(init=False)
+    """Of the best embedding that is known; infinite where none is."""
+    known: dict[tuple[int, int], Cell] = field(default_factory=dict[tuple[int, int], Cell])
+
+    def __post_init__(self) -> None:
+        self.costs = np.full_like(self.bounds, np.inf)
+
+    def set(self, row: int, column: int, cell: Cell, cost: Cost) -> None:
+        self.known[row, column] = cell
+        self.bounds[row, column] = max(self.bounds[row, column], cell.bound)
+        self.costs[row, column] = cell.cost(cost)
+        if math.isfinite(self.costs[row, column]):
+            self.bounds[row, column] = min(self.bounds[row, column], self.costs[row, column])
+
+    @property
+    def weighted_bounds(self) -> Costs:
+        return self.bounds * self.weights[:, None]
+
+    @property
+    def weighted_costs(self) -> Costs:
+        return self.costs * self.weights[:, None]
+
+    def open_cells(self, chosen: Sequence[int]) -> list[tuple[int, int]]:
+        """The cells that a set rests on and that are not known, those of the most cost first."""
+        columns = list(chosen)
+        taken: list[int] = self.bounds[:, columns].argmin(axis=1).tolist()
+        found = [(row, columns[place]) for row, place in enumerate(taken)]
+        missing = [cell for cell in found if cell not in self.known]
+        return sorted(missing, key=lambda cell: -self.bounds[cell] * self.weights[cell[0]])
+
+
+@dataclass(frozen=True)
+class Search:
+    """How cells are searched: the computation of each row and the shape of each column."""
+
+    workloads: Sequence[Computation]
+    shapes: Callable[[int], Shape]
+    constraints: ConstraintSet
+    cost: Cost
+    workers: Workers
+    clock: Clock
+    report: Callable[[int], None]
+
+    def task(self, row: int, column: int) -> Task:
+        """The search of a cell, in the time that is left."""
+        shape, workload = self.shapes(column), self.workloads[row]
+        left = self.clock.left()
+        seconds = None if left is None else max(left, _LEAST)
+        arguments = (workload, self.constraints, shape, self.cost, seconds)
+        doing = f"embedding {shape} in {workload.name}"
+        return Task(f"cell {row} {column}", evaluate, arguments, doing)
+
+
+def settle(cells: Cells, search: Search, choose: Choose) -> Found:
+    """The best set, proven, or the best that is known when the time is over."""
+    while True:
+        found = choose(cells.weighted_bounds)
+        if not found.sets:
+            return found
+        waiting = cells.open_cells(found.sets[0])
+        if not waiting:
+            # Bounds that a time limit left below costs are no proof.
+            return _known(cells, choose, found.bound)
+        left = search.clock.left()
+        if left is not None and left <= 0:
+            return _known(cells, choose, found.bound)
+        batch = waiting[: _AHEAD * search.workers.count]
+        tasks = [search.task(row, column) for row, column in batch]
+        places = {task.key: cell for task, cell in zip(tasks, batch, strict=True)}
+        for outcome in search.workers.outcomes(tasks):
+            if outcome.error is not None:
+                raise outcome.error
+            cells.set(*places[outcome.task.key], outcome.result, search.cost)
+            search.report(len(cells.known))
+
+
+def _known(cells: Cells, choose: Choose, bound: float) -> Found:
+    """The best set among the cells that are known."""
+    complete = choose(cells.weighted_costs)
+    proven = bool(complete.costs) and complete.costs[-1] <= bound
+    return Found(complete.sets, complete.costs, bound, proven and len(complete.sets) > 1)

@@ -1,0 +1,142 @@
+"""Costs with packing, and sets whose executions no table knows, against all candidates of solve."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import solve, workload
+from cpembed.cluster import open_workers
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.exploration.shapes.cells import Cost, evaluate
+from cpembed.exploration.shapes.executions import Scope, layer_executions
+from cpembed.exploration.shapes.finding import find_shapes
+from cpembed.exploration.shapes.question import Model, Question
+from cpembed.exploration.shapes.result import ShapeResult
+from cpembed.exploration.shapes.shape import Shape, target_of, template
+from cpembed.ir.computation import Computation
+from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved
+
+BOUND = 'extends = "relaxed"\n[domain_bound]\nbound = 3'
+
+
+def of_all(layer: Computation, shape: Shape, constraints: str, cost: Cost) -> float:
+    """The least cost of all candidates, one by one."""
+    found = solve(layer, target_of(shape), constraints, top=None)
+    return min(
+        (cost.of(c.overheads.calls, c.overheads.packing_bytes) for c in found.embeddings),
+        default=math.inf,
+    )
+
+
+def compare(constraints: str, seed: int, pairs: int, largest: int) -> None:
+    rng = random.Random(seed)
+    chosen = load_constraint_set(constraints)
+    for _ in range(pairs):
+        layer, shape = small_layer(rng), random_shape(rng, largest)
+        cost = Cost(rng.choice((1, 8, 64, 1000)))
+        cell = evaluate(layer, chosen, shape, cost, None)
+        least = of_all(layer, shape, constraints, cost)
+        assert cell.bound == cell.cost(cost) == least, (str(layer), layer.extents, shape, cost)
+
+
+@pytest.mark.parametrize("constraints", ["in_place_padded", "fused"])
+def test_costs_are_the_least_of_all_candidates(constraints: str) -> None:
+    compare(constraints, 1, 12, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constraints", ["strict", "in_place_padded", "fused", "relaxed"])
+def test_many_costs_are_the_least_of_all_candidates(constraints: str) -> None:
+    compare(constraints, 2, 60, 12)
+
+
+def test_executions_under_a_set_without_tables(tmp_path: Path) -> None:
+    file = tmp_path / "bound.toml"
+    file.write_text(BOUND)
+    chosen, scope = load_constraint_set(str(file)), Scope(8)
+    rng = random.Random(3)
+    for _ in range(6):
+        layer, shape = small_layer(rng), random_shape(rng, 8)
+        tables = layer_executions(layer, chosen, scope)
+        least = solved(layer, shape, str(file))
+        (place,) = np.flatnonzero((scope.shapes == list(shape.extents.values())).all(axis=1))
+        assert tables.obstacle is not None
+        assert tables.executions[place] <= least
+        assert evaluate(layer, chosen, shape, Cost(), None).bound == least
+
+
+def asked(suite: Path, question: Question) -> ShapeResult:
+    with open_workers() as workers:
+        return find_shapes(Model(str(suite)), question, workers, silent)
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """No progress."""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    file = tmp_path / "layers.csv"
+    rows = ("gemm m=6 n=4 k=5,2", "conv2d n=1 c=3 h=5 w=6 k=4 r=3 s=3,1", "gemm m=1 n=7 k=9,3")
+    file.write_text("layer,count\n" + "\n".join(rows) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_best_shapes_with_packing_are_those_of_all_cells(suite: Path, count: int) -> None:
+    """Most cells are never searched; all of them give the same."""
+    constraints, cost = load_constraint_set("in_place_padded"), Cost(50)
+    scope = Scope(6, powers=count == 3)
+    result = asked(suite, Question(scope, count, constraints, cost))
+    words = ("gemm m=6 n=4 k=5", "conv2d n=1 c=3 h=5 w=6 k=4 r=3 s=3", "gemm m=1 n=7 k=9")
+    shapes = [Shape(*map(int, row)) for row in scope.shapes]
+    costs = np.array(
+        [
+            [times * evaluate(layer, constraints, shape, cost, None).bound for shape in shapes]
+            for layer, times in zip(
+                (workload(word, template()) for word in words), (2, 1, 3), strict=True
+            )
+        ]
+    )
+    best = costs.sum(axis=0).min()
+    if count > 1:
+        first = costs[:, :, None]
+        pairs = np.minimum(first, costs[:, None, :])
+        best = pairs.sum(axis=0).min()
+        if count > 2:
+            triples = np.minimum(pairs[:, :, :, None], costs[:, None, None, :])
+            best = triples.sum(axis=0).min()
+    assert result.proven
+    assert result.sets.cost == best
+    assert result.executions is not None
+    assert result.sets.cost == result.executions * 50 + result.packing_bytes
+    assert 0 < (result.counts.searched or 0) < costs.size
+
+
+def test_a_set_without_tables_gives_the_best_of_its_searches(suite: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bound.toml"
+    file.write_text(BOUND)
+    constraints, scope = load_constraint_set(str(file)), Scope(4)
+    result = asked(suite, Question(scope, 1, constraints))
+    words = ("gemm m=6 n=4 k=5", "conv2d n=1 c=3 h=5 w=6 k=4 r=3 s=3", "gemm m=1 n=7 k=9")
+    totals = [
+        sum(
+            times * solved(workload(word, template()), Shape(*map(int, row)), str(file))
+            for word, times in zip(words, (2, 1, 3), strict=True)
+        )
+        for row in scope.shapes
+    ]
+    assert result.proven
+    assert result.executions == min(totals)
+
+
+def test_a_stopped_search_has_a_gap(suite: Path) -> None:
+    constraints = load_constraint_set("in_place_padded")
+    result = asked(suite, Question(Scope(64), 1, constraints, Cost(1), timeout=0.2))
+    assert not result.proven
+    assert result.gap is None or 0 < result.gap < 1
