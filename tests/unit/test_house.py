@@ -22,9 +22,13 @@ TARGETS = frozenset(hardware_spec_files()) - OPERATIONS
 """Names of machines: stems of specifications."""
 
 OPEN = {
-    "base", "choice", "commands", "known", "methods", "portable", "registry", "verification",
+    "base", "choice", "commands", "families", "family", "known", "methods", "portable", "registry",
+    "verification",
 }  # fmt: skip
 """Modules of ``cpembed.targets`` for those above it; its folders are machines."""
+
+COMMON = {"scratchpad", "template"}
+"""Targets that are called what many things are."""
 
 PREFIXES = (
     "amx", "avx", "vnni", "vta", "neon", "sdot", "udot", "smmla", "wmma", "tdp", "vpdp", "vdpbf16",
@@ -106,7 +110,7 @@ def _of_one_machine(text: str) -> Iterator[str]:
     if room and room[1] not in OPEN:
         yield text
         return
-    if text in BUILT_IN:
+    if text in BUILT_IN and text not in COMMON:
         yield text
         return
     for name in re.findall(r"[A-Za-z0-9_.+-]+", text):
