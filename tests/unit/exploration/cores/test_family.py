@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from cpembed.api.estimate import estimate
-from cpembed.exploration.cores.software import CoreAnalysis
+from cpembed.errors import LoweringError
+from cpembed.exploration.cores.description import Core
+from cpembed.exploration.cores.software import CoreAnalysis, survey
+from cpembed.exploration.space import read_space
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.parser import parse_computation
 from cpembed.machine.technology import technology
 from cpembed.provenance import Provenance
 from cpembed.targets.family import Activity, Costs, Point, Value
@@ -205,3 +209,34 @@ def test_types_of_the_point_are_those_that_are_moved_and_computed() -> None:
     assert found.counts["dram.written"] == 4 * 100 * 60
     unit = technology().mac("float32", "float32")
     assert FAMILY.area_um2(given) > 64 * unit.area_um2
+
+
+def test_hascos_space_has_432_machines() -> None:
+    """Xiao et al., ISCA 2021, src/codesign/explorer.py: 3 x 3 x 3 x 2 x 8."""
+    space = read_space(Path(__file__).parents[4] / "experiments" / "hasco" / "gemm_432.toml")
+    flaws = [space.flaw(space.point(place)) for place in space.places()]
+    assert flaws == [None] * 432
+    groups = {space.family.group(space.point(place)) for place in space.places()}
+    assert len(groups) == 432 // 8
+
+
+def test_a_second_stage_of_mttkrp_is_no_matrix_product() -> None:
+    """HASCO, section VII-B: D[i,j] = E[i,k,j] * C[k,j] has all of j in each operand, so that the
+    GEMM intrinsic executes the first stage alone; matrix-vector and dot products execute both."""
+    types = {"E": "int8", "C": "int8", "D": "int32"}
+    stage = parse_computation(
+        "D[i,j] += E[i,k,j] * C[k,j]", {"i": 16, "j": 16, "k": 16}, name="D", dtypes=types
+    )
+    with pytest.raises(LoweringError, match="has no embedding on gemm_core_8x8_os under cut_boxes"):
+        FAMILY.analyse(point(), stage)
+    for intrinsic in ("gemv", "dot"):
+        assert FAMILY.analyse(point(intrinsic=intrinsic), stage).software
+
+
+def test_a_survey_has_the_best_software_and_worse() -> None:
+    given = point(local_kib=0)
+    found = survey(Core.of(given), FAMILY.typed(CONV))
+    times = [cycles for _, cycles in found]
+    assert len(times) > 3
+    assert max(times) > 2 * min(times)
+    assert activity(given, CONV).cycles == pytest.approx(min(times), rel=0.01)
