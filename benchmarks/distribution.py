@@ -2,7 +2,7 @@
 
 Each run is the command as a person calls it, ``cpembed bench SUITE --target T --no-run``, in a
 process of its own with an empty store: start-up, imports, the table, and the end of the workers are
-part of it. The two take turns, and so does which is first. Documents of both are the same but for
+part of it. The two take turns, and so does which is first. The rows of both are the same but for
 times and dates, or the script fails.
 
     python benchmarks/distribution.py [--repeats N] [--workers N] [--suite S] [--target T]
@@ -29,8 +29,8 @@ from typing import Any
 from cpembed.measure.environment import provenance, provenance_lines
 
 HERE = Path(__file__).resolve().parent
-DIFFERS = ("seconds", "date", "store", "taken_from_store")
-"""Fields of a document that differ from run to run."""
+DIFFERS = ("seconds", "date")
+"""Fields of rows that differ from run to run."""
 
 Run = dict[str, float]
 
@@ -60,9 +60,9 @@ def pair(options: Mapping[str, Any], number: int) -> dict[str, Any]:
     commands = {"one": one, "several": [*one, "--workers", str(options["workers"])]}
     load = round(os.getloadavg()[0], 1)
     found = {name: timed(commands[name]) for name in sorted(commands, reverse=bool(number % 2))}
-    documents = [without_times(document) for _, document in found.values()]
-    if documents[0] != documents[1]:
-        raise SystemExit("the documents differ in more than times")
+    rows = [without_times(document["rows"]) for _, document in found.values()]
+    if rows[0] != rows[1]:
+        raise SystemExit("rows differ in more than times")
     return {"load": load, **{name: run for name, (run, _) in found.items()}}
 
 
