@@ -15,7 +15,7 @@ from cpembed.ir.dtypes import size_bytes
 from cpembed.machine.technology import Sram, technology
 from cpembed.targets.family import Activity
 
-_FEWEST_WORDS = 32
+_FEWEST_WORDS, _FEWEST_BYTES = 32, 64
 """Of a macro of SRAM, as CACTI finds no organisation of fewer: less is a register file."""
 
 _MACROS = 2
@@ -89,7 +89,7 @@ def _local(core: Core) -> tuple[float, float, float, float]:
     known = technology(core.technology)
     each = core.local_bytes / core.elements
     width = 8 * size_bytes(core.type_of(core.intrinsic.stationary))
-    if each * 8 < width * _FEWEST_WORDS * _MACROS:
+    if each / _MACROS < max(_FEWEST_BYTES, _FEWEST_WORDS * width / 8):
         energy = known.register_pj(8)
         return known.register_area_um2(8 * each), 0.0, energy, energy
     memory = known.sram(each, width, _MACROS)
