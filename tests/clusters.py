@@ -86,6 +86,8 @@ def scheduling(folder: Path, **settings: Any) -> Generator[Scheduler, None, None
     from distributed import LocalCluster
 
     named = {f"distributed.scheduler.{name}": value for name, value in settings.items()}
+    # For results that are on a worker which is killed: they are fetched elsewhere then.
+    named["distributed.comm.timeouts.connect"] = "5s"
     with (
         config.set(named),
         LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50) as cluster,
