@@ -60,11 +60,11 @@ class Costing:
         self.taken = 0
         """Answers that were in the store."""
         self._store = store
-        self._answers: dict[Request, Any] = {}
+        self.answers: dict[Request, Any] = {}
         self._choices: dict[str, tuple[str, tuple[Choice, ...]]] = {}
         for row in [] if store is None else store.load():
-            self._answers.setdefault(*_answer(row))
-        self.taken = len(self._answers)
+            self.answers.setdefault(*_answer(row))
+        self.taken = len(self.answers)
 
     def group(self, point: Point) -> str:
         return repr(self.family.group(point))
@@ -74,20 +74,20 @@ class Costing:
     def bound(self, point: Point, layer: LayerWork) -> Costs | None:
         """Lower bounds of a layer that is analysed, of one execution; None where it has no
         software at the point."""
-        analysis = self._answers[Request(self.group(point), layer.digest)]
+        analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return None
         return self.family.bound(point, analysis)
 
     def why_none(self, point: Point, layer: LayerWork) -> str:
         """Why a layer has no software at a point."""
-        answer = self._answers.get(Request(self.group(point), layer.digest))
+        answer = self.answers.get(Request(self.group(point), layer.digest))
         return str(answer) if isinstance(answer, CpembedError) else "nothing fits the machine"
 
     def analysis(self, point: Point, layer: LayerWork) -> Request | None:
         """The analysis that a layer lacks."""
         request = Request(self.group(point), layer.digest)
-        return None if request in self._answers or request in self.failed else request
+        return None if request in self.answers or request in self.failed else request
 
     def evaluations(self, point: Point, layer: LayerWork) -> list[Request]:
         """All that an analysed layer's costs at the point depend on, known or not."""
@@ -99,7 +99,7 @@ class Costing:
         ]
 
     def is_known(self, request: Request) -> bool:
-        return request in self._answers or request in self.failed
+        return request in self.answers or request in self.failed
 
     def is_failed(self, point: Point, layer: LayerWork) -> bool:
         group = self.group(point)
@@ -109,7 +109,7 @@ class Costing:
 
     def choices(self, point: Point, layer: LayerWork) -> tuple[Choice, ...]:
         """Of an analysed layer; empty where it has no software."""
-        analysis = self._answers[Request(self.group(point), layer.digest)]
+        analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return ()
         # Of each layer the last point's are remembered: they are asked for several times in a row.
@@ -127,7 +127,7 @@ class Costing:
         for choice in self.choices(point, layer):
             activity = choice.activity
             if activity is None:
-                activity = self._answers.get(Request(group, layer.digest, choice.key))
+                activity = self.answers.get(Request(group, layer.digest, choice.key))
             if not isinstance(activity, Activity):
                 continue
             costs = Costs(activity.cycles, self.family.energy_pj(point, activity))
@@ -159,7 +159,7 @@ class Costing:
         if isinstance(error, CrashError | InvariantError):
             self.failed[request] = error
             return
-        self._answers[request] = outcome.result if error is None else error
+        self.answers[request] = outcome.result if error is None else error
         if self._store is not None:
             self._store.append(Row(_row(request, outcome.result, error)))
 

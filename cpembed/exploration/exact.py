@@ -98,6 +98,9 @@ class ExactSearch:
         self.bounded = False
         """Whether all points that are left have bounds."""
         self._use_bounds = bounds
+        # Both are used up by as many calls as it takes.
+        self._places = space.places()
+        self._unbounded: list[_Candidate] | None = None
         self._candidates: dict[int, _Candidate] = {}
         # One row for each point that got bounds, whether it is decided or not.
         self._bounds = np.empty((0, len(self.objectives)))
@@ -128,8 +131,7 @@ class ExactSearch:
     def run(self, workers: Workers) -> Iterator[Step]:
         """Search until all points are decided; whoever iterates may stop at any step, and go on
         later."""
-        if not self.machines:
-            yield from self._enumerate()
+        yield from self._enumerate()
         if not self.bounded:
             yield from self._analyse(workers)
             yield from self._bound_all()
@@ -145,7 +147,7 @@ class ExactSearch:
 
     def _enumerate(self) -> Iterator[Step]:
         space = self.space
-        for place in space.places():
+        for place in self._places:
             self.points += 1
             point = space.point(place)
             number = space.number(place)
@@ -177,11 +179,14 @@ class ExactSearch:
             yield Step("analysing", number, distinct)
 
     def _bound_all(self) -> Iterator[Step]:
-        for number, candidate in enumerate(list(self._candidates.values()), 1):
+        if self._unbounded is None:
+            self._unbounded = list(self._candidates.values())
+        while self._unbounded:
+            candidate = self._unbounded.pop()
             if self._bound_layers(candidate):
                 self._discard_by_limit(candidate)
-            if number % 50 == 0:
-                yield Step("bounding", number, self.machines)
+            if len(self._unbounded) % 50 == 0:
+                yield Step("bounding", self.machines - len(self._unbounded), self.machines)
         self._bounded = list(self._candidates.values())
         size = len(self._bounded), len(self.objectives)
         self._bounds = np.array([self._bound(one) for one in self._bounded]).reshape(size)

@@ -68,7 +68,10 @@ def read_relation(text: str, parameters: Collection[str]) -> Relation:
         raise SpecError(f"{text!r} is no expression; {_ALLOWED}") from None
     if not isinstance(tree, ast.Compare):
         raise SpecError(f"{text!r} compares nothing; {_ALLOWED}")
-    names = frozenset(_names(tree, text))
+    if not all(type(op) in _COMPARISONS for op in tree.ops):
+        raise SpecError(f"{text!r}: this comparison is not allowed; {_ALLOWED}")
+    sides = (tree.left, *tree.comparators)
+    names = frozenset[str]().union(*(_names(side, text) for side in sides))
     for name in sorted(names):
         if name not in parameters:
             raise SpecError(f"{text!r}: no parameter {name!r}{close_match(name, parameters)}")
@@ -76,16 +79,12 @@ def read_relation(text: str, parameters: Collection[str]) -> Relation:
 
 
 def _names(node: ast.AST, text: str) -> set[str]:
-    """The parameters in an expression, all of whose parts are allowed."""
+    """The parameters in a side of a comparison, all of whose parts are allowed."""
     match node:
         case ast.Name(id=name):
             return {name}
         case ast.Constant(value=int() | float() | str() as value) if not isinstance(value, bool):
             return set()
-        case ast.Compare(left=left, ops=ops, comparators=others) if all(
-            type(op) in _COMPARISONS for op in ops
-        ):
-            return _names(left, text).union(*(_names(other, text) for other in others))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _names(left, text) | _names(right, text)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
