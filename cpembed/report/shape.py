@@ -11,6 +11,9 @@ from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.report.words import legend, mapping
 from cpembed.wording import plural
 
+_LISTED = 8
+"""Shapes that are as good as the best, before the rest is only counted."""
+
 
 def report(result: ShapeResult) -> Iterator[RenderableType]:
     """The shapes, then a row a layer, then the layers that no shape embeds."""
@@ -57,6 +60,10 @@ def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
         layers, executions = result.of_shape(shape)
         words = f"{executions:,} executions, {plural(layers, 'layer')} by count"
         yield "best", f"{shape} ({shape.macs:,} MACs): {words}"
+    if result.equal:
+        listed = ", ".join(map(str, result.equal[:_LISTED]))
+        more = len(result.equal) - _LISTED
+        yield "as good", listed + (f" and {more} more" if more > 0 else "")
     state = "proven" if result.proven else f"not proven: at most {result.gap or 0:.2%} less"
     counted = question.cost.bytes_per_execution
     if counted is None:

@@ -52,6 +52,7 @@ DOCUMENT = {
     "ideal": int,
     "utilisation": NUMBER,
     "best": [{"shape": [int], "macs": int, "layers": int, "executions": int}],
+    "equal": [],
     "runner_up": {"shapes": [[int]], "cost": NUMBER, "proven": bool},
     "compared": int,
     "not_dominated": int,
@@ -164,6 +165,16 @@ def test_no_layer_embeds(call: Caller, tmp_path: Path) -> None:
     assert found.code == 3
     assert "no shape embeds any layer" in found.err
     assert call("shape", str(file), "--macs", "64", "--json").json["best"] == []
+
+
+def test_shapes_that_are_as_good_are_listed(call: Caller) -> None:
+    """Rows and columns of a square product are the same to it."""
+    words = ("shape", "resnet18", "--macs", "16", "--constraints", "complete")
+    found = call(*words, "--json").json
+    (best,) = found["best"]
+    assert best["shape"] not in found["equal"]
+    assert [best["shape"][1], best["shape"][0], best["shape"][2]] in found["equal"]
+    assert "as good" in call(*words).out
 
 
 def test_packing_counts(call: Caller, suite: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
         tuple(finder.rows(answer)),
         finder.left_out(),
         Counts(len(finder.columns), answer.not_dominated, answer.searched),
+        tuple(finder.shape(column) for column in answer.equal),
         time.perf_counter() - started,
     )
 
@@ -50,7 +51,8 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
 class _Answer:
     """Sets of ``columns``; ``costs`` of the rows in these. ``embedded``: embeddings that are known,
     by row and by place among the columns. ``not_dominated`` and ``searched`` are None where
-    nothing was removed, and no cell searched."""
+    nothing was removed, and no cell searched. ``equal``: columns of all shapes that are as good as
+    a best one."""
 
     found: Found
     columns: NDArray[np.int64]
@@ -58,6 +60,7 @@ class _Answer:
     embedded: dict[tuple[int, int], Embedded]
     not_dominated: int | None = None
     searched: int | None = None
+    equal: tuple[int, ...] = ()
 
 
 class _Finder:
@@ -96,13 +99,21 @@ class _Finder:
             compared = np.concatenate([costs, sizes[None].astype(np.float64)])
         kept = undominated(compared, sizes)
         found = self.question.choose(costs[:, kept], sizes[kept], self.clock)
-        return _Answer(found, self.columns[kept], costs[:, kept], {}, len(kept))
+        answer = _Answer(found, self.columns[kept], costs[:, kept], {}, len(kept))
+        if len(found.sets[:1]) and len(found.sets[0]) == 1:
+            totals = costs.sum(axis=0)
+            equal = self.columns[totals == found.costs[0]]
+            best = answer.columns[found.sets[0][0]]
+            return replace(answer, equal=tuple(int(n) for n in equal if n != best))
+        return answer
 
     def _searched(self) -> _Answer:
         unit = self.question.cost.unit
         bounds = np.stack([self.tables[n].executions[self.columns] * unit for n in self.used])
         weights = np.array([self.layers.weights(n) for n in self.used], np.float64)
-        cells = Cells(bounds, weights)
+        counted = self.question.cost.bytes_per_execution is not None
+        exact = [self.tables[n].obstacle is None and not counted for n in self.used]
+        cells = Cells(bounds, weights, np.array(exact, np.bool_))
         search = Search(
             [self.layers.workloads[n] for n in self.used],
             lambda column: self.shape(self.columns[column]),
@@ -133,10 +144,9 @@ class _Finder:
             n: (row, best[int(np.argmin(answer.costs[row, best]))])
             for row, n in enumerate(self.used)
         }
-        known = {n: answer.embedded[place] for n, place in taken.items() if answer.embedded}
         columns = {n: int(answer.columns[place]) for n, (_, place) in taken.items()}
-        if not known:
-            known = self._embed(columns)
+        known = {n: answer.embedded[p] for n, p in taken.items() if p in answer.embedded}
+        known |= self._embed({n: column for n, column in columns.items() if n not in known})
         return [
             LayerRow(layer, self.shape(columns[n]), known[n])
             for layer in self.layers.layers

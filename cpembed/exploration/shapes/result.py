@@ -92,7 +92,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class ShapeResult:
-    """The best shapes for the layers of a suite, and what each layer makes of them."""
+    """The best shapes for the layers of a suite, and what each layer makes of them.
+
+    ``equal``: where the best is one shape, the others that need as few executions in all."""
 
     suite: str
     question: Question
@@ -100,6 +102,7 @@ class ShapeResult:
     layers: tuple[LayerRow, ...]
     left_out: tuple[LeftOut, ...]
     counts: Counts
+    equal: tuple[Shape, ...]
     seconds: float
 
     @property
@@ -196,6 +199,7 @@ class ShapeResult:
             "ideal": self.ideal if self.layers else None,
             "utilisation": self.utilisation,
             "best": [self._best_json(shape) for shape in self.shapes],
+            "equal": [list(shape.extents.values()) for shape in self.equal],
             "runner_up": self._next_json(),
             "compared": self.counts.compared,
             "not_dominated": self.counts.not_dominated,

@@ -36,16 +36,18 @@ _LEAST = 0.1
 
 @dataclass
 class Cells:
-    """Lower bounds of a row per computation and a column per shape; what was searched."""
+    """Lower bounds of a row per computation and a column per shape; what was searched. Those of
+    ``exact`` rows are costs, which need no search."""
 
     bounds: NDArray[np.float64]
     weights: NDArray[np.float64]
+    exact: NDArray[np.bool_]
     costs: NDArray[np.float64] = field(init=False)
     """Of the best embedding that is known; infinite where none is."""
     known: dict[tuple[int, int], Cell] = field(default_factory=dict[tuple[int, int], Cell])
 
     def __post_init__(self) -> None:
-        self.costs = np.full_like(self.bounds, np.inf)
+        self.costs = np.where(self.exact[:, None], self.bounds, np.inf)
 
     def set(self, row: int, column: int, cell: Cell, cost: Cost) -> None:
         self.known[row, column] = cell
@@ -67,7 +69,7 @@ class Cells:
         columns = list(chosen)
         taken: list[int] = self.bounds[:, columns].argmin(axis=1).tolist()
         found = [(row, columns[place]) for row, place in enumerate(taken)]
-        missing = [cell for cell in found if cell not in self.known]
+        missing = [cell for cell in found if cell not in self.known and not self.exact[cell[0]]]
         return sorted(missing, key=lambda cell: -self.bounds[cell] * self.weights[cell[0]])
 
 
