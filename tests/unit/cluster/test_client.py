@@ -111,6 +111,23 @@ def _poison_workers(folder: Path, name: str) -> None:
     tasks.poison(folder, name, whole_worker=True)
 
 
+@pytest.mark.parametrize("seconds, ahead", [(0.02, 2), (0.7, 1)])
+def test_tasks_are_taken_as_there_is_room(workers: Workers, seconds: float, ahead: int) -> None:
+    taken: list[str] = []
+
+    def endless() -> Iterator[Task]:
+        for task in tasks.squares(range(1000), seconds):
+            taken.append(task.key)
+            yield task
+
+    run = workers.outcomes(endless())
+    for _ in range(6):
+        next(run)
+    # One is taken to see whether there is another.
+    assert len(taken) <= 6 + ahead * workers.count + 1
+    run.close()
+
+
 def test_a_worker_that_joins_late_gets_work(workers: Workers, scheduler: Scheduler) -> None:
     run = workers.outcomes(tasks.squares(range(30), 0.6))
     early = {next(run).result[1] for _ in range(2)}

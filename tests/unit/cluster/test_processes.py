@@ -130,7 +130,9 @@ def test_who_stops_waiting_ends_what_is_executed(workers: Workers) -> None:
     before = time.monotonic()
     run.close()
     assert time.monotonic() - before < 5
-    assert next(workers.outcomes(tasks.squares(range(5, 6)))).result[0] == 25
+    later = [outcome.result for outcome in workers.outcomes(tasks.squares(range(5, 9), 0.2))]
+    assert sorted(number for number, _ in later) == [25, 36, 49, 64]
+    assert len({process for _, process in later}) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
