@@ -22,6 +22,8 @@ ESTIMATE = {
         {
             "memory": str,
             "computing_cycles": NUMBER,
+            "read_bytes": NUMBER,
+            "written_bytes": NUMBER,
             "reading_cycles": NUMBER,
             "writing_cycles": NUMBER,
             "cycles": NUMBER,
