@@ -7,7 +7,7 @@ many tilings, so that they are compared in one go.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,6 +88,34 @@ class TileNest:
     def fixed(self) -> dict[str, Floats]:
         """Sizes of what no tiling changes."""
         return {name: np.full(1, float(extent)) for name, extent in self.axes.items()}
+
+    @cached_property
+    def single(self) -> dict[str, Floats]:
+        """Sizes of the tile of one execution."""
+        return {**self.fixed, **{loop.name: np.ones(1) for loop in self.loops}}
+
+    def execution_elements(self, operand: TileOperand) -> Floats:
+        """Elements that one execution touches."""
+        return self._of_execution(operand, None, lambda: operand.elements(self.single))
+
+    def execution_bytes(self, operand: TileOperand, granule: int) -> Floats:
+        """Bytes of whole granules that hold them."""
+        return self._of_execution(
+            operand, granule, lambda: operand.moved_bytes(self.single, granule)
+        )
+
+    def _of_execution(
+        self, operand: TileOperand, granule: int | None, compute: Callable[[], Floats]
+    ) -> Floats:
+        """Computed once: it is asked for with each tiling."""
+        key = self.operands.index(operand), granule
+        if key not in self._executions:
+            self._executions[key] = compute()
+        return self._executions[key]
+
+    @cached_property
+    def _executions(self) -> dict[tuple[int, int | None], Floats]:
+        return {}
 
     @property
     def has_reduction(self) -> bool:

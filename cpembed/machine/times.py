@@ -62,9 +62,8 @@ def compute_time(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Comput
         independent = np.full(tilings.rows, np.inf)
         for operand in nest.operands:
             if operand.is_output:
-                sizes = {**nest.fixed, **tilings.sizes}
-                single = {**sizes, **{loop.name: np.ones(1) for loop in nest.loops}}
-                tiles = operand.elements(sizes) / operand.elements(single)
+                touched = operand.elements({**nest.fixed, **tilings.sizes})
+                tiles = touched / nest.execution_elements(operand)
                 independent = np.minimum(independent, tiles)
         waiting = calls * unit.latency_cycles / independent
     loads = zero

@@ -315,15 +315,11 @@ def filled_bytes(
 
 def _tiles(operand: TileOperand, nest: TileNest, sizes: Mapping[str, Floats]) -> Floats:
     """Tiles of single executions in a tile of many."""
-    return operand.elements(sizes) / operand.elements(_single(nest))
+    return operand.elements(sizes) / nest.execution_elements(operand)
 
 
 def _tile_bytes(operand: TileOperand, memory: Memory, nest: TileNest) -> Floats:
-    return operand.moved_bytes(_single(nest), memory.granule_bytes)
-
-
-def _single(nest: TileNest) -> dict[str, Floats]:
-    return {**nest.fixed, **{loop.name: np.ones(1) for loop in nest.loops}}
+    return nest.execution_bytes(operand, memory.granule_bytes)
 
 
 def _region(

@@ -4,13 +4,14 @@ that differ in bandwidth, latency and clock alone.
 Of a layer the embeddings that execute the least are tiled by the neutral model
 (:mod:`cpembed.machine`) for a few bandwidths of the scratchpad, and the best tilings for each of
 these are kept together: a point takes the one of the fewest cycles *there*. So more banks, or a
-wider DMA, never take longer.
+wider DMA, never take longer; nor do twice the bytes of a scratchpad, which keeps what is best for
+one of the half too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -45,6 +46,9 @@ _REFERENCES = ((DOUBLE, 8), (DOUBLE, 2), (SINGLE, 1))
 
 _REFERENCE_DMA, _REFERENCE_LATENCY = 128, 100
 """Bits and cycles to main memory for which they are."""
+
+_SMALLEST = 1 << 16
+"""Bytes of a scratchpad whose tilings larger ones take over."""
 
 _ROWS, _KEPT = 512, 8
 """Tilings of a level that are compared, and of all levels those that are kept, of each of them."""
@@ -85,14 +89,38 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
     """Raises :class:`LoweringError` where nothing fits."""
     found, programs = _programs(_embedded(core), workload)
     known = replace(core, dma_bits=_REFERENCE_DMA, dram_latency_cycles=_REFERENCE_LATENCY)
-    software: list[Scheduled] = []
+    # All that an analysis does not depend on is the same.
+    software = _tiled(replace(known, banks=1, clock_mhz=1.0, technology=""), workload)
+    if not software:
+        raise LoweringError(
+            f"{workload.name} has no software on {target(core).name}: nothing fits the scratchpad"
+        )
+    return CoreAnalysis(software, found, len(programs))
+
+
+@lru_cache(maxsize=1024)
+def _tiled(core: Core, workload: Computation) -> tuple[Scheduled, ...]:
+    """Programs with their best tilings, those for the next smaller scratchpad among them: so a
+    larger one never takes longer."""
+    found = {(item.machine, item.embedding): [item] for item in _searched(core, workload)}
+    smaller = 1 << ((core.scratchpad_bytes - 1).bit_length() - 1)
+    if smaller >= _SMALLEST:
+        for item in _tiled(replace(core, scratchpad_bytes=smaller), workload):
+            found.setdefault((item.machine, item.embedding), []).append(item)
+    return tuple(
+        replace(items[0], tilings=_undominated(joined([item.tilings for item in items])))
+        for items in found.values()
+    )
+
+
+def _searched(core: Core, workload: Computation) -> Iterator[Scheduled]:
     fewest = float("inf")
-    for program in programs:
+    for program in _programs(_embedded(core), workload)[1]:
         if core.intrinsic.cycles * program.nest.calls > fewest:
-            break
+            return
         tilings: dict[str, list[Tilings]] = {}
         for name, banks in _REFERENCES:
-            machine = _machine(replace(known, banks=banks), name)
+            machine = _machine(replace(core, banks=banks), name)
             try:
                 best = best_tilings(program.nest, machine, _ROWS, _KEPT).tilings
             except TransformError:
@@ -101,16 +129,25 @@ def analyse(core: Core, workload: Computation) -> CoreAnalysis:
             if banks == 1:
                 # With fewer executions than these cycles a program may be better somewhere.
                 fewest = min(fewest, float(_cycles(best, program.nest, machine)[0].min()))
-        software += [
-            Scheduled(name, program.embedding, program.family, program.nest, joined(parts))
-            for name, parts in tilings.items()
-        ]
-    if not software:
-        raise LoweringError(
-            f"{workload.name} has no software on {target(core).name}: "
-            + ("nothing fits the scratchpad" if programs else "no embedding has a program")
-        )
-    return CoreAnalysis(tuple(software), found, len(programs))
+        for name, parts in tilings.items():
+            yield Scheduled(name, program.embedding, program.family, program.nest, joined(parts))
+
+
+def _undominated(tilings: Tilings) -> Tilings:
+    """Without rows that move no less than another one to and from any memory, in no fewer
+    transfers and no more tiles: they take no less time, whatever the bandwidths are."""
+    columns = [
+        values
+        for traffic in tilings.traffic.values()
+        for values in (traffic.read_bytes, traffic.write_bytes, traffic.transfers, -traffic.tiles)
+    ]
+    table = np.stack([np.broadcast_to(column, (tilings.rows,)) for column in columns], axis=1)
+    _, first = np.unique(table, axis=0, return_index=True)
+    rows = np.sort(first)
+    own = table[rows]
+    no_worse = np.all(own[:, None, :] <= own[None, :, :], axis=2)
+    # Each is no worse than itself.
+    return tilings.taken(rows[np.sum(no_worse, axis=0) == 1])
 
 
 @dataclass(frozen=True)
