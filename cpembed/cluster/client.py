@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import queue
 import time
-import uuid
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from cpembed.cluster.address import scheduler_address
@@ -18,6 +15,7 @@ from cpembed.cluster.execution import OtherVersion, execute
 from cpembed.cluster.identity import identity, measuring_tag
 from cpembed.cluster.library import require_distributed
 from cpembed.cluster.members import Members
+from cpembed.cluster.window import Run, Submitted
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.system import cpu_model
@@ -105,22 +103,22 @@ class Cluster(Workers):
             )
 
     def outcomes(self, tasks: Iterable[Task]) -> Generator[Outcome, None, None]:
-        run = _Run(iter(tasks))
+        run = Run(iter(tasks))
         alive = time.monotonic()
         try:
-            while run.next is not None or run.submitted or run.suspects:
+            while True:
                 if time.monotonic() - self._looked > LOOK_SECONDS:
                     self._look()
-                while run.next is not None and self._has_room(run, run.next):
-                    self._submit(run, run.next)
-                    run.advance()
-                if not run.submitted and run.next is None:
+                self._fill(run)
+                if not run.submitted and run.held is None:
+                    if not run.suspects:
+                        return
                     self._submit(run, run.suspects.pop())
                 if self._can_progress(run):
                     alive = time.monotonic()
                 elif time.monotonic() - alive > PATIENCE_SECONDS:
                     raise self._lost("has lost the workers that can do what is left")
-                if (done := run.completed()) is not None:
+                if (done := run.completed(LOOK_SECONDS)) is not None:
                     if (outcome := self._outcome(done)) is not None:
                         yield outcome
                     else:
@@ -137,21 +135,32 @@ class Cluster(Workers):
         with self._answering():
             if self._client.status != "running":
                 raise OSError("the connection is lost")
-            self._members = Members.told(self._client.scheduler_info()["workers"])
+            self._members = Members.told(self._client.scheduler_info(n_workers=-1)["workers"])
         self._looked = time.monotonic()
 
-    def _has_room(self, run: _Run, task: Task) -> bool:
-        ahead = 2 if run.seconds < SHORT_SECONDS else 1
-        if len(run.submitted) >= ahead * self._members.slots:
-            return False
-        return not task.measures or run.measuring < self._members.measuring(self._cpu)
+    def _fill(self, run: Run) -> None:
+        """Submit tasks while there is room for them."""
+        while self._has_slot(run) or not run.submitted:
+            task = run.next()
+            if task is None or not self._has_room(run, task):
+                return
+            self._submit(run, task)
+            run.held = None
 
-    def _can_progress(self, run: _Run) -> bool:
-        """Whether there are workers for what was submitted, or for the next task."""
-        measures = run.measuring or (run.next is not None and run.next.measures)
+    def _has_room(self, run: Run, task: Task) -> bool:
+        free = not task.measures or run.measuring < self._members.measuring(self._cpu)
+        return free and self._has_slot(run)
+
+    def _has_slot(self, run: Run) -> bool:
+        ahead = 2 if run.seconds < SHORT_SECONDS else 1
+        return len(run.submitted) < ahead * self._members.slots
+
+    def _can_progress(self, run: Run) -> bool:
+        """Whether there are workers for what was submitted, or for the task that waits."""
+        measures = run.measuring or (run.held is not None and run.held.measures)
         return bool(self._members.measuring(self._cpu) if measures else self._members.slots)
 
-    def _submit(self, run: _Run, task: Task) -> None:
+    def _submit(self, run: Run, task: Task) -> None:
         threads = thread_count() if task.measures else None
         tag = {measuring_tag(self._cpu): 1} if task.measures else {}
         packed = pickle.dumps(task)
@@ -160,9 +169,9 @@ class Cluster(Workers):
             future = self._client.submit(
                 execute, identity(), packed, threads, key=key, pure=False, resources=tag
             )
-        run.add(key, _Submitted(task, future))
+        run.add(key, Submitted(task, future))
 
-    def _outcome(self, done: _Submitted) -> Outcome | None:
+    def _outcome(self, done: Submitted) -> Outcome | None:
         """None where another task may have ended the workers; raises what is no error of the task's
         own."""
         from distributed import KilledWorker
@@ -199,71 +208,6 @@ class Cluster(Workers):
 
     def _lost(self, why: str) -> BackendUnavailable:
         return BackendUnavailable(f"the cluster at {self._address} {why}; what came back is kept")
-
-
-@dataclass
-class _Submitted:
-    """A task with its future, and whether others were submitted while it was not complete."""
-
-    task: Task
-    future: Any
-    beside_others: bool = False
-    begun: float = field(default_factory=time.monotonic)
-
-
-class _Run:
-    """The tasks of a call of :meth:`Cluster.outcomes`: the next one, those submitted, and how long
-    one takes from there to its completion, as a moving mean."""
-
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
-        self._name = uuid.uuid4().hex
-        self._number = 0
-        self._completed: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.submitted: dict[str, _Submitted] = {}
-        self.suspects: list[Task] = []
-        self.seconds = float("inf")
-        self.next = next(tasks, None)
-
-    @property
-    def measuring(self) -> int:
-        return sum(one.task.measures for one in self.submitted.values())
-
-    def new_key(self) -> str:
-        """Of a future: what no other run has."""
-        self._number += 1
-        return f"cpembed-{self._name}-{self._number}"
-
-    def add(self, key: str, submitted: _Submitted) -> None:
-        self.submitted[key] = submitted
-        if len(self.submitted) > 1:
-            for one in self.submitted.values():
-                one.beside_others = True
-
-        def completed(_: Any) -> None:
-            self._completed.put(key)
-
-        submitted.future.add_done_callback(completed)
-
-    def advance(self) -> None:
-        self.next = next(self._tasks, None)
-
-    def completed(self) -> _Submitted | None:
-        """A task that is complete; None where none is for a while."""
-        try:
-            key = self._completed.get(timeout=LOOK_SECONDS)
-        except queue.Empty:
-            return None
-        done = self.submitted.pop(key)
-        took = time.monotonic() - done.begun
-        self.seconds = took if self.seconds == float("inf") else (3 * self.seconds + took) / 4
-        return done
-
-    def abandon(self, client: Any) -> None:
-        """What is submitted is not waited for."""
-        if self.submitted:
-            with suppress(Exception):
-                client.cancel([one.future for one in self.submitted.values()])
 
 
 def _is_unreadable(error: BaseException) -> bool:
