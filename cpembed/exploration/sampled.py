@@ -72,7 +72,10 @@ def require_method(method: Method) -> None:
 
 class SampledSearch:
     """A method's trials, from a seed: the same ones in the same order whoever evaluates them, so
-    that a search that was ended goes on by making them again from what is kept."""
+    that a search that was ended goes on by making them again from what is kept.
+
+    ``known`` are points of an earlier search with the same layers and limits, taken as they are.
+    """
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class SampledSearch:
         seed: int = 0,
         population: int = POPULATION,
         distinct: bool = True,
+        known: Mapping[Place, EvaluatedPoint] | None = None,
     ) -> None:
         require_method(method)
         self.space = space
@@ -101,6 +105,7 @@ class SampledSearch:
         self._wanted = trials
         self._distinct = distinct
         self._known: dict[Place, Trial] = {}
+        self._given = known or {}
         self._study = _study(method, len(self.objectives), seed, population)
         self._distributions = distributions(space)
 
@@ -119,9 +124,9 @@ class SampledSearch:
             asked, place, nearest = proposed
             known = self._known.get(place)
             if known is None:
-                point = self.space.point(place)
-                yield from self._find_out(point, workers)
-                known = self._trial(place, point, nearest)
+                if place not in self._given:
+                    yield from self._find_out(self.space.point(place), workers)
+                known = self._trial(place, nearest)
                 self._known[place] = known
                 self.trials.append(known)
             else:
@@ -158,8 +163,10 @@ class SampledSearch:
                 return f"{layer.label}: {self.costing.why_none(point, layer)}"
         return None
 
-    def _trial(self, place: Place, point: Point, nearest: bool) -> Trial:
-        reason = self._reason(point)
+    def _trial(self, place: Place, nearest: bool) -> Trial:
+        if place in self._given:
+            return Trial(self.space.number(place), place, self._given[place], nearest=nearest)
+        reason = self._reason(self.space.point(place))
         found = evaluated(self.space, place, self.costing, self.limits) if reason is None else None
         if found is None and reason is None:
             reason = "no choice of software has a program"

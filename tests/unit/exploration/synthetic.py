@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ class SyntheticFamily(Family):
 
     ``coarse`` rounds costs, so that many points are equal; ``slack`` is how far bounds are below
     costs; ``tuned`` choices have to be evaluated, the others are estimated at once. Evaluations are
-    counted in the file that the environment names, if any.
+    counted in the file that the environment names, if any, and take as long as it says.
     """
 
     name: ClassVar[str] = "synthetic"
@@ -98,6 +99,7 @@ class SyntheticFamily(Family):
         )
 
     def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
+        time.sleep(float(os.environ.get("SYNTHETIC_PAUSE", "0")))
         if log := os.environ.get("SYNTHETIC_LOG"):
             with Path(log).open("a") as file:
                 file.write(f"{self.group(point)} {choice.payload} {choice.key}\n")
