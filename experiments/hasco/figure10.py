@@ -238,8 +238,8 @@ def markdown(document: dict[str, Any]) -> str:
     lines += [
         (
             f"The paper: MOBO's hypervolume is {PAPER['ratio']}x NSGA-II's, whose result it "
-            f"reaches in {PAPER['fewer']}x fewer trials; after trial {PAPER['surpassed_at']} it is above both "
-            "others' results. It names neither the reference point nor the number of runs."
+            f"reaches in {PAPER['fewer']}x fewer trials; after trial {PAPER['surpassed_at']} it is "
+            "above both others' results. It says neither the reference point nor how many runs."
         ),
         "",
     ]
