@@ -28,7 +28,8 @@ COUNTED = {
     "edp_mj_ms": "energy times time",
     "hypervolume": "what the front dominates of the box between the origin and the reference "
     "point, as a share of that box; each objective is divided by the reference's, which is the "
-    "largest value among the evaluated points within the limits",
+    "largest value among the evaluated points within the limits, and the bounds of those that were "
+    "discarded by such points",
     "hypervolume.optimistic": "the same of the front and the lower bounds of all points that are "
     "neither evaluated nor discarded",
     "hypervolume.over_trials": "after each trial, by the reference of all of them",
@@ -95,8 +96,13 @@ class ExploreResult:
 
     @cached_property
     def reference(self) -> Vector | None:
-        """The largest value of each objective within the limits; None where nothing is."""
+        """The largest value of each objective within the limits, or bound of a point that others
+        within the limits discarded: what bounds leave to be evaluated are the better ones only.
+        None where nothing is within the limits."""
         within = [self.vector(point) for point in self.evaluated if point.beyond is None]
+        if within and isinstance(self.search, ExactSearch):
+            found = self.search.verdicts.values()
+            within += [v.bound for v in found if v.fate == "dominated" and v.bound is not None]
         return worst(within) if within else None
 
     def hypervolume(self) -> dict[str, Any] | None:
