@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import cache
 from itertools import takewhile
 
+import msgspec
+
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
 from cpembed.cluster import Task, Workers
@@ -67,7 +69,9 @@ def _tasks(maker: RowMaker, layers: Iterable[Layer]) -> Iterator[Task]:
 
 
 def make_row(maker: RowMaker, layer: Layer, client_knows: str) -> BenchRow:
-    """In a worker: a layer's row.
+    """In a worker: a layer's row, without times of this CPU where the kernel itself is not timed:
+    packing for a simulated machine may have been measured beside other work, or on another CPU than
+    the client's.
 
     Raises :class:`BackendUnavailable` where the worker's machine knows other trials of the layer or
     other figures of the target than the client's, ``client_knows``, among whose rows this one is.
@@ -78,7 +82,11 @@ def make_row(maker: RowMaker, layer: Layer, client_knows: str) -> BenchRow:
             "both read the same CPEMBED_TUNE_DIR and CPEMBED_CALIBRATION_DIR"
         )
     _warm_up(maker, layer)
-    return maker.row(layer, progress=lambda phase, count: None)
+    row = maker.row(layer, progress=lambda phase, count: None)
+    if row.run is None or row.run.provenance is Provenance.MEASURED:
+        return row
+    untimed = msgspec.structs.replace(row.run, packing_us=None, unpacking_us=None)
+    return msgspec.structs.replace(row, run=untimed)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cpembed.api import bench_tasks
@@ -124,6 +125,18 @@ def test_which_rows_are_timed(tmp_path: Path) -> None:
     # A processor's instruction: where it is not executed, rows are only solved.
     native = open_bench("gemm", "avx512_vnni", layers="0", results=tmp_path)
     assert native.measures == (not native.missing)
+
+
+def test_a_simulated_row_has_no_time_of_the_worker_s_processor(tmp_path: Path) -> None:
+    opened = bench(tmp_path, execute=True, layers="107")
+    (layer,) = opened.layers
+    here = opened.maker.row(layer, progress=lambda phase, count: None).run
+    there = bench_tasks.make_row(opened.maker, layer, bench_tasks.known(opened.maker, layer)).run
+    assert here is not None
+    assert there is not None
+    assert here.packing_us is not None
+    assert here.cycles is not None
+    assert there == msgspec.structs.replace(here, packing_us=None, unpacking_us=None)
 
 
 def test_a_worker_that_knows_other_trials_makes_no_row(
