@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpembed.cluster.base import Task
@@ -17,16 +17,24 @@ that of a neighbour who took the memory."""
 WITHOUT_COMPILER = ("cpembed.api.run:run",)
 """What a process loads ahead for tasks that only solve."""
 
+ONE_THREAD: Mapping[str, str] = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
+"""Environment of processes that share the cores: numerical libraries take one thread each, unless
+somebody says otherwise."""
+
 
 class Isolation:
     """A child process for one task at a time, warm between tasks and replaced when it ends.
 
     It ends with the thread that calls :meth:`prepare` or :meth:`execute` first. ``preload`` as for
-    :class:`~cpembed.worker.parent.Worker`.
+    :class:`~cpembed.worker.parent.Worker`, and so is ``environment``.
     """
 
-    def __init__(self, preload: Sequence[str] | None = None) -> None:
-        self._preload = preload
+    def __init__(
+        self, preload: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._made = preload, environment
         self._worker: Worker | None = None
         self._stopped = threading.Event()
 
@@ -34,7 +42,7 @@ class Isolation:
         """Start the process where there is none."""
         if self._worker is None or not self._worker.is_usable:
             self.close()
-            self._worker = Worker(self._preload)
+            self._worker = Worker(*self._made)
         return self._worker
 
     def execute(self, task: Task) -> Any:

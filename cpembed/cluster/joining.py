@@ -15,12 +15,9 @@ from cpembed.cluster.address import scheduler_address
 from cpembed.cluster.client import connected
 from cpembed.cluster.host_lock import HostLock
 from cpembed.cluster.identity import host_name, measuring_tag
+from cpembed.cluster.isolation import ONE_THREAD
 from cpembed.cluster.library import require_distributed
 from cpembed.errors import BackendUnavailable
-
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Of numerical libraries: one where several processes share the cores; as everywhere else where
-something is measured."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,10 @@ def _settings(joining: Joining) -> Generator[None]:
     """Of Dask: the environment in which its workers start."""
     from dask import config
 
-    environment = dict.fromkeys(_THREADS, None if joining.measures else 1)
+    # What is measured has the threads that it has everywhere else.
+    environment = dict.fromkeys(ONE_THREAD) if joining.measures else ONE_THREAD
     # What is lost or comes back is told by the scheduler and by clients.
-    environment |= {"DASK_LOGGING__DISTRIBUTED": "critical"}
+    environment = {**environment, "DASK_LOGGING__DISTRIBUTED": "critical"}
     with config.set({"distributed.nanny.pre-spawn-environ": environment}):
         yield
 

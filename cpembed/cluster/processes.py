@@ -9,7 +9,7 @@ from typing import Any
 
 from cpembed.cluster.base import Outcome, Task, Workers
 from cpembed.cluster.host_lock import HostLock
-from cpembed.cluster.isolation import Isolation
+from cpembed.cluster.isolation import ONE_THREAD, Isolation
 from cpembed.errors import CpembedError
 
 _Todo = queue.SimpleQueue[Task | None]
@@ -87,7 +87,7 @@ class _Slot:
     def __init__(self, todo: _Todo, done: _Done, preload: Sequence[str] | None) -> None:
         self._todo = todo
         self._done = done
-        self.process = Isolation(preload)
+        self.process = Isolation(preload, ONE_THREAD)
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 

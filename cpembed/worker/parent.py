@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Pipe
@@ -82,9 +82,12 @@ class _Surroundings:
 
 class Worker:
     """A child process that executes one call at a time; ``preload`` as :data:`PRELOAD`, which is
-    taken where it is None."""
+    taken where it is None. ``environment`` is added to that of this process, where it says nothing.
+    """
 
-    def __init__(self, preload: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, preload: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.surroundings = _Surroundings.now()
         self.owner = os.getpid()
         self._connection, theirs = Pipe()
@@ -99,6 +102,7 @@ class Worker:
             stderr=self._words,
             pass_fds=(descriptor,),
             start_new_session=True,
+            env={**(environment or {}), **os.environ},
         )
         theirs.close()
 

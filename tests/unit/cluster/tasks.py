@@ -77,8 +77,8 @@ def hold_the_lock(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
-def threads() -> str | None:
-    return os.environ.get("TVM_NUM_THREADS")
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
 
 
 def start_a_process() -> int:

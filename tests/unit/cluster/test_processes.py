@@ -115,6 +115,16 @@ def test_what_ends_its_processes_is_an_error_of_that_task_only(
     assert all(outcome.error is None for outcome in found.values())
 
 
+def test_processes_that_share_the_cores_take_a_thread_each_unless_told(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [Task("a", tasks.variable, ("OMP_NUM_THREADS",), "asking")]
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert [outcome.result for outcome in workers.outcomes(given)] == ["1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [outcome.result for outcome in workers.outcomes(given)] == ["3"]
+
+
 def test_nothing_is_measured_beside_others(workers: Workers) -> None:
     task = Task("timed", tasks.square, (1,), "timing", measures=True)
     with pytest.raises(CpembedError, match="times that are measured beside other workers"):
