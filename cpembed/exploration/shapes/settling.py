@@ -72,6 +72,12 @@ class Cells:
         missing = [cell for cell in found if cell not in self.known and not self.exact[cell[0]]]
         return sorted(missing, key=lambda cell: -self.bounds[cell] * self.weights[cell[0]])
 
+    def is_settled(self, chosen: Sequence[int]) -> bool:
+        """Whether no embedding of a set can cost less than what is known of it."""
+        columns = list(chosen)
+        least = self.bounds[:, columns].min(axis=1)
+        return bool((self.costs[:, columns].min(axis=1) <= least).all())
+
 
 @dataclass(frozen=True)
 class Search:
@@ -96,18 +102,19 @@ class Search:
 
 
 def settle(cells: Cells, search: Search, choose: Choose) -> Found:
-    """The best set, proven, or the best that is known when the time is over."""
+    """The best set and the runner-up, proven, or the best that are known when the time is over."""
     while True:
         found = choose(cells.weighted_bounds)
         if not found.sets:
             return found
-        waiting = cells.open_cells(found.sets[0])
-        if not waiting:
-            # Bounds that a time limit left below costs are no proof.
-            return _known(cells, choose, found.bound)
+        waiting: list[tuple[int, int]] = []
+        for chosen in found.sets:
+            waiting = waiting or cells.open_cells(chosen)
         left = search.clock.left()
-        if left is not None and left <= 0:
-            return _known(cells, choose, found.bound)
+        if not waiting and all(map(cells.is_settled, found.sets)):
+            return found
+        if not waiting or (left is not None and left <= 0):
+            return _known(cells, choose, found)
         batch = waiting[: _AHEAD * search.workers.count]
         tasks = [search.task(row, column) for row, column in batch]
         places = {task.key: cell for task, cell in zip(tasks, batch, strict=True)}
@@ -118,8 +125,9 @@ def settle(cells: Cells, search: Search, choose: Choose) -> Found:
             search.report(len(cells.known))
 
 
-def _known(cells: Cells, choose: Choose, bound: float) -> Found:
-    """The best set among the cells that are known."""
+def _known(cells: Cells, choose: Choose, bounds: Found) -> Found:
+    """The best sets among the cells that are known; ``bounds`` are the best by the bounds."""
     complete = choose(cells.weighted_costs)
-    proven = bool(complete.costs) and complete.costs[-1] <= bound
-    return Found(complete.sets, complete.costs, bound, proven and len(complete.sets) > 1)
+    least = bounds.costs[-1] if len(bounds.costs) > 1 else math.inf
+    proven = len(complete.costs) > 1 and complete.costs[1] <= least
+    return Found(complete.sets, complete.costs, bounds.bound, proven)

@@ -20,7 +20,8 @@ AXES = ("x", "y", "z")
 TEMPLATE = "gemm_16x16x16"
 """The shipped target whose element types and memories every shape has."""
 
-MOST_SHAPES = 2_000_000
+MOST_SHAPES = 500_000
+"""Compared at a time: with a hundred layers half a gigabyte for each table of them."""
 
 Extents = NDArray[np.int64]
 """Shapes as rows of three extents."""

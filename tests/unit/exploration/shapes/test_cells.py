@@ -55,6 +55,28 @@ def test_many_costs_are_the_least_of_all_candidates(constraints: str) -> None:
     compare(constraints, 2, 60, 12)
 
 
+@pytest.mark.parametrize(
+    "words, shape, constraints",
+    [
+        ("n=4 c=3 h=9 w=6 k=4 r=2 s=2 stride=2", Shape(2, 1, 8), "in_place_padded"),
+        ("n=2 c=3 h=11 w=6 k=2 r=5 s=1 stride=2", Shape(4, 4, 2), "relaxed"),
+    ],
+)
+def test_more_executions_are_taken_for_fewer_bytes(
+    words: str, shape: Shape, constraints: str
+) -> None:
+    """Where a byte is worth an execution; where it is worth little they are not."""
+    layer, chosen = workload(f"conv2d {words}", template()), load_constraint_set(constraints)
+    fewest = solved(layer, shape, constraints)
+    for bytes_per_execution in (1, 10, 10_000):
+        cost = Cost(bytes_per_execution)
+        cell = evaluate(layer, chosen, shape, cost, None)
+        assert cell.bound == cell.cost(cost) == of_all(layer, shape, constraints, cost)
+        assert cell.embedded is not None
+        if bytes_per_execution != 10:
+            assert (cell.embedded.executions > fewest) == (bytes_per_execution == 1)
+
+
 def test_executions_under_a_set_without_tables(tmp_path: Path) -> None:
     file = tmp_path / "bound.toml"
     file.write_text(BOUND)
