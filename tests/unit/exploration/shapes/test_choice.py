@@ -99,6 +99,22 @@ def test_dominance_keeps_exactly_what_nothing_dominates(found: Costs) -> None:
         assert (n in kept) == (not better)
 
 
+@pytest.mark.parametrize("layers", [2, 7, 12])
+def test_dominance_over_many_layers_keeps_what_nothing_dominates(layers: int) -> None:
+    """Layers that differ little: most shapes are told apart by few of them."""
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        found = rng.choice([1.0, 1.0, 2.0], (layers, 40))
+        columns = np.unique(found, axis=1)
+        kept = {tuple(row) for row in found[:, undominated(found, numbers(found))].T.tolist()}
+        expected = {
+            tuple(one)
+            for one in columns.T.tolist()
+            if not any((other <= one).all() and (other < one).any() for other in columns.T)
+        }
+        assert kept == expected
+
+
 def test_equal_shapes_are_one_and_the_preferred_stays() -> None:
     found = np.array([[3.0, 3.0, 4.0], [5.0, 5.0, 4.0]])
     assert undominated(found, np.array([9, 7, 1])).tolist() == [2, 1]
