@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cpembed.errors import CpembedError
-from cpembed.exploration.shapes.shape import TEMPLATE, Shape, template
+from cpembed.exploration.shapes.shape import Shape, template
 from cpembed.files import write_whole
 from cpembed.resources import constraint_files
 
@@ -53,7 +53,7 @@ def target_text(shape: Shape, constraints: str) -> str:
         "",
         f'name = "gemm_{shape}"',
         f'description = "virtual matrix product, {shape}, int8 x int8 -> int32"',
-        f'source = "found by cpembed shape; element types and memories of {TEMPLATE}"',
+        f'source = "found by cpembed shape; {template().source}"',
     ]
     if constraints in constraint_files():
         lines.append(f'constraints = "{constraints}"')

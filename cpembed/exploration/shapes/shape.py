@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,8 @@ from cpembed.ir.dtypes import size_bytes
 AXES = ("x", "y", "z")
 """Rows, columns and steps of ``C[x,y] += A[x,z] * B[z,y]``."""
 
-TEMPLATE = "gemm_16x16x16"
-"""The shipped target whose element types and memories every shape has."""
+TEMPLATE = Path(__file__).with_name("matrix_product.toml")
+"""The element types and memories that every shape has."""
 
 MOST_SHAPES = 500_000
 """Compared at a time: with a hundred layers half a gigabyte for each table of them."""
