@@ -31,7 +31,8 @@ from typing import Any
 # Threads of the packages that gp uses disturb each other; read when they are loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from cpembed.cluster import ThisProcess, open_workers
+from cpembed.cluster import open_workers
+from cpembed.cluster.base import ThisProcess
 from cpembed.exploration.explore import Exploration, open_exploration
 from cpembed.exploration.front import Vector, front, hypervolume, worst
 from cpembed.exploration.points import EvaluatedPoint
