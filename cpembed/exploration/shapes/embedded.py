@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cpembed.embedding.checks import check_embedding
@@ -10,12 +11,12 @@ from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import merged, silent
 from cpembed.embedding.search import find_embeddings
-from cpembed.errors import InvariantError
+from cpembed.errors import InvariantError, TransformError
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate
 from cpembed.selection.overheads import Overheads
-from cpembed.selection.search import LimitedSearch, RankedSearch, Ranker, find_best
+from cpembed.selection.search import LimitedSearch, RankedSearch, Ranker
 from cpembed.transform.proof import require
 
 EXECUTIONS_ONLY = Weights(1.0, 0.0)
@@ -24,6 +25,15 @@ EXECUTIONS_ONLY = Weights(1.0, 0.0)
 _WHOLE, _TIES = 1.0, 4.0
 """Seconds for all embeddings of a shape in a layer; then for those of the fewest executions, of
 which the one that moves the fewest bytes is wanted."""
+
+
+_FEW = 64
+"""Axis maps of each component, where a few seconds find no embedding."""
+
+
+class NoProgram(TransformError):
+    """The embeddings of as few executions as the tables say have no programs, as those of a user's
+    own set may: the tables are lower bounds."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +64,24 @@ def embed(
 ) -> Embedded:
     """The embedding of a shape whose executions are known to be the fewest.
 
-    Raises :class:`InvariantError` where the search has none of as few, or one of fewer.
+    Raises :class:`NoProgram` where no rewrite serves those of as few, :class:`InvariantError` where
+    the search has none of as few.
     """
     executions, exchanged = fewest.executions, fewest.exchanged
     chosen = replace(constraints, weights=EXECUTIONS_ONLY)
     if exchanged:
         chosen = chosen.with_exchanged_factors()
-    search = _search(workload, chosen, shape, executions)
-    best = search.ranking.candidates[:1]
-    if not best or best[0].overheads.calls != executions:
-        found = best[0].overheads.calls if best else "none"
-        tables = f"the tables say {executions} executions"
-        raise InvariantError(f"{shape} in {workload.name}: {tables}, the search {found}")
+    refused: tuple[str, ...] = ()
+    for search in _searches(workload, chosen, shape, executions):
+        best = search.ranking.candidates[:1]
+        if best and best[0].overheads.calls == executions:
+            break
+        refused = refused or search.ranking.refused
+    else:
+        what = f"{shape} in {workload.name}"
+        if refused:
+            raise NoProgram(f"{what}: no program of {executions} executions: {refused[0]}")
+        raise InvariantError(f"{what}: the search finds no embedding of {executions} executions")
     if search.found.problem is not None:
         check_embedding(search.found.problem, chosen, best[0].candidate.embedding)
     require(best[0].candidate.program)
@@ -74,25 +90,29 @@ def embed(
     )
 
 
-def _search(
+def _searches(
     workload: Computation, constraints: ConstraintSet, shape: Shape, executions: int
-) -> RankedSearch:
-    """All embeddings where they are soon found, else those of as few executions."""
+) -> Iterator[RankedSearch]:
+    """All embeddings where they are soon found; else those of as few executions, as many as a few
+    seconds find; else the first of these, whatever time it takes."""
     instruction = instruction_of(shape)
-    limits = SearchLimits(seconds=_WHOLE)
     ranker = Ranker(workload, instruction, constraints, 1, silent)
-    found = find_embeddings(workload, instruction, constraints, limits)
+    whole = SearchLimits(seconds=_WHOLE)
+    found = find_embeddings(workload, instruction, constraints, whole)
     if found.complete:
-        return ranker.rank(found, seconds=_TIES)
-    limits = SearchLimits(seconds=_TIES)
-    limited = LimitedSearch(ranker, limits)
-    if not limited.applies:
-        return find_best(workload, instruction, constraints, 1, limits, silent)
+        yield ranker.rank(found)
+        return
     ceiling = float(executions * shape.macs - workload.macs)
-    runs = [bounded.below(ceiling, silent) for bounded in limited.bounded(limits)]
-    below = merged([run(limits.share(len(runs))) for run in runs])
-    ranked = ranker.rank(below, seconds=_TIES)
-    return replace(ranked, proven=ranked.proven and below.complete)
+    for limits in (SearchLimits(seconds=_TIES), SearchLimits(solutions=_FEW)):
+        runs = [
+            bounded.below(ceiling, silent)
+            for bounded in LimitedSearch(ranker, limits).bounded(limits)
+        ]
+        if not runs:
+            continue
+        below = merged([run(limits.share(len(runs))) for run in runs])
+        ranked = ranker.rank(below, seconds=limits.seconds)
+        yield replace(ranked, proven=ranked.proven and below.complete)
 
 
 def embedded_of(candidate: Candidate, cost: Overheads, *, exchanged: bool, first: bool) -> Embedded:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cpembed.cluster import Task, Workers
 from cpembed.exploration.shapes.choice import Costs, Found
 from cpembed.exploration.shapes.dominance import undominated
-from cpembed.exploration.shapes.embedded import Embedded, Fewest, embed
+from cpembed.exploration.shapes.embedded import Embedded, Fewest, NoProgram, embed
 from cpembed.exploration.shapes.layers import (
     LayerSet,
     Report,
@@ -35,11 +35,16 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
     started = time.perf_counter()
     finder = _Finder(model, question, workers, report)
     answer = finder.answer()
+    try:
+        rows = finder.rows(answer)
+    except NoProgram:
+        answer = finder.searched(exact=False)
+        rows = finder.rows(answer)
     return ShapeResult(
         finder.layers.suite,
         question,
         Sets.of(answer.found, [finder.shape(int(n)) for n in answer.columns]),
-        tuple(finder.rows(answer)),
+        tuple(rows),
         finder.left_out(),
         Counts(len(finder.columns), answer.not_dominated, answer.searched),
         tuple(finder.shape(column) for column in answer.equal),
@@ -87,7 +92,7 @@ class _Finder:
             return _Answer(nothing, self.columns[:0], np.empty((0, 0)), {}, 0)
         searched = any(self.tables[n].obstacle is not None for n in self.used)
         if searched or self.question.cost.bytes_per_execution is not None:
-            return self._searched()
+            return self.searched(exact=self.question.cost.bytes_per_execution is None)
         return self._from_tables()
 
     def _from_tables(self) -> _Answer:
@@ -107,13 +112,14 @@ class _Finder:
             return replace(answer, equal=tuple(int(n) for n in equal if n != best))
         return answer
 
-    def _searched(self) -> _Answer:
+    def searched(self, *, exact: bool) -> _Answer:
+        """The best sets by searches of shapes in layers; ``exact``: executions that tables know are
+        costs, else they are lower bounds."""
         unit = self.question.cost.unit
         bounds = np.stack([self.tables[n].executions[self.columns] * unit for n in self.used])
         weights = np.array([self.layers.weights(n) for n in self.used], np.float64)
-        counted = self.question.cost.bytes_per_execution is not None
-        exact = [self.tables[n].obstacle is None and not counted for n in self.used]
-        cells = Cells(bounds, weights, np.array(exact, np.bool_))
+        known = [exact and self.tables[n].obstacle is None for n in self.used]
+        cells = Cells(bounds, weights, np.array(known, np.bool_))
         search = Search(
             [self.layers.workloads[n] for n in self.used],
             lambda column: self.shape(self.columns[column]),

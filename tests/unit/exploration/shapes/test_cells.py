@@ -12,7 +12,9 @@ import pytest
 from cpembed.api.solve import solve, workload
 from cpembed.cluster import open_workers
 from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.exploration.shapes import embedded, finding
 from cpembed.exploration.shapes.cells import Cost, evaluate
+from cpembed.exploration.shapes.embedded import Fewest, NoProgram, embed
 from cpembed.exploration.shapes.executions import Scope, layer_executions
 from cpembed.exploration.shapes.finding import find_shapes
 from cpembed.exploration.shapes.question import Model, Question
@@ -155,6 +157,42 @@ def test_a_set_without_tables_gives_the_best_of_its_searches(suite: Path, tmp_pa
     ]
     assert result.proven
     assert result.executions == min(totals)
+
+
+def test_where_the_fewest_executions_have_no_program_searches_decide(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if no rewrite served what the tables found."""
+    question = Question(Scope(6), 1, load_constraint_set("in_place_padded"))
+    expected = asked(suite, question)
+
+    def refuse(*_: object) -> None:
+        raise NoProgram("no rewrite")
+
+    monkeypatch.setattr(finding, "embed", refuse)
+    result = asked(suite, question)
+    assert result.proven
+    assert result.executions == expected.executions
+    assert result.counts.searched
+    assert result.counts.not_dominated is None
+
+
+def test_embeddings_are_found_below_a_ceiling_where_time_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same as where all are found; also where only the first few are."""
+    layer = workload("conv2d n=1 c=6 h=9 w=8 k=8 r=3 s=3", template())
+    constraints, shape = load_constraint_set("complete"), Shape(4, 4, 6)
+    fewest = Fewest(int(solved(layer, shape, "complete")), exchanged=False)
+    whole = embed(layer, constraints, shape, fewest)
+    assert whole.first
+    monkeypatch.setattr(embedded, "_WHOLE", 1e-3)
+    below = embed(layer, constraints, shape, fewest)
+    assert below.first
+    assert below.embedding == whole.embedding
+    monkeypatch.setattr(embedded, "_TIES", 1e-3)
+    some = embed(layer, constraints, shape, fewest)
+    assert some.executions == fewest.executions
 
 
 def test_a_stopped_search_has_a_gap(suite: Path) -> None:
