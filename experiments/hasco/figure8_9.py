@@ -5,7 +5,7 @@
 Six convolutions of Xception (``xception6.csv``) on the points of ``conv_array_banks.toml`` (1,800),
 and of ``gemm_array_banks.toml`` beside them. Writes ``figure8_9.json``, ``figure8_9.md`` and, where
 matplotlib is installed, ``figure8.svg`` and ``figure9.svg`` into ``--output``, by default beside
-this file; some 12 minutes on one core. What is computed is kept in ``--results`` and used again.
+this file; some 20 minutes on one core. What is computed is kept in ``--results`` and used again.
 """
 
 from __future__ import annotations

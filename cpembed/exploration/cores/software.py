@@ -47,7 +47,7 @@ _REFERENCES = ((DOUBLE, 8), (DOUBLE, 2), (SINGLE, 1))
 _REFERENCE_DMA, _REFERENCE_LATENCY = 128, 100
 """Bits and cycles to main memory for which they are."""
 
-_SMALLEST = 1 << 16
+_SMALLEST = 1 << 17
 """Bytes of a scratchpad whose tilings larger ones take over."""
 
 _ROWS, _KEPT = 512, 8

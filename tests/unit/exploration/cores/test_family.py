@@ -125,7 +125,7 @@ def test_local_memories_of_few_words_are_registers() -> None:
 
 MORE = (
     ("banks", (1, 2, 3, 4, 6, 8, 16)),
-    ("scratchpad_kib", (16, 32, 64, 128, 256)),
+    ("scratchpad_kib", (64, 128, 256, 512)),
     ("dma_bits", (32, 64, 128, 256)),
 )
 
@@ -231,6 +231,7 @@ def test_a_second_stage_of_mttkrp_is_no_matrix_product() -> None:
         FAMILY.analyse(point(), stage)
     for intrinsic in ("gemv", "dot"):
         assert FAMILY.analyse(point(intrinsic=intrinsic), stage).software
+    assert FAMILY.analyse(point(dataflow="ws"), stage).software
 
 
 def test_a_survey_has_the_best_software_and_worse() -> None:
