@@ -14,6 +14,7 @@ from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.level_tables import Layouts
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.report import words
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")
 _PARETO_COLUMNS = ("used>", "MACs>", "moved>", "footprint>", "packed")
 _ESTIMATE_COLUMNS = ("used>", "time>", "packing>", "bound by", "packed")
+_AS_IT_COMES = ("used>", "time>", "bound by")
+"""Of a machine whose transfers take operands as they come."""
 
 NO_AXIS_MAPS = "the solutions are not axis maps: add hyper_rectangle to the constraint set"
 
@@ -83,10 +86,11 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     )
     yield ""
     rows = [
-        (item, _estimate_row(item, estimated))
+        (item, _estimate_row(item, estimated, machine.layouts))
         for item, estimated in zip(solved.embeddings, result.estimates, strict=True)
     ]
-    yield CandidateTable(_ESTIMATE_COLUMNS, rows)
+    as_it_comes = machine.layouts is Layouts.ORIGINAL
+    yield CandidateTable(_AS_IT_COMES if as_it_comes else _ESTIMATE_COLUMNS, rows)
     yield ""
     reasons = dict.fromkeys(found for found in result.estimates if isinstance(found, str))
     if reasons:
@@ -94,8 +98,11 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         yield bullets(reasons)
     yield from _left_out(solved)
     yield words.legend(item.candidate.embedding for item in solved.embeddings)
+    yield "rank: by overheads; used: share of the instruction's MACs that is useful"
+    if as_it_comes:
+        yield "nothing is packed: transfers fetch boxes of the operands as they come"
+        return
     yield (
-        "rank: by overheads; used: share of the instruction's MACs that is useful\n"
         "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
         "packed: operands that packing moves; the others are used in place"
     )
@@ -214,8 +221,14 @@ def conflict(reason: Conflict) -> Iterator[RenderableType]:
         yield bullets(reason.relaxations)
 
 
-def _estimate_row(item: RankedCandidate, estimated: Estimate | str) -> tuple[str, ...]:
+def _estimate_row(
+    item: RankedCandidate, estimated: Estimate | str, layouts: Layouts
+) -> tuple[str, ...]:
     used, packed = f"{item.overheads.utilisation:.1%}", _packed(item)
+    if layouts is Layouts.ORIGINAL:
+        if isinstance(estimated, str):
+            return used, "-", "-"
+        return used, wording.duration(estimated.total_us), estimated.bound
     if isinstance(estimated, str):
         return used, "-", "-", "-", packed
     packing = sum(estimated.packing_us.values())

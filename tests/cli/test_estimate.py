@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cpembed.api.estimate import estimate
 from cpembed.api.solve import workload
 from cpembed.machine.estimate import Estimate
+from cpembed.targets.families import open_family
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, SOLVE, Map, assert_matches
 
@@ -137,3 +140,22 @@ dram = { read_bytes_per_cycle = 1, write_bytes_per_cycle = 1 }
     assert reason in cpembed("solve", *words).out
     entry = cpembed("solve", *words, "--json").json["embeddings"][0]
     assert (entry["estimate"], entry["estimate_missing"]) == (None, reason)
+
+
+def test_a_machine_that_takes_operands_as_they_come_packs_nothing(
+    cpembed: Caller, tmp_path: Path
+) -> None:
+    """A core, as a space's point is saved."""
+    family = open_family("core")
+    given = {p.name: p.default for p in family.parameters if p.default is not None}
+    given |= {"intrinsic": "gemm", "pe_rows": 8, "scratchpad_kib": 64, "banks": 4}
+    target = tmp_path / "core.toml"
+    target.write_text(family.specification(given))
+    layer = ("conv2d", "n=1", "c=16", "h=10", "w=10", "k=16", "r=3", "s=3", "pad=1")
+    called = cpembed("solve", *layer, "--target", str(target), "--estimate")
+    assert (called.code, called.err) == (0, "")
+    assert "nothing is packed: transfers fetch boxes of the operands as they come" in called.out
+    assert "packing" not in called.out
+    document = cpembed("solve", *layer, "--target", str(target), "--estimate", "--json").json
+    assert document["machine"] == "double_buffered"
+    assert all(entry["estimate"]["packing_us"] == {} for entry in document["embeddings"])
