@@ -34,8 +34,11 @@ class Scheduler:
         """``cpembed worker``, once it says that it has joined."""
         process = self.begin(*options)
         assert process.stderr is not None
-        line = process.stderr.readline()
-        assert f"for {self.address}" in line, line + process.stderr.read()
+        said = ""
+        while f"for {self.address}" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
         return process
 
     def begin(self, *options: str) -> subprocess.Popen[str]:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,14 +90,18 @@ async def _all_ended(nannies: Sequence[Any]) -> None:
 
 @contextmanager
 def _settings(joining: Joining) -> Generator[None]:
-    """Of Dask: the environment in which its workers start."""
+    """Of Dask: the environment in which its workers start, and that it keeps quiet."""
     from dask import config
 
     # What is measured has the threads that it has everywhere else.
     environment = dict.fromkeys(ONE_THREAD) if joining.measures else ONE_THREAD
     # What is lost or comes back is told by the scheduler and by clients.
-    environment = {**environment, "DASK_LOGGING__DISTRIBUTED": "critical"}
-    with config.set({"distributed.nanny.pre-spawn-environ": environment}):
+    quiet = {"DASK_LOGGING__DISTRIBUTED": "critical", "PYTHONWARNINGS": "ignore"}
+    with (
+        config.set({"distributed.nanny.pre-spawn-environ": {**environment, **quiet}}),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
         yield
 
 
