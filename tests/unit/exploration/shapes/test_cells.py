@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cpembed.api.matching import typed_for
 from cpembed.api.solve import solve, workload
 from cpembed.cluster import open_workers
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -21,6 +22,7 @@ from cpembed.exploration.shapes.question import Model, Question
 from cpembed.exploration.shapes.result import ShapeResult
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.ir.computation import Computation
+from tests.random_workloads import sum_of_products
 from tests.unit.exploration.shapes.layers import random_shape, small_layer, solved
 
 BOUND = 'extends = "relaxed"\n[domain_bound]\nbound = 3'
@@ -92,6 +94,39 @@ def test_executions_under_a_set_without_tables(tmp_path: Path) -> None:
         assert tables.obstacle is not None
         assert tables.executions[place] <= least
         assert evaluate(layer, chosen, shape, Cost(), None).bound == least
+
+
+def compare_irregular(seed: int, pairs: int) -> None:
+    """Tables count embeddings, of which those of an operand that repeats an axis may have no
+    program: there, and where no table knows, executions are at least what tables say, and searches
+    find what solve does."""
+    rng = random.Random(seed)
+    equal = 0
+    scope = Scope(16)
+    for _ in range(pairs):
+        layer, shape = typed_for(sum_of_products(rng), template()), random_shape(rng, 16)
+        constraints = rng.choice(("strict", "in_place_padded", "relaxed", "complete"))
+        tables = layer_executions(layer, load_constraint_set(constraints), scope)
+        if tables.reason is not None:
+            continue
+        least = solved(layer, shape, constraints)
+        (place,) = np.flatnonzero((scope.shapes == list(shape.extents.values())).all(axis=1))
+        if tables.executions[place] == least and tables.obstacle is None:
+            equal += 1
+            continue
+        assert tables.executions[place] <= least
+        cell = evaluate(layer, load_constraint_set(constraints), shape, Cost(), None)
+        assert cell.bound == cell.cost(Cost()) == least
+    assert equal > pairs / 2
+
+
+def test_irregular_products() -> None:
+    compare_irregular(1, 40)
+
+
+@pytest.mark.slow
+def test_many_irregular_products() -> None:
+    compare_irregular(2, 600)
 
 
 def asked(suite: Path, question: Question) -> ShapeResult:
