@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.exploration.shapes.products import Table, joined, nothing, one
+from cpembed.exploration.shapes.products import Table, joined, one
 from cpembed.exploration.shapes.shape import AXES, Extents
 from cpembed.exploration.shapes.units import Unit, Units
 
@@ -161,8 +161,3 @@ def _added(parts: _Parts, unit: Unit) -> _Parts:
     base = parts.later if unit.first else parts.first
     first = None if base is None else joined(base, unit.executions)
     return _Parts(later, first)
-
-
-def no_tables(largest: int) -> AxisTables:
-    """Of an axis that nothing may feed and that is of no extent."""
-    return AxisTables({frozenset(): nothing(largest)})
