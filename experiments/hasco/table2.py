@@ -85,12 +85,13 @@ NETWORKS = {
 }
 
 
-def limits_of(network: Network, crew: Workers, results: Path) -> list[str]:
+def limits_of(network: Network, layers: str | None, crew: Workers, results: Path) -> list[str]:
     """In cycles and W, by all points of the space of GEMM cores."""
     whole = open_exploration(
         HERE / SPACES["gemm"],
         network.suite,
         objectives=OBJECTIVES,
+        layers=layers,
         bounds=False,
         results=results,
     )
@@ -111,13 +112,17 @@ def best(points: Sequence[EvaluatedPoint], names: Sequence[Any]) -> list[float] 
 
 
 def case(
-    network: Network, intrinsic: str, limits: Sequence[str], seeds: int, crew: Workers, path: Path
+    network: Network,
+    intrinsic: str,
+    limits: Sequence[str],
+    given: argparse.Namespace,
+    crew: Workers,
 ) -> dict[str, Any]:
     """Of each method the least cycles, W and mm2 of its trials within the limits, by seed."""
     found: dict[str, Any] = {}
     for method in METHODS:
         found[method] = []
-        for seed in range(seeds):
+        for seed in range(given.seeds):
             exploration = open_exploration(
                 HERE / SPACES[intrinsic],
                 network.suite,
@@ -125,10 +130,11 @@ def case(
                 trials=TRIALS,
                 objectives=OBJECTIVES,
                 limits=limits,
+                layers=given.layers,
                 population=POPULATION,
                 distinct=method != "nsga2",
                 seed=seed,
-                results=path,
+                results=given.results,
             )
             for step in exploration.run(crew):
                 print(f"\r{step.doing} {step.done}, seed {seed}    ", end="", file=sys.stderr)
@@ -175,6 +181,7 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--intrinsics", nargs="+", choices=SPACES, default=list(SPACES))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--layers", help="only these of each network, for a quick look")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--output", type=Path, default=HERE)
     default = Path(tempfile.gettempdir()) / "cpembed_hasco"
@@ -185,11 +192,11 @@ def main() -> None:
     with open_workers(given.workers, compiles=False) as crew:
         for name in given.networks:
             network = NETWORKS[name]
-            limits = limits_of(network, crew, given.results)
+            limits = limits_of(network, given.layers, crew, given.results)
             for intrinsic in given.intrinsics:
                 if f"{name} {intrinsic}" in cases:
                     continue
-                methods = case(network, intrinsic, limits, given.seeds, crew, given.results)
+                methods = case(network, intrinsic, limits, given, crew)
                 cases[f"{name} {intrinsic}"] = {"limits": limits, "methods": methods}
                 document = {"cases": cases, **provenance()}
                 path.write_text(json.dumps(document, indent=1) + "\n")
