@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -149,29 +150,36 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         (
             f"The least latency (cycles), power (mW) and area (mm2) of {TRIALS} trials within the "
-            "limits, medians over seeds; below them the paper's, which are of another model."
+            "limits, medians over seeds; beside them the paper's, of another model, in 1e8 "
+            "cycles, mW and 1e7 um2."
         ),
         "",
         *provenance_lines(document, "costs estimated by the neutral model"),
         "",
-        "| network, limits | intrinsic | | random | nsga2 | gp | random over gp | paper |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        (
+            "| network, limits | intrinsic | | random | nsga2 | gp | random over gp "
+            "| paper: random | NSGA-II | MOBO | random over MOBO |"
+        ),
+        "|" + " --- |" * 3 + " ---: |" * 8,
     ]
     for name, entry in document["cases"].items():
         network, _, intrinsic = name.partition(" ")
         paper = NETWORKS[network].paper[intrinsic]
         for place, (words, scale) in enumerate((("latency", 1), ("power", 1e3), ("area", 1))):
             values = [
-                statistics.median(row[place] for row in entry["methods"][method] if row) * scale
+                statistics.median(row[place] * scale for row in rows)
+                if (rows := [row for row in entry["methods"][method] if row])
+                else math.nan
                 for method in METHODS
             ]
-            cells = " | ".join(f"{value:,.4g}" for value in values)
-            ratio = values[0] / values[-1]
-            published = paper[place][0] / paper[place][2]
+            published = paper[place]
+            cells = [f"{value:,.4g}" for value in (*values, *published)]
+            ratios = values[0] / values[-1], published[0] / published[-1]
             limits = ", ".join(entry["limits"]) if not place else ""
             lines.append(
-                f"| {network if not place else ''} {limits} | {intrinsic} | {words} | {cells} "
-                f"| {ratio:.3f}x | {published:.3f}x |"
+                f"| {network if not place else ''} {limits} | {intrinsic} | {words} "
+                f"| {' | '.join(cells[:3])} | {ratios[0]:.3f}x "
+                f"| {' | '.join(cells[3:])} | {ratios[1]:.3f}x |"
             )
     return "\n".join([*lines, ""])
 
