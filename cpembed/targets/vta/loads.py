@@ -23,6 +23,9 @@ from cpembed.targets.vta.tiles import TileNest, TileTensor
 
 Numbers = NDArray[np.int64]
 
+_LOOKED_BACK = 3
+"""Times the slots: how far back most uses of a region are, where it is in a slot."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -151,17 +154,35 @@ class Walked:
 
 
 def _misses(region: Numbers, slots: int) -> NDArray[np.bool_]:
-    """Which of consecutive regions, no two neighbours equal, are not in the slots."""
+    """Which of consecutive regions, no two neighbours equal, are not in the slots: as many others
+    as there are slots, or more, were used since their last use."""
     found = np.ones(len(region), bool)
-    if slots == 2:
-        found[2:] = region[2:] != region[:-2]
-    elif slots > 2:
-        held: dict[int, None] = {}
-        for at, number in enumerate(region.tolist()):
-            if number in held:
-                found[at] = False
-                del held[number]
-            elif len(held) == slots:
-                del held[next(iter(held))]
-            held[number] = None
+    if slots < 2:
+        return found
+    others = np.zeros(len(region), np.int64)
+    undecided = np.ones(len(region), bool)
+    before: list[Numbers] = []
+    for back in range(1, min(len(region), _LOOKED_BACK * slots)):
+        earlier = np.append(np.full(back, -1), region[:-back])
+        here = undecided & (earlier == region)
+        found[here] = others[here] >= slots
+        undecided &= ~here & (earlier >= 0) & (others < slots)
+        if not undecided.any():
+            return found
+        others += np.all([earlier != other for other in before], axis=0) if before else 1
+        before.append(earlier)
+    return _replayed(region, slots)
+
+
+def _replayed(region: Numbers, slots: int) -> NDArray[np.bool_]:
+    """The same, one after the other."""
+    found = np.ones(len(region), bool)
+    held: dict[int, None] = {}
+    for at, number in enumerate(region.tolist()):
+        if number in held:
+            found[at] = False
+            del held[number]
+        elif len(held) == slots:
+            del held[next(iter(held))]
+        held[number] = None
     return found

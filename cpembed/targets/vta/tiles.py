@@ -192,11 +192,13 @@ def _cropped_output(tensor: TileTensor) -> TileTensor:
 
 def _zero_margins(packed: PackedOperand, k: int) -> tuple[int, int]:
     """Leading and trailing positions of a dimension with nothing of the original operand."""
-    dimension = packed.dimensions[k]
-    outside = [_is_outside(packed, k, position) for position in range(dimension.extent)]
-    if all(outside):
+    positions = range(packed.dimensions[k].extent)
+    inside = (at for at in positions if not _is_outside(packed, k, at))
+    first = next(inside, None)
+    if first is None:
         return 0, 0
-    return outside.index(False), outside[::-1].index(False)
+    last = next(at for at in reversed(positions) if at == first or not _is_outside(packed, k, at))
+    return first, positions[-1] - last
 
 
 def _is_outside(packed: PackedOperand, k: int, position: int) -> bool:
