@@ -126,8 +126,7 @@ class VtaFamily(Family):
         return read.silicon.energy_pj(activity.counts) + leaked
 
     def typed(self, layer: Layer) -> Computation:
-        inputs = layer.operator.inputs if layer.label.split()[0] else 0
-        return layer.workload(_DTYPES if inputs == 2 else None)
+        return layer.workload(_DTYPES)
 
     def group(self, point: Point) -> Hashable:
         read = _configuration(_key(point))
@@ -220,15 +219,19 @@ def _nests(workload: Computation, target: VtaTarget, machine: Machine, count: in
     return list(found.values())
 
 
-def _key(point: Point) -> tuple[tuple[str, Value], ...]:
-    return tuple(sorted(point.items()))
+_Key = tuple[tuple[str, str, Value], ...]
+
+
+def _key(point: Point) -> _Key:
+    """With the types of values: 4.0 is equal to 4, and no logarithm."""
+    return tuple((name, type(value).__name__, value) for name, value in sorted(point.items()))
 
 
 @lru_cache(maxsize=1 << 14)
-def _configuration(key: tuple[tuple[str, Value], ...]) -> Configuration:
+def _configuration(key: _Key) -> Configuration:
     """Raises :class:`SpecError`: which parameter, what is wrong with it, and the remedy."""
-    point = dict(key)
-    for name, value in key:
+    point = {name: value for name, _, value in key}
+    for name, value in point.items():
         if name == "technology":
             if value not in technologies():
                 raise SpecError(f"technology {value}: allowed: {', '.join(technologies())}")
@@ -237,7 +240,7 @@ def _configuration(key: tuple[tuple[str, Value], ...]) -> Configuration:
                 raise SpecError(f"clock_mhz = {value}; allowed: above 0, to 100,000")
         elif not isinstance(value, int) or not 0 <= value < 1 << 20:
             raise SpecError(f"{name} = {value} is no natural number below a million")
-    numbers = {name: int(value) for name, value in key if name != "technology"}
+    numbers = {name: int(value) for name, value in point.items() if name != "technology"}
     for name, largest in (("embeddings", 1024), ("schedules", 64)):
         if not 1 <= numbers[name] <= largest:
             raise SpecError(f"{name} = {numbers[name]}; allowed: 1 to {largest}")

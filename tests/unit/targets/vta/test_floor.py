@@ -1,0 +1,123 @@
+"""Floors: what a program is said to do at least, against the programs themselves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpembed.errors import LoweringError
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.targets.vta import loads
+from cpembed.targets.vta.estimate import bounds
+from cpembed.targets.vta.floor import Floors
+from cpembed.targets.vta.isa import Memory
+from cpembed.targets.vta.lower import lower
+from cpembed.targets.vta.machine import vta_config
+from cpembed.targets.vta.tail import Exact, Requantized, Tail
+from cpembed.targets.vta.timing import MemorySystem, time_program
+from cpembed.targets.vta.work import counts, work_of
+from cpembed.transform.program import DerivedProgram
+from tests.unit.targets.vta.lowering import TAILS, make_spec, random_programs, random_schedule
+
+LAYERS = (
+    ("gemm m=9 n=20 k=40", "relaxed"),
+    ("conv2d n=1 c=5 h=9 w=11 k=7 r=3 s=3 pad=1", "complete"),
+    ("conv2d n=2 c=24 h=13 w=13 k=20 r=5 s=5 pad=2 stride=2", "complete"),
+    ("conv2d n=1 c=3 h=20 w=20 k=17 r=7 s=7 pad=3 stride=2", "fused"),
+    ("depthwise n=1 c=32 h=12 w=12 r=3 s=3 pad=1 stride=2", "complete"),
+)
+BUSES = (
+    MemorySystem(),
+    MemorySystem(40, 128, 8),
+    MemorySystem(0, 512, 16),
+    MemorySystem(3, 256, 2),
+)
+
+
+def check_floor(
+    program: DerivedProgram, config, tail: Tail, memory: MemorySystem, rng: random.Random
+) -> None:
+    lowered = lower(program, config, None, tail)
+    schedule = random_schedule(lowered.nest, rng)
+    schedule = replace(schedule, reuse=rng.random() < 0.8, trim=rng.random() < 0.8)
+    if rng.random() < 0.3:
+        schedule = lowered.schedule
+    try:
+        image = lower(program, config, schedule, tail).empty_image()
+    except LoweringError:
+        return
+    floor = Floors(lowered.nest, tail, memory).of(schedule)
+    timing, work = time_program(image, memory), work_of(image)
+    assert floor.cycles <= timing.cycles
+    assert floor.work.products <= work.products == timing.gemm_cycles
+    # Transfers are what they are, whatever is left out of products.
+    for kind in (Memory.INP, Memory.WGT, Memory.OUT):
+        assert floor.work.moved[kind] == work.moved[kind]
+        assert work.moved[kind] * config.element_bytes(kind) == timing.bytes[kind.name]
+    assert floor.work.resets <= work.resets
+    assert floor.work.operations <= work.operations
+    lower_counts, exact = counts(floor.work, config), counts(work, config)
+    assert all(lower_counts[name] <= value for name, value in exact.items())
+    assert floor.cycles >= bounds(lowered.nest, tail, memory).busiest_module
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("target", ["vta_1x16x16", "vta_8x8x8"])
+@pytest.mark.parametrize("words, constraints", LAYERS)
+def test_no_program_does_less_than_its_floor(words, constraints, target) -> None:
+    rng = random.Random(f"{words} {target}")
+    spec = load_hardware_spec(target)
+    for program in random_programs(words, spec, constraints, 6, 3):
+        for _ in range(2):
+            check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch, block", [(1, 4), (1, 32), (2, 8), (4, 16), (16, 4)])
+@pytest.mark.parametrize("words, constraints", LAYERS)
+def test_floors_of_many_programs(words, constraints, batch, block, tmp_path: Path) -> None:
+    rng = random.Random(f"{words} {batch} {block}")
+    spec = make_spec(batch, block, tmp_path)
+    for program in random_programs(words, spec, constraints, 60, 5):
+        for _ in range(3):
+            check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
+
+
+def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
+    """Where modules overlap, hardly anything is left out of account."""
+    spec = load_hardware_spec("vta_1x16x16")
+    words = "conv2d n=1 c=64 h=28 w=28 k=64 r=3 s=3 pad=1"
+    (program,) = random_programs(words, spec, "strict", 1, 0)
+    tail = Requantized(9)
+    lowered = lower(program, vta_config(spec), None, tail)
+    cycles = time_program(lowered.empty_image()).cycles
+    floor = Floors(lowered.nest, tail, MemorySystem()).of(lowered.schedule)
+    assert cycles <= 1.04 * floor.cycles
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
+def test_slots_hold_what_was_used_last(slots: int) -> None:
+    """Against a list that is searched and reordered."""
+    rng = random.Random(slots)
+    for _ in range(200):
+        kinds, length = rng.randint(1, 9), rng.randint(1, 60)
+        walked = [rng.randrange(kinds) if rng.random() < 0.4 else k % kinds for k in range(length)]
+        region = np.array(walked)
+        region = region[np.append(True, region[1:] != region[:-1])]
+        held: list[int] = []
+        expected: list[bool] = []
+        for number in region.tolist():
+            expected.append(number not in held)
+            held = [*(other for other in held if other != number), number][-slots:]
+        assert loads._misses(region, slots).tolist() == expected
+
+
+def test_all_bits_are_stored_four_times() -> None:
+    spec = load_hardware_spec("vta_1x16x16")
+    (program,) = random_programs("gemm m=4 n=16 k=16", spec, "strict", 1, 0)
+    image = lower(program, vta_config(spec), None, Exact()).empty_image()
+    assert work_of(image).moved[Memory.OUT] == 4 * 4
