@@ -1,0 +1,175 @@
+"""HASCO's figure 11 on VTA's default configuration: the layers of ResNet-50 one by one, and how far
+each is from what no schedule of any embedding can beat.
+
+    python experiments/codesign/figure11/run.py         # all rows that are missing, 15 minutes
+    python experiments/codesign/figure11/run.py 7 12    # these
+
+Columns: a library's im2col product, the template that TVM shipped, tuned over its knobs, the
+template's mapping under our tuner, and all embeddings under our tuner; of each the same number of
+simulated programs but of the library, which runs what has the smallest estimate. Writes
+``results.json``, ``results.md`` and, where matplotlib is installed, ``results.svg`` into
+``--output``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cpembed.api.solve import solve
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.result import silent
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import Computation
+from cpembed.operators.einsum import gemm
+from cpembed.selection.search import find_best
+from cpembed.targets.vta.estimate import Bounds, bounds
+from cpembed.targets.vta.space import Nest
+from cpembed.workloads.suites import layer, suite
+from experiments.codesign.common import (
+    DEFAULT,
+    DTYPES,
+    default_spec,
+    reference,
+    tuned,
+    workload_of,
+)
+from experiments.vta_evaluation.plot import bars
+from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+from experiments.vta_evaluation.tuning import Target, tune
+
+MAPPING = "strict_padded"
+"""Batch, filters and channels on the axes of the GEMM core, as the template has them."""
+
+COLUMNS = {
+    "im2col": "im2col product",
+    "reference": "template",
+    "fixed": "its mapping, our tuner",
+    "ours": "all embeddings",
+}
+
+
+def compute(key: str, trials: int) -> Row:
+    """A layer by its index."""
+    workload = workload_of(layer("resnet50", int(key)))
+    target = Target.of(DEFAULT, workload)
+    (fixed,) = solve(workload, target.spec, MAPPING, top=1).embeddings
+    with tempfile.TemporaryDirectory() as folder:
+        ours = tuned(workload, default_spec(), trials, Path(folder))
+    least, embeddings = least_bounds(workload)
+    return {
+        "layer": layer("resnet50", int(key)).label,
+        "count": layer("resnet50", int(key)).count,
+        "trials": trials,
+        "im2col": {"cycles": im2col(workload)},
+        "reference": reference(workload, trials),
+        "fixed": {"cycles": tune(fixed.candidate, target, trials).cycles},
+        "ours": ours,
+        "bound": asdict(least) | {"cycles": least.busiest_module},
+        "embeddings": embeddings,
+    }
+
+
+def im2col(workload: Computation) -> int:
+    """Cycles of the product of the matrix of all windows, which the host makes, with the filters:
+    pixels are walked one after the other."""
+    e = workload.extents
+    product = gemm(m=e["n"] * e["p"] * e["q"], n=e["k"], k=e["c"] * e["r"] * e["s"], dtype=DTYPES)
+    target = Target.of(DEFAULT, product)
+    (found,) = solve(product, target.spec, MAPPING, top=1).embeddings
+    return tune(found.candidate, target, 1).cycles
+
+
+def least_bounds(workload: Computation) -> tuple[Bounds, int]:
+    """The least, over all embeddings of the widest set that have a program, of the cycles of the
+    busiest module, and how many embeddings these are."""
+    target = Target.of(DEFAULT, workload)
+    complete = load_constraint_set("complete")
+    found = find_best(
+        workload, target.spec.instruction, complete, None, SearchLimits(), silent
+    ).ranking.candidates
+    machine = target.machine
+    all_bounds: list[Bounds] = []
+    for ranked in found:
+        try:
+            nest = Nest.of(ranked.candidate.program, machine).nest
+        except LoweringError:
+            continue
+        all_bounds.append(bounds(nest, machine.tail, machine.memory))
+    return min(all_bounds, key=lambda one: one.busiest_module), len(all_bounds)
+
+
+def ratio(row: Row) -> float:
+    return row["ours"]["cycles"] / row["bound"]["cycles"]
+
+
+def markdown(rows: list[Row]) -> list[str]:
+    heads = " | ".join(COLUMNS.values())
+    lines = [
+        "# Figure 11: the layers of ResNet-50 on VTA's default configuration",
+        "",
+        "Simulated cycles; *over* is the template's over ours. *Bound*: the least over all",
+        "embeddings of the cycles of the busiest module: compute (GEMM's executions that multiply",
+        "more than zeros, resets, the ALU), reading each operand once, or writing the output once.",
+        "",
+        (
+            f"| layer | {heads} | over | bound | ours / bound | GEMM | compute | read | write "
+            "| embeddings |"
+        ),
+        "| ---: |" + " ---: |" * (len(COLUMNS) + 8),
+    ]
+    for row in rows:
+        cycles = " | ".join(f"{row[name]['cycles']:,}" for name in COLUMNS)
+        bound = row["bound"]
+        parts = " | ".join(f"{bound[n]:,}" for n in ("gemm", "compute", "read", "write"))
+        over = row["reference"]["cycles"] / row["ours"]["cycles"]
+        lines.append(
+            f"| {row['key']} | {cycles} | {over:.2f} | {bound['cycles']:,} | {ratio(row):.3f} "
+            f"| {parts} | {row['embeddings']:,} |"
+        )
+    lines += ["", *_summary(rows)]
+    return lines
+
+
+def _summary(rows: list[Row]) -> list[str]:
+    def mean(name: str) -> float:
+        return geometric_mean(row[name]["cycles"] / row["ours"]["cycles"] for row in rows)
+
+    totals: dict[str, Any] = {
+        name: sum(row["count"] * row[name]["cycles"] for row in rows)
+        for name in (*COLUMNS, "bound")
+    }
+    beyond = [row["key"] for row in rows if ratio(row) > 1.05]
+    return [
+        f"- geometric mean over ours: {', '.join(f'{COLUMNS[n]} {mean(n):.2f}' for n in COLUMNS)}",
+        "- all layers, as often as the network has them, over ours: "
+        + ", ".join(f"{COLUMNS[n]} {totals[n] / totals['ours']:.2f}" for n in COLUMNS),
+        (
+            f"- ours over the bound: at most {max(map(ratio, rows)):.3f}, geometric mean "
+            f"{geometric_mean(map(ratio, rows)):.3f}, of the network "
+            f"{totals['ours'] / totals['bound']:.3f}; above 1.05: {', '.join(beyond) or 'none'}"
+        ),
+    ]
+
+
+def plot(rows: list[Row], folder: Path) -> bool:
+    if not rows:
+        return False
+    series = {
+        COLUMNS[name]: [row["im2col"]["cycles"] / row[name]["cycles"] for row in rows]
+        for name in COLUMNS
+    }
+    title = "ResNet-50 on VTA 1x16x16, over the im2col product (simulated cycles)"
+    return bars([row["key"] for row in rows], series, folder / "results.svg", title=title)
+
+
+if __name__ == "__main__":
+    keys = tuple(str(item.index) for item in suite("resnet50"))
+    experiment = Experiment.of_script(
+        __file__, __doc__, keys, compute, markdown, plot, "simulated programs of a mapping"
+    )
+    sys.exit(experiment.main())

@@ -1,0 +1,165 @@
+"""Q-learning, as HASCO and FlexTensor have it, against the tuner, with equal numbers of simulated
+programs.
+
+    python experiments/codesign/learning/run.py --trials 256       # 15 minutes
+    python experiments/codesign/learning/run.py 7 --trials 256     # a layer of ResNet-50
+
+Both choose among the same eight embeddings on VTA's default configuration. The tuner begins with
+what estimates choose; Q-learning does so too, or begins with random points, as FlexTensor does.
+Each is run with several seeds. Writes ``results.json``, ``results.md`` and, where
+matplotlib is installed, ``results.svg`` into ``--output``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+
+from cpembed.api.solve import solve
+from cpembed.errors import LoweringError
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.space import Nest, VtaSpace
+from cpembed.targets.vta.target import VtaTarget
+from cpembed.targets.vta.timing import time_program
+from cpembed.tuning.search import Search
+from cpembed.tuning.space import Design, distinct
+from cpembed.workloads.suites import layer
+from experiments.codesign.common import default_spec, workload_of
+from experiments.codesign.learning.qlearning import Learner, estimated_beginnings, random_beginnings
+from experiments.vta_evaluation.plot import bars
+from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+
+LAYERS = ("0", "2", "7", "11", "15", "17")
+EMBEDDINGS, SEEDS = 8, 3
+AFTER = (16, 64, 256)
+"""Numbers of programs after which the best is said."""
+METHODS = {
+    "tuner": "the tuner",
+    "learning": "Q-learning from estimates",
+    "random": "Q-learning from random points",
+}
+
+
+class Simulator:
+    """Cycles of programs; each is simulated once for all runs."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], int | None] = {}
+
+    def cycles(self, nest: Nest, schedule: Schedule) -> int | None:
+        key = id(nest), repr(schedule)
+        if key not in self._known:
+            try:
+                image = nest.lowered(schedule).empty_image()
+                found = time_program(image, nest.machine.memory, checked=False).cycles
+            except LoweringError:
+                found = None
+            self._known[key] = found
+        return self._known[key]
+
+
+def compute(key: str, trials: int) -> Row:
+    """A layer of ResNet-50 by its index."""
+    workload, target = workload_of(layer("resnet50", int(key))), VtaTarget(default_spec())
+    ranked = solve(workload, target.spec, "complete", top=64).embeddings
+    nests = [(item, target.lower(item.candidate.program)) for item in ranked]
+    designs = distinct(Design(item, nest, VtaSpace(nest)) for item, nest in nests)
+    designs = sorted(designs, key=lambda d: d.space.best().cost)[:EMBEDDINGS]
+    simulator = Simulator()
+    chosen: list[Nest] = [design.lowered for design in designs]
+    found: dict[str, list[list[int]]] = {name: [] for name in METHODS}
+    for seed in range(SEEDS):
+        found["tuner"].append(_tuner(designs, simulator, seed, trials))
+        for name, begin in (
+            ("learning", estimated_beginnings(chosen)),
+            ("random", random_beginnings(chosen, seed)),
+        ):
+            found[name].append(Learner(chosen, simulator.cycles, seed).run(trials, begin))
+    return {
+        "layer": layer("resnet50", int(key)).label,
+        "trials": trials,
+        "embeddings": len(chosen),
+        "bound": min(int(design.space.lower_bound) for design in designs),
+        **{
+            name: [
+                {str(n): run[min(n, len(run)) - 1] for n in AFTER if n <= trials} for run in runs
+            ]
+            for name, runs in found.items()
+        },
+    }
+
+
+def _tuner(
+    designs: list[Design[Schedule]], simulator: Simulator, seed: int, trials: int
+) -> list[int]:
+    search = Search(designs, designs[0].space.best().schedule, seed, VtaTarget.spread)
+    best: list[int] = []
+    # What has no program is no trial.
+    for proposal in search.proposals(2 * trials):
+        cycles = simulator.cycles(proposal.design.lowered, proposal.schedule)
+        search.tell(proposal, cycles)
+        if cycles is not None:
+            best.append(min([cycles, *best[-1:]]))
+        if len(best) == trials:
+            break
+    return best
+
+
+def medians(row: Row, method: str) -> dict[int, float]:
+    """Over the seeds, by numbers of programs."""
+    numbers = [int(n) for n in row[method][0]]
+    return {n: statistics.median(run[str(n)] for run in row[method]) for n in numbers}
+
+
+def markdown(rows: list[Row]) -> list[str]:
+    numbers = [n for n in AFTER if all(n <= row["trials"] for row in rows)]
+    heads = " | ".join(f"{words}, {n}" for n in numbers for words in METHODS.values())
+    lines = [
+        "# Q-learning and the tuner",
+        "",
+        f"Fewest simulated cycles after so many programs, the median of {SEEDS} seeds (in brackets",
+        "the least and the largest); *bound* is the least of the embeddings' bounds.",
+        "",
+        f"| layer | {heads} | bound |",
+        "| ---: |" + " ---: |" * (len(numbers) * len(METHODS) + 1),
+    ]
+    for row in rows:
+        cells = " | ".join(_cell(row, method, n) for n in numbers for method in METHODS)
+        lines.append(f"| {row['key']} | {cells} | {row['bound']:,} |")
+    lines.append("")
+    for n in numbers:
+        over = [
+            geometric_mean(medians(row, name)[n] / medians(row, "tuner")[n] for row in rows)
+            for name in ("learning", "random")
+        ]
+        lines.append(
+            f"- {n} programs: Q-learning takes {over[0]:.3f} times the tuner's cycles, from random "
+            f"points {over[1]:.3f} times"
+        )
+    return lines
+
+
+def _cell(row: Row, method: str, number: int) -> str:
+    values = [run[str(number)] for run in row[method]]
+    return f"{statistics.median(values):,.0f} ({min(values):,} to {max(values):,})"
+
+
+def plot(rows: list[Row], folder: Path) -> bool:
+    if not rows:
+        return False
+    numbers = [n for n in AFTER if all(n <= row["trials"] for row in rows)]
+    series = {
+        f"{words}, {n}": [row["bound"] / medians(row, method)[n] for row in rows]
+        for method, words in METHODS.items()
+        for n in numbers
+    }
+    title = "bound over cycles, layers of ResNet-50 on VTA 1x16x16 (simulated)"
+    return bars([row["key"] for row in rows], series, folder / "results.svg", title=title)
+
+
+if __name__ == "__main__":
+    experiment = Experiment.of_script(
+        __file__, __doc__, LAYERS, compute, markdown, plot, "simulated programs of a search"
+    )
+    sys.exit(experiment.main())
