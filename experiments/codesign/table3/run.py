@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cpembed.cluster import open_workers
+from cpembed.cluster import Task, Workers, open_workers
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.explore import open_exploration
 from cpembed.hw.instruction import HardwareSpec
@@ -59,41 +60,60 @@ def layers_of(name: str) -> tuple[Layer, ...]:
 def compute(key: str, trials: int) -> Row:
     """A network by its name."""
     layers = layers_of(NETWORKS[key])
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, open_workers(workers=WORKERS) as crew:
         database, default = Path(folder), default_spec()
-        rows: list[dict[str, Any]] = []
-        for layer in layers:
-            workload = workload_of(layer)
-            rows.append(
-                {
-                    "layer": layer.label,
-                    "count": layer.count,
-                    "macs": workload.macs,
-                    "reference": reference(workload, trials),
-                    "software": tuned(workload, default, trials, database),
-                }
+        rows: list[dict[str, Any]] = [
+            {"layer": layer.label, "count": layer.count, "macs": workload_of(layer).macs}
+            for layer in layers
+        ]
+        tasks = [
+            task
+            for n, layer in enumerate(layers)
+            for task in (
+                _task(n, "reference", layer, reference, trials),
+                _task(n, "software", layer, tuned, default, trials, database),
             )
-            _say(f"{key} on the default: {layer.label}")
+        ]
+        _fill(rows, tasks, crew)
         machines: dict[str, Any] = {}
         for name, space in SPACES.items():
-            machines[name] = machine = best_machine(HERE / space, NETWORKS[key], database)
+            machine = machines[name] = best_machine(HERE / space, NETWORKS[key], database, crew)
             spec = machine.pop("spec")
-            for layer, row in zip(layers, rows, strict=True):
-                row[name] = tuned(workload_of(layer), spec, trials, database)
-                _say(f"{key} on {machine['name']}: {layer.label}")
+            tasks = [
+                _task(n, name, layer, tuned, spec, trials, database)
+                for n, layer in enumerate(layers)
+            ]
+            _fill(rows, tasks, crew)
     area = FAMILY.area_um2(DEFAULT_POINT) * 1e-6
     return {"trials": trials, "area_mm2": area, "layers": rows, "machines": machines}
 
 
-def best_machine(space: Path, name: str, results: Path) -> dict[str, Any]:
+def _task(
+    number: int, column: str, layer: Layer, function: Callable[..., Any], *arguments: Any
+) -> Task:
+    return Task(
+        f"{number} {column}", function, (workload_of(layer), *arguments), f"tuning {layer.label}"
+    )
+
+
+def _fill(rows: list[dict[str, Any]], tasks: list[Task], crew: Workers) -> None:
+    """What tasks give, by the row and the column that their keys name."""
+    for done, outcome in enumerate(crew.outcomes(tasks), 1):
+        if outcome.error is not None:
+            raise outcome.error
+        number, column = outcome.task.key.split()
+        rows[int(number)][column] = outcome.result
+        _say(f"{column}: {done} of {len(tasks)} layers tuned")
+
+
+def best_machine(space: Path, name: str, results: Path, crew: Workers) -> dict[str, Any]:
     """Of the fewest cycles within the default's area."""
     area = FAMILY.area_um2(DEFAULT_POINT)
     exploration = open_exploration(
         space, name, objectives=["cycles"], limits=[f"area={area!r}um2"], results=results
     )
-    with open_workers(workers=WORKERS) as crew:
-        for step in exploration.run(crew):
-            _say(f"{step.doing} {step.done}/{step.of}")
+    for step in exploration.run(crew):
+        _say(f"{step.doing} {step.done}/{step.of}")
     found, search = exploration.result(), exploration.search
     point: Point = found.front[0].point
     spec = spec_of(point, results)
