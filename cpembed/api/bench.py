@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cpembed import worker
+from cpembed.api.bench_checks import check_comparable, check_stored, open_baselines
 from cpembed.api.bench_layers import NamedSuite, named_suite
 from cpembed.api.bench_maker import RowMaker
 from cpembed.api.bench_rows import BenchRow
@@ -32,18 +33,16 @@ from cpembed.api.chosen import BackendChoice
 from cpembed.api.methods import MethodName
 from cpembed.api.solve import default_dtypes, hardware_spec
 from cpembed.api.widening import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.baselines.base import Baseline
 from cpembed.cluster import Workers
 from cpembed.cluster.base import ThisProcess
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import RESULT_TYPES, Epilogue, Storing
+from cpembed.kernel.epilogue import RESULT_TYPES, Storing
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
-from cpembed.provenance import Provenance
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
 from cpembed.workloads.own_suites import ComputedLayer
@@ -255,10 +254,10 @@ def open_bench(
     epilogue = None
     storing = Storing(output, None, bias, scale, relu)
     if output is not None or storing.steps:
-        _check_stored(spec, execute, backend, missing)
+        check_stored(spec, execute, backend, missing)
         epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
     if baselines:
-        _check_comparable(spec, execute, backend, missing)
+        check_comparable(spec, execute, backend, missing)
         if method != "implicit":
             raise WorkloadError(
                 f"a baseline is compared with kernels of the implicit method, not with {method}: "
@@ -286,7 +285,7 @@ def open_bench(
         any_set=constraints is None and spec.constraints is None,
         untuned=untuned,
         epilogue=epilogue,
-        baselines=_open_baselines(baselines, spec, epilogue),
+        baselines=open_baselines(baselines, spec, epilogue),
         method=method,
     )
     names = (named_layers.name, spec.name, maker.constraints.name)
@@ -295,67 +294,6 @@ def open_bench(
     store.open(fresh=fresh)
     rows = _usable(store.load(), chosen, maker)
     return Bench(named_layers.name, chosen, maker, missing, store, rows, len(rows))
-
-
-def _check_stored(
-    spec: HardwareSpec, execute: bool, backend: BackendChoice, missing: Sequence[str]
-) -> None:
-    if not execute:
-        raise WorkloadError(
-            "what is stored matters to kernels that run: leave out --no-run (execute=False)"
-        )
-    if backend != PORTABLE and not missing and not _is_measured(spec):
-        raise WorkloadError(
-            f"{spec.name} is {open_target(spec).provenance} and stores what its instructions do: "
-            "leave out what is to be stored, or name a target that a CPU executes"
-        )
-    if missing:
-        raise BackendUnavailable(
-            f"{spec.name}: {'; '.join(missing)}: leave out what is to be stored, or use the "
-            "generic back end"
-        )
-
-
-def _check_comparable(
-    spec: HardwareSpec, execute: bool, backend: BackendChoice, missing: Sequence[str]
-) -> None:
-    """A baseline needs times of the target's instruction on this machine."""
-    if not execute:
-        raise WorkloadError(
-            "a baseline is compared with kernels that run: leave out --no-run (execute=False)"
-        )
-    if backend == PORTABLE:
-        raise WorkloadError(
-            "a baseline is compared with the target's instruction, not with portable code: "
-            "leave the generic back end out"
-        )
-    if missing:
-        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: leave the baseline out")
-    if not _is_measured(spec):
-        raise WorkloadError(
-            f"{spec.name} is {open_target(spec).provenance} and has no time on this machine: "
-            "leave the baseline out"
-        )
-
-
-def _is_measured(spec: HardwareSpec) -> bool:
-    return open_target(spec).provenance is Provenance.MEASURED
-
-
-def _open_baselines(
-    names: Sequence[str], spec: HardwareSpec, stored: Epilogue | None
-) -> tuple[Baseline, ...]:
-    """Load baselines for a target and what is stored, each once, in the order in which they are
-    named; raises :class:`WorkloadError` for an unknown name, and as the baselines do."""
-    wanted = list(dict.fromkeys(names))
-    if not wanted:
-        return ()
-    known = open_target(spec).baselines
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        has = f"use {' '.join(known)}" if known else f"{spec.name} is compared with none"
-        raise WorkloadError(f"unknown baseline {unknown[0]!r}: {has}")
-    return tuple(known[name](spec, stored) for name in wanted)
 
 
 def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:

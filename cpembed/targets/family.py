@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cpembed.ir.computation import Computation
+from cpembed.measure.environment import source_digest
 from cpembed.provenance import Provenance
 from cpembed.tuning.database import module_digest
 from cpembed.workloads.suites import Layer
@@ -82,10 +83,10 @@ class Family(ABC):
     """Element types of the factors that the machines multiply; models are prepared for these."""
 
     def identity(self) -> str:
-        """Digest of what results depend on besides point and layer: code, and tables of figures.
-        What is kept under another one is not used. By default of the sources of the module's
-        folder."""
-        return module_digest(type(self).__module__)
+        """Digest of what results depend on besides point and layer: the package's code and tables,
+        of which embeddings, programs and the models of their cost all take part, and the sources of
+        a family that another distribution brings. What is kept under another one is not used."""
+        return source_digest() + module_digest(type(self).__module__)
 
     @abstractmethod
     def flaw(self, point: Point) -> str | None:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from plotting import pyplot
 from workloads import Benchmark, benchmarks
 
 from cpembed.errors import LoweringError
@@ -173,15 +174,9 @@ def statements(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
 
 def plot(document: dict[str, Any], folder: Path) -> bool:
     """Write the plot; False where matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("svg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no plot: matplotlib is not installed (extra: bench)", file=sys.stderr)
+    plt = pyplot()
+    if plt is None:
         return False
-    mpl.rcParams["svg.hashsalt"] = "cpembed"
     figure, panels = plt.subplots(1, len(KINDS), figsize=(15, 3.8), sharey=True)
     for panel, kind in zip(panels, KINDS, strict=True):
         own = [row for row in document["rows"] if row["kind"] == kind]

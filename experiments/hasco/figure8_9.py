@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from plotting import pyplot
 
 from cpembed.cluster import open_workers
 from cpembed.exploration.explore import open_exploration
@@ -180,15 +181,9 @@ def markdown(document: dict[str, Any]) -> str:
 
 def plot(document: dict[str, Any], folder: Path) -> bool:
     """Write the plots; False where matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-
-        mpl.use("svg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("no plot: matplotlib is not installed (extra: bench)", file=sys.stderr)
+    plt = pyplot()
+    if plt is None:
         return False
-    mpl.rcParams["svg.hashsalt"] = "cpembed"
     tables = {name: np.array(document["spaces"][name]["rows"]) for name in SPACES}
     figure, panels = plt.subplots(len(SPACES), 3, figsize=(12, 7))
     for line, (name, table) in zip(panels, tables.items(), strict=True):

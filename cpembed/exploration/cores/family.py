@@ -14,9 +14,7 @@ from cpembed.exploration.cores.intrinsics import DATAFLOWS
 from cpembed.exploration.cores.software import CoreAnalysis, analyse
 from cpembed.hw.schema import close_match, one_of
 from cpembed.ir.computation import Computation
-from cpembed.machine import search
 from cpembed.targets.family import Activity, Choice, Costs, Family, Parameter, Point, Value
-from cpembed.tuning.database import module_digest
 from cpembed.workloads.suites import Layer
 
 _RANGES: dict[str, tuple[int, int]] = {
@@ -58,10 +56,6 @@ class CoreFamily(Family):
         Parameter("constraints", "constraint set of the embeddings", "cut_boxes"),
         Parameter("technology", "of area and energy", "45nm"),
     )
-
-    def identity(self) -> str:
-        """Of this folder and of the model that tilings are compared by."""
-        return module_digest(__name__) + module_digest(search.__name__)
 
     def flaw(self, point: Point) -> str | None:
         try:
