@@ -68,7 +68,7 @@ def test_baselines_are_named_one_by_one_or_together(
     names = ("one", "two", "three")
     loads = {name: lambda spec, stored, name=name: opening(name) for name in names}
     monkeypatch.setattr(target, "openers", lambda: loads)
-    monkeypatch.setattr(bench_module.Bench, "run", lambda self, progress: iter(()))
+    monkeypatch.setattr(bench_module.Bench, "run", lambda *_: iter(()))
     options = ("--baseline", "one, two", "--baseline", "three", "--baseline", "one")
     called = cpembed(*BENCH, *options, "--results", str(tmp_path), "--json")
     assert called.code == 0, called.err
