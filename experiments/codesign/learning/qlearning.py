@@ -1,16 +1,16 @@
-"""Q-learning over schedules, as FlexTensor and HASCO have it, in numpy.
+"""Q-learning over schedules, after FlexTensor, in numpy.
 
 FlexTensor (Zheng et al., ASPLOS 2020, section 5) keeps all points that were tried; those from
-which it goes on are chosen at random, each with a probability that grows with exp of its
-performance over the best's. At such a point a network of four fully connected layers gives a value
-to each direction, which is a knob and a way to change it; the best is taken, or now and then a
-random one. The reward is the relative gain. Every few rounds the network is trained on what was
-tried, towards the reward and the discounted value of the next point by an earlier state of it (Mnih
-et al. 2015), by AdaDelta.
+which it goes on are chosen at random, with probabilities that grow with exp of their performance.
+At such a point a network of four fully connected layers gives a value to each direction, which is a
+knob and a way to change it; the best is taken, or with a probability that decays a random one. The
+reward grows with the gain. Every few rounds the network is trained on what was tried, towards the
+reward and the discounted value of the next point by an earlier state of it (Mnih et al. 2015), by
+AdaDelta. HASCO (ISCA 2021, section VI) does the same for each embedding; here a point is of one of
+several embeddings. README.md lists what is done otherwise than there.
 
-HASCO (ISCA 2021, section VI) does the same for each embedding; here a point is of one of several
-embeddings. The first points are random, or the best of each embedding by estimate: there the
-project's tuner begins.
+The first points are random, or the best of each embedding by estimate: there the project's tuner
+begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule, check_schedule
-from cpembed.targets.vta.space import FEWEST_SLOTS, MOST_SLOTS, Nest, VtaSpace, canonical
+from cpembed.targets.vta.space import MOST_SLOTS, Nest, VtaSpace, canonical
+from experiments.codesign.learning.directions import directions
 
 Floats = NDArray[np.float64]
 
@@ -38,10 +39,15 @@ TRAINED_EVERY, REPLACED_EVERY, BATCH, STEPS = 2, 8, 64, 8
 """Rounds between trainings, and between copies of the network as the earlier state; transitions of
 a step, and steps of a training."""
 GAMMA, DISCOUNT = 2.0, 0.9
-EXPLORING = 0.3
-"""Probability of a random direction."""
+"""A point of median performance is chosen exp(-GAMMA) times as often as the best."""
+DECAYING = (0.8, 0.1)
+"""Probability of a random direction, at the first and at the last program."""
+ALWAYS = (1.0, 1.0)
+"""The same for a search that learns nothing."""
 REFUSED = -1.0
 """The reward of a direction to what does not fit."""
+ATTEMPTS = 10_000
+"""Random schedules that are drawn at most."""
 
 Simulate = Callable[[Nest, Schedule], int | None]
 """Cycles; None where there is no program."""
@@ -95,7 +101,7 @@ class Network:
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Tried:
     """A schedule of one of the nests, and the program's cycles."""
 
     which: int
@@ -109,124 +115,108 @@ class Point:
 
 @dataclass(eq=False)
 class Learner:
-    """A search of the schedules of ``nests``."""
+    """A search of the schedules of ``nests``; ``exploring``: probabilities of a random direction,
+    as :data:`DECAYING`."""
 
     nests: Sequence[Nest]
     simulate: Simulate
     seed: int
+    exploring: tuple[float, float] = DECAYING
     best: list[int] = field(default_factory=list[int])
     """The fewest cycles after each simulated program."""
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
         self._loops = max(len(nest.nest.loops) for nest in self.nests)
-        actions = 3 * self._loops + 5
-        self._network = Network(self._features(), actions, self._random)
-        self._earlier = Network(self._features(), actions, self._random)
-        self._points: dict[str, Point] = {}
+        self._directions = directions(self._loops)
+        self._network = Network(self._features(), len(self._directions), self._random)
+        self._earlier = Network(self._features(), len(self._directions), self._random)
+        self._tried: list[Tried] = []
+        self._known: set[str] = set()
         self._transitions: list[tuple[Floats, int, float, Floats]] = []
 
     def run(self, trials: int, begin: Sequence[tuple[int, Schedule]]) -> list[int]:
-        """``begin``: nests by number, with schedules, to try first."""
+        """``begin``: nests by number, with schedules, to try first. Fewer than ``trials`` programs
+        where all that can be reached is tried."""
         for which, schedule in begin:
             if len(self.best) < min(START, trials):
-                self._try(which, schedule)
+                named = self._new(which, schedule)
+                if named is not None:
+                    self._try(which, named)
         rounds = 0
-        while len(self.best) < trials and rounds < 50 * trials:
+        while self._tried and len(self.best) < trials and rounds < 50 * trials:
             rounds += 1
-            for point in self._chosen():
+            for tried in self._chosen():
                 if len(self.best) < trials:
-                    self._go_on(point)
-            if rounds % TRAINED_EVERY == 0:
-                self._train()
-            if rounds % REPLACED_EVERY == 0:
-                self._earlier.copy_from(self._network)
+                    self._go_on(tried, len(self.best) / trials)
+            if self.exploring != ALWAYS:
+                self._learn(rounds)
         return self.best
 
-    def _try(self, which: int, schedule: Schedule) -> tuple[Point | None, bool]:
-        """The point, and whether it was not there before; None where nothing fits."""
-        nest = self.nests[which]
-        named = canonical(nest.nest, schedule)
+    def _new(self, which: int, schedule: Schedule) -> Schedule | None:
+        """Under its canonical name; None where it was met before."""
+        named = canonical(self.nests[which].nest, schedule)
         key = f"{which} {named!r}"
-        if key in self._points:
-            return self._points[key], False
+        if key in self._known:
+            return None
+        self._known.add(key)
+        return named
+
+    def _try(self, which: int, schedule: Schedule) -> Tried | None:
+        """None where it does not fit, or has no program."""
+        nest = self.nests[which]
         try:
-            check_schedule(nest.nest, named)
+            check_schedule(nest.nest, schedule)
         except LoweringError:
-            return None, False
-        cycles = self.simulate(nest, named)
+            return None
+        cycles = self.simulate(nest, schedule)
         if cycles is None:
-            return None, False
-        point = self._points[key] = Point(which, named, cycles)
+            return None
+        tried = Tried(which, schedule, cycles)
+        self._tried.append(tried)
         self.best.append(min([cycles, *self.best[-1:]]))
-        return point, True
+        return tried
 
-    def _chosen(self) -> list[Point]:
-        points = list(self._points.values())
-        top = max(point.performance for point in points)
-        weights = np.exp(-GAMMA * np.array([(top - p.performance) / top for p in points]))
-        at = self._random.choice(len(points), ROUND, p=weights / weights.sum())
-        return [points[k] for k in at]
+    def _chosen(self) -> list[Tried]:
+        weights = chances(np.array([tried.performance for tried in self._tried]))
+        at = self._random.choice(len(weights), ROUND, p=weights)
+        return [self._tried[k] for k in at]
 
-    def _go_on(self, point: Point) -> None:
-        state = self._state(point)
-        values = self._network.values(state[None])[0]
-        action = int(np.argmax(values))
-        if self._random.random() < EXPLORING:
-            action = int(self._random.integers(len(values)))
-        changed = self._changed(point, action)
-        found = None if changed is None else self._try(point.which, changed)[0]
+    def _go_on(self, tried: Tried, done: float) -> None:
+        """In the best direction, or a random one, of those that lead to what was not met before."""
+        state = self._state(tried)
+        first, last = self.exploring
+        if self._random.random() < first + (last - first) * done:
+            order = self._random.permutation(len(self._directions))
+        else:
+            order = np.argsort(-self._network.values(state[None])[0], kind="stable")
+        nest = self.nests[tried.which].nest
+        numbers: list[int] = order.tolist()
+        for number in numbers:
+            changed = self._directions[number].changed(nest, tried.schedule)
+            named = None if changed is None else self._new(tried.which, changed)
+            if named is not None:
+                self._go(tried, state, number, named)
+                return
+
+    def _go(self, tried: Tried, state: Floats, direction: int, named: Schedule) -> None:
+        found = self._try(tried.which, named)
         if found is None:
-            self._transitions.append((state, action, REFUSED, state))
+            self._transitions.append((state, direction, REFUSED, state))
             return
-        gain = (found.performance - point.performance) / point.performance
-        self._transitions.append((state, action, gain, self._state(found)))
-
-    def _changed(self, point: Point, action: int) -> Schedule | None:
-        """For each loop: more parts, fewer parts, one place outwards; then more or fewer slots of
-        INP, of WGT, the next thread loop."""
-        nest, schedule = self.nests[point.which].nest, point.schedule
-        knob, number = divmod(action, self._loops)
-        if knob < 3:
-            if number >= len(nest.loops):
-                return None
-            name = nest.loops[number].name
-            if knob == 2:
-                return _outwards(schedule, name, {loop.name: loop.kind for loop in nest.loops})
-            extent, size = nest.extents[name], schedule.tiles[name]
-            parts = -(-extent // size) + (1 if knob == 0 else -1)
-            new = -(-extent // parts) if parts else extent
-            if new == size:
-                new = size - 1 if knob == 0 else size + 1
-            return replace(schedule, tiles={**schedule.tiles, name: min(max(new, 1), extent)})
-        which = action - 3 * self._loops
-        if which < 4:
-            slots = list(schedule.slots)
-            slots[which // 2] += 1 if which % 2 else -1
-            if not FEWEST_SLOTS <= slots[which // 2] <= MOST_SLOTS:
-                return None
-            return replace(schedule, slots=(slots[0], slots[1]))
-        loops = [
-            None,
-            *(
-                loop.name
-                for loop in nest.loops
-                if loop.kind is AxisKind.SPATIAL and nest.extents[loop.name] > 1
-            ),
-        ]
-        at = loops.index(schedule.thread_loop) if schedule.thread_loop in loops else 0
-        slots = (max(2, schedule.slots[0]), max(2, schedule.slots[1]))
-        return replace(schedule, threads=2, thread_loop=loops[(at + 1) % len(loops)], slots=slots)
+        gain = (found.performance - tried.performance) / tried.performance
+        reward = float(np.tanh(max(0.0, gain)))
+        self._transitions.append((state, direction, reward, self._state(found)))
 
     def _features(self) -> int:
         return len(self.nests) + 4 * self._loops + 3
 
-    def _state(self, point: Point) -> Floats:
+    def _state(self, tried: Tried) -> Floats:
         """The embedding; of each loop extent, tile, place, and whether threads share it; slots,
         threads."""
-        nest, schedule = self.nests[point.which].nest, point.schedule
+        nest, schedule = self.nests[tried.which].nest, tried.schedule
         found = np.zeros(self._features())
-        found[point.which] = 1
+        found[tried.which] = 1
         for k, loop in enumerate(nest.loops):
             at = len(self.nests) + 4 * k
             found[at] = np.log2(loop.extent) / 8
@@ -235,6 +225,12 @@ class Learner:
             found[at + 3] = loop.name == schedule.thread_loop
         found[-3:] = (*(s / MOST_SLOTS for s in schedule.slots), schedule.threads - 1)
         return found
+
+    def _learn(self, rounds: int) -> None:
+        if rounds % TRAINED_EVERY == 0 and self._transitions:
+            self._train()
+        if rounds % REPLACED_EVERY == 0:
+            self._earlier.copy_from(self._network)
 
     def _train(self) -> None:
         for _ in range(STEPS):
@@ -248,13 +244,13 @@ class Learner:
             self._network.train(states, actions, rewards + DISCOUNT * later)
 
 
-def _outwards(schedule: Schedule, name: str, kinds: dict[str, AxisKind]) -> Schedule | None:
-    at = schedule.order.index(name)
-    if at == 0 or kinds[schedule.order[at - 1]] is not kinds[name]:
-        return None
-    order = list(schedule.order)
-    order[at - 1], order[at] = order[at], order[at - 1]
-    return replace(schedule, order=tuple(order))
+def chances(performances: Floats) -> Floats:
+    """Probabilities to go on from points. Performances differ by percents: their scale is from the
+    best to the median, so that a few bad points do not make all others equal."""
+    behind = performances.max() - performances
+    scale = float(np.median(behind))
+    weights = np.exp(-GAMMA * behind / scale) if scale else np.where(behind > 0, np.exp(-GAMMA), 1)
+    return weights / weights.sum()
 
 
 def estimated_beginnings(nests: Sequence[Nest]) -> list[tuple[int, Schedule]]:
@@ -265,10 +261,15 @@ def estimated_beginnings(nests: Sequence[Nest]) -> list[tuple[int, Schedule]]:
 
 def random_beginnings(nests: Sequence[Nest], seed: int) -> list[tuple[int, Schedule]]:
     """Schedules of random tiles, orders and slots that fit: more than a search begins with, as some
-    have no program."""
+    have no program.
+
+    Raises :class:`LoweringError` where none of :data:`ATTEMPTS` fits.
+    """
     random = np.random.default_rng(seed)
     found: list[tuple[int, Schedule]] = []
-    while len(found) < 4 * START:
+    for _ in range(ATTEMPTS):
+        if len(found) == 4 * START:
+            break
         which = int(random.integers(len(nests)))
         nest = nests[which].nest
         order = sorted(
@@ -281,6 +282,8 @@ def random_beginnings(nests: Sequence[Nest], seed: int) -> list[tuple[int, Sched
         with suppress(LoweringError):
             check_schedule(nest, schedule)
             found.append((which, schedule))
+    if not found:
+        raise LoweringError(f"none of {ATTEMPTS:,} random schedules fits the buffers")
     return found
 
 

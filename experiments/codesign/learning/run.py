@@ -1,13 +1,13 @@
-"""Q-learning, as HASCO and FlexTensor have it, against the tuner, with equal numbers of simulated
-programs.
+"""Q-learning, after FlexTensor, against the tuner, with equal numbers of simulated programs.
 
-    python experiments/codesign/learning/run.py --trials 256       # 15 minutes
+    python experiments/codesign/learning/run.py --trials 256       # 25 minutes
     python experiments/codesign/learning/run.py 7 --trials 256     # a layer of ResNet-50
 
-Both choose among the same eight embeddings on VTA's default configuration. The tuner begins with
+All choose among the same eight embeddings on VTA's default configuration. The tuner begins with
 what estimates choose; Q-learning does so too, or begins with random points, as FlexTensor does.
-Each is run with several seeds. Writes ``results.json``, ``results.md`` and, where
-matplotlib is installed, ``results.svg`` into ``--output``.
+Random directions are the control: they begin with the estimates and go on from the same
+distribution of points, without a network. Each is run with several seeds. Writes ``results.json``,
+``results.md`` and, where matplotlib is installed, ``results.svg`` into ``--output``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from cpembed.tuning.search import Search
 from cpembed.tuning.space import Design, distinct
 from cpembed.workloads.suites import layer
 from experiments.codesign.common import default_spec, workload_of
-from experiments.codesign.learning.qlearning import Learner, estimated_beginnings, random_beginnings
+from experiments.codesign.learning.qlearning import (
+    ALWAYS,
+    DECAYING,
+    Learner,
+    estimated_beginnings,
+    random_beginnings,
+)
 from experiments.vta_evaluation.plot import bars
 from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
 
@@ -38,6 +44,7 @@ METHODS = {
     "tuner": "the tuner",
     "learning": "Q-learning from estimates",
     "random": "Q-learning from random points",
+    "control": "random directions from estimates",
 }
 
 
@@ -68,26 +75,30 @@ def compute(key: str, trials: int) -> Row:
     designs = sorted(designs, key=lambda d: d.space.best().cost)[:EMBEDDINGS]
     simulator = Simulator()
     chosen: list[Nest] = [design.lowered for design in designs]
+    estimated = estimated_beginnings(chosen)
     found: dict[str, list[list[int]]] = {name: [] for name in METHODS}
     for seed in range(SEEDS):
         found["tuner"].append(_tuner(designs, simulator, seed, trials))
-        for name, begin in (
-            ("learning", estimated_beginnings(chosen)),
-            ("random", random_beginnings(chosen, seed)),
+        for name, begin, exploring in (
+            ("learning", estimated, DECAYING),
+            ("random", random_beginnings(chosen, seed), DECAYING),
+            ("control", estimated, ALWAYS),
         ):
-            found[name].append(Learner(chosen, simulator.cycles, seed).run(trials, begin))
+            learner = Learner(chosen, simulator.cycles, seed, exploring)
+            found[name].append(learner.run(trials, begin))
     return {
         "layer": layer("resnet50", int(key)).label,
         "trials": trials,
         "embeddings": len(chosen),
         "bound": min(int(design.space.lower_bound) for design in designs),
-        **{
-            name: [
-                {str(n): run[min(n, len(run)) - 1] for n in AFTER if n <= trials} for run in runs
-            ]
-            for name, runs in found.items()
-        },
+        **{name: [_after(run, trials) for run in runs] for name, runs in found.items()},
     }
+
+
+def _after(run: list[int], trials: int) -> dict[str, int]:
+    """The best after so many programs, by their number."""
+    assert len(run) == trials, f"{len(run)} programs of {trials}: the others had more"
+    return {str(n): run[n - 1] for n in AFTER if n <= trials}
 
 
 def _tuner(
@@ -114,30 +125,33 @@ def medians(row: Row, method: str) -> dict[int, float]:
 
 def markdown(rows: list[Row]) -> list[str]:
     numbers = [n for n in AFTER if all(n <= row["trials"] for row in rows)]
-    heads = " | ".join(f"{words}, {n}" for n in numbers for words in METHODS.values())
     lines = [
         "# Q-learning and the tuner",
         "",
         f"Fewest simulated cycles after so many programs, the median of {SEEDS} seeds (in brackets",
         "the least and the largest); *bound* is the least of the embeddings' bounds.",
         "",
-        f"| layer | {heads} | bound |",
-        "| ---: |" + " ---: |" * (len(numbers) * len(METHODS) + 1),
+        f"| layer | bound | search | {' | '.join(f'{n} programs' for n in numbers)} |",
+        "| ---: | ---: | --- |" + " ---: |" * len(numbers),
     ]
     for row in rows:
-        cells = " | ".join(_cell(row, method, n) for n in numbers for method in METHODS)
-        lines.append(f"| {row['key']} | {cells} | {row['bound']:,} |")
-    lines.append("")
-    for n in numbers:
-        over = [
-            geometric_mean(medians(row, name)[n] / medians(row, "tuner")[n] for row in rows)
-            for name in ("learning", "random")
-        ]
-        lines.append(
-            f"- {n} programs: Q-learning takes {over[0]:.3f} times the tuner's cycles, from random "
-            f"points {over[1]:.3f} times"
-        )
+        for method, words in METHODS.items():
+            cells = " | ".join(_cell(row, method, n) for n in numbers)
+            lines.append(f"| {row['key']} | {row['bound']:,} | {words} | {cells} |")
+    lines += ["", *(_over_tuner(rows, n) for n in numbers)]
     return lines
+
+
+def _over_tuner(rows: list[Row], number: int) -> str:
+    means = {
+        name: geometric_mean(
+            medians(row, name)[number] / medians(row, "tuner")[number] for row in rows
+        )
+        for name in METHODS
+        if name != "tuner"
+    }
+    said = ", ".join(f"{METHODS[name]} {mean:.4f}" for name, mean in means.items())
+    return f"- {number} programs, cycles over the tuner's, geometric mean: {said}"
 
 
 def _cell(row: Row, method: str, number: int) -> str:

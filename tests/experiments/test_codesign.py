@@ -1,0 +1,124 @@
+"""Hardware and software of VTA together: Q-learning's directions and search, and the committed
+results."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from cpembed.api.solve import solve
+from cpembed.errors import LoweringError
+from cpembed.ir.computation import AxisKind
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.space import Nest, VtaSpace, canonical
+from cpembed.targets.vta.target import VtaTarget
+from cpembed.workloads.suites import Layer
+from experiments.codesign.common import default_spec, workload_of
+from experiments.codesign.learning import qlearning
+from experiments.codesign.learning.directions import Direction, directions
+from experiments.codesign.learning.qlearning import (
+    ALWAYS,
+    DECAYING,
+    GAMMA,
+    Learner,
+    chances,
+    estimated_beginnings,
+    random_beginnings,
+)
+
+NEXT = Direction("next thread loop")
+
+
+@cache
+def nests() -> tuple[Nest, ...]:
+    workload = workload_of(Layer("words", 0, "", "conv2d n=2 c=32 h=12 w=12 k=48 r=3 s=3 pad=1"))
+    target = VtaTarget(default_spec())
+    found = solve(workload, target.spec, "strict_padded", top=2).embeddings
+    return tuple(target.lower(item.candidate.program) for item in found)
+
+
+def cut(nest: Nest, *names: str) -> Schedule:
+    """A schedule in single tiles along ``names``, in one piece along all other loops."""
+    best = VtaSpace(nest).best().schedule
+    tiles = {loop.name: loop.extent for loop in nest.nest.loops} | dict.fromkeys(names, 1)
+    return canonical(nest.nest, replace(best, tiles=tiles, thread_loop=None))
+
+
+def test_threads_share_every_loop_that_is_cut_in_turn() -> None:
+    nest = nests()[0]
+    spatial = [n for n in nest.nest.loops if n.kind is AxisKind.SPATIAL and n.extent > 1]
+    assert len(spatial) > 2
+    for left_out in spatial:
+        names = [loop.name for loop in spatial if loop is not left_out]
+        schedule, met = cut(nest, *names), list[str | None]()
+        for _ in range(len(names) + 1):
+            changed = NEXT.changed(nest.nest, schedule)
+            assert changed is not None
+            schedule = canonical(nest.nest, changed)
+            met.append(schedule.thread_loop)
+        assert met == [*names, None]
+
+
+def test_each_direction_changes_what_it_says_or_nothing() -> None:
+    nest = nests()[0].nest
+    schedule = cut(nests()[0], nest.loops[0].name)
+    for direction in directions(len(nest.loops) + 1):
+        changed = direction.changed(nest, schedule)
+        if direction.loop == len(nest.loops):
+            assert changed is None
+        if changed is None or direction == NEXT:
+            continue
+        what = "tiles" if "parts" in direction.words else "order"
+        what = "slots" if "slots" in direction.words else what
+        assert getattr(changed, what) != getattr(schedule, what)
+        assert changed == replace(schedule, **{what: getattr(changed, what)})
+
+
+def estimated(nest: Nest, schedule: Schedule) -> int:
+    return int(VtaSpace(nest).estimated(schedule))
+
+
+@pytest.mark.parametrize("exploring", [DECAYING, ALWAYS])
+def test_a_search_simulates_nothing_twice_and_gets_better(exploring: tuple[float, float]) -> None:
+    asked: list[str] = []
+
+    def simulate(nest: Nest, schedule: Schedule) -> int:
+        asked.append(f"{id(nest)} {schedule!r}")
+        return estimated(nest, schedule)
+
+    begin = random_beginnings(nests(), 1)
+    best = Learner(nests(), simulate, 1, exploring).run(96, begin)
+    assert len(best) == len(asked) == len(set(asked)) == 96
+    assert best == sorted(best, reverse=True)
+    assert best[-1] < best[qlearning.START - 1]
+    assert best == Learner(nests(), estimated, 1, exploring).run(96, begin)
+
+
+def test_a_search_begins_with_what_estimates_choose() -> None:
+    best = Learner(nests(), estimated, 0).run(2, estimated_beginnings(nests()))
+    assert best[0] == int(min(VtaSpace(nest).best().cost for nest in nests()))
+
+
+def test_points_are_chosen_by_performance_whatever_its_scale() -> None:
+    """Also where the best is better by a percent, and one point is very bad."""
+    found = chances(1 / np.array([1000, 1010, 1010, 1010, 9000]))
+    assert found.sum() == pytest.approx(1)
+    assert found[0] / found[1] == pytest.approx(math.exp(GAMMA))
+    assert found[4] < 1e-9
+    assert chances(np.ones(4)).tolist() == [0.25] * 4
+    most_equal = chances(1 / np.array([1000, 1000, 1000, 2000]))
+    assert most_equal[0] / most_equal[3] == pytest.approx(math.exp(GAMMA))
+
+
+def test_no_random_schedule_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise LoweringError("no")
+
+    monkeypatch.setattr(qlearning, "check_schedule", refuse)
+    monkeypatch.setattr(qlearning, "ATTEMPTS", 50)
+    with pytest.raises(LoweringError, match="none of 50 random schedules"):
+        random_beginnings(nests(), 0)
