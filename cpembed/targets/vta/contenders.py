@@ -51,9 +51,6 @@ class Contender(msgspec.Struct, frozen=True):
     estimate: float
     floor: Floor
 
-    def fits(self, holds: Logs) -> bool:
-        return all(need <= log for need, log in zip(self.needs, holds, strict=True))
-
 
 @dataclass(frozen=True, eq=False)
 class _Row:

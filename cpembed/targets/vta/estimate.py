@@ -298,17 +298,28 @@ def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
 def _executions(nest: TileNest) -> int:
     """Points of the loops whose input tile lies in main memory.
 
-    Dimensions of the input that share no loop are counted apart; where they do, all are counted.
+    Dimensions of the input that share no loop are counted apart, those that do together.
     """
     total = math.prod(nest.extents.values())
-    seen: set[str] = set()
-    for index, size in zip(nest.inp.access, nest.inp.shape, strict=True):
-        names = index.iterators
-        if not names or seen & set(names):
-            continue
-        seen |= set(names)
+    for dimensions in _sharing(nest.inp):
+        names = sorted({name for index, _ in dimensions for name in index.iterators})
         grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
-        position = index.evaluate(dict(zip(names, grids, strict=True)))
-        inside = int(((position >= 0) & (position < size)).sum())
-        total = total * inside // position.size
+        inside = np.ones([nest.extents[name] for name in names], bool)
+        for index, size in dimensions:
+            position = index.evaluate(dict(zip(names, grids, strict=True)))
+            inside &= (position >= 0) & (position < size)
+        total = total * int(inside.sum()) // inside.size
     return total
+
+
+def _sharing(tensor: TileTensor) -> list[list[tuple[IndexExpr, int]]]:
+    """A tensor's dimensions that depend on loops, each with its size, in sets that share none."""
+    found: list[list[tuple[IndexExpr, int]]] = []
+    for index, size in zip(tensor.access, tensor.shape, strict=True):
+        if not index.iterators:
+            continue
+        names = set(index.iterators)
+        others = [one for one in found if any(names & set(i.iterators) for i, _ in one)]
+        together = [(index, size), *(pair for one in others for pair in one)]
+        found = [*(one for one in found if one not in others), together]
+    return found

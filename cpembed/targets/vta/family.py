@@ -139,7 +139,7 @@ class VtaFamily(Family):
 
     def analyse(self, point: Point, workload: Computation) -> VtaAnalysis:
         """The best embeddings of the widest set, under the schedules of the planner."""
-        target = _target(self.specification(point))
+        target = target_of(self.specification(point))
         machine = target.machine(workload)
         nests = _nests(workload, target, machine, int(point["embeddings"]))
         found = contenders([nest.nest for nest in nests], machine, int(point["schedules"]))
@@ -153,7 +153,7 @@ class VtaFamily(Family):
         config = _configuration(_key(point)).config
         floors = [analysis.contenders[at].floor for at in fitting]
         activities = [
-            Activity(floor.cycles, Provenance.SIMULATED, counts(floor.work, config))
+            Activity(floor.cycles, Provenance.ESTIMATED, counts(floor.work, config))
             for floor in floors
         ]
         return Costs(
@@ -167,7 +167,7 @@ class VtaFamily(Family):
     def evaluate(self, point: Point, workload: Computation, choice: Choice) -> Activity:
         """In the timed simulator, of a program that is proven."""
         software: Software = choice.payload
-        target = _target(self.specification(point))
+        target = target_of(self.specification(point))
         embedding = Embedding.from_json(software.embedding)
         candidate = derive_candidate(workload, target.spec.instruction, embedding)
         require(candidate.program)
@@ -270,7 +270,8 @@ def _small(numbers: dict[str, int], name: str, most: int) -> int:
 
 
 @lru_cache
-def _target(text: str) -> VtaTarget:
+def target_of(text: str) -> VtaTarget:
+    """Of a specification, as :meth:`VtaFamily.specification` writes it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vta.toml"
         path.write_text(text, encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.index import IndexExpr
 from cpembed.targets.vta import loads
 from cpembed.targets.vta.estimate import bounds
 from cpembed.targets.vta.floor import Floors
@@ -18,6 +21,7 @@ from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.machine import vta_config
 from cpembed.targets.vta.tail import Exact, Requantized, Tail
+from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.work import counts, work_of
 from cpembed.transform.program import DerivedProgram
@@ -97,6 +101,37 @@ def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
     cycles = time_program(lowered.empty_image()).cycles
     floor = Floors(lowered.nest, tail, MemorySystem()).of(lowered.schedule)
     assert cycles <= 1.04 * floor.cycles
+
+
+def products(nest: TileNest) -> int:
+    """By a walk of all points of the loops."""
+    count = 0
+    for place in itertools.product(*map(range, nest.extents.values())):
+        values = dict(zip(nest.extents, place, strict=True))
+        at = [index.evaluate(values) for index in nest.inp.access]
+        count += all(0 <= x < size for x, size in zip(at, nest.inp.shape, strict=True))
+    return count
+
+
+def sheared(nest: TileNest) -> TileNest:
+    """Its rows also move by the first loop of its columns."""
+    packed, (row, column) = nest.inp.packed, [k for k, s in enumerate(nest.inp.shape) if s > 1]
+    access = list(packed.access)
+    access[row] = IndexExpr((*access[row].terms, access[column].terms[0]), access[row].constant)
+    return replace(nest, inp=replace(nest.inp, packed=replace(packed, access=tuple(access))))
+
+
+def test_products_that_multiply_more_than_zeros_are_counted() -> None:
+    """Also where dimensions of the input share a loop."""
+    spec = load_hardware_spec("vta_1x16x16")
+    words = "conv2d n=1 c=3 h=9 w=7 k=7 r=3 s=3 pad=1 stride=2"
+    (padded,) = random_programs(words, spec, "strict_padded", 1, 0)
+    nest = tile_nest(padded, vta_config(spec))
+    others = random_programs(words, spec, "complete", 12, 3)
+    nests = [nest, sheared(nest), *(tile_nest(one, vta_config(spec)) for one in others)]
+    assert products(nests[1]) < products(nests[0]) < math.prod(nest.extents.values())
+    for one in nests:
+        assert bounds(one, Exact(), MemorySystem()).gemm == products(one)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 7])
