@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.targets.family import Value
+from cpembed.targets.family import Point, Value
 from cpembed.targets.vta.family import VtaFamily
 from cpembed.workloads.suites import Layer
 from experiments.vta_evaluation.tuning import Target, tune_reference
@@ -25,6 +26,8 @@ DEFAULT_POINT: dict[str, Value] = {
     p.name: p.default for p in FAMILY.parameters if p.default is not None
 }
 """The shipped default as a point of the family."""
+EXPLORED = int(DEFAULT_POINT["schedules"])
+"""Programs of a layer that an exploration simulates at a point, at most."""
 
 
 def workload_of(layer: Layer) -> Computation:
@@ -41,13 +44,19 @@ def tuned(workload: Computation, spec: HardwareSpec, trials: int, database: Path
 
 
 def reference(workload: Computation, trials: int) -> dict[str, Any] | None:
-    """The hand-written strategy on the default, tuned over its knobs with as many programs; None
-    where it takes no such layer."""
+    """The hand-written strategy on the default, tuned over its knobs with as many programs, or all
+    that it has; None where it takes no such layer."""
     try:
-        found = tune_reference(workload, Target.of(DEFAULT, workload), trials)
+        found = tune_reference(workload, Target.of(DEFAULT, workload), trials, math.inf)
     except LoweringError:
         return None
     return {"cycles": found.cycles, "simulated": found.simulated}
+
+
+def explored(workload: Computation, point: Point) -> int:
+    """Cycles of a layer as an exploration simulates them at a point."""
+    choices = FAMILY.choices(point, FAMILY.analyse(point, workload))
+    return int(min(FAMILY.evaluate(point, workload, choice).cycles for choice in choices))
 
 
 def default_spec() -> HardwareSpec:

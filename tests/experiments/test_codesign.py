@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from cpembed.targets.vta.space import Nest, VtaSpace, canonical
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.workloads.suites import Layer
 from experiments.codesign.common import default_spec, workload_of
+from experiments.codesign.figure11 import run as figure11
 from experiments.codesign.learning import qlearning
+from experiments.codesign.learning import run as learning
 from experiments.codesign.learning.directions import Direction, directions
 from experiments.codesign.learning.qlearning import (
     ALWAYS,
@@ -29,7 +32,12 @@ from experiments.codesign.learning.qlearning import (
     estimated_beginnings,
     random_beginnings,
 )
+from experiments.codesign.table3 import run as table3
+from experiments.codesign.table3 import tables
+from experiments.vta_evaluation.rows import Row, load
+from tests.experiments.loading import EXPERIMENTS
 
+SCRIPTS = {"table3": table3, "figure11": figure11, "learning": learning}
 NEXT = Direction("next thread loop")
 
 
@@ -122,3 +130,49 @@ def test_no_random_schedule_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qlearning, "ATTEMPTS", 50)
     with pytest.raises(LoweringError, match="none of 50 random schedules"):
         random_beginnings(nests(), 0)
+
+
+SPACE = """
+name = "few"
+description = "two cores, two sizes of a buffer"
+family = "vta"
+objectives = ["cycles"]
+
+[parameters]
+log_batch = [0, 1]
+log_inp_buff = [14, 15]
+
+[fixed]
+log_uop_buff = 13
+"""
+
+
+@pytest.mark.slow
+def test_a_row_of_table_iii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cycles are the best of what was simulated; cores of two rows have no software for depthwise
+    convolutions."""
+    suite = tmp_path / "suite.csv"
+    table = (EXPERIMENTS / "codesign" / "mobilenet_v1.csv").read_text().splitlines()
+    suite.write_text("\n".join([table[0], *table[14:16]]) + "\n")
+    space = tmp_path / "few.toml"
+    space.write_text(SPACE)
+    networks = {"mobilenet": (str(suite), "1"), "mobilenet_all": (str(suite), None)}
+    monkeypatch.setattr(table3, "NETWORKS", networks)
+    monkeypatch.setattr(table3, "SPACES", {"multipliers": space, "area": space})
+    rows: list[Row] = [{"key": key, **table3.compute(key, 4)} for key in networks]
+    assert [row["machines"]["area"]["rows"] for row in rows] == [[1, 2], [1]]
+    assert [row["machines"]["area"]["with_software"] for row in rows] == [4, 2]
+    for row in rows:
+        for layer in row["layers"]:
+            assert layer["area"]["explored"] >= tables.cycles_of(layer["area"])
+        # A machine of the default's core is not slower than what was explored there.
+        total = row["machines"]["area"]["cycles"]
+        assert tables.total(row, "area") <= total
+    assert "\n2 have software for all layers" in "\n".join(table3.markdown(rows[1:]))
+
+
+@pytest.mark.parametrize("name", ["table3", "figure11", "learning"])
+def test_committed_tables_are_those_of_their_rows(name: str) -> None:
+    folder = EXPERIMENTS / "codesign" / name
+    run, rows = SCRIPTS[name], list(load(folder).values())
+    assert (folder / "results.md").read_text().startswith("\n".join(run.markdown(rows)))

@@ -1,20 +1,24 @@
 """HASCO's table III on VTA: what hardware and software gain over the default configuration with the
 tuned reference template, at equal area.
 
-    python experiments/codesign/table3/run.py              # all rows that are missing, 15 minutes
-    python experiments/codesign/table3/run.py resnet50     # this
+    python experiments/codesign/table3/run.py --trials 32             # all rows that are missing
+    python experiments/codesign/table3/run.py resnet50 --trials 32    # this
 
 A row is a network. The configuration is the one of the fewest cycles that needs no more area than
 the default, on the same bus at the same clock, by ``cpembed explore`` (proven in the space, for the
-schedules that the family considers); then each layer is tuned on it. Writes ``results.json``,
-``results.md`` and, where matplotlib is installed, ``results.svg`` into ``--output``.
+schedules that the family considers); then each layer is tuned on it. A layer's cycles are those of
+the best program of the tuner and of the exploration, on the default too; the template has as many
+programs as both. Writes ``results.json``, ``results.md`` and, where matplotlib is installed,
+``results.svg`` into ``--output``.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +26,24 @@ from cpembed.cluster import Task, Workers, open_workers
 from cpembed.exploration.exact import ExactSearch
 from cpembed.exploration.explore import open_exploration
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.loader import load_hardware_spec
-from cpembed.targets.family import Point
+from cpembed.targets.family import Value
+from cpembed.targets.vta.family import target_of
 from cpembed.workloads.own_suites import read_suite
 from cpembed.workloads.suites import Layer, suite
 from experiments.codesign.common import (
     DEFAULT_POINT,
+    EXPLORED,
     FAMILY,
     HERE,
     default_spec,
+    explored,
     reference,
     tuned,
     workload_of,
 )
+from experiments.codesign.table3.tables import COMPARED, NAMES, gains, markdown
 from experiments.vta_evaluation.plot import bars
-from experiments.vta_evaluation.rows import Experiment, Row, geometric_mean
+from experiments.vta_evaluation.rows import Experiment, Row
 
 MOBILENET = str(HERE / "mobilenet_v1.csv")
 NETWORKS = {
@@ -46,16 +53,10 @@ NETWORKS = {
     "xception": (str(HERE.parent / "hasco" / "xception.csv"), None),
     "mobilenet_all": (MOBILENET, None),
 }
-COMPARED = ("resnet50", "mobilenet", "xception")
-"""Networks all of whose layers the template executes."""
+LIMIT: dict[str, Value] = {**DEFAULT_POINT, "log_uop_buff": 13}
+"""The default, without the micro-ops that no program uses: the spaces have as many."""
 SPACES = {"multipliers": "equal_multipliers.toml", "area": "equal_area.toml"}
-WORDS = {
-    "multipliers": "equal area and number of multipliers",
-    "area": "equal area",
-}
 WORKERS = 2
-PAPER = (1.25, 1.44, 0.2953)
-"""HASCO's gains over the default, the least and the largest, and how much of it is hardware's."""
 
 
 def layers_of(key: str) -> tuple[Layer, ...]:
@@ -66,33 +67,52 @@ def layers_of(key: str) -> tuple[Layer, ...]:
 
 def compute(key: str, trials: int) -> Row:
     """A network by its name."""
-    layers = layers_of(key)
-    with tempfile.TemporaryDirectory() as folder, open_workers(workers=WORKERS) as crew:
-        database, default = Path(folder), default_spec()
-        rows: list[dict[str, Any]] = [
-            {"layer": layer.label, "count": layer.count, "macs": workload_of(layer).macs}
-            for layer in layers
-        ]
-        tasks = [
-            task
-            for n, layer in enumerate(layers)
-            for task in (
-                _task(n, "reference", layer, reference, trials),
-                _task(n, "software", layer, tuned, default, trials, database),
-            )
-        ]
-        _fill(rows, tasks, crew)
-        machines: dict[str, Any] = {}
+    layers, database = layers_of(key), Path(_folder().name)
+    rows: list[dict[str, Any]] = [
+        {"layer": layer.label, "count": layer.count, "macs": workload_of(layer).macs}
+        for layer in layers
+    ]
+    machines: dict[str, Any] = {}
+    with open_workers(workers=WORKERS) as crew:
+        _fill(rows, _on_default(layers, trials, database), crew)
+        for row in rows:
+            row["software"]["explored"] = row.pop("explored")
         for name, space in SPACES.items():
-            machine = machines[name] = best_machine(HERE / space, key, database, crew)
-            spec = machine.pop("spec")
+            spec, cycles, machines[name] = best_machine(HERE / space, key, database, crew)
             tasks = [
                 _task(n, name, layer, tuned, spec, trials, database)
                 for n, layer in enumerate(layers)
             ]
             _fill(rows, tasks, crew)
-    area = FAMILY.area_um2(DEFAULT_POINT) * 1e-6
-    return {"trials": trials, "area_mm2": area, "layers": rows, "machines": machines}
+            for row, simulated in zip(rows, cycles, strict=True):
+                row[name]["explored"] = simulated
+    return {
+        "trials": trials,
+        "explored": EXPLORED,
+        "area_mm2": FAMILY.area_um2(DEFAULT_POINT) * 1e-6,
+        "limit_mm2": FAMILY.area_um2(LIMIT) * 1e-6,
+        "layers": rows,
+        "machines": machines,
+    }
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """What is known of a layer serves all rows that have it."""
+    return tempfile.TemporaryDirectory()
+
+
+def _on_default(layers: tuple[Layer, ...], trials: int, database: Path) -> list[Task]:
+    default = default_spec()
+    return [
+        task
+        for n, layer in enumerate(layers)
+        for task in (
+            _task(n, "reference", layer, reference, trials + EXPLORED),
+            _task(n, "software", layer, tuned, default, trials, database),
+            _task(n, "explored", layer, explored, DEFAULT_POINT),
+        )
+    ]
 
 
 def _task(
@@ -110,128 +130,62 @@ def _fill(rows: list[dict[str, Any]], tasks: list[Task], crew: Workers) -> None:
             raise outcome.error
         number, column = outcome.task.key.split()
         rows[int(number)][column] = outcome.result
-        _say(f"{column}: {done} of {len(tasks)} layers tuned")
+        _say(f"{done} of {len(tasks)} ({column}, layer {number})")
 
 
-def best_machine(space: Path, key: str, results: Path, crew: Workers) -> dict[str, Any]:
-    """Of the fewest cycles within the default's area."""
-    area = FAMILY.area_um2(DEFAULT_POINT)
+def best_machine(
+    space: Path, key: str, results: Path, crew: Workers
+) -> tuple[HardwareSpec, list[int], dict[str, Any]]:
+    """Of the fewest cycles within the default's area; cycles of each layer as the exploration
+    simulated them."""
     name, picked = NETWORKS[key]
     exploration = open_exploration(
         space,
         name,
         layers=picked,
         objectives=["cycles"],
-        limits=[f"area={area!r}um2"],
+        limits=[f"area={FAMILY.area_um2(LIMIT)!r}um2"],
         results=results,
     )
     for step in exploration.run(crew):
         _say(f"{step.doing} {step.done}/{step.of}")
     found, search = exploration.result(), exploration.search
-    point: Point = found.front[0].point
-    spec = spec_of(point, results)
-    return {
-        "spec": spec,
+    assert isinstance(search, ExactSearch)
+    best = found.front[0]
+    spec = target_of(FAMILY.specification(best.point)).spec
+    about = {
         "name": spec.name,
-        "point": {n: v for n, v in point.items() if n.startswith("log_")},
-        "area_mm2": FAMILY.area_um2(point) * 1e-6,
+        "point": {n: v for n, v in best.point.items() if n.startswith("log_")},
+        "area_mm2": FAMILY.area_um2(best.point) * 1e-6,
         "status": found.status,
-        "machines": search.machines if isinstance(search, ExactSearch) else 0,
-        "evaluated": len(exploration.evaluated),
-        "cycles": found.front[0].costs.cycles,
+        **_machines(search),
+        "cycles": best.costs.cycles,
     }
+    return spec, [int(layer.activity.cycles) for layer in best.layers], about
 
 
-def spec_of(point: Point, folder: Path) -> HardwareSpec:
-    path = folder / "machine.toml"
-    path.write_text(FAMILY.specification(point), encoding="utf-8")
-    return load_hardware_spec(path)
+def _machines(search: ExactSearch) -> dict[str, Any]:
+    """How many there are, within the area, with software for all layers, and evaluated; and the
+    rows of the GEMM cores of those with software."""
+    fates = Counter(verdict.fate for verdict in search.verdicts.values())
+    within = search.machines - fates["limit"]
+    space = search.space
+    rows = {
+        2 ** int(space.point(place)["log_batch"])
+        for place in space.places()
+        if search.verdicts[space.number(place)].fate in ("evaluated", "dominated")
+    }
+    return {
+        "machines": search.machines,
+        "within": within,
+        "with_software": within - fates["no_software"],
+        "rows": sorted(rows),
+        "evaluated": fates["evaluated"],
+    }
 
 
 def _say(text: str) -> None:
     print(f"\r{text:100.100}", end="", file=sys.stderr, flush=True)
-
-
-def total(row: Row, which: str, *, all_layers: bool = False) -> int:
-    """Cycles of the network's layers; by default of those that the template executes."""
-    return sum(
-        layer["count"] * layer[which]["cycles"]
-        for layer in row["layers"]
-        if all_layers or layer["reference"] is not None
-    )
-
-
-def gains(row: Row, machine: str) -> tuple[float, float, float]:
-    """Over the template: of software, of hardware, of both."""
-    template, software = total(row, "reference"), total(row, "software")
-    both = template / total(row, machine)
-    return template / software, software / total(row, machine), both
-
-
-def markdown(rows: list[Row]) -> list[str]:
-    lines = ["# Table III: hardware and software on VTA", ""]
-    lines += [
-        "Simulated cycles of all layers of a network, each as often as it has it, tuned with equal",
-        "numbers of simulated programs; area is estimated from tables at 45 nm. MobileNet is",
-        "without its depthwise convolutions, which the template does not execute; the last table",
-        "has them.",
-        "",
-    ]
-    for machine in SPACES:
-        lines += _machine_table([row for row in rows if row["key"] in COMPARED], machine)
-    lines += _whole_table(rows)
-    return lines
-
-
-def _machine_table(rows: list[Row], machine: str) -> list[str]:
-    lines = [
-        f"## {WORDS[machine].capitalize()}",
-        "",
-        (
-            "| network | configuration | area mm2 (default) | template | software alone | both "
-            "| software | hardware | both |"
-        ),
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    found: list[tuple[float, float, float]] = []
-    for row in rows:
-        made, gain = row["machines"][machine], gains(row, machine)
-        found.append(gain)
-        cycles = " | ".join(f"{total(row, w):,}" for w in ("reference", "software", machine))
-        ratios = " | ".join(f"{g:.2f}x" for g in gain)
-        area = f"{made['area_mm2']:.3f} ({row['area_mm2']:.3f})"
-        lines.append(f"| {row['key']} | {made['name']} | {area} | {cycles} | {ratios} |")
-    means = [geometric_mean(column) for column in zip(*found, strict=True)]
-    ratios = " | ".join(f"**{mean:.2f}x**" for mean in means)
-    lines.append(f"| geometric mean | | | | | | {ratios} |")
-    low, high, share = PAPER
-    lines += [
-        "",
-        (
-            f"Paper: {low} to {high}x, {share:.2%} of it by hardware; its platforms and its spaces "
-            "of hardware are others."
-        ),
-        "",
-    ]
-    return lines
-
-
-def _whole_table(rows: list[Row]) -> list[str]:
-    lines = [
-        "## All layers, without the template",
-        "",
-        "| network | default | equal multipliers | equal area | gain | status |",
-        "| --- | ---: | ---: | ---: | ---: | --- |",
-    ]
-    for row in rows:
-        cycles = [total(row, w, all_layers=True) for w in ("software", *SPACES)]
-        columns = " | ".join(f"{c:,}" for c in cycles)
-        status = ", ".join(
-            f"{m['status']}, {m['evaluated']} of {m['machines']} evaluated"
-            for m in row["machines"].values()
-        )
-        lines.append(f"| {row['key']} | {columns} | {cycles[0] / cycles[-1]:.2f}x | {status} |")
-    return lines
 
 
 def plot(rows: list[Row], folder: Path) -> bool:
@@ -244,7 +198,7 @@ def plot(rows: list[Row], folder: Path) -> bool:
         "and hardware, equal area": [gains(row, "area")[2] for row in rows],
     }
     title = "over the default configuration with the tuned template (simulated cycles)"
-    return bars([row["key"] for row in rows], series, folder / "results.svg", title=title)
+    return bars([NAMES[row["key"]] for row in rows], series, folder / "results.svg", title=title)
 
 
 if __name__ == "__main__":
