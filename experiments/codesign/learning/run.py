@@ -1,6 +1,6 @@
 """Q-learning, after FlexTensor, against the tuner, with equal numbers of simulated programs.
 
-    python experiments/codesign/learning/run.py --trials 256       # 25 minutes
+    python experiments/codesign/learning/run.py --trials 256       # 26 minutes
     python experiments/codesign/learning/run.py 7 --trials 256     # a layer of ResNet-50
 
 All choose among the same eight embeddings on VTA's default configuration. The tuner begins with
