@@ -18,7 +18,7 @@ from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.space import Nest, VtaSpace, canonical
 from cpembed.targets.vta.target import VtaTarget
 from cpembed.workloads.suites import Layer
-from experiments.codesign.common import default_spec, workload_of
+from experiments.codesign.common import DEFAULT, default_spec, reference, workload_of
 from experiments.codesign.figure11 import run as figure11
 from experiments.codesign.learning import qlearning
 from experiments.codesign.learning import run as learning
@@ -35,6 +35,7 @@ from experiments.codesign.learning.qlearning import (
 from experiments.codesign.table3 import run as table3
 from experiments.codesign.table3 import tables
 from experiments.vta_evaluation.rows import Row, load
+from experiments.vta_evaluation.tuning import Target, tune_reference
 from tests.experiments.loading import EXPERIMENTS
 
 SCRIPTS = {"table3": table3, "figure11": figure11, "learning": learning}
@@ -130,6 +131,16 @@ def test_no_random_schedule_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qlearning, "ATTEMPTS", 50)
     with pytest.raises(LoweringError, match="none of 50 random schedules"):
         random_beginnings(nests(), 0)
+
+
+def test_the_template_has_as_many_programs_as_it_is_given() -> None:
+    """Also those that estimates find slow, which other experiments leave out."""
+    workload = workload_of(Layer("words", 0, "", "conv2d n=1 c=256 h=4 w=4 k=256 r=1 s=1 pad=0"))
+    found = reference(workload, 60)
+    fewer = tune_reference(workload, Target.of(DEFAULT, workload), 60)
+    assert found is not None
+    assert fewer.simulated < found["simulated"] == 60
+    assert found["cycles"] == fewer.cycles
 
 
 SPACE = """
