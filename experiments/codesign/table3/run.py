@@ -203,6 +203,12 @@ def plot(rows: list[Row], folder: Path) -> bool:
 
 if __name__ == "__main__":
     experiment = Experiment.of_script(
-        __file__, __doc__, tuple(NETWORKS), compute, markdown, plot, "simulated programs of a layer"
+        __file__,
+        __doc__,
+        tuple(NETWORKS),
+        compute,
+        markdown,
+        plot,
+        "programs of a layer that a tuner simulates",
     )
     sys.exit(experiment.main())

@@ -156,9 +156,12 @@ def _without_software(rows: list[Row]) -> list[str]:
         if made["rows"] == [1]:
             lines += [
                 "",
-                f"{NAMES[row['key']]}: of the {made['within']:,} machines within the area,",
-                f"{made['with_software']:,} have software for all layers, each with a core of one",
-                "row: on the others a depthwise convolution has no embedding. So this row says",
-                "nothing of larger cores: proven is that no other buffers or blocks are faster.",
+                (
+                    f"{NAMES[row['key']]}: of the {made['within']:,} machines within the area, "
+                    f"{made['with_software']:,} have software for all layers, each with a core of "
+                    "one row: on the others a depthwise convolution has no embedding. So this row "
+                    "says nothing of larger cores; proven is that none of these machines is faster "
+                    "than that of the table, with the exploration's schedules."
+                ),
             ]
     return lines
