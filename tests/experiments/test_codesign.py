@@ -179,7 +179,7 @@ def test_a_row_of_table_iii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         # A machine of the default's core is not slower than what was explored there.
         total = row["machines"]["area"]["cycles"]
         assert tables.total(row, "area") <= total
-    assert "\n2 have software for all layers" in "\n".join(table3.markdown(rows[1:]))
+    assert "area, 2 have software for all layers" in "\n".join(table3.markdown(rows[1:]))
 
 
 @pytest.mark.parametrize("name", ["table3", "figure11", "learning"])
