@@ -23,11 +23,12 @@ MODELS = (".onnx", ".pt2")
 @dataclass(frozen=True)
 class NamedSuite:
     """``digest`` is of the layers of a user's own suite; None of a shipped one, which its name
-    says."""
+    says. ``graph``: of a model, prepared."""
 
     name: str
     layers: tuple[Layer, ...]
     digest: str | None = None
+    graph: Graph | None = None
 
 
 def named_suite(
@@ -54,7 +55,8 @@ def prepared_suite(
         return _own(Path(name).name, read_suite(Path(name)))
     if is_model:
         graph = prepared(_model(name, shapes))
-        return _own(Path(name).name, model_layers(graph, Path(name).name))
+        own = _own(Path(name).name, model_layers(graph, Path(name).name))
+        return replace(own, graph=graph)
     if name not in SUITES:
         raise WorkloadError(
             f"unknown suite {name!r}: use {' '.join(SUITES)}, or a file: a table as .csv, or a "
@@ -72,7 +74,7 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
     first: dict[Computation, str] = {}
     for operator in graph.operators:
         if isinstance(operator.kind, Product):
-            key = replace(operator.kind.computation, name=_family(operator.kind.computation))
+            key = product_key(operator.kind.computation)
             counts[key] = counts.get(key, 0) + 1
             first.setdefault(key, operator.name)
     if not counts:
@@ -93,6 +95,12 @@ def model_layers(graph: Graph, name: str) -> tuple[Layer, ...]:
         )
         for index, key in enumerate(counts)
     )
+
+
+def product_key(computation: Computation) -> Computation:
+    """What products that compute the same have in common: the :attr:`ComputedLayer.computation` of
+    their layer."""
+    return replace(computation, name=_family(computation))
 
 
 def layer_workload(layer: ComputedLayer, layout: str, spec: HardwareSpec) -> Computation:

@@ -56,6 +56,12 @@ from cpembed.cli.output import Bar, message, print_json, print_text
     "counted]",
 )
 @click.option(
+    "--layouts",
+    is_flag=True,
+    help="With --packing, of a MODEL: tensors stay packed between layers, and copies from one "
+    "layout to another are what counts.",
+)
+@click.option(
     "--buffer",
     type=click.IntRange(min=1),
     metavar="BYTES",
@@ -81,6 +87,7 @@ def command(
     powers: bool,
     smallest: int,
     packing: int | None,
+    layouts: bool,
     buffer: int | None,
     total_macs: int | None,
     shapes: dict[str, tuple[int, ...]],
@@ -100,11 +107,14 @@ def command(
     cpembed shape resnet50 --macs 256
     cpembed shape deepbench --macs 1024 --shapes 2 --constraints complete
     cpembed shape model.onnx --macs 4096 --powers --save best.toml
+    cpembed shape model.onnx --macs 256 --packing 64 --layouts
     """
     from cpembed.exploration.shapes.saving import check_file
 
     if save is not None:
         check_file(save)
+    if layouts and packing is None:
+        raise click.UsageError("--layouts needs --packing: how many bytes copied are an execution")
     with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.cells import Cost
@@ -120,6 +130,7 @@ def command(
             buffer,
             total_macs,
             timeout,
+            layouts,
         )
         with Bar("", None) as bar:
 

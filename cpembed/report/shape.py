@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
-from cpembed.exploration.shapes.result import ShapeResult
+from cpembed.exploration.shapes.joint import Copy
+from cpembed.exploration.shapes.result import LayerRow, ShapeResult
 from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.report.words import legend, mapping
 from cpembed.wording import plural
@@ -22,15 +23,32 @@ def report(result: ShapeResult) -> Iterator[RenderableType]:
         yield legend([row.embedded.embedding for row in result.layers])
         yield ""
     yield header(_summary(result))
+    if result.copies:
+        yield ""
+        yield heading("copied from the layout that a tensor is stored in")
+        yield bullets(_copies(result.copies))
     if result.left_out:
         yield ""
         yield heading("left out, as no shape embeds them")
         yield bullets(f"{item.layer.label}: {item.reason}" for item in result.left_out)
 
 
+def _copies(copies: Sequence[Copy]) -> Iterator[str]:
+    """The largest ones."""
+    largest = sorted(copies, key=lambda copy: -copy.moved_bytes)
+    for copy in largest[:_LISTED]:
+        shape = " x ".join(map(str, copy.layout.shape))
+        yield f"{copy.tensor}, {shape}: into {copy.name}, {copy.moved_bytes:,} bytes"
+    if rest := largest[_LISTED:]:
+        bytes_of_rest = sum(copy.moved_bytes for copy in rest)
+        yield f"{plural(len(rest), 'more copy', 'more copies')}: {bytes_of_rest:,} bytes"
+
+
 def _layers(result: ShapeResult) -> RenderableType:
     several = len(result.shapes) > 1
+    kept = result.copies is not None
     columns = ["#>", "layer", "count>", *(["shape"] if several else []), "best embedding"]
+    columns += ["reads and writes"] if kept else []
     rows = [
         [
             str(row.layer.index),
@@ -38,12 +56,18 @@ def _layers(result: ShapeResult) -> RenderableType:
             str(row.layer.count),
             *([str(row.shape)] if several else []),
             mapping(row.embedded.embedding) + (" (exchanged)" * row.embedded.exchanged),
+            *([_layouts(row)] if kept else []),
             f"{row.embedded.executions:,}",
             f"{row.embedded.utilisation:.1%}",
         ]
         for row in result.layers
     ]
     return table([*columns, "executions>", "used>"], rows)
+
+
+def _layouts(row: LayerRow) -> str:
+    *reads, writes = row.layouts or ("",)
+    return f"{', '.join(reads)} → {writes}"
 
 
 def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
@@ -70,7 +94,8 @@ def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
         yield "executions", f"{result.executions:,}, {state}"
     else:
         yield "executions", f"{result.executions:,}"
-        yield "packing", f"{result.packing_bytes:,} bytes, {counted:,} of them as an execution"
+        what = "packing" if result.copies is None else "copies"
+        yield what, f"{result.packing_bytes:,} bytes, {counted:,} of them as an execution"
         yield "together", f"{_cost(result, result.sets.cost)}, {state}"
     yield "ideal", f"{result.ideal:,}, if {scope.macs:,} MACs were never idle"
     if result.utilisation is not None:

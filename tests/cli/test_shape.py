@@ -11,6 +11,7 @@ from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.hw.loader import load_hardware_spec
 from tests.cli.calling import Caller
 from tests.cli.schema import NUMBER, Map, assert_matches
+from tests.models.registry import write_int8
 
 NOTHING = type(None)
 LAYER = {
@@ -25,6 +26,7 @@ LAYER = {
     "in_place": [str],
     "exchanged": bool,
     "first_of_ties": bool,
+    "layouts": NOTHING,
     "embedding": {
         "id": str,
         "family": Map([str]),
@@ -43,6 +45,7 @@ DOCUMENT = {
     "bytes_per_execution": NOTHING,
     "buffer_bytes": NOTHING,
     "total_macs": NOTHING,
+    "layouts": bool,
     "proven": bool,
     "gap": NUMBER,
     "cost": NUMBER,
@@ -59,6 +62,7 @@ DOCUMENT = {
     "searched": NOTHING,
     "layers": [LAYER],
     "left_out": [],
+    "copies": NOTHING,
     "seconds": NUMBER,
 }
 
@@ -234,3 +238,45 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
     found = call("shape", suite, "--macs", "32", "--save", str(tmp_path / "missing" / "b.toml"))
     found.is_one_line_error(2, "missing")
     assert not folder.exists()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_int8("tiny", tmp_path_factory.mktemp("models") / "tiny.onnx"))
+
+
+def test_layouts_between_the_layers_of_a_model(call: Caller, model: str) -> None:
+    """Copies cost no more than packing each layer by itself, and the sum is what was minimised."""
+    words = ("shape", model, "--macs", "64", "--powers", "--packing", "32", "--json")
+    alone, kept = call(*words).json, call(*words, "--layouts").json
+    assert kept["layouts"]
+    assert kept["proven"]
+    assert kept["cost"] <= alone["cost"]
+    moved = sum(copy["moved_bytes"] for copy in kept["copies"])
+    assert kept["packing_bytes"] == moved
+    assert kept["cost"] == kept["executions"] + moved / 32
+    assert all(len(row["layouts"]) >= 2 for row in kept["layers"])
+    assert sum(row["count"] for row in kept["layers"]) == sum(r["count"] for r in alone["layers"])
+
+
+def test_the_table_of_layouts(call: Caller, model: str) -> None:
+    found = call("shape", model, "--macs", "64", "--powers", "--packing", "32", "--layouts")
+    assert (found.code, found.err) == (0, "")
+    assert "reads and writes" in found.out
+    assert "copies" in found.out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("resnet50", "--packing", "32"), "a list of layers: layouts between them need a model"),
+        (("resnet50",), "--layouts needs --packing"),
+    ],
+)
+def test_layouts_need_a_model_and_a_cost(
+    call: Caller, words: tuple[str, ...], message: str
+) -> None:
+    found = call("shape", *words, "--macs", "16", "--powers", "--layouts")
+    assert found.code == 2
+    assert message in found.err
+    assert found.out == ""

@@ -69,18 +69,10 @@ def evaluate(
     cost: Cost,
     seconds: float | None,
 ) -> Cell:
-    """The embedding of least cost, its program proven; as :func:`~cpembed.api.solve.solve` does,
-    the factors exchange their roles where nothing fits in their own."""
-    instruction = instruction_of(shape)
-    chosen = replace(constraints, weights=EXECUTIONS_ONLY)
-    limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
-    found = find_embeddings(workload, instruction, chosen, limits)
-    exchanged = False
-    nothing = found.status is Status.INFEASIBLE and found.mismatch is None
-    if nothing and chosen.get("dataflow") and not chosen.exchanges_factors:
-        chosen, exchanged = chosen.with_exchanged_factors(), True
-        left = limits.after(clock.passed)
-        found = find_embeddings(workload, instruction, chosen, left)
+    """The embedding of least cost, its program proven."""
+    instruction, clock = instruction_of(shape), Clock(seconds)
+    searching = searched(workload, constraints, shape, seconds)
+    found = searching.result
     if found.status is Status.INFEASIBLE:
         return Cell(math.inf)
     least = math.ceil(workload.macs / shape.macs) * cost.unit
@@ -96,11 +88,38 @@ def evaluate(
         return Cell(bound)
     candidate, paid = ordered.best
     if found.problem is not None:
-        check_embedding(found.problem, chosen, candidate.embedding)
+        check_embedding(found.problem, searching.constraints, candidate.embedding)
     require(candidate.program)
     first = bound >= cost.of(paid.calls, paid.packing_bytes)
-    embedded = embedded_of(candidate, paid, exchanged=exchanged, first=first)
+    embedded = embedded_of(candidate, paid, exchanged=searching.exchanged, first=first)
     return Cell(bound, embedded)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search came to, under which constraints; ``exchanged``: those in which the factors
+    have each other's roles."""
+
+    result: SearchResult
+    constraints: ConstraintSet
+    exchanged: bool = False
+
+
+def searched(
+    workload: Computation, constraints: ConstraintSet, shape: Shape, seconds: float | None
+) -> Searched:
+    """The embeddings of a shape; as :func:`~cpembed.api.solve.solve` does, the factors exchange
+    their roles where nothing fits in their own."""
+    instruction = instruction_of(shape)
+    chosen = replace(constraints, weights=EXECUTIONS_ONLY)
+    limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
+    found = find_embeddings(workload, instruction, chosen, limits)
+    nothing = found.status is Status.INFEASIBLE and found.mismatch is None
+    if not (nothing and chosen.get("dataflow") and not chosen.exchanges_factors):
+        return Searched(found, chosen)
+    chosen = chosen.with_exchanged_factors()
+    found = find_embeddings(workload, instruction, chosen, limits.after(clock.passed))
+    return Searched(found, chosen, exchanged=True)
 
 
 class _Ordered:

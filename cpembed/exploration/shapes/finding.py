@@ -19,10 +19,13 @@ from cpembed.exploration.shapes.layers import (
     read_layers,
     weighted,
 )
+from cpembed.exploration.shapes.network import network_of
 from cpembed.exploration.shapes.question import Model, Question
 from cpembed.exploration.shapes.result import Counts, LayerRow, LeftOut, Sets, ShapeResult
 from cpembed.exploration.shapes.settling import Cells, Search, settle
 from cpembed.exploration.shapes.shape import Shape
+from cpembed.exploration.shapes.together import NOTHING, Chooser
+from cpembed.exploration.shapes.used_ways import rows_of
 from cpembed.time_limit import Clock
 
 
@@ -34,6 +37,8 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
     """
     started = time.perf_counter()
     finder = _Finder(model, question, workers, report)
+    if question.layouts:
+        return _with_layouts(finder, started)
     answer = finder.answer()
     try:
         rows = finder.rows(answer)
@@ -49,6 +54,35 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
         Counts(len(finder.columns), answer.not_dominated, answer.searched),
         tuple(finder.shape(column) for column in answer.equal),
         time.perf_counter() - started,
+    )
+
+
+def _with_layouts(finder: _Finder, started: float) -> ShapeResult:
+    network = network_of(finder.layers, frozenset(finder.used))
+    shapes = [finder.shape(int(column)) for column in finder.columns]
+    found = NOTHING
+    if network.uses and shapes:
+        executions = [finder.tables[n].executions[finder.columns] for n in network.computations]
+        chooser = Chooser(network, finder.question, shapes, np.stack(executions), finder.clock)
+        found = chooser.run(finder.workers, finder.report)
+    rows = rows_of(network, found.best, finder.layers, shapes, finder.workers)
+    choices = [found.best, *([] if found.second is None else [found.second])]
+    sets = Found(
+        tuple(choice.columns for choice in choices if choice.options),
+        tuple(choice.cost for choice in choices if choice.options),
+        found.bound,
+        found.second_proven,
+    )
+    return ShapeResult(
+        finder.layers.suite,
+        finder.question,
+        Sets.of(sets, shapes),
+        tuple(rows),
+        finder.left_out(),
+        Counts(len(shapes), None if shapes else 0, found.searched),
+        (),
+        time.perf_counter() - started,
+        found.best.copies,
     )
 
 

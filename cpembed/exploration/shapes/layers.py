@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from cpembed.errors import WorkloadError
 from cpembed.exploration.shapes.choice import Costs
 from cpembed.exploration.shapes.executions import LayerExecutions, Scope, layer_executions
 from cpembed.exploration.shapes.shape import template
+from cpembed.graph.graph import Graph
 from cpembed.ir.computation import Computation
 from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer
@@ -37,11 +38,15 @@ class ShapedLayer:
 
 @dataclass(frozen=True)
 class LayerSet:
-    """All layers of a suite and its distinct computations."""
+    """All layers of a suite and its distinct computations. Of a model also ``graph``, and by a
+    product's own computation (:func:`~cpembed.api.bench_layers.product_key`) the number of that
+    among the distinct ones."""
 
     suite: str
     layers: tuple[ShapedLayer, ...]
     workloads: tuple[Computation, ...]
+    graph: Graph | None = None
+    of_product: Mapping[Computation, int] = field(default_factory=dict[Computation, int])
 
     def weights(self, computation: int) -> int:
         """How often the network has a computation."""
@@ -59,11 +64,14 @@ def read_layers(
     named = named_suite(suite, spec, shapes)
     numbers: dict[Computation, int] = {}
     layers: list[ShapedLayer] = []
+    products: dict[Computation, int] = {}
     for layer in named.layers:
         workload = _typed(layer, layout)
         number = numbers.setdefault(replace(workload, name=workload.name.split()[0]), len(numbers))
         layers.append(ShapedLayer(layer.index, layer.label, layer.count, workload.macs, number))
-    return LayerSet(named.name, tuple(layers), tuple(numbers))
+        if isinstance(layer, ComputedLayer):
+            products[layer.computation] = number
+    return LayerSet(named.name, tuple(layers), tuple(numbers), named.graph, products)
 
 
 def _typed(layer: Layer, layout: str) -> Computation:

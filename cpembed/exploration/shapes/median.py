@@ -114,9 +114,6 @@ def _solve(
     without: Sequence[int],
 ) -> _Solved:
     from ortools.sat.python import cp_model
-    from ortools.sat.python import cp_model_helper as cmh
-
-    from cpembed.embedding.cpsat import solve_in_thread
 
     model = cp_model.CpModel()
     opened = [model.new_bool_var("") for _ in range(costs.shape[1])]
@@ -131,14 +128,7 @@ def _solve(
     if start is not None:
         for number, literal in enumerate(opened):
             model.add_hint(literal, number in start)
-    wrapper = cmh.SolveWrapper()
-    parameters = cmh.SatParameters()
-    parameters.num_workers = 1
-    parameters.catch_sigint_signal = False
-    if seconds is not None:
-        parameters.max_time_in_seconds = max(seconds, 0.01)
-    wrapper.set_parameters(parameters)
-    response = solve_in_thread(wrapper, model.proto)
+    response = solved(model, seconds)
     floor = float(costs.min(axis=1).sum()) if len(costs) else 0.0
     if response.status.name == "INFEASIBLE":
         return _Solved(None, math.inf)
@@ -148,6 +138,24 @@ def _solve(
     picked = tuple(n for n, literal in enumerate(opened) if values[literal.index])
     bound = constant + math.ceil(response.best_objective_bound - 1e-6)
     return _Solved(picked, max(floor, float(bound)))
+
+
+def solved(model: Any, seconds: float | None) -> Any:
+    """What CP-SAT answers within the time, on one thread, so that it is the same every time."""
+    from ortools.sat.python import cp_model_helper as cmh
+
+    from cpembed.embedding.cpsat import solve_in_thread
+
+    wrapper = cmh.SolveWrapper()
+    parameters = cmh.SatParameters()
+    parameters.num_workers = 1
+    # The linear relaxation of choices is nearly tight: with it whole, they take a thirtieth.
+    parameters.linearization_level = 2
+    parameters.catch_sigint_signal = False
+    if seconds is not None:
+        parameters.max_time_in_seconds = max(seconds, 0.01)
+    wrapper.set_parameters(parameters)
+    return solve_in_thread(wrapper, model.proto)
 
 
 def _levels(

@@ -31,7 +31,9 @@ class Model:
 @dataclass(frozen=True)
 class Question:
     """The best ``count`` shapes or fewer within ``scope``. ``buffer_bytes``: the tiles of a shape's
-    operands take no more; ``total_macs``: nor have the shapes more together."""
+    operands take no more; ``total_macs``: nor have the shapes more together. ``layouts``: tensors
+    of a model stay packed between its layers, and what counts of packing is copying them from one
+    layout to another; constants are packed ahead."""
 
     scope: Scope
     count: int
@@ -40,6 +42,7 @@ class Question:
     buffer_bytes: int | None = None
     total_macs: int | None = None
     timeout: float | None = None
+    layouts: bool = False
 
     def admitted(self) -> NDArray[np.int64]:
         """The shapes whose tiles the buffer holds and that the total allows, by number."""

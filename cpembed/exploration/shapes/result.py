@@ -9,6 +9,7 @@ from typing import Any
 
 from cpembed.exploration.shapes.choice import Found
 from cpembed.exploration.shapes.embedded import Embedded
+from cpembed.exploration.shapes.joint import Copy
 from cpembed.exploration.shapes.layers import ShapedLayer
 from cpembed.exploration.shapes.question import Question
 from cpembed.exploration.shapes.shape import Shape
@@ -16,11 +17,14 @@ from cpembed.exploration.shapes.shape import Shape
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A layer with the shape that it takes, and the embedding of that."""
+    """A layer with the shape that it takes, and the embedding of that. Where layouts are kept
+    between layers a row is of those that take the same way: ``layouts`` of the tensors that they
+    read, then of the one that they write."""
 
     layer: ShapedLayer
     shape: Shape
     embedded: Embedded
+    layouts: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         found, layer = self.embedded, self.layer
@@ -36,6 +40,7 @@ class LayerRow:
             "in_place": list(found.in_place),
             "exchanged": found.exchanged,
             "first_of_ties": found.first,
+            "layouts": None if self.layouts is None else list(self.layouts),
             "embedding": {
                 "id": found.embedding.identifier(),
                 "family": {axis: list(axes) for axis, axes in found.embedding.family.items()},
@@ -94,7 +99,8 @@ class Counts:
 class ShapeResult:
     """The best shapes for the layers of a suite, and what each layer makes of them.
 
-    ``equal``: where the best is one shape, the others that need as few executions in all."""
+    ``equal``: where the best is one shape, the others that need as few executions in all.
+    ``copies``: between layouts of the tensors of a model, where they are kept between layers."""
 
     suite: str
     question: Question
@@ -104,6 +110,7 @@ class ShapeResult:
     counts: Counts
     equal: tuple[Shape, ...]
     seconds: float
+    copies: tuple[Copy, ...] | None = None
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -118,7 +125,10 @@ class ShapeResult:
 
     @property
     def packing_bytes(self) -> int:
-        """That packing and unpacking move, of all layers, each times its count."""
+        """That packing and unpacking move, of all layers, each times its count; or copies between
+        layers do."""
+        if self.copies is not None:
+            return sum(copy.moved_bytes for copy in self.copies)
         return sum(row.embedded.packing_bytes * row.layer.count for row in self.layers)
 
     @property
@@ -190,6 +200,7 @@ class ShapeResult:
             "bytes_per_execution": question.cost.bytes_per_execution,
             "buffer_bytes": question.buffer_bytes,
             "total_macs": question.total_macs,
+            "layouts": question.layouts,
             "proven": self.proven,
             "gap": self.gap,
             "cost": self.in_executions(sets.cost),
@@ -206,6 +217,7 @@ class ShapeResult:
             "searched": self.counts.searched,
             "layers": [row.to_json() for row in self.layers],
             "left_out": [layer.to_json() for layer in self.left_out],
+            "copies": None if self.copies is None else [copy.to_json() for copy in self.copies],
             "seconds": self.seconds,
         }
 
