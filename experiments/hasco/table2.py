@@ -150,7 +150,7 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         (
             f"The least latency (cycles), power (mW) and area (mm2) of {TRIALS} trials within the "
-            "limits, medians over seeds; beside them the paper's, of another model, in 1e8 "
+            "limits, medians over seeds (- where no trial was within them); beside them the paper's, of another model, in 1e8 "
             "cycles, mW and 1e7 um2."
         ),
         "",
@@ -173,12 +173,12 @@ def markdown(document: dict[str, Any]) -> str:
                 for method in METHODS
             ]
             published = paper[place]
-            cells = [f"{value:,.4g}" for value in (*values, *published)]
+            cells = ["-" if math.isnan(v) else f"{v:,.4g}" for v in (*values, *published)]
             ratios = values[0] / values[-1], published[0] / published[-1]
             limits = ", ".join(entry["limits"]) if not place else ""
             lines.append(
                 f"| {network if not place else ''} {limits} | {intrinsic} | {words} "
-                f"| {' | '.join(cells[:3])} | {ratios[0]:.3f}x "
+                f"| {' | '.join(cells[:3])} | {'-' if math.isnan(ratios[0]) else f'{ratios[0]:.3f}x'} "
                 f"| {' | '.join(cells[3:])} | {ratios[1]:.3f}x |"
             )
     return "\n".join([*lines, ""])
