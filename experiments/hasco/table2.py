@@ -150,8 +150,8 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         (
             f"The least latency (cycles), power (mW) and area (mm2) of {TRIALS} trials within the "
-            "limits, medians over seeds (- where no trial was within them); beside them the paper's, of another model, in 1e8 "
-            "cycles, mW and 1e7 um2."
+            "limits, medians over the seeds that have one (-: none has); beside them the paper's, "
+            "of another model, in 1e8 cycles, mW and 1e7 um2."
         ),
         "",
         *provenance_lines(document, "costs estimated by the neutral model"),
@@ -174,12 +174,13 @@ def markdown(document: dict[str, Any]) -> str:
             ]
             published = paper[place]
             cells = ["-" if math.isnan(v) else f"{v:,.4g}" for v in (*values, *published)]
-            ratios = values[0] / values[-1], published[0] / published[-1]
+            ratio = values[0] / values[-1]
+            ours = "-" if math.isnan(ratio) else f"{ratio:.3f}x"
             limits = ", ".join(entry["limits"]) if not place else ""
             lines.append(
                 f"| {network if not place else ''} {limits} | {intrinsic} | {words} "
-                f"| {' | '.join(cells[:3])} | {'-' if math.isnan(ratios[0]) else f'{ratios[0]:.3f}x'} "
-                f"| {' | '.join(cells[3:])} | {ratios[1]:.3f}x |"
+                f"| {' | '.join(cells[:3])} | {ours} "
+                f"| {' | '.join(cells[3:])} | {published[0] / published[-1]:.3f}x |"
             )
     return "\n".join([*lines, ""])
 
