@@ -74,7 +74,7 @@ def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
     question, scope = result.question, result.question.scope
     yield (
         f"{result.suite}, {scope.macs:,} MACs",
-        f"{plural(len(result.layers), 'layer')} under {question.constraints.name}",
+        f"{plural(_layer_count(result), 'layer')} under {question.constraints.name}",
     )
     yield "compared", _compared(result)
     if not result.shapes:
@@ -108,6 +108,11 @@ def _summary(result: ShapeResult) -> Iterator[tuple[str, str]]:
         yield "runner-up", f"{shapes}: {words}"
 
 
+def _layer_count(result: ShapeResult) -> int:
+    """A layer that takes several ways has several rows."""
+    return len({row.layer.index for row in result.layers})
+
+
 def _compared(result: ShapeResult) -> str:
     kind = "powers of two" if result.question.scope.powers else "integers"
     counts = result.counts
@@ -115,7 +120,7 @@ def _compared(result: ShapeResult) -> str:
     if counts.not_dominated is not None:
         words += f", {counts.not_dominated:,} of them not dominated"
     if counts.searched is not None:
-        pairs = counts.compared * len(result.layers)
+        pairs = counts.compared * _layer_count(result)
         words += f"; {counts.searched:,} of {pairs:,} pairs of a shape and a layer searched"
     return words
 
