@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -48,6 +48,13 @@ class Workers(ABC):
         Tasks are taken from the iterable as there is room for them, not all at once. Closing the
         generator abandons those that are not complete.
         """
+
+    def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Each task with its result, for those who need all of them: the first error is raised."""
+        for outcome in self.outcomes(tasks):
+            if outcome.error is not None:
+                raise outcome.error
+            yield outcome.task, outcome.result
 
     @property
     def count(self) -> int:

@@ -4,6 +4,7 @@ sets whose executions are not known from tables."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cpembed.embedding.checks import check_embedding
@@ -22,6 +23,9 @@ from cpembed.selection.overheads import Overheads, overheads
 from cpembed.time_limit import Clock, OutOfTime, within
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.proof import require
+
+LEAST_SECONDS = 0.1
+"""For a search whose time is over when it is begun."""
 
 _LATE = 0.5
 """Seconds after its limit at which a search that does not end by itself is left."""
@@ -77,12 +81,7 @@ def evaluate(
         return Cell(math.inf)
     least = math.ceil(workload.macs / shape.macs) * cost.unit
     ordered = _Ordered(workload, instruction, found, cost)
-    left = clock.left()
-    try:
-        within(None if left is None else left + _LATE, ordered.run)
-    except OutOfTime:
-        if seconds is None:
-            raise
+    in_time(clock, ordered.run)
     bound = max(float(least), ordered.bound) if found.complete else float(least)
     if ordered.best is None:
         return Cell(bound)
@@ -120,6 +119,16 @@ def searched(
     chosen = chosen.with_exchanged_factors()
     found = find_embeddings(workload, instruction, chosen, limits.after(clock.passed))
     return Searched(found, chosen, exchanged=True)
+
+
+def in_time(clock: Clock, work: Callable[[], None]) -> None:
+    """Do what keeps what it has found so far, until the time is over."""
+    left = clock.left()
+    try:
+        within(None if left is None else left + _LATE, work)
+    except OutOfTime:
+        if left is None:
+            raise
 
 
 class _Ordered:

@@ -204,10 +204,8 @@ class _Finder:
             doing = f"embedding {shape} in {workload.name}"
             tasks.append(Task(str(computation), embed, arguments, doing))
         found: dict[int, Embedded] = {}
-        for outcome in self.workers.outcomes(tasks):
-            if outcome.error is not None:
-                raise outcome.error
-            found[int(outcome.task.key)] = outcome.result
+        for task, result in self.workers.results(tasks):
+            found[int(task.key)] = result
             self.report("embedding the best shapes", len(found), len(tasks))
         return found
 

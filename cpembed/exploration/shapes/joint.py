@@ -3,6 +3,9 @@
 Each product takes a way of an open shape, each tensor a layout that it is stored in, and each other
 layout that some reader needs costs a copy, once. A way that is not known yet stands for all of its
 shape: the executions that it has at least, any layouts.
+
+:mod:`cpembed.network.assignment` assigns layouts where each node has options of its own; here the
+nodes' options hang together, as at most K shapes are open.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -98,10 +98,8 @@ def executions_of(
     ]
     places = {task.key: number for number, task in enumerate(tasks)}
     found: dict[int, LayerExecutions] = {}
-    for outcome in workers.outcomes(tasks):
-        if outcome.error is not None:
-            raise outcome.error
-        found[places[outcome.task.key]] = outcome.result
+    for task, result in workers.results(tasks):
+        found[places[task.key]] = result
         report("tables", len(found), len(tasks))
     return [found[number] for number in range(len(tasks))]
 

@@ -149,7 +149,8 @@ def solved(model: Any, seconds: float | None) -> Any:
     wrapper = cmh.SolveWrapper()
     parameters = cmh.SatParameters()
     parameters.num_workers = 1
-    # The linear relaxation of choices is nearly tight: with it whole, they take a thirtieth.
+    # The relaxation of such choices is nearly tight: 0.2 s instead of 6.4 s for two shapes of
+    # MobileNetV2 with its layouts.
     parameters.linearization_level = 2
     parameters.catch_sigint_signal = False
     if seconds is not None:

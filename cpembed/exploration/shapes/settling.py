@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
 from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.exploration.shapes.cells import Cell, Cost, evaluate
+from cpembed.exploration.shapes.cells import LEAST_SECONDS, Cell, Cost, evaluate
 from cpembed.exploration.shapes.choice import Costs, Found
 from cpembed.exploration.shapes.shape import Shape
 from cpembed.ir.computation import Computation
@@ -29,9 +29,6 @@ Choose = Callable[[Costs], Found]
 
 _AHEAD = 4
 """Cells that are searched at a time, for each worker."""
-
-_LEAST = 0.1
-"""Seconds for a cell whose time is over when it is begun."""
 
 
 @dataclass
@@ -95,7 +92,7 @@ class Search:
         """The search of a cell, in the time that is left."""
         shape, workload = self.shapes(column), self.workloads[row]
         left = self.clock.left()
-        seconds = None if left is None else max(left, _LEAST)
+        seconds = None if left is None else max(left, LEAST_SECONDS)
         arguments = (workload, self.constraints, shape, self.cost, seconds)
         doing = f"embedding {shape} in {workload.name}"
         return Task(f"cell {row} {column}", evaluate, arguments, doing)
@@ -118,10 +115,8 @@ def settle(cells: Cells, search: Search, choose: Choose) -> Found:
         batch = waiting[: _AHEAD * search.workers.count]
         tasks = [search.task(row, column) for row, column in batch]
         places = {task.key: cell for task, cell in zip(tasks, batch, strict=True)}
-        for outcome in search.workers.outcomes(tasks):
-            if outcome.error is not None:
-                raise outcome.error
-            cells.set(*places[outcome.task.key], outcome.result, search.cost)
+        for task, result in search.workers.results(tasks):
+            cells.set(*places[task.key], result, search.cost)
             search.report(len(cells.known))
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
+from cpembed.exploration.shapes.cells import LEAST_SECONDS
 from cpembed.exploration.shapes.joint import Choice, Limits, Option, choose_together
 from cpembed.exploration.shapes.layers import Report
 from cpembed.exploration.shapes.median import Budget
@@ -27,9 +28,6 @@ from cpembed.exploration.shapes.question import Question
 from cpembed.exploration.shapes.shape import Shape
 from cpembed.exploration.shapes.ways import Ways, ways_of
 from cpembed.time_limit import Clock
-
-_LEAST = 0.1
-"""Seconds for a search whose time is over when it is begun."""
 
 _LATE = 2.0
 """Seconds after the limit for the best of what is known."""
@@ -164,7 +162,7 @@ class Chooser:
 
     def _limits(self, without: tuple[int, ...]) -> Limits:
         left = self._clock.left()
-        seconds = None if left is None else max(left / 2, _LEAST)
+        seconds = None if left is None else max(left / 2, LEAST_SECONDS)
         return Limits(self._question.count, self._budget(), without, seconds)
 
     def _few(self) -> frozenset[int]:
@@ -275,7 +273,7 @@ class Chooser:
             if (use, column) not in self._known and math.isfinite(self._bounds[use, column])
         ]
         left = self._clock.left()
-        seconds = None if left is None else max(left, _LEAST)
+        seconds = None if left is None else max(left, LEAST_SECONDS)
         question = self._question
         tasks: list[Task] = []
         for use, column in missing:
@@ -284,11 +282,9 @@ class Chooser:
             doing = f"embedding {shape} in {found.workload.name}"
             tasks.append(Task(f"ways {use} {column}", ways_of, arguments, doing))
         places = {task.key: cell for task, cell in zip(tasks, missing, strict=True)}
-        for outcome in self._workers.outcomes(tasks):
-            if outcome.error is not None:
-                raise outcome.error
-            use, column = places[outcome.task.key]
-            self._known[use, column] = outcome.result
-            if not outcome.result.ways and math.isinf(outcome.result.bound):
+        for task, result in self._workers.results(tasks):
+            use, column = places[task.key]
+            self._known[use, column] = result
+            if not result.ways and math.isinf(result.bound):
                 self._bounds[use, column] = math.inf
             self._report(f"searching: {len(self._known):,} shapes in layers", 0, 1)

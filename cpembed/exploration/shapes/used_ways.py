@@ -56,8 +56,6 @@ def _proven(
         doing = f"proving {shape} in {workload.name}"
         tasks.append(Task(str(place), proven, (workload, shape, ways[key]), doing))
     found: dict[_Key, Embedded] = {}
-    for outcome in workers.outcomes(tasks):
-        if outcome.error is not None:
-            raise outcome.error
-        found[keys[int(outcome.task.key)]] = outcome.result
+    for task, result in workers.results(tasks):
+        found[keys[int(task.key)]] = result
     return {key: found[key] for key in keys}

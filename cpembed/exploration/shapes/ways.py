@@ -10,7 +10,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import TransformError
-from cpembed.exploration.shapes.cells import Searched, searched
+from cpembed.exploration.shapes.cells import Searched, in_time, searched
 from cpembed.exploration.shapes.embedded import EXECUTIONS_ONLY, Embedded, embedded_of
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.exploration.shapes.tensor_layout import TensorLayout, tensor_layout
@@ -18,13 +18,10 @@ from cpembed.ir.computation import Computation
 from cpembed.selection.best_first import best_first
 from cpembed.selection.candidate import derive_candidate
 from cpembed.selection.overheads import overheads
-from cpembed.time_limit import Clock, OutOfTime, within
+from cpembed.time_limit import Clock
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import require
-
-_LATE = 0.5
-"""Seconds after its limit at which a search that does not end by itself is left."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +84,14 @@ def ways_of(
     if found.result.status is Status.INFEASIBLE:
         return Ways(())
     ways = _Ways(use, shape, found, unit)
-    left = clock.left()
-    try:
-        within(None if left is None else left + _LATE, ways.collect)
-    except OutOfTime:
-        if seconds is None:
-            raise
+    in_time(clock, ways.collect)
     least = math.ceil(use.workload.macs / shape.macs)
     bound = ways.bound if found.result.complete else min(ways.bound, float(least))
+    needed = ways.needed()
     if found.result.problem is not None:
-        for way in ways.found.values():
+        for way in needed:
             check_embedding(found.result.problem, found.constraints, way.embedding)
-    return Ways(ways.needed(), bound)
+    return Ways(needed, bound)
 
 
 def proven(workload: Computation, shape: Shape, way: Way) -> Embedded:
@@ -142,8 +135,9 @@ class _Ways:
         self.bound = math.inf
 
     def needed(self) -> tuple[Way, ...]:
-        """Of the ways that were looked at."""
-        return tuple(w for w in self.found.values() if w.executions * self._unit < self._enough)
+        """Of the ways that were looked at. What is out of time may still go on and add some."""
+        found = list(self.found.values())
+        return tuple(w for w in found if w.executions * self._unit < self._enough)
 
     def _add(self, program: DerivedProgram, embedding: Embedding) -> None:
         use = self._use
