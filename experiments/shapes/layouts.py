@@ -3,7 +3,7 @@
     for name in resnet18 resnet50 inception_v3 mobilenet_v2; do
         python -m tests.models $name --int8 -o MODELS/${name}_int8.onnx
     done
-    python experiments/shapes/layouts.py MODELS
+    python experiments/shapes/layouts.py MODELS    # 9 minutes on one core
 
 For every ``MODELS/*_int8.onnx`` the best shape and the best two of powers of two within 256 MACs:
 by executions alone, with each layer's packing, and with tensors that stay packed between layers.
@@ -89,8 +89,8 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         (
             f"256 MACs, extents of powers of two, {document['packing']} bytes copied worth an "
-            "execution; *cost* is executions and copies of each choice, with tensors that stay packed "
-            "between layers, relative to the choice that takes them into account."
+            "execution; *cost* is executions and copies of each choice, with tensors that stay "
+            "packed between layers, relative to the choice that takes them into account."
         ),
         "",
         *provenance_lines(document, "computed"),

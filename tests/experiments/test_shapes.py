@@ -68,3 +68,13 @@ def test_the_page_has_the_medians_of_the_results() -> None:
         for macs in run.MACS
     ]
     assert found == expected
+
+
+def test_nothing_is_better_than_what_takes_layouts_into_account() -> None:
+    """Its choice is proven the best of all, so that no other one may cost less."""
+    document = json.loads((FOLDER / "layouts.json").read_text(encoding="utf-8"))
+    assert len(document["rows"]) == 8
+    for row in document["rows"]:
+        assert row["layouts"]["proven"]
+        least = row["layouts"]["cost"]
+        assert all(row[way]["cost"] >= least for way in ("executions", "packing"))
