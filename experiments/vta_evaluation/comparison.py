@@ -214,7 +214,7 @@ def plot_table(rows: list[Row], paper: Callable[[Row], Times], folder: Path) -> 
 
 
 LEGEND = (
-    "Speed-ups over the reference strategy with padding, tuned with as many simulations. *op.*:",
+    "Speed-ups over the padded reference strategy, tuned with at most as many simulations. *op.*:",
     "simulated cycles; *transf.*: packing of the image and unpacking of the result, measured on",
     "the CPU named below (weights are packed ahead); *combined*: cycles at the target's clock plus",
     "the measured time. *executions*: the ratio of instructions executed, which bounds the",
