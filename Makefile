@@ -1,4 +1,4 @@
-# `make check` is exactly what CI runs; `make setup check` is all that a clean clone needs.
+# `make setup check` is all that a clean clone needs; CONTRIBUTING.md says what CI runs beyond it.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +11,7 @@ PAPERS := tests/experiments
 FUZZ := tests/fuzz
 SLOW := $(BIN)/python -m pytest -n 2 -m slow
 
-.PHONY: setup check lint test slow $(SHARDS) wheel lock
+.PHONY: setup setup-extras check check-skipped lint test slow $(SHARDS) wheel lock
 
 setup:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -19,8 +19,19 @@ setup:
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip check
 
+# What tests of optional parts need: the extras, and compilers and disassemblers for GPUs.
+setup-extras: setup
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock -e ".[extras]"
+
 check: lint
 	$(BIN)/python -m pytest -n 2
+
+# The tests that are listed in the file SKIPPED, as `pytest --list-skipped` writes it, and the tests and
+# examples of modules that are not even collected without PyTorch.
+check-skipped:
+	PATH="$$(echo $(CURDIR)/$(BIN)/../lib/python3.*/site-packages/nvidia/cu*/bin):$$PATH" \
+	    $(BIN)/python -m pytest -n 2 -rs @$(SKIPPED) cpembed/frontends/torch
 
 lint:
 	$(BIN)/ruff check

@@ -34,6 +34,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden files instead of comparing with them; read the diff",
     )
+    parser.addoption(
+        "--list-skipped",
+        metavar="FILE",
+        type=Path,
+        help="write the ids of skipped tests to FILE, one a line; `pytest @FILE` runs just them",
+    )
+
+
+class SkipList:
+    """Plugin of the controlling process that lists each skipped test or module in a file.
+
+    Parameters
+    ----------
+    path : Path
+        File to write. A module that is skipped while it is collected counts as one entry.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.node_ids: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self.node_ids.add(report.nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self.node_ids.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.write_text("".join(f"{node_id}\n" for node_id in sorted(self.node_ids)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--list-skipped")
+    # Workers of xdist report to the controlling process, which alone writes the file.
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipList(path))
 
 
 @pytest.hookimpl(tryfirst=True)
