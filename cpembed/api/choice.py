@@ -137,7 +137,7 @@ def better_order(solved: SolveResult) -> str | None:
     best = solved.embeddings[0]
     instruction = solved.target.instruction
     problem = pair_operands_or_none(solved.workload, instruction)
-    if best.overheads.utilisation >= POOR or problem is None:
+    if best.overheads.occupancy >= POOR or problem is None:
         return None
     others = [other.workload for other in exchanged_problems(problem)]
     typed = _with_exchanged_types(solved.workload) if not others else None

@@ -200,7 +200,7 @@ def choose(asked: Request) -> Chosen | SolveResult:
     if not target.weighs:
         solved = next((r for r in found if options[0].candidate in r.embeddings), solved)
     chosen = Chosen(solved, replace(plan, choices=options))
-    poorly = asked.anything and (forced or solved.utilisation < POOR)
+    poorly = asked.anything and (forced or solved.occupancy < POOR)
     ours = options[0].scored
     other = _alternative(asked, solved, ours.cost) if poorly and ours is not None else None
     return other or chosen

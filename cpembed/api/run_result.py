@@ -100,6 +100,8 @@ class RunResult:
             "backend": self.backend,
             "provenance": self.provenance,
             "verified": self.verification.verified,
+            "verified_with_special_values": self.verification.with_special_values,
+            "spreads_nan": self.verification.spreads_nan,
             "max_error": self.verification.max_error,
             "tolerance": self.verification.tolerance,
             "time": self._time(),

@@ -70,6 +70,11 @@ class SolveResult:
         return self.embeddings[0].overheads.utilisation if self.embeddings else 0.0
 
     @property
+    def occupancy(self) -> float:
+        """Of the best candidate, 0 where there is none: by it sets of constraints are compared."""
+        return self.embeddings[0].overheads.occupancy if self.embeddings else 0.0
+
+    @property
     def why_nothing(self) -> str:
         """One line: why there is no candidate, and which set might have one."""
         if self.conflict is not None:

@@ -69,7 +69,7 @@ def default_searches(
     # leaves too little for one of a wider set.
     late = timeout is not None and left is not None and left < timeout * _ENOUGH
     hopeless = first.search.formulation is None or late
-    if hopeless or first.utilisation >= WELL_USED:
+    if hopeless or first.occupancy >= WELL_USED:
         return (with_bound(first),)
     # A model of the machine has other reasons to choose than how much of the instruction is used.
     bound = _bound(first) if rescored is None else None
@@ -98,16 +98,17 @@ def with_bound(result: SolveResult) -> SolveResult:
 
 
 def _with(result: SolveResult, bound: float) -> SolveResult:
-    return replace(result, wider=OtherSet(WIDER, bound, searched=False))
+    useful = bound * result.workload.useful_macs / result.workload.macs
+    return replace(result, wider=OtherSet(WIDER, useful, searched=False))
 
 
 def _is_worth_saying(result: SolveResult, bound: float) -> bool:
-    return bound > result.utilisation + _WORTH_SAYING
+    return bound > result.occupancy + _WORTH_SAYING
 
 
 def _bound(result: SolveResult) -> float | None:
     """Of what the wider set can use; None where nothing is known of it, or not soon."""
-    if result.utilisation > 1 - _WORTH_SAYING:
+    if result.occupancy > 1 - _WORTH_SAYING:
         return 1.0
     try:
         return within(_SOON, lambda: _bound_of(result))

@@ -28,16 +28,25 @@ EMBEDDED_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Library:
-    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``."""
+    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``; ``inode``: the
+    number of the library's file, by which one that takes its place is told from it."""
 
     name: str
     folder: Path
     files: tuple[str, ...]
+    inode: int | None = None
 
     @property
     def path(self) -> Path:
         """The shared library."""
         return self.folder / f"lib{self.name}.so"
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another file has the library's name now."""
+        return self.inode is not None and (
+            self.path.exists() and self.path.stat().st_ino != self.inode
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,8 @@ def write_library(
         files = (path.name, *_weights_files(layout), *texts)
         for file in files:
             (draft / file).replace(folder / file)
-    return Library(program.name, folder, files)
+    inode = (folder / path.name).stat().st_ino
+    return Library(program.name, folder, files, inode)
 
 
 def _laid_out(program: Program) -> Layout:

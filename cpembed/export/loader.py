@@ -83,6 +83,21 @@ def aligned(shape: Sequence[int], dtype: Any) -> Array:
     return memory[start : start + size].view(dtype).reshape(tuple(shape))
 
 
+def path_of_file(path: Path) -> str:
+    """A spelling of an absolute path that only the file which is there now has.
+
+    The dynamic linker takes a path that it has loaded before for the library that it has loaded,
+    even where another file has replaced it since. Files differ in their numbers, which are kept as
+    long as they are mapped: the bits of the number stand in the path as components that change
+    nothing, ``/.`` and ``/``.
+
+    Raises :class:`OSError` where there is no file.
+    """
+    status = path.stat()
+    bits = f"{status.st_dev << 64 | status.st_ino:b}"
+    return f"{path.parent}{''.join('/.' if bit == '1' else '/' for bit in bits)}/{path.name}"
+
+
 class Library:
     """An open library, which runs one call at a time; a context manager."""
 
@@ -103,7 +118,7 @@ class Library:
         self._name = name
         path = Path(path or Path(__file__).parent / f"lib{name}.so").resolve()
         try:
-            self._library = ctypes.CDLL(str(path))
+            self._library = ctypes.CDLL(path_of_file(path))
         except OSError as error:
             raise LibraryError(f"{path} cannot be loaded: {error}") from None
         self._declare()

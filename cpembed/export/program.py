@@ -130,8 +130,6 @@ class Program:
         require_name(self.name)
         if len(self.by_name) != len(self.buffers):
             raise InvariantError(f"{self.name}: two buffers have one name")
-        if not self.run:
-            raise InvariantError(f"{self.name}: nothing is called")
         for call in (*self.prepare, *self.run):
             if call.kernel not in self.kernels:
                 raise InvariantError(f"{self.name}: there is no kernel {call.kernel}")

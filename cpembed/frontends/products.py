@@ -26,7 +26,7 @@ from cpembed.graph.kinds.product import Product
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import accumulator
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.stencil import ImageAxis
+from cpembed.operators.stencil import ImageAxis, spread_operand
 
 _AXES = {1: (("q", "s"),), 2: (("p", "r"), ("q", "s")), 3: (("o", "t"), ("p", "r"), ("q", "s"))}
 """By the number of an image's axes: of each, the iterator of the output and that of the filter."""
@@ -109,7 +109,9 @@ def transposed_convolution(
     ):
         reach = dilation * (taps - 1)
         spread = stride * (size - 1) + 1
-        axes.append(ImageAxis(spread, taps, reach - low, reach - high + more, 1, dilation, True))
+        axes.append(
+            ImageAxis(spread, taps, reach - low, reach - high + more, 1, dilation, True, stride)
+        )
     return _convolution(image, weights, axes, groups, filters, dtypes, varying)
 
 
@@ -182,6 +184,7 @@ def _convolution(
         read.append(axis.index(output, tap))
         taps.append(f"{axis.taps - 1} - {tap}" if axis.turned else tap)
         sizes.append(axis.extent)
+    apart = [*(1 for _ in channels.image), *(axis.apart for axis in axes)]
     family = channels.family
     computation = parse_computation(
         f"O[{', '.join(result)}] += I[{', '.join(read)}] * W[{', '.join(taps)}]",
@@ -192,6 +195,8 @@ def _convolution(
         zero_outside=("I",) if any(_reads_outside(axis) for axis in axes) else (),
         varying=("W",) if varying else (),
     )
+    if axes[0].turned:
+        computation = spread_operand(computation, "I", apart)
     return Form(computation, (image[0], filters, *(axis.output_extent for axis in axes)))
 
 

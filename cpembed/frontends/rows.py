@@ -20,6 +20,9 @@ def log_sum_exp(emitter: Emitter, x: str, axes: Sequence[int], shape: Sequence[i
     if not axes:
         return x
     largest = emitter.emit(Reduce("max", tuple(axes), True), x)
+    # Of infinities nothing is taken out: their difference would be no number.
+    finite = apply("less", apply("abs", X), math.inf)
+    largest = emitter.elementwise(apply("where", finite, X, 0.0), largest)
     powers = emitter.elementwise(apply("exp", sub(X, Y)), x, largest)
     total = emitter.emit(Reduce("sum", tuple(axes), True), powers)
     result = emitter.elementwise(add(apply("log", X), Y), total, largest)

@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
+import numpy as np
+
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.ir.dtypes import DTYPES, dtype_info
 from cpembed.ir.expression import (
@@ -61,7 +63,9 @@ class Operand:
     what is stored there is dropped; without it every access must stay inside. ``of`` names the
     operand that this one is a *port* of (:mod:`cpembed.ir.ports`): the same tensor, through one of
     its accesses. ``varies``: an input that could be weights is made anew for every call, so that
-    nothing of it can be packed ahead.
+    nothing of it can be packed ahead. ``spread``: for each dimension, of how many elements one is
+    the tensor's own, the first one included; those between are zeros that were inserted. Empty: all
+    elements are its own.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Operand:
     zero_outside: bool = False
     of: str | None = None
     varies: bool = False
+    spread: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -172,6 +177,31 @@ class Computation:
     def macs(self) -> int:
         """Points of the iteration domain: the multiply-accumulates of a product-sum."""
         return math.prod(axis.extent for axis in self.axes)
+
+    @cached_property
+    def useful_macs(self) -> int:
+        """:attr:`macs` without those that multiply zeros which were inserted between the elements
+        of an operand (``Operand.spread``), or lie outside such an operand. Padding of any other
+        operand belongs to the computation and counts."""
+        found = self.macs
+        for operand in self.inputs:
+            if operand.spread:
+                found = found * self._points_of_elements(operand) // self.macs
+        return found
+
+    def _points_of_elements(self, operand: Operand) -> int:
+        """Points at which a spread operand is read at an element of its own."""
+        names = [axis.name for axis in self.axes]
+        inside = np.ones((1,) * len(names), np.bool_)
+        index = self.access(operand.name).index
+        for place, size, step in zip(index, operand.shape, operand.spread, strict=True):
+            axes = [name for name in names if name in place.iterators]
+            ranges = [np.arange(self.extents[name]) for name in axes]
+            grids = np.meshgrid(*ranges, indexing="ij")
+            at = np.asarray(place.evaluate(dict(zip(axes, grids, strict=True))))
+            own = (at >= 0) & (at < size) & (at % step == 0)
+            inside = inside & own.reshape([self.extents[n] if n in axes else 1 for n in names])
+        return int(np.count_nonzero(inside)) * (self.macs // inside.size)
 
     def axis(self, name: str) -> Axis:
         for axis in self.axes:

@@ -53,6 +53,7 @@ def random_inputs(computation: Computation, seed: int) -> dict[str, Array]:
     return arrays
 
 
+@np.errstate(all="ignore")
 def reference(computation: Computation, inputs: Mapping[str, Array]) -> Array:
     """The output of a computation, as :func:`cpembed.ir.interpreter.interpret` defines it.
 

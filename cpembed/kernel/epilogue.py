@@ -95,8 +95,8 @@ class Epilogue:
     scale, integers are rounded, ``zero_point`` is added, and they are limited to ``clip``, two
     numbers. Without one, integers stay integers on the way to an integer result: these are shifted
     right by ``shift`` bits, the sign kept, and limited likewise; ``wraps``: the lower bits are
-    stored, without saturation. A ``residual`` comes last. ``placement``: where the output's
-    elements are stored; None: in a buffer of their own.
+    stored, without saturation. A NaN is stored as the largest integer. A ``residual`` comes last.
+    ``placement``: where the output's elements are stored; None: in a buffer of their own.
     """
 
     dtype: str
@@ -213,7 +213,7 @@ class Epilogue:
         if self.scale:
             value = f"{value} * Scale[{channel}]"
         if self.relu:
-            value = f"T.max({value}, T.float32(0))"
+            value = _relu(value)
         if self.residual is not None:
             return self._added(value, self.residual, residual)
         return self._converted(value)
@@ -221,7 +221,7 @@ class Epilogue:
     def _added(self, value: str, residual: Residual, other: str) -> str:
         if self.dtype == "float32":
             value = f"({value} + {other})"
-            return f"T.max({value}, T.float32(0))" if residual.relu else value
+            return _relu(value) if residual.relu else value
         if residual.rounds:
             low, high = self.stored_range
             value = f"T.nearbyint(T.max(T.min({value}, {float32(high)}), {float32(low)}))"
@@ -271,6 +271,7 @@ class Epilogue:
         clipped = f"T.max(T.min({value}, T.float32({high})), T.float32({low}))"
         return f'T.cast(T.nearbyint({clipped}), "{self.dtype}")'
 
+    @np.errstate(all="ignore")
     def apply(
         self,
         sums: NDArray[Any],
@@ -301,16 +302,15 @@ class Epilogue:
             if integers:
                 low, high = self.range
             else:
-                value = np.rint(value)
                 low, high = self.stored_range if self.dtype in BYTES else (low, high)
+                value = np.where(np.isnan(value), np.float32(high), np.rint(value))
             value = np.clip(value, low, high)
         if self.residual is not None and residual is not None:
             value = self._with_residual(value, self.residual, residual)
         elif self.zero_point:
             value = value + value.dtype.type(self.zero_point)
         # What float16 does not hold becomes infinite, in kernels too.
-        with np.errstate(over="ignore"):
-            return value.astype(numpy_dtype(self.dtype))
+        return value.astype(numpy_dtype(self.dtype))
 
     def _with_residual(
         self, value: NDArray[Any], residual: Residual, other: NDArray[Any]
@@ -323,7 +323,9 @@ class Epilogue:
         # The product of two float32 is exact in float64, so that the sum is rounded once.
         exact = value.astype(np.float64) * np.float64(np.float32(residual.own_scale)) + added
         low, high = self.residual_range
-        return np.clip(np.rint(exact.astype(np.float32)), low, high) + residual.stored_zero_point
+        rounded = np.rint(exact.astype(np.float32))
+        rounded = np.where(np.isnan(rounded), np.float32(high), rounded)
+        return np.clip(rounded, low, high) + residual.stored_zero_point
 
 
 def saturated_range(dtype: str) -> tuple[float, float]:
@@ -343,6 +345,11 @@ def saturated_range(dtype: str) -> tuple[float, float]:
 _WHOLE = 3 << 22
 """Added to a float32 of a smaller magnitude than 2^22: of the sum, the last bit is one, so that it
 is rounded to the nearest even, and its lower bits are the integer's, in two's complement."""
+
+
+def _relu(value: str) -> str:
+    """A NaN stays one: of that and another number, TVM's maximum is the second."""
+    return f"T.max(T.float32(0), {value})"
 
 
 def _byte_bits(value: str, dtype: str, low: int, high: int, zero_point: int) -> str:
@@ -367,7 +374,9 @@ def _bfloat16_bits(value: str) -> str:
     bits = f'T.reinterpret({value}, dtype="uint32")'
     odd = f"T.bitwise_and(T.shift_right({bits}, T.uint32(16)), T.uint32(1))"
     rounded = f"T.shift_right({bits} + T.uint32(32767) + {odd}, T.uint32(16))"
-    return f"T.if_then_else({value} != {value}, T.uint32(32704), {rounded})"
+    # To the compiler a number is equal to itself: the bits of a NaN tell.
+    is_nan = f"T.bitwise_and({bits}, T.uint32({0x7FFFFFFF})) > T.uint32({0x7F800000})"
+    return f"T.if_then_else({is_nan}, T.uint32(32704), {rounded})"
 
 
 def channel_axes(workload: Computation) -> tuple[str, ...]:

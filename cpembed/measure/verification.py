@@ -47,11 +47,16 @@ class Verification:
     cancellation does not fail a right kernel and a wrong one does not pass. The roundings of an
     epilogue that is judged within them come on top. ``max_error`` is the largest absolute
     difference from what is expected in the stored type, or from exact arithmetic's float.
+    ``with_special_values``: results on such inputs, too, were judged. ``spreads_nan``: some results
+    are no numbers though the reference has numbers there, as it may be where inputs are infinite or
+    no numbers: zeros that pad a sum are multiplied by them.
     """
 
     max_error: float
     verified: bool
     tolerance: float
+    spreads_nan: bool = False
+    with_special_values: bool = False
 
     def require(self, what: str, seed: int) -> None:
         """Raises :class:`InvariantError` where ``what`` computed this, wrongly, on random data of
@@ -170,15 +175,26 @@ class Expected:
             expected = np.maximum(expected, 0.0)
         nearest = expected
         if is_integer(str(found.dtype)):
-            expected = expected.clip(*saturated_range(str(found.dtype)))
+            low, high = saturated_range(str(found.dtype))
+            expected = np.where(np.isnan(expected), high, expected).clip(low, high)
             nearest = np.rint(expected)
             allowed = allowed + 0.5
         elif str(found.dtype) != self.workload.output.dtype:
             allowed = allowed + _UNIT_ROUNDOFF[str(found.dtype)] * (np.abs(expected) + allowed)
         values = found.astype(np.float64)
-        # A NaN is not below anything: it fails.
-        verified = bool((np.abs(values - expected) <= allowed).all())
-        return Verification(float(np.abs(values - nearest).max()), verified, tolerance)
+        # A NaN is not below anything: it fails, but where one is expected; infinities are equal.
+        same = (values == nearest) | (np.isnan(values) & np.isnan(nearest))
+        spread = np.isnan(values) & ~same & self._has_special_inputs
+        with np.errstate(invalid="ignore"):
+            near = np.isfinite(expected) & (np.abs(values - expected) <= allowed)
+            verified = bool((same | spread | near).all())
+            error = np.where(same | spread, 0.0, np.abs(values - nearest))
+        return Verification(float(error.max()), verified, tolerance, bool(spread.any()))
+
+    @cached_property
+    def _has_special_inputs(self) -> bool:
+        """Whether an input is infinite or no number."""
+        return not all(np.isfinite(a.astype(np.float64)).all() for a in self._inputs.values())
 
     @cached_property
     def _rounding(self) -> tuple[float, float, NDArray[np.float64] | float]:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from cpembed.api import matching
 from cpembed.api.solve import hardware_spec
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
@@ -36,7 +36,15 @@ class CompiledNetwork:
         return self.plan.graph
 
     def open(self, threads: int = 0) -> RunningNetwork:
-        """The library, loaded; ``threads``: 0 for as many as it was planned for."""
+        """The library, loaded; ``threads``: 0 for as many as it was planned for.
+
+        Raises :class:`~cpembed.errors.CpembedError` where another library has taken its place.
+        """
+        if self.library.is_replaced:
+            raise CpembedError(
+                f"{self.library.path} is another library now: open it before the next one is "
+                "written, or write that one to a folder of its own"
+            )
         library = OpenLibrary(self.library.path, self.library.name, threads=threads)
         return RunningNetwork(self, library)
 

@@ -9,12 +9,14 @@ from cpembed.export.memory import workspace_of
 from cpembed.export.program import Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
+from cpembed.ir.computation import Computation
 from cpembed.measure.environment import provenance
 from cpembed.network.build import CompiledNetwork
 from cpembed.network.comparison import policy_cost
 from cpembed.network.options import Execution
 from cpembed.network.plan import NetworkPlan
 from cpembed.network.run import NetworkRun
+from cpembed.network.verification import Judged
 
 
 def plan_document(plan: NetworkPlan) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def _document(
 ) -> dict[str, Any]:
     times = None if run is None else run.times
     judged = {one.operator: one for one in run.judged} if run is not None else {}
+    special = {one.operator: one for one in run.special} if run is not None else {}
     measured = {} if compiled is None else _measured(compiled, run)
     return {
         "network": plan.graph.name,
@@ -42,8 +45,12 @@ def _document(
             {
                 **_operator(plan, operator),
                 "measured_us": measured.get(operator.name),
-                "verified": judged[operator.name].verified if operator.name in judged else None,
-                "max_error": judged[operator.name].max_error if operator.name in judged else None,
+                **_verified("verified", "max_error", judged.get(operator.name)),
+                **_verified(
+                    "verified_with_special_values",
+                    "max_error_with_special_values",
+                    special.get(operator.name),
+                ),
             }
             for operator in plan.graph.operators
         ],
@@ -56,9 +63,17 @@ def _document(
             **({} if compiled is None else _memory(compiled)),
             **_counts(plan),
         },
+        "special_inputs": [] if run is None else list(run.special_inputs),
+        "spreads_nan": [] if run is None else [o.operator for o in run.special if o.spreads_nan],
         "assignment": _assignment(plan),
         **provenance(),
     }
+
+
+def _verified(name: str, error: str, judged: Judged | None) -> dict[str, Any]:
+    if judged is None:
+        return {name: None, error: None}
+    return {name: judged.verified, error: finite(judged.max_error)}
 
 
 def _measured(compiled: CompiledNetwork, run: NetworkRun | None) -> dict[str, float]:
@@ -105,9 +120,17 @@ def _product(kind: Product, execution: Execution) -> dict[str, Any]:
         "embedded_on": layer.target if layer.is_native else None,
         "embedding": layer.embedding,
         "family": words,
-        "utilisation": layer.utilisation if layer.is_native else None,
+        "utilisation": utilisation(kind.computation, layer.utilisation)
+        if layer.is_native
+        else None,
         "reason": layer.reason,
     }
+
+
+def utilisation(workload: Computation, of_laid_out: float) -> float:
+    """The useful share of what is executed for a product. A product on laid-out tensors, whose
+    share is given, does not know which zeros were inserted into an image."""
+    return of_laid_out * workload.useful_macs / workload.macs
 
 
 def _tensors(plan: NetworkPlan, measured: dict[str, float]) -> dict[str, Any]:

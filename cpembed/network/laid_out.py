@@ -115,7 +115,8 @@ def _replaced(workload: Computation, operand: Operand, access: Access) -> Comput
         low < 0 or high >= size
         for (low, high), size in zip(bounds, operand.shape, strict=True)
     )  # fmt: skip
-    operand = replace(operand, zero_outside=operand.zero_outside and outside)
+    # Which elements are zeros that were inserted, the tensor's own layout says.
+    operand = replace(operand, zero_outside=operand.zero_outside and outside, spread=())
 
     def change(old: Access) -> Access:
         return access if old.operand == operand.name else old

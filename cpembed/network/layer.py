@@ -84,7 +84,7 @@ def choose_layer(
             choice.schedule,
             epilogue,
             float("inf") if cost is None else cost,
-            choice.candidate.overheads.utilisation,
+            choice.candidate.overheads.occupancy,
             None if spec.name == target.name else f"{target.name}: {_why(found)}",
         )
     reason = "; ".join(found.plan.missing) if isinstance(found, Chosen) else found
@@ -128,7 +128,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
         except LoweringError as error:
             failed = error
             continue
-        used = candidate.overheads.utilisation
+        used = candidate.overheads.occupancy
         return Layer("portable", candidate.candidate, None, epilogue, float("inf"), used, reason)
     raise failed
 

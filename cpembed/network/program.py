@@ -194,6 +194,13 @@ class _Maker:
                 continue
             kind = graph.types[name]
             plain = Layout.plain(kind.shape)
+            result = self._unused(f"{name}.result") if name in graph.inputs else name
+            self.results[name] = result
+            self.buffers[result] = Buffer(
+                result, stored(kind.dtype), plain.elements, Role.OUTPUT, plain.shape
+            )
+            if not kind.elements:
+                continue
             constant = graph.constants.get(name)
             if constant is None:
                 read = self._place(name, plain)
@@ -201,11 +208,6 @@ class _Maker:
                 read = self._constant(constant, stored(kind.dtype))
             placed = self._placed(name, plain)
             plan = conversion_plan(placed, placed, self.plan.threads)
-            result = self._unused(f"{name}.result") if name in graph.inputs else name
-            self.results[name] = result
-            self.buffers[result] = Buffer(
-                result, placed.stored, plain.elements, Role.OUTPUT, plain.shape
-            )
             self._call(plan, [read, result], f"{name} returned")
 
     def _placed(self, tensor: str, layout: Layout) -> Placed:

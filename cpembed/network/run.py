@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from cpembed import worker
 from cpembed.graph.graph import Array, Graph, check_inputs
-from cpembed.graph.kinds import Product
+from cpembed.graph.kinds import Gather, Product
+from cpembed.measure.special import with_special_values
 from cpembed.network.build import CompiledNetwork, RunningNetwork
 from cpembed.network.products import Progress
 from cpembed.network.verification import Judged, judge_network
@@ -43,15 +45,21 @@ class NetworkTimes:
 
 @dataclass(frozen=True)
 class NetworkRun:
-    """What a run of a network found; ``judged`` is empty where nothing was to be verified."""
+    """What a run of a network found; ``judged`` is empty where nothing was to be verified, of a
+    second run, on inputs with special values, ``special``. ``special_inputs``: the inputs that have
+    such."""
 
     outputs: Mapping[str, Array]
     judged: tuple[Judged, ...]
     times: NetworkTimes | None
+    special: tuple[Judged, ...] = ()
+    special_inputs: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Judged, ...]:
-        return tuple(one for one in self.judged if not one.verified)
+        both = (*self.judged, *self.special)
+        found = {one.operator: one for one in both if not one.verified}
+        return tuple(found.values())
 
 
 def run_network(
@@ -90,16 +98,20 @@ def _executed(
     kinds = [operator.kind for operator in compiled.graph.operators]
     macs = sum(kind.computation.macs for kind in kinds if isinstance(kind, Product))
     with compiled.open(threads) as running:
-        judged: list[Judged] = []
-        if verifies:
-            progress("verifying", 0)
-            with step("verifying a network", 50 * macs):
-                judged, _ = judge_network(
+        judged: list[list[Judged]] = [[], []]
+        special = special_inputs(compiled.graph, inputs) if verifies else {}
+        changed = tuple(name for name, array in special.items() if array is not inputs[name])
+        rounds = [inputs, *([special] if changed else [])] if verifies else []
+        for number, given in enumerate(rounds):
+            phase = "verifying with special values" if number else "verifying"
+            progress(phase, 0)
+            with step(f"{phase} of a network", 50 * macs):
+                judged[number], _ = judge_network(
                     compiled.plan,
                     compiled.network,
                     running.library,
-                    inputs,
-                    lambda done, of: progress("verifying", done),
+                    given,
+                    partial(_shown, progress, phase),
                 )
         with step("running a network", macs):
             outputs = running.run(inputs)
@@ -108,7 +120,11 @@ def _executed(
             progress("timing", 0)
             with step("timing a network", 100 * macs):
                 timed = _timed(running, inputs)
-    return NetworkRun(outputs, tuple(judged), timed)
+    return NetworkRun(outputs, tuple(judged[0]), timed, tuple(judged[1]), changed)
+
+
+def _shown(progress: Callable[[str, int], None], phase: str, done: int, of: int) -> None:
+    progress(phase, done)
 
 
 def _timed(running: RunningNetwork, inputs: Mapping[str, Array]) -> NetworkTimes:
@@ -154,4 +170,29 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, Array]:
             low, high = max(limits.min, -128), min(limits.max, 255)
             low = 0 if limits.bits > 8 else low
             found[name] = random.integers(low, high, kind.shape, kind.dtype, endpoint=True)
+    return found
+
+
+def special_inputs(graph: Graph, inputs: Mapping[str, Array], seed: int = 0) -> dict[str, Array]:
+    """The inputs with special values among them
+    (:func:`~cpembed.measure.special.with_special_values`). Booleans, single elements, and integers
+    by which a gather finds elements are the same arrays."""
+    generator = np.random.default_rng(seed)
+    indices = _read_as_indices(graph)
+    return {
+        name: array
+        if name in indices or array.size < 2 or array.dtype == np.bool_
+        else with_special_values(array, generator)
+        for name, array in inputs.items()
+    }
+
+
+def _read_as_indices(graph: Graph) -> set[str]:
+    """Tensors from which the indices of a gather are computed."""
+    found: set[str] = set()
+    for operator in reversed(graph.operators):
+        if isinstance(operator.kind, Gather):
+            found.add(operator.inputs[1])
+        if found.intersection(operator.outputs):
+            found.update(operator.inputs)
     return found

@@ -25,6 +25,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.kernel.epilogue import channel_numbers
 from cpembed.measure.environment import provenance
+from cpembed.network.document import utilisation
 from cpembed.network.laid_out import laid_out
 from cpembed.network.layout import Layout
 from cpembed.network.products import Progress
@@ -154,7 +155,7 @@ class _ProductStep:
             chosen.solved.target.name,
             embedding,
             ", ".join(f"{axis}: {' '.join(of) or '-'}" for axis, of in family.items()),
-            candidate.overheads.utilisation,
+            utilisation(self.kind.computation, candidate.overheads.occupancy),
             amount,
             chosen.choice.estimated,
             chosen.plan.target.unit,

@@ -115,5 +115,5 @@ the *spread* image, with ``stride - 1`` zeros between pixels: I [n, c, stride*(h
 stride*(w-1)+1]. On it the operator is an ordinary convolution of stride 1 with the filter turned by
 180 degrees, which is also the form of AMOS (2022, "T2D"). The turn is in the index, ``r' = R-1-r``:
 W [c,k,r,s] is the filter of the forward convolution. ``macs`` counts products with the zeros of the
-spread image. Rows and columns of ``output_pad`` are those that the filter reaches only in part:
-fewer than the stride or the dilation."""
+spread image, ``useful_macs`` those with pixels. Rows and columns of ``output_pad`` are those that
+the filter reaches only in part: fewer than the stride or the dilation."""

@@ -8,8 +8,8 @@ dilations and layouts make of the indices is the same for all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cpembed.ir.computation import Computation
@@ -129,6 +129,7 @@ class ImageAxis:
 
     ``before`` and ``after`` it are zeros, below 0 where it is cut off; ``stride`` is the step of
     the filter, ``dilation`` the distance of its taps; a ``turned`` filter has its last tap first.
+    Of ``apart`` elements the first is a pixel, the others are zeros between pixels.
     """
 
     extent: int
@@ -138,6 +139,7 @@ class ImageAxis:
     stride: int
     dilation: int
     turned: bool = False
+    apart: int = 1
 
     @classmethod
     def plain(cls, extent: int, taps: int, pad: int, stride: int, dilation: int) -> ImageAxis:
@@ -149,7 +151,8 @@ class ImageAxis:
     ) -> ImageAxis:
         """An axis of a transposed convolution: ``stride - 1`` zeros between pixels, step 1."""
         edge = dilation * (taps - 1) - pad
-        return cls(stride * (extent - 1) + 1, taps, edge, edge + output_pad, 1, dilation, True)
+        size = stride * (extent - 1) + 1
+        return cls(size, taps, edge, edge + output_pad, 1, dilation, True, stride)
 
     @property
     def output_extent(self) -> int:
@@ -223,7 +226,8 @@ class _Form:
         image = layout.image(self.image, [size for _, size, _ in self.axes])
         weights = layout.weights(self.weights, self.result)
         loops = layout.split(dict.fromkeys([*self.result, *self.weights]))
-        return parse_computation(
+        apart = {size: axis.apart for (_, size, _), axis in zip(self.axes, axes, strict=True)}
+        made = parse_computation(
             f"O[{indices(result)}] += I[{indices(image)}] * W[{indices(weights)}]",
             {name: extents[name] for name in loops},
             name=family.name,
@@ -231,6 +235,16 @@ class _Form:
             shapes={"I": tuple(extents[name] for name in image)},
             zero_outside=("I",) if any(a.before > 0 or a.after > 0 for a in axes) else (),
         )
+        turned = any(axis.turned for axis in axes)
+        return spread_operand(made, "I", [apart.get(name, 1) for name in image]) if turned else made
+
+
+def spread_operand(workload: Computation, name: str, apart: Sequence[int]) -> Computation:
+    """A computation one of whose operands has zeros between its elements: of each dimension, of how
+    many elements one is its own."""
+    return workload.with_operands(
+        lambda o: replace(o, spread=tuple(apart)) if o.name == name else o
+    )
 
 
 def convolution(

@@ -66,7 +66,7 @@ def _row(network: Network, operator: Operator, whole: float, place: int | None) 
     no_instruction = "no instruction" if state is State.UNMATCHED else ""
     ratio = operator.ratio
     marks = {None: "", 1: "slowest", 2: "2nd", 3: "3rd"}
-    wrong = "WRONG" if operator.verified is False else ""
+    wrong = "WRONG" if operator.is_wrong else ""
     layout = network.tensor(operator.outputs[0]).layout if operator.outputs else ""
     return (
         operator.name,
@@ -92,6 +92,8 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     )
     operators = plural(len(network.operators), "operator")
     rows = [("network", f"{network.network} on {network.target}, {operators}")]
+    if any(each.verified is not None for each in network.operators):
+        rows.append(("verified", _verified(network)))
     if found.products is not None:
         products = f"{found.embedded or 0} of {found.products} products embedded"
         others = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
@@ -119,6 +121,17 @@ def _totals(network: Network) -> list[tuple[str, str]]:
         )
         rows.append(("memory", ", ".join(part for part in (weights, workspace) if part)))
     return rows
+
+
+def _verified(network: Network) -> str:
+    """What was compared with the definitions."""
+    wrong = sum(operator.is_wrong for operator in network.operators)
+    result = "each operator" if not wrong else f"{plural(wrong, 'operator')} WRONG, the others"
+    if not network.special_inputs:
+        return f"{result} on the inputs; no special values (NaN, infinities, extremes)"
+    names = ", ".join(network.special_inputs[:3])
+    more = ", …" if len(network.special_inputs) > 3 else ""
+    return f"{result} on the inputs, and with special values in {names}{more}"
 
 
 def _rate(found: Totals) -> str:
@@ -161,8 +174,9 @@ def _bounded(found: Assignment) -> str:
 def _doubts(network: Network) -> Iterator[str]:
     """What is wrong, what no instruction computes, and predictions that are far off."""
     for operator in network.operators:
-        if operator.verified is False:
-            yield f"{operator.name}: the numbers are WRONG"
+        if operator.is_wrong:
+            right = " with special values" if operator.verified else ""
+            yield f"{operator.name}: the numbers are WRONG{right}"
     for operator in network.operators:
         if network.state(operator) is State.UNMATCHED:
             yield f"{operator.name}: no instruction: {operator.reason or 'not known why'}"

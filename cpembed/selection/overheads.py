@@ -18,7 +18,8 @@ class Overheads:
     ``executed_macs`` counts each execution at the instruction's largest extents: a unit that is
     configured to fewer rows is occupied all the same. ``footprint`` is in elements per workload
     operand, packed. ``packing_bytes`` counts bytes read and written by packing and unpacking;
-    operands used in place cost none.
+    operands used in place cost none. ``useful_macs``: the workload's without products with zeros
+    that were inserted between an operand's elements.
     """
 
     macs: int
@@ -29,6 +30,7 @@ class Overheads:
     footprint: Mapping[str, int]
     packing_bytes: int
     in_place: tuple[str, ...]
+    useful_macs: int
 
     @property
     def mac_overhead(self) -> float:
@@ -43,6 +45,12 @@ class Overheads:
     @property
     def utilisation(self) -> float:
         """Useful share of the MACs executed."""
+        return self.useful_macs / self.executed_macs
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the MACs executed that the workload has, useful or not: what another embedding
+        could make larger."""
         return self.macs / self.executed_macs
 
     def score(self, mac_weight: float, data_weight: float) -> float:
@@ -80,4 +88,5 @@ def overheads(program: DerivedProgram) -> Overheads:
         footprint,
         moved,
         tuple(in_place),
+        program.unfused.useful_macs,
     )

@@ -96,6 +96,8 @@ RUN = {
         "of_instruction": bool,
     },
     "verified": bool,
+    "verified_with_special_values": bool,
+    "spreads_nan": bool,
     "max_error": NUMBER,
     "packing_us": NUMBER,
     "unpacking_us": NUMBER,

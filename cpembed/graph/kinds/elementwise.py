@@ -56,6 +56,14 @@ def _div(a: Array, b: Array) -> Array:
     return quotient + up
 
 
+def _pow(a: Array, b: Array) -> Array:
+    """As C's, where numpy takes the root of -infinity for a power of one half."""
+    value = np.power(a, b)
+    if value.dtype.kind != "f":
+        return value
+    return np.where((b == 0.5) & np.isneginf(a), value.dtype.type(np.inf), value)
+
+
 def _erf(x: Array) -> Array:
     flat = np.fromiter((math.erf(v) for v in x.reshape(-1)), np.float64, x.size)
     return flat.reshape(x.shape).astype(x.dtype)
@@ -75,7 +83,7 @@ OPERATIONS: Mapping[str, tuple[int, Callable[..., Array]]] = {
     "fma": (3, _fma),
     "max": (2, np.maximum),
     "min": (2, np.minimum),
-    "pow": (2, np.power),
+    "pow": (2, _pow),
     "neg": (1, np.negative),
     "abs": (1, np.abs),
     "exp": (1, np.exp),

@@ -170,6 +170,9 @@ class Resize(Kind):
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         shape = inputs[0].shape
+        for size, result in zip(shape[-len(self.sizes) :], self.sizes, strict=True):
+            if result and not size:
+                raise WorkloadError(f"{inputs[0]}, which has no elements, cannot be resized")
         return (TensorType((*shape[: -len(self.sizes)], *self.sizes), inputs[0].dtype),)
 
     def places(self, size: int, result: int) -> Array:
@@ -186,8 +189,12 @@ class Resize(Kind):
         rounded = np.floor(places) if self.nearest == "floor" else np.ceil(places - 0.5)
         return np.clip(rounded, 0, size - 1).astype(np.int64)
 
+    @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         value = inputs[0]
+        (kind,) = self.types([TensorType.of(value)])
+        if not kind.elements:
+            return (np.zeros(kind.shape, value.dtype),)
         for k, result in enumerate(self.sizes):
             axis = value.ndim - len(self.sizes) + k
             size = value.shape[axis]

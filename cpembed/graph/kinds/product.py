@@ -58,6 +58,7 @@ class Product(Kind):
             raise WorkloadError(f"a product of {self.computation.output.shape} as {self.shape}")
         return (TensorType(self.shape, self.dtype),)
 
+    @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         sums = self.sums(inputs[0], inputs[1])
         if self.epilogue is None:

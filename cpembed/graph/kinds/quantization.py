@@ -23,8 +23,8 @@ def along(values: Sequence[float | int], axis: int, rank: int, dtype: str) -> Ar
 
 @dataclass(frozen=True)
 class Quantize(Kind):
-    """``saturate(round(x / scale) + zero_point)``, rounded to the nearest even; ``scale`` and
-    ``zero_point`` have one element, or one for each index of ``axis``."""
+    """``saturate(round(x / scale) + zero_point)``, rounded to the nearest even, a NaN as 0;
+    ``scale`` and ``zero_point`` have one element, or one for each index of ``axis``."""
 
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
@@ -55,6 +55,7 @@ class Dequantize(Kind):
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         return (TensorType(inputs[0].shape, "float32"),)
 
+    @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (q,) = inputs
         scale = along(self.scale, self.axis, q.ndim, "float32")
@@ -65,19 +66,21 @@ class Dequantize(Kind):
 @dataclass(frozen=True)
 class DynamicQuantize(Kind):
     """ONNX's DynamicQuantizeLinear: float32 to uint8 by the range of the tensor itself, which is
-    widened to hold 0; the outputs are the integers, the scale (float32) and the zero point."""
+    widened to hold 0; the outputs are the integers, the scale (float32) and the zero point. A NaN
+    is passed over where the range is taken, and stored as 0."""
 
     def types(self, inputs: Sequence[TensorType]) -> tuple[TensorType, ...]:
         scale, zero = TensorType((), "float32"), TensorType((), "uint8")
         return TensorType(inputs[0].shape, "uint8"), scale, zero
 
+    @np.errstate(all="ignore")
     def evaluate(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         (x,) = inputs
-        low, high = np.float32(min(0, x.min())), np.float32(max(0, x.max()))
+        low, high = (np.float32(f.reduce(x, None, initial=0)) for f in (np.fmin, np.fmax))
         scale = np.float32((high - low) / np.float32(255))
         scale = scale if scale else np.float32(1)
-        zero = np.clip(np.rint(-low / scale), 0, 255)
-        q = np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8)
+        zero = np.clip(np.nan_to_num(np.rint(-low / scale)), 0, 255)
+        q = np.clip(np.nan_to_num(np.rint(x / scale) + zero), 0, 255).astype(np.uint8)
         return q, np.asarray(scale), np.asarray(zero, np.uint8)
 
 

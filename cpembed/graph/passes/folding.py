@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from cpembed.graph.graph import Graph, Operator
+from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import (
     Concat,
     Dequantize,
@@ -20,10 +20,12 @@ from cpembed.graph.kinds import (
     Quantize,
     Reshape,
     Slice,
+    TensorType,
     Transpose,
 )
 from cpembed.graph.passes.expressions import compacted, substituted
 from cpembed.graph.passes.rewriting import Rewriting, live, producer_of, until_unchanged
+from cpembed.ir.dtypes import numpy_dtype
 
 LARGEST_GROWTH = 1 << 16
 """Elements up to which a constant is stored in place of what it is computed from, where that is
@@ -36,7 +38,8 @@ def fold(graph: Graph, *, weights: bool = False) -> Graph:
     Constants are computed, but for floats of dequantized weights, from which a product of integers
     is made; ``weights``: these too. Constants of one element become numbers of expressions;
     operators that change nothing are left out, reshapes and transpositions in a row become one,
-    and of operators that compute the same one is left.
+    and of operators that compute the same one is left. A tensor of 0 elements is a constant, so
+    that no operator that is left reads or writes one.
     """
     graph = until_unchanged(_merged(_constants_folded(graph, weights=weights)), _simplify)
     return live(graph, graph.operators, graph.constants)
@@ -45,9 +48,12 @@ def fold(graph: Graph, *, weights: bool = False) -> Graph:
 def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
     """Operators of constants alone are evaluated; of weights, with ``weights``, also what makes
     floats of integers."""
-    known = dict(graph.constants)
+    empty = {name: _zeros(kind) for name, kind in graph.types.items() if not kind.elements}
+    known = {**graph.constants, **empty}
     kept: list[Operator] = []
-    for operator in graph.operators:
+    for operator in (_without_empty(each, empty) for each in graph.operators):
+        if all(name in empty for name in operator.outputs):
+            continue
         is_weights = isinstance(operator.kind, Dequantize) and not weights
         ready = all(name in known for name in operator.inputs)
         if not ready or (is_weights and known[operator.inputs[0]].size > 1):
@@ -60,9 +66,20 @@ def _constants_folded(graph: Graph, *, weights: bool = False) -> Graph:
             kept.append(operator)
             continue
         known |= zip(operator.outputs, results, strict=True)
-    if len(kept) == len(graph.operators):
+    if tuple(kept) == graph.operators:
         return graph
-    return live(graph, kept, known)
+    return live(graph, kept, {n: a for n, a in known.items() if n not in graph.inputs})
+
+
+def _without_empty(operator: Operator, empty: Container[str]) -> Operator:
+    """A concatenation of what has elements, any other operator as it is."""
+    if not isinstance(operator.kind, Concat):
+        return operator
+    return replace(operator, inputs=tuple(name for name in operator.inputs if name not in empty))
+
+
+def _zeros(kind: TensorType) -> Array:
+    return np.zeros(kind.shape, numpy_dtype(kind.dtype) if kind.dtype != "bool" else np.bool_)
 
 
 def _merged(graph: Graph) -> Graph:

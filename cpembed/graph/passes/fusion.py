@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Apply, Dequantize, Elementwise, Input, Quantize, Scalar
 from cpembed.graph.kinds.elementwise import BOOLEAN, computing_dtype
 from cpembed.graph.passes.expressions import apply, compacted, is_whole, size_of, substituted
+from cpembed.graph.passes.magnitudes import magnitudes, of_expression
 from cpembed.graph.passes.quantization import float32, is_plain, range_of
 from cpembed.graph.passes.requantization import clipped, moved
 from cpembed.graph.passes.rewriting import Rewriting, only_reader
@@ -24,8 +26,8 @@ def fusion(graph: Graph) -> Graph:
     """Expressions take the operators whose results only they read, and what dequantizes their
     inputs, whoever else reads that; a quantization takes what it quantizes.
 
-    Equal bit for bit but for NaN that are stored as integers in between. Only operators of one
-    shape become one, of at most 16 inputs.
+    Equal bit for bit. Only operators of one shape become one, of at most 16 inputs, and none whose
+    result may be a NaN that is stored as an integer in between.
     """
     while (changed := _once(graph)) is not graph:
         # What two operators read that have become one, one operator reads.
@@ -35,14 +37,18 @@ def fusion(graph: Graph) -> Graph:
 
 def _once(graph: Graph) -> Graph:
     rewriting = Rewriting(graph)
+    bounds = magnitudes(graph)
     forms: dict[str, _Form] = {}
     for operator in graph.operators:
         form = _form(graph, operator)
         if form is None:
             continue
+        if form.dtype in BYTES and form.computing.startswith("float"):
+            taken = [bounds[name] for name in form.tensors]
+            form = replace(form, may_be_nan=of_expression(form.expression, taken) == math.inf)
         merged = _merged(graph, operator, form, forms)
         if merged != form:
-            form = merged
+            form = replace(merged, may_be_nan=form.may_be_nan)
             rewriting.replace(operator, _operator(graph, operator, form))
         forms[operator.output] = form
     return rewriting.graph()
@@ -51,13 +57,15 @@ def _once(graph: Graph) -> Graph:
 @dataclass(frozen=True)
 class _Form:
     """An operator as an expression of tensors, computed in a type and stored in another;
-    ``is_light``: a dequantization, which is repeated for each of its readers."""
+    ``is_light``: a dequantization, which is repeated for each of its readers; ``may_be_nan``: its
+    result, before it is stored as an integer."""
 
     expression: Scalar
     tensors: tuple[str, ...]
     computing: str
     dtype: str
     is_light: bool = False
+    may_be_nan: bool = False
 
 
 def _form(graph: Graph, operator: Operator) -> _Form | None:
@@ -99,7 +107,7 @@ def _merged(graph: Graph, operator: Operator, form: _Form, forms: dict[str, _For
 
 
 def _can_take(graph: Graph, operator: Operator, form: _Form, name: str, inner: _Form) -> bool:
-    if inner.computing != form.computing:
+    if inner.computing != form.computing or inner.may_be_nan:
         return False
     if not inner.is_light:
         shapes = graph.types[name].shape, graph.types[operator.output].shape

@@ -26,6 +26,7 @@ from cpembed.graph.kinds import (
     Slice,
     Transpose,
 )
+from cpembed.graph.passes.magnitudes import magnitudes
 from cpembed.graph.passes.quantization import (
     float32,
     is_plain,
@@ -117,6 +118,8 @@ def _of_integers(kind: Kind, back: Dequantize, dtype: str, shape: tuple[int, ...
     if isinstance(kind, Pad) and kind.mode == "constant":
         if not is_plain(back):
             return None
+        if not math.isfinite(kind.value):
+            return None
         scale, zero = np.float32(back.scale[0]), back.zero_point[0]
         value = round(float(kind.value) / float(scale)) + zero
         low, high = range_of(dtype)
@@ -154,6 +157,9 @@ def _raise(rewriting: Rewriting, operator: Operator) -> None:
         return
     moved = moving.kind
     if not (_moves(moved) or isinstance(moved, Concat)):
+        return
+    if isinstance(moved, Reduce | Pool) and magnitudes(graph)[moving.inputs[0]] == math.inf:
+        # The largest of a NaN and a number is a NaN, which is stored as 0.
         return
     if isinstance(moved, Pad) and moved.mode == "constant":
         moved = replace(moved, value=stored(float(moved.value), kind))

@@ -14,7 +14,8 @@ from cpembed.graph.passes.rewriting import Rewriting, only_reader, producer_of
 
 def normalizations(graph: Graph) -> Graph:
     """``(x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias`` over the last axes becomes
-    one operator, and so does ``exp(x - max) / sum(exp(x - max))``, with or without the maximum.
+    one operator, and so does ``exp(x - max) / sum(exp(x - max))``; without the maximum the powers
+    of large numbers are infinite, and it stays what it is.
 
     Both are then computed in wider floats and rounded once: results differ by roundings.
     """
@@ -161,14 +162,15 @@ def _softmax(graph: Graph, quotient: Operator) -> tuple[str, int] | None:
         return None
     source = power[0].inputs[0]
     difference = _applied(graph, source, "sub")
-    if difference is not None and difference[1] == apply("sub", Input(0), Input(1)):
-        largest = producer_of(graph, difference[0].inputs[-1], Reduce)
-        rank = len(graph.types[source].shape)
-        if (
-            largest is not None
-            and largest[1].what == "max"
-            and largest[0].inputs[0] == difference[0].inputs[0]
-            and [axis % rank for axis in largest[1].axes] == [kind.axes[0] % rank]
-        ):
-            source = difference[0].inputs[0]
-    return source, kind.axes[0]
+    if difference is None or difference[1] != apply("sub", Input(0), Input(1)):
+        return None
+    largest = producer_of(graph, difference[0].inputs[-1], Reduce)
+    rank = len(graph.types[source].shape)
+    if (
+        largest is not None
+        and largest[1].what == "max"
+        and largest[0].inputs[0] == difference[0].inputs[0]
+        and [axis % rank for axis in largest[1].axes] == [kind.axes[0] % rank]
+    ):
+        return difference[0].inputs[0], kind.axes[0]
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +42,9 @@ def dequantized(graph: Graph, tensor: str) -> Quantized | None:
 
 
 def is_plain(kind: Quantize | Dequantize) -> bool:
-    """Whether one scale, above 0, and one zero point are those of all elements."""
-    return len(kind.scale) == len(kind.zero_point) == 1 and kind.scale[0] > 0
+    """Whether one scale, above 0 and finite, and one zero point are those of all elements."""
+    scale = float32(kind.scale[0])
+    return len(kind.scale) == len(kind.zero_point) == 1 and 0 < scale < math.inf
 
 
 def quantizing(operator: Operator | None) -> Quantize | None:
@@ -55,11 +57,8 @@ def quantizing(operator: Operator | None) -> Quantize | None:
 
 def stored(value: float, kind: Quantize) -> int:
     """The integer that a number becomes; infinity the last one."""
-    low, high = range_of(kind.dtype)
-    whole = np.clip(
-        np.float64(np.float32(value)) / np.float64(np.float32(kind.scale[0])), -1e9, 1e9
-    )
-    return int(np.clip(np.rint(whole) + kind.zero_point[0], low, high))
+    (array,) = kind.evaluate([np.asarray([value], np.float32)])
+    return int(array[0])
 
 
 def stored_limits(limits: tuple[float, float], kind: Quantize) -> tuple[int, int] | None:

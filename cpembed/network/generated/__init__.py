@@ -39,7 +39,6 @@ from cpembed.network.generated.elementwise import (
     quantize_plan,
     table_plan,
 )
-from cpembed.network.generated.emission import empty_plan
 from cpembed.network.generated.extrema import extremum_plan
 from cpembed.network.generated.indexed import gather_plan, pad_plan, resize_plan
 from cpembed.network.generated.moves import conversion_plan, move_plan
@@ -94,16 +93,15 @@ def generated_plan(
 ) -> KernelPlan:
     """The kernel of an operator that is no product; small ones run on fewer threads.
 
-    Raises :class:`LoweringError` for a kind or a type that has no kernel, and for elements that
-    would be made of none.
+    Raises :class:`LoweringError` for a kind or a type that has no kernel, and for a tensor without
+    elements: :func:`~cpembed.graph.passes.folding.fold` leaves none.
     """
     plan = _PLANS.get(type(kind))
     if plan is None:
         raise LoweringError(f"{kind.label} has no generated kernel: products are embedded instead")
-    if not any(output.type.elements for output in outputs):
-        return empty_plan(inputs, outputs)
-    if not inputs[0].type.elements and not isinstance(kind, (Concat, Pad)):
-        raise LoweringError(
-            f"{kind.label} of {inputs[0].type}, which has no elements: leave it out"
-        )
+    for tensor in (*inputs, *outputs):
+        if not tensor.type.elements:
+            raise LoweringError(
+                f"{kind.label} with {tensor.type}, which has no elements: fold the graph before"
+            )
     return plan(kind, inputs, outputs, threads)

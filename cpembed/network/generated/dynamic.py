@@ -12,13 +12,13 @@ from cpembed.network.generated.intrinsics import nearest
 from cpembed.network.generated.lanes import LANE, Reduction, accumulators, local, vectorized
 from cpembed.network.generated.nest import View, axes, nest_over
 from cpembed.network.generated.placed import Placed
-from cpembed.network.generated.values import limited
+from cpembed.network.generated.values import limited, number
 
 
 def dynamic_quantize_plan(
     kind: DynamicQuantize, inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int
 ) -> KernelPlan:
-    """A tensor that holds a NaN has no range: its results are of no use."""
+    """A NaN is passed over where the range is taken, and stored as 0."""
     source, output = inputs[0], outputs[0]
     given = axes(len(source.shape))
     views = [View(output.layout, given), View(source.layout, given)]
@@ -35,26 +35,30 @@ def dynamic_quantize_plan(
         )
         zero = local(kernel, 1, "float32")
         value = nearest(f"(T.float32(0.0) - {low}) / {scale}[0]")
+        value = number(kernel.let, value, "float32")
         script.line(f"{zero}[0] = {limited(value, 'float32', 0, 255)}")
         script.line(f"out1[0] = {scale}[0]")
         script.line(f'out2[0] = T.cast(T.cast({zero}[0], "int32"), "uint8")')
         points = nest_over(source.shape, views)
         with kernel.points(points):
             rounded = nearest(f"in0[{points.places[1]}] / {scale}[0]")
-            kept = limited(f"{rounded} + {zero}[0]", "float32", 0, 255)
+            moved = number(kernel.let, f"{rounded} + {zero}[0]", "float32")
+            kept = limited(moved, "float32", 0, 255)
             script.line(f'out0[{points.places[0]}] = T.cast(T.cast({kept}, "int32"), "uint8")')
     return kernel.plan("dynamic quantize")
 
 
 def _extreme(kernel: Kernel, reduction: Reduction, what: str) -> str:
     """The least or largest element, and 0."""
-    join = f"T.{what}({{}}, {{}})"
+
+    def join(first: str, second: str) -> str:
+        # Of a NaN and another number, TVM takes the second.
+        return f"T.{what}({second}, {first})"
+
     name = accumulators(kernel, reduction.size, "float32", "T.float32(0.0)")
 
     def take(lane: str, places: Sequence[str]) -> None:
-        kernel.script.line(
-            f"{name}[{lane}] = {join.format(f'{name}[{lane}]', f'in0[{places[1]}]')}"
-        )
+        kernel.script.line(f"{name}[{lane}] = {join(f'{name}[{lane}]', f'in0[{places[1]}]')}")
 
     reduction.sweep(kernel, take)
     total = reduction.combined(kernel, name, "float32", join)

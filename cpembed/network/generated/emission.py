@@ -155,14 +155,6 @@ class Kernel:
             yield
 
 
-def empty_plan(inputs: Sequence[Placed], outputs: Sequence[Placed]) -> KernelPlan:
-    """Of outputs without elements: nothing happens."""
-    kernel = Kernel(inputs, outputs, 1)
-    with kernel.written():
-        kernel.script.line("T.evaluate(0)")
-    return kernel.plan("nothing")
-
-
 def chunks_for(
     inputs: Sequence[Placed], outputs: Sequence[Placed], threads: int, effort: float = 1
 ) -> int:

@@ -1,6 +1,6 @@
 """Kernels that find where along an axis the largest or the least element is, the first of several.
 
-A NaN is passed over, where numpy finds it.
+A NaN is larger and smaller than all others, as numpy finds it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.lanes import LANES, Reduction, accumulators
 from cpembed.network.generated.nest import View, axes, axis_name, axis_of_loop, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded
-from cpembed.network.generated.reductions import accumulator_dtype, neutral
-from cpembed.network.generated.values import literal
+from cpembed.network.generated.reductions import accumulator_dtype, join_of, neutral
+from cpembed.network.generated.values import Value, is_nan, literal
 from cpembed.network.layout import Layout
 
 
@@ -49,8 +49,12 @@ def extremum_plan(
         def take(lane: str, places: Sequence[str]) -> None:
             element = loaded(f"in0[{places[1]}]", source.dtype, dtype)
             taken = f"{element} {better} {best}[{lane}]"
+            if dtype.startswith("float"):
+                first = f"not {is_nan(Value(f'{best}[{lane}]', dtype))}"
+                taken = f"({taken} or {is_nan(Value(element, dtype))}) and {first}"
             script.line(f"{found}[{lane}] = T.Select({taken}, {places[2]}, {found}[{lane}])")
-            script.line(f"{best}[{lane}] = T.{what}({best}[{lane}], {element})")
+            joined = join_of(what, dtype)(f"{best}[{lane}]", element)
+            script.line(f"{best}[{lane}] = {joined}")
 
         def store(lane: str, places: Sequence[str]) -> None:
             script.line(f'out0[{places[0]}] = T.cast({found}[{lane}], "int64")')

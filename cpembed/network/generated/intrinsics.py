@@ -16,6 +16,54 @@ def rounded_product(value: str, dtype: str = "float32") -> str:
     return f"({value}) * {ones(dtype)}"
 
 
+def maximum(first: str, second: str, dtype: str, lanes: int = 1) -> str:
+    """The larger of two, of floats a NaN where one of both is (TVM's would be the second one); of
+    vectors with so many ``lanes``."""
+    return _extremum("max", first, second, dtype, lanes)
+
+
+def minimum(first: str, second: str, dtype: str, lanes: int = 1) -> str:
+    """The smaller of two, likewise."""
+    return _extremum("min", first, second, dtype, lanes)
+
+
+def _extremum(what: str, first: str, second: str, dtype: str, lanes: int) -> str:
+    if not dtype.startswith("float"):
+        return f"T.{what}({first}, {second})"
+    kind = dtype if lanes == 1 else f"{dtype}x{lanes}"
+    return _intrinsic(f"{what}imum", f"{first}, {second}", kind)
+
+
+_FLOAT_OPERATIONS = {
+    "add": "fadd",
+    "sub": "fsub",
+    "mul": "fmul",
+    "div": "fdiv",
+    "equal": "fcmp oeq",
+    "less": "fcmp olt",
+    "less_equal": "fcmp ole",
+}
+
+
+def float_function(operation: str, dtype: str) -> tuple[str, str]:
+    """The name and the text of an operation on two floats, a comparison as 0 or 1 (int32). TVM's
+    simplifications take floats for numbers: x - x, x * 0 and 0 / x would become 0, and what is not
+    less would be at least as large. LLVM keeps to the standard."""
+    kind, name = {"float32": "float", "float64": "double"}[dtype], f"cpembed_{operation}_{dtype}"
+    instruction = _FLOAT_OPERATIONS[operation]
+    result = "i32" if instruction.startswith("fcmp") else kind
+    last = "  %result = zext i1 %value to i32\n" if result != kind else ""
+    return (
+        name,
+        f"""
+define internal {result} @{name}({kind} %a, {kind} %b) alwaysinline {{
+  {"%value" if last else "%result"} = {instruction} {kind} %a, %b
+{last}  ret {result} %result
+}}
+""",
+    )
+
+
 def ones(dtype: str) -> str:
     """The name of 1 in a kernel that multiplies by it."""
     return f"one_{dtype}"

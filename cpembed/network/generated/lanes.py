@@ -26,6 +26,9 @@ VECTORIZED, SERIAL = "vectorized", "serial"
 """Kinds of loops over lanes: vectors for certain, in which no integer may have a name (TVM's
 analysis of integers takes no vectors), or what the compiler makes of it."""
 
+Join = Callable[[str, str], str]
+"""From the texts of two values to that of what they are together."""
+
 Places = Sequence[str]
 Statement = Callable[[str, Places], None]
 """Writes what happens at a point, from the place of its accumulator and those of the operands."""
@@ -127,9 +130,9 @@ class Reduction:
                 yield str(done), size, 1
                 done += size
 
-    def combined(self, kernel: Kernel, name: str, dtype: str, join: str) -> Callable[[str], str]:
+    def combined(self, kernel: Kernel, name: str, dtype: str, join: Join) -> Callable[[str], str]:
         """From a lane to the text of its result, of accumulators that are partial put together by
-        the form ``join``."""
+        ``join``."""
         if not self.is_along:
             return lambda lane: f"{name}[{lane}]"
         size = self.size
@@ -137,7 +140,7 @@ class Reduction:
             size //= 2
             half = local(kernel, size, dtype)
             with vectorized(kernel, size):
-                joined = join.format(f"{name}[{LANE}]", f"{name}[{LANE} + {size}]")
+                joined = join(f"{name}[{LANE}]", f"{name}[{LANE} + {size}]")
                 kernel.script.line(f"{half}[{LANE}] = {joined}")
             name = half
         return lambda lane: f"{name}[0]"

@@ -17,7 +17,7 @@ from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.copies import write_copy
 from cpembed.network.generated.elementwise import broadcast_index
-from cpembed.network.generated.emission import Kernel, chunks_for, empty_plan
+from cpembed.network.generated.emission import Kernel, chunks_for
 from cpembed.network.generated.nest import Nest, View, axes, axis_name, digit, nest_over
 from cpembed.network.generated.placed import Placed, memory_of, numbers, row_major_strides
 from cpembed.network.generated.values import literal
@@ -43,8 +43,6 @@ def move_plan(
 
 def conversion_plan(source: Placed, target: Placed, threads: int) -> KernelPlan:
     """A tensor in another layout."""
-    if not target.type.elements:
-        return empty_plan([source], [target])
     given = axes(len(target.shape))
     nest = nest_over(target.shape, [View(target.layout, given), View(source.layout, given)])
     return _plan("conversion", [Part(nest, 0)], [source], target, threads)
@@ -157,8 +155,7 @@ def _concatenated(kind: Concat, inputs: Sequence[Placed], output: Placed) -> lis
     for number, source in enumerate(inputs):
         moved = tuple(e + first if k == axis else e for k, e in enumerate(given))
         views = [View(output.layout, moved), View(source.layout, given)]
-        if source.type.elements:
-            parts.append(Part(nest_over(source.shape, views), number))
+        parts.append(Part(nest_over(source.shape, views), number))
         first += source.shape[axis]
     return parts
 
@@ -170,7 +167,7 @@ def _padded(kind: Pad, source: Placed, output: Placed) -> list[Part]:
     given = axes(rank)
     inside = tuple(e + before for e, before in zip(given, kind.before, strict=True))
     views = [View(output.layout, inside), View(source.layout, given)]
-    parts = [Part(nest_over(sizes, views), 0)] if source.type.elements else []
+    parts = [Part(nest_over(sizes, views), 0)]
     for axis in range(rank):
         before, size = kind.before[axis], sizes[axis]
         for first, width in ((0, before), (before + size, kind.after[axis])):

@@ -25,6 +25,7 @@ from cpembed.network.generated.lanes import (
 )
 from cpembed.network.generated.nest import Nest, View, axes, axis_name, axis_of_loop, nest_over
 from cpembed.network.generated.placed import Placed, loaded
+from cpembed.network.generated.reductions import join_of, neutral
 from cpembed.network.generated.values import Value, converted, literal
 
 _SOFTMAX, _NORM = 16.0, 4.0
@@ -48,12 +49,14 @@ class _Rows:
         dtype = self.kernel.inputs[number].dtype
         return loaded(f"in{number}[{places[number + 1]}]", dtype, self.wide)
 
-    def total(self, start: float, join: str, value: Callable[[str, Sequence[str]], str]) -> _Lane:
-        """What the values of a row are together, from a lane and the places of an element."""
+    def total(self, what: str, value: Callable[[str, Sequence[str]], str]) -> _Lane:
+        """The sum or the maximum of the values of a row, from a lane and the places of an
+        element."""
+        start, join = neutral(what, self.wide), join_of(what, self.wide)
         name = accumulators(self.kernel, self.reduction.size, self.wide, literal(start, self.wide))
 
         def add(lane: str, places: Sequence[str]) -> None:
-            text = join.format(f"{name}[{lane}]", value(lane, places))
+            text = join(f"{name}[{lane}]", value(lane, places))
             self.kernel.script.line(f"{name}[{lane}] = {text}")
 
         self.reduction.sweep(self.kernel, add)
@@ -107,7 +110,7 @@ def softmax_plan(
     # The powers wait in the result for their sum, where it holds them.
     waits = not kind.log and output.dtype == rows.wide
     with kernel.written(), rows.reduction.rows(kernel):
-        top = rows.total(-math.inf, "T.max({}, {})", lambda lane, places: rows.element(places))
+        top = rows.total("max", lambda lane, places: rows.element(places))
 
         def shifted(lane: str, places: Sequence[str]) -> str:
             return f"{rows.element(places)} - {top(lane)}"
@@ -124,7 +127,7 @@ def softmax_plan(
                 kernel.script.line(f"out0[{places[0]}] = {value}")
             return value
 
-        total = rows.total(0, "({} + {})", kept)
+        total = rows.total("sum", kept)
         if kind.log:
             rows.store(_logarithms(kernel, rows, total, shifted))
         else:
@@ -167,7 +170,7 @@ def layer_norm_plan(
     count = literal(math.prod(source.shape[first:]), rows.wide)
     epsilon = literal(kind.epsilon, rows.wide)
     with kernel.written(), rows.reduction.rows(kernel):
-        total = rows.total(0, "({} + {})", lambda lane, places: rows.element(places))
+        total = rows.total("sum", lambda lane, places: rows.element(places))
         mean = rows.each(lambda lane: f"{total(lane)} / {count}")
 
         def centred(lane: str, places: Sequence[str]) -> str:
@@ -177,7 +180,7 @@ def layer_norm_plan(
             value = centred(lane, places)
             return f"{value} * {value}"
 
-        squares = rows.total(0, "({} + {})", square)
+        squares = rows.total("sum", square)
         share = rows.each(
             lambda lane: f"{literal(1, rows.wide)} / T.sqrt({squares(lane)} / {count} + {epsilon})"
         )

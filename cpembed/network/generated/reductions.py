@@ -11,19 +11,21 @@ from cpembed.graph.kinds import Reduce
 from cpembed.graph.kinds.base import axis_of
 from cpembed.kernel.plan import KernelPlan
 from cpembed.network.generated.emission import Kernel, chunks_for
-from cpembed.network.generated.intrinsics import nearest
-from cpembed.network.generated.lanes import SERIAL, VECTORIZED, Reduction, accumulators
+from cpembed.network.generated.intrinsics import maximum, minimum, nearest
+from cpembed.network.generated.lanes import SERIAL, VECTORIZED, Join, Reduction, accumulators
 from cpembed.network.generated.nest import View, axes, axis_name, axis_of_loop, constant, nest_over
 from cpembed.network.generated.placed import Placed, loaded, stored
 from cpembed.network.generated.values import Value, converted, literal
 
-JOINS = {
-    "sum": "({} + {})",
-    "mean": "({} + {})",
-    "max": "T.max({}, {})",
-    "min": "T.min({}, {})",
-    "prod": "({} * {})",
-}
+
+def join_of(what: str, dtype: str, lanes: int = 1) -> Join:
+    """How two partial results of a reduction become one; of vectors with so many ``lanes``."""
+    if what == "max":
+        return lambda a, b: maximum(a, b, dtype, lanes)
+    if what == "min":
+        return lambda a, b: minimum(a, b, dtype, lanes)
+    sign = "*" if what == "prod" else "+"
+    return lambda a, b: f"({a} {sign} {b})"
 
 
 def reduce_plan(
@@ -45,7 +47,7 @@ def reduce_plan(
     reduction = Reduction.of(nest, lambda loop: axis_of_loop(loop.name) in names)
     count = math.prod(source.shape[axis] for axis in gone)
     dtype = accumulator_dtype(kind.what, source.dtype, count)
-    join = JOINS[kind.what]
+    join = join_of(kind.what, dtype)
     kernel = Kernel(inputs, outputs, chunks_for(inputs, outputs, threads, 2.0))
     with kernel.written(), reduction.rows(kernel):
         start = literal(neutral(kind.what, dtype), dtype)
@@ -53,7 +55,7 @@ def reduce_plan(
 
         def add(lane: str, places: Sequence[str]) -> None:
             element = loaded(f"in0[{places[1]}]", source.dtype, dtype)
-            joined = join.format(f"{name}[{lane}]", element)
+            joined = join(f"{name}[{lane}]", element)
             kernel.script.line(f"{name}[{lane}] = {joined}")
 
         reduction.sweep(kernel, add)

@@ -4,13 +4,14 @@ Types are numpy's: Booleans are conditions, a root of integers is float64, and s
 compiler contracts a product and a sum into one operation with one rounding; where the definition
 rounds twice, the product is a :func:`~cpembed.network.generated.intrinsics.rounded_product`.
 
-Where NaNs differ from numpy: a maximum or a minimum of a NaN and a number is one of the two, and
-converted to an integer a NaN becomes 0 as there.
+Infinities, NaNs and signed zeros are numpy's: what TVM would simplify as if floats were numbers is
+written in LLVM's language (:func:`~cpembed.network.generated.intrinsics.float_function`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,14 @@ from cpembed.errors import LoweringError, WorkloadError
 from cpembed.graph.kinds.elementwise import OPERATIONS, Apply, Number, Scalar
 from cpembed.network.generated.approximations import APPROXIMATIONS
 from cpembed.network.generated.emission import Kernel
-from cpembed.network.generated.intrinsics import nearest, power_function, quotient_function
+from cpembed.network.generated.intrinsics import (
+    float_function,
+    maximum,
+    minimum,
+    nearest,
+    power_function,
+    quotient_function,
+)
 from cpembed.network.generated.values import Value, cast, condition, literal, whole
 
 _SQUARES = 64
@@ -45,7 +53,8 @@ class Writer:
         if isinstance(node, Number):
             if isinstance(node.value, bool):
                 return Value(f"T.bool({node.value})", "bool")
-            return Value(literal(node.value, self.computing), self.computing, is_number=True)
+            text, is_number = literal(node.value, self.computing), not math.isnan(node.value)
+            return Value(text, self.computing, is_number=is_number)
         if not isinstance(node, Apply):
             return inputs[node.number]
         count, _ = OPERATIONS[node.operation]
@@ -75,7 +84,7 @@ class Writer:
                 test = condition(given[0])
                 return Value(f"(({test} and {first}) or (not {test} and {second}))", "bool")
             return Value(f"T.Select({condition(given[0])}, {first}, {second})", dtype)
-        if operation in _BINARY or operation == "rem":
+        if operation in _BINARY or operation in ("max", "min", "rem"):
             return self._binary(operation, given)
         if operation == "fma":
             a, b, c = (cast(value, "float32").text for value in given)
@@ -96,17 +105,26 @@ class Writer:
             return self._quotient(operation, *taken)
         if operation in ("add", "sub"):
             taken = [whole(value) for value in taken]
-        if operation in ("max", "min") and taken[1].is_number:
-            # Of a NaN and the second one, the second one is taken.
-            taken.reverse()
         texts = [value.text for value in taken]
+        if operation in ("max", "min"):
+            return Value(_extremum(operation, taken, dtype), dtype)
         if operation == "rem":
             function = "fmodf" if dtype == "float32" else "fmod"
             return Value(f'T.call_pure_extern("{dtype}", "{function}", {", ".join(texts)})', dtype)
+        compares = operation in ("equal", "less", "less_equal")
+        if dtype.startswith("float") and operation != "pow":
+            call = self._of_floats(operation, texts, dtype)
+            if compares:
+                return Value(f"({call} != T.int32(0))", "bool")
+            return Value(call, dtype, operation == "mul")
         text = _BINARY[operation].format(*texts)
-        if operation in ("equal", "less", "less_equal"):
-            return Value(text, "bool")
-        return Value(text, dtype, operation == "mul" and dtype.startswith("float"))
+        return Value(text, "bool" if compares else dtype)
+
+    def _of_floats(self, operation: str, texts: Sequence[str], dtype: str) -> str:
+        name, function = float_function(operation, dtype)
+        self.kernel.include(name, function)
+        result = "int32" if operation in ("equal", "less", "less_equal") else dtype
+        return f'T.call_pure_extern("{result}", "{name}", {", ".join(texts)})'
 
     def _quotient(self, operation: str, value: Value, divisor: Value) -> Value:
         """Of integers, towards zero, in LLVM's language: TVM would compute a quotient before it is
@@ -145,15 +163,19 @@ class Writer:
         """A constant power: products where it is whole and small, a root where it is one."""
         if base.dtype == "bool":
             base = cast(base, "int32")
-        if not base.is_float and (exponent < 0 or exponent != int(exponent)):
+        is_whole = math.isfinite(exponent) and exponent == int(exponent)
+        if not base.is_float and (exponent < 0 or not is_whole):
             raise LoweringError(f"integers to the power of {exponent}: convert them to floats")
         if base.is_float and abs(exponent) == 0.5:
-            root = f"T.sqrt({base.text})"
+            # Unlike a root, a power of -infinity is infinite, and one of -0 is 0.
+            infinity, least = (literal(x, base.dtype) for x in (math.inf, -math.inf))
+            root = f"T.abs(T.sqrt({base.text}))"
+            root = self.let(f"T.Select({base.text} == {least}, {infinity}, {root})")
             one = literal(1, base.dtype)
             return Value(root if exponent > 0 else f"{one} / {root}", base.dtype)
         if not base.is_float and exponent > _SQUARES:
             return self._integer_power(base, Value(literal(exponent, base.dtype), base.dtype))
-        if exponent == int(exponent) and abs(exponent) <= _SQUARES:
+        if is_whole and abs(exponent) <= _SQUARES:
             text = self._whole_power(base, int(abs(exponent)))
             if exponent < 0:
                 text = f"{literal(1, base.dtype)} / {text}"
@@ -179,6 +201,16 @@ class Writer:
         return Value(call, base.dtype)
 
 
+def _extremum(operation: str, values: Sequence[Value], dtype: str) -> str:
+    first, second = values
+    if first.is_number or second.is_number:
+        # Of a NaN and another one, TVM takes the second: one comparison less.
+        first, second = (first, second) if first.is_number else (second, first)
+        return f"T.{operation}({first.text}, {second.text})"
+    function = maximum if operation == "max" else minimum
+    return function(first.text, second.text, dtype)
+
+
 def _common(*values: Value) -> str:
     """The type in which numpy computes with both."""
     return str(np.result_type(*(np.dtype(value.dtype) for value in values)))
@@ -196,8 +228,6 @@ _BINARY = {
     "sub": "({} - {})",
     "mul": "({} * {})",
     "div": "({} / {})",
-    "max": "T.max({}, {})",
-    "min": "T.min({}, {})",
     "pow": "T.pow({}, {})",
     "equal": "({} == {})",
     "less": "({} < {})",

@@ -21,7 +21,7 @@ Let = Callable[[str], str]
 @dataclass(frozen=True)
 class Value:
     """The text of a value, and its type; ``is_product``: a sum would swallow its rounding;
-    ``is_number``: it is a constant."""
+    ``is_number``: it is a constant that is no NaN."""
 
     text: str
     dtype: str
@@ -74,15 +74,24 @@ def _rounded(let: Let, value: Value, dtype: str) -> str:
     below = float(np.nextafter(top, np.dtype(kind).type(0)))
     clipped = limited(whole_number, kind, limits.min, below)
     wide = "int64" if dtype in ("uint32", "uint64") else dtype
-    if dtype == "uint64":
-        below = float(np.nextafter(np.dtype(kind).type(2**63), np.dtype(kind).type(0)))
-        clipped = limited(whole_number, kind, 0, below)
     converted = f'T.cast(T.cast({clipped}, "{wide}"), "{dtype}")'
+    if dtype == "uint64":
+        converted = _unsigned(let, whole_number, kind)
     reached = f"{whole_number} >= {literal(float(top), kind)}"
     exact = float(limits.max)
     # Of 64 bits the largest float64 below it is stored, as the definition says.
     largest = limits.max if int(exact) <= limits.max else int(np.nextafter(exact, 0.0))
     return f"T.Select({reached}, {literal(largest, dtype)}, {converted})"
+
+
+def _unsigned(let: Let, whole_number: str, kind: str) -> str:
+    """As uint64, by conversions to int64: what is 2^63 or more without its highest bit."""
+    half = literal(2.0**63, kind)
+    below = float(np.nextafter(np.dtype(kind).type(2**63), np.dtype(kind).type(0)))
+    is_upper = let(f"{whole_number} >= {half}")
+    rest = let(f"T.Select({is_upper}, {whole_number} - {half}, {whole_number})")
+    lower = f'T.cast(T.cast({limited(rest, kind, 0, below)}, "int64"), "uint64")'
+    return f"{lower} + T.Select({is_upper}, {literal(2**63, 'uint64')}, T.uint64(0))"
 
 
 def number(let: Let, text: str, dtype: str) -> str:
@@ -148,6 +157,9 @@ def literal(value: float | int, dtype: str) -> str:
     if dtype == "bool":
         return f"T.bool({bool(value)})"
     if not dtype.startswith("float"):
+        if value > np.iinfo(np.int64).max:
+            # TVMScript has no larger numbers.
+            return f"T.bitwise_not(T.uint64({2**64 - 1 - int(value)}))"
         return f"T.{dtype}({int(value)})"
     with np.errstate(over="ignore"):
         exact = float(np.dtype(dtype).type(value))

@@ -31,7 +31,7 @@ from cpembed.network.generated.lanes import (
 )
 from cpembed.network.generated.nest import Loop, Nest, View, axes, nest_over
 from cpembed.network.generated.placed import Placed, loaded
-from cpembed.network.generated.reductions import JOINS, accumulator_dtype, neutral
+from cpembed.network.generated.reductions import accumulator_dtype, join_of, neutral
 from cpembed.network.generated.values import Value, converted, limited, literal
 
 
@@ -160,12 +160,12 @@ class _Pooling:
                 element = every_other("in0", there, size)
                 if dtype != self.source.dtype:
                     element = f'T.cast({element}, "{dtype}x{size}")'
-                kernel.script.line(f"{lanes} = {JOINS[kind.what].format(lanes, element)}")
+                kernel.script.line(f"{lanes} = {join_of(kind.what, dtype, size)(lanes, element)}")
             else:
                 with vectorized(kernel, size):
                     there = " + ".join([*texts([place], name, at), *moves])
                     element = loaded(f"in0[{there}]", self.source.dtype, dtype)
-                    joined = JOINS[kind.what].format(f"{total}[{LANE}]", element)
+                    joined = join_of(kind.what, dtype)(f"{total}[{LANE}]", element)
                     kernel.script.line(f"{total}[{LANE}] = {joined}")
         counted = "1.0"
         if kind.what == "mean":

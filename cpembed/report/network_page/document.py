@@ -61,9 +61,15 @@ class Operator(msgspec.Struct, frozen=True):
     estimated_cycles: float | None = None
     cycles: float | None = None
     verified: bool | None = None
+    verified_with_special_values: bool | None = None
     layouts: tuple[str, ...] = ()
     axes: dict[str, int] = {}
     max_error: float | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether results differ from the definition, on whichever inputs."""
+        return False in (self.verified, self.verified_with_special_values)
 
     def reads_as(self, number: int) -> str | None:
         """The layout in which an input is read; None where that is not given."""
@@ -142,6 +148,7 @@ class Network(msgspec.Struct, frozen=True):
     totals: Totals = Totals()
     assignment: Assignment | None = None
     machine: dict[str, Any] = {}
+    special_inputs: tuple[str, ...] = ()
 
     def state(self, operator: Operator) -> State:
         if operator.embedded_on is not None:

@@ -202,6 +202,8 @@ def _details(network: Network, operator: Operator) -> Iterator[tuple[str, str]]:
     took = "" if operator.measured is None else time(operator.measured, network.unit)
     yield network.provenance or "measured", took
     yield "numbers verified", "" if operator.verified is None else yes(operator.verified)
+    if operator.verified_with_special_values is not None:
+        yield "with special values", yes(operator.verified_with_special_values)
     yield "largest error", f"{operator.max_error:g}" if operator.max_error else ""
     for what, names in (("reads", operator.inputs), ("writes", operator.outputs)):
         for name in names:

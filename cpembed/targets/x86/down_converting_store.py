@@ -141,7 +141,8 @@ def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, together:
         value = f"({value} {symbol} {VECTOR_PARAMETERS[name]}[{place}])"
     saturates = epilogue.dtype == "uint8" and not (epilogue.is_requantized or epilogue.residual)
     if epilogue.relu and not saturates:
-        value = f"T.max({value}, {_broadcast(f'T.{kind}(0)')})"
+        # The second one is taken of a NaN and a number.
+        value = f"T.max({_broadcast(f'T.{kind}(0)')}, {value})"
     if epilogue.dtype == "bfloat16" and kind != "float32":
         return f'T.cast({value}, "float32x{_LANES}")'
     if kind == "float32" and epilogue.residual is not None:
@@ -149,8 +150,8 @@ def _value(nest: Nest, epilogue: Epilogue, sums: str, vector: _Vector, together:
     if kind == "float32" and epilogue.is_requantized:
         return _moved(_rounded(_limited(value, epilogue.stored_range)), epilogue.zero_point)
     if kind == "float32" and epilogue.dtype == "uint8" and together == 1:
-        # What is too large becomes the least integer, which is the largest without a sign.
-        return _rounded(f"T.max({value}, {_broadcast('T.float32(0)')})")
+        # What is too large, or a NaN, becomes the least integer: without a sign the largest.
+        return _rounded(f"T.max({_broadcast('T.float32(0)')}, {value})")
     if kind == "float32" and epilogue.dtype != "bfloat16":
         largest = _broadcast(f"T.float32({saturated_range(epilogue.dtype)[1]})")
         return _rounded(f"T.min({value}, {largest})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -195,6 +196,29 @@ def test_known_weights_are_packed_when_it_is_built(tmp_path: Path) -> None:
         with pytest.raises(LibraryError, match="no buffer w"):
             opened.tensor("w")
     assert np.array_equal(found, -(X.reshape(-1) + 2 * np.arange(SIZE) - 7))
+
+
+def test_a_library_in_the_place_of_an_open_one_is_another(tmp_path: Path) -> None:
+    """The dynamic linker would take the path for the library that it has loaded."""
+    opened: list[Library] = []
+    for factor in (1, 5, 9):
+        program = sums("net", known=True)
+        buffers = tuple(
+            replace(b, data=b.data * factor) if b.data is not None else b for b in program.buffers
+        )
+        path = write_library(replace(program, buffers=buffers), tmp_path).path
+        # By the package's own loader, and by the file that is written beside the library.
+        spec = importlib.util.spec_from_file_location(f"net{factor}", tmp_path / "net.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        opened += [Library(path, "net"), Library(path, "net"), module.Library()]
+    for number, library in enumerate(opened):
+        weights = np.arange(SIZE) * (1, 5, 9)[number // 3]
+        assert np.array_equal(library.run(X)[0], -(X.reshape(-1) + 2 * weights - 7))
+        library.close()
 
 
 def test_a_file_of_weights_is_found_beside_the_library_or_where_one_says(

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from cpembed.api.solve import solve
 from cpembed.errors import WorkloadError
+from cpembed.frontends.products import transposed_convolution
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.operators.convolutions import conv1d, conv2d, conv3d, depthwise
 from cpembed.operators.einsum import batched_gemm, gemm
 from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.naming import parse_workload
 from tests.unit.operators.definitions import CONV_CASES, check, convolution, per_axis
 
 
@@ -269,3 +272,68 @@ def test_wrong_values_are_answered_in_one_line(operator, values, message):
     with pytest.raises(WorkloadError, match=message) as caught:
         family.workload({**{p.name: "1" for p in family.required}, **values})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_useful_products_of_a_transposed_convolution_are_those_with_pixels(seed: int) -> None:
+    """Counted as its definition scatters: each pixel adds its multiple of the filter."""
+    generator = np.random.default_rng(seed)
+    h, w, r, s = (int(x) for x in generator.integers(1, 6, 4))
+    stride, dilation = generator.integers(1, 4, 2), generator.integers(1, 3, 2)
+    most = [int(d) * (taps - 1) for d, taps in zip(dilation, (r, s), strict=True)]
+    pad = [int(generator.integers(0, 1 + reach // 2)) for reach in most]
+    text = f"transposed_conv2d n=2 c=3 k=4 h={h} w={w} r={r} s={s}"
+    for name, (a, b) in (("stride", stride), ("dilation", dilation), ("pad", pad)):
+        text += f" {name}={a},{b}"
+    try:
+        computation = parse_workload(text.split())
+    except WorkloadError:
+        pytest.skip("the output has no elements")
+    count = 2 * 3 * 4
+    for size, taps, out, k in ((h, r, "p", 0), (w, s, "q", 1)):
+        count *= sum(
+            0 <= stride[k] * pixel + dilation[k] * tap - pad[k] < computation.extents[out]
+            for pixel in range(size)
+            for tap in range(taps)
+        )
+    assert computation.useful_macs == count
+    (front_end,) = (
+        transposed_convolution(
+            (2, 3, h, w), (3, 4, r, s), strides=[*map(int, stride)], before=pad, after=pad,
+            dilations=[*map(int, dilation)],
+        ).computation,
+    )  # fmt: skip
+    assert front_end.useful_macs == count
+
+
+def test_padding_of_an_ordinary_convolution_counts() -> None:
+    padded = parse_workload(["conv2d", "n=1", "c=4", "h=6", "w=6", "k=5", "r=3", "s=3", "pad=1"])
+    assert padded.useful_macs == padded.macs
+
+
+def test_inserted_zeros_are_no_use_of_an_instruction() -> None:
+    found = solve(
+        parse_workload(
+            [
+                *[
+                    "transposed_conv2d",
+                    "n=1",
+                    "c=16",
+                    "h=8",
+                    "w=8",
+                    "k=32",
+                    "r=3",
+                    "s=3",
+                    "pad=1",
+                    "stride=2",
+                ],
+                "dtype=uint8,int8,int32",
+            ]
+        ),
+        "avx512_vnni",
+        top=1,
+    )
+    costs = found.embeddings[0].overheads
+    # Of 15 * 3 pairs of a row and a tap, 22 have a pixel.
+    assert costs.utilisation == pytest.approx((22 / 45) ** 2 * costs.occupancy)
+    assert found.utilisation == costs.utilisation

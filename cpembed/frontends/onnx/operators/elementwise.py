@@ -142,7 +142,7 @@ def power(site: Site) -> str:
     value = site.builder.value(exponent)
     if value is not None and value.size == 1:
         number = float(value.reshape(-1)[0])
-        known = {1.0: X, 2.0: e.mul(X, X), 0.5: apply("sqrt", X), 3.0: e.mul(e.mul(X, X), X)}
+        known = {1.0: X, 2.0: e.mul(X, X), 3.0: e.mul(e.mul(X, X), X)}
         if number in known:
             shape = np.broadcast_shapes(site.type(0).shape, value.shape)
             if shape == site.type(0).shape:
@@ -210,7 +210,7 @@ TABLE: dict[str, Translation] = {
     "Mean": several("add", mean=True),
     "Neg": unary(apply("neg", X)),
     "Abs": unary(apply("abs", X)),
-    "Sign": unary(e.sign(X)),
+    "Sign": unary(e.where(apply("equal", X, X), e.sign(X), X)),
     "Reciprocal": unary(e.div(1.0, X)),
     "Exp": unary(apply("exp", X)),
     "Log": unary(apply("log", X)),

@@ -92,6 +92,10 @@ def test_softmax(shifted: bool) -> None:
     total = net.add(Reduce("sum", (1,), True), y)
     graph = net.graph(net.elementwise(apply("div", Input(0), Input(1)), y, total))
     changed = normalizations(graph)
+    if not shifted:
+        # Powers of large numbers are infinite there, and their quotients no numbers.
+        assert changed == graph
+        return
     assert [o.kind for o in changed.operators] == [Softmax(1)]
     assert largest_difference(graph, changed, net.samples()) < 1e-6
     assert np.isfinite(net.values[y]).all()
