@@ -21,6 +21,9 @@ LARGEST = 1e15
 """Of a stored figure: a month in nanoseconds is a third of it. Sums and products of such stay
 finite."""
 
+LARGEST_STORE = 2**29
+"""Bytes of a file of rows that is read: a row has a few thousand."""
+
 Time = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]

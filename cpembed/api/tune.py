@@ -299,10 +299,11 @@ def _field(
 
 def require_tunable(spec: HardwareSpec) -> None:
     """Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes."""
-    if missing := missing_for(spec):
-        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: nothing to measure")
+    # First what nothing that could be installed changes.
     if (why := open_target(spec).untunable()) is not None:
         raise BackendUnavailable(f"{spec.name}: {why}")
+    if missing := missing_for(spec):
+        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: nothing to measure")
 
 
 def known(database: Path | None = None) -> list[Stored[Any]]:
