@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -38,13 +38,19 @@ def sound(row: object) -> str | None:
     """A row of a kind whose types and ranges say everything."""
 
 
-def decoded(text: bytes, kind: type[T], flaw: Callable[[T], str | None] = sound) -> T:
+def decoded(
+    text: bytes,
+    kind: type[T],
+    flaw: Callable[[T], str | None] = sound,
+    hook: Callable[[type[Any], Any], Any] | None = None,
+) -> T:
     """A row of a kind; ``flaw`` says what is wrong with one whose types and ranges are right.
+    ``hook`` makes what msgspec does not: a value of a type, of JSON's.
 
     Raises :class:`NotARow`.
     """
     try:
-        row = msgspec.json.decode(text, type=kind)
+        row = msgspec.json.decode(text, type=kind, dec_hook=hook)
     except msgspec.MsgspecError as error:
         what, _, place = str(error).partition(" - at ")
         # msgspec names places as `$.knobs.split_k`.
