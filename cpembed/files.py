@@ -44,7 +44,9 @@ def write_whole(path: Path, text: str) -> None:
     # RuntimeError: a loop of links, of which older versions of Python make one;
     # ValueError: a null character in the path.
     except (OSError, RuntimeError, ValueError) as error:
-        raise CpembedError(f"{path} cannot be written: {_reason(error)}; name another file") from None
+        raise CpembedError(
+            f"{path} cannot be written: {_reason(error)}; name another file"
+        ) from None
 
 
 def read_regular(path: Path, largest: int) -> bytes:
@@ -57,14 +59,19 @@ def read_regular(path: Path, largest: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error), str(path)) from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         state = os.fstat(descriptor)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        content = file.read(largest + 1) if state.st_size <= largest else b""
-        if max(state.st_size, len(content)) > largest:
-            raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))
-        return content
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(largest + 1) if state.st_size <= largest else b""
+    finally:
+        os.close(descriptor)
+    if max(state.st_size, len(content)) > largest:
+        raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))
+    return content
 
 
 def shortened(name: str, longest: int) -> str:

@@ -1,8 +1,8 @@
 """Files of a cache that are executed, or trusted as if: only those are used that processes of this
 user have written.
 
-A file begins with a seal: a digest of its name and contents, keyed. The key is in a file that no one
-but the user can read, so whoever is able to write the cache's folder still cannot make a seal.
+A file begins with a seal: a digest of its name and contents, keyed. The key is in a file that
+nobody but the user can read, so whoever can write the cache's folder still cannot make a seal.
 """
 
 from __future__ import annotations

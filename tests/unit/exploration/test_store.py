@@ -1,4 +1,4 @@
-"""What explorations keep is data: files of other people are read, and nothing in them is executed."""
+"""What explorations keep is data: files of others are read, and nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -82,6 +82,15 @@ def damaged(analysis: Any, seed: int) -> str:
     return base64.b85encode(zlib.compress(bytes(document))).decode()
 
 
+def use(costing: Costing, point: Point) -> None:
+    """What a search does with an analysis."""
+    (layer,) = costing.layers
+    costing.bound(point, layer)
+    requests = costing.evaluations(point, layer)[:1]
+    list(costing.find_out([(point, layer, one) for one in requests], ThisProcess()))
+    costing.costs(point, layer)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.quick(40)
 @pytest.mark.parametrize("seed", range(600))
@@ -98,10 +107,7 @@ def test_a_changed_analysis_is_left_out_used_or_refused_in_a_line(
     if not costing.taken:
         return
     with suppress(CpembedError):
-        costing.bound(point, layer)
-        requests = costing.evaluations(point, layer)[:1]
-        list(costing.find_out([(point, layer, one) for one in requests], ThisProcess()))
-        costing.costs(point, layer)
+        use(costing, point)
 
 
 def test_a_schedule_of_another_layer_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -115,6 +121,5 @@ def test_a_schedule_of_another_layer_is_refused_in_a_line(tmp_path: Path) -> Non
     store.append(Row(AnalysisRow(repr(family.group(point)), layer.digest, value, None)))
     costing = Costing(family, [layer], store)
     assert costing.taken == 1
-    with pytest.raises(CpembedError, match="cannot be used .*: --fresh"):
-        requests = costing.evaluations(point, layer)
-        list(costing.find_out([(point, layer, one) for one in requests], ThisProcess()))
+    with pytest.raises(CpembedError, match=r"cannot be used .*: --fresh"):
+        use(costing, point)
