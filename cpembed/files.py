@@ -13,6 +13,8 @@ from typing import Any
 
 from cpembed.errors import CpembedError, SpecError
 
+FOLDER_GONE = "the current folder has been removed: change to another one"
+
 LARGEST_TOML = 2**20
 """Bytes; a specification or a constraint set has a few thousand."""
 
@@ -77,6 +79,15 @@ def read_regular(path: Path, largest: int) -> bytes:
 def shortened(name: str, longest: int) -> str:
     """The beginning of a name, of so many bytes at most."""
     return name.encode()[:longest].decode(errors="ignore")
+
+
+def is_folder_gone() -> bool:
+    """Whether the process's current folder has been removed, so that no relative path is right."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _reason(error: BaseException) -> str:
