@@ -73,18 +73,18 @@ class SealedFolder:
 
 
 def _seal(name: str, contents: bytes) -> bytes:
-    digest = hashlib.blake2b(digest_size=_SEAL_BYTES, key=_key(_key_path()))
+    digest = hashlib.blake2b(digest_size=_SEAL_BYTES, key=user_key(key_path()))
     digest.update(name.encode() + b"\0")
     digest.update(contents)
     return digest.digest()
 
 
-def _key_path() -> Path:
+def key_path() -> Path:
     return platformdirs.user_data_path("cpembed") / "cache.key"
 
 
 @cache
-def _key(path: Path) -> bytes:
+def user_key(path: Path) -> bytes:
     """The user's key, made where there is none; one of this process where it cannot be kept."""
     key = os.urandom(_KEY_BYTES)
     with contextlib.suppress(OSError):

@@ -91,14 +91,13 @@ def scheduling(
     from dask import config
     from distributed import LocalCluster
 
+    opened: Any = LocalCluster
     named = {f"distributed.scheduler.{name}": value for name, value in settings.items()}
     # For results that are on a worker which is killed: they are fetched elsewhere then.
     named["distributed.comm.timeouts.connect"] = "5s"
     with (
         config.set(named),
-        LocalCluster(
-            n_workers=0, dashboard_address=":0", silence_logs=50, **(made or {})
-        ) as cluster,
+        opened(n_workers=0, dashboard_address=":0", silence_logs=50, **(made or {})) as cluster,
     ):
         scheduler = Scheduler(cluster, folder)
         try:

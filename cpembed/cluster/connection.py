@@ -53,7 +53,7 @@ def security(address: str, tls: Tls, role: Role) -> Any:
     """
     from distributed.security import Security
 
-    configured = Security()
+    configured: Any = Security()
     if not address.startswith(_SECURE):
         if tls.is_given:
             raise CpembedError(
@@ -91,8 +91,8 @@ def _check(authority: str, cert: str, key: str | None) -> None:
             raise CpembedError(f"{name}: cannot be read: {error.strerror}") from None
     if any("\n" in name for name in filter(None, (authority, cert, key))):
         return
+    what = authority
     try:
-        what = authority
         ssl.create_default_context(cafile=authority)
         what = f"{cert}" if key is None else f"{cert} with {key}"
         # Without a password: nobody is asked for one.
@@ -143,7 +143,8 @@ def _is_local(address: str) -> bool:
         found = socket.getaddrinfo(*_host_and_port(address), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True
-    return all(ipaddress.ip_address(at[0].partition("%")[0]).is_loopback for *_, at in found)
+    hosts = [str(place[0]).partition("%")[0] for *_, place in found]
+    return all(ipaddress.ip_address(host).is_loopback for host in hosts)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def test_a_path_that_is_none_is_one_line(
 
 
 @pytest.fixture
-def removed(tmp_path: Path) -> Path:
+def removed(tmp_path: Path) -> Iterator[Path]:
     """The current folder, which is not there any more."""
     folder, before = tmp_path / "removed", Path.cwd()
     folder.mkdir()

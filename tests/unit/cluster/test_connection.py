@@ -63,7 +63,7 @@ def options(given: Tls) -> list[str]:
 def listening(folder: Path) -> set[str]:
     """Addresses at which this test's workers and their nannies listen."""
     found: set[str] = set()
-    places = {}
+    places: dict[str, str] = {}
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             words = line.split()

@@ -28,8 +28,9 @@ LAYER = workload("gemm m=16 n=32 k=48", target="vta_1x16x16")
 
 
 def analysed(family: Family, point: Point) -> tuple[Point, Any]:
-    whole = {one.name: one.default for one in family.parameters} | dict(point)
-    return whole, family.analyse(whole, LAYER)  # pyright: ignore[reportArgumentType]
+    usual = {one.name: one.default for one in family.parameters if one.default is not None}
+    whole = {**usual, **point}
+    return whole, family.analyse(whole, LAYER)
 
 
 @pytest.fixture(scope="module", params=["core", "vta"])
