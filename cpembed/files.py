@@ -1,15 +1,19 @@
-"""Writing a file as a whole, and reading one that a person wrote."""
+"""Writing a file as a whole, and reading one whose size and kind are checked first."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from cpembed.errors import CpembedError, SpecError
+
+FOLDER_GONE = "the current folder has been removed: change to another one"
 
 LARGEST_TOML = 2**20
 """Bytes; a specification or a constraint set has a few thousand."""
@@ -21,11 +25,14 @@ def write_whole(path: Path, text: str) -> None:
     Raises :class:`CpembedError` where it cannot be written.
     """
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
             # A device or a pipe is written to; to put a file in its place would destroy it.
             path.write_text(text, encoding="utf-8")
             return
-        handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+        # Of no name that is longer than the file's own can be.
+        handle, draft = tempfile.mkstemp(prefix=".draft.", dir=path.resolve().parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -36,9 +43,56 @@ def write_whole(path: Path, text: str) -> None:
             with contextlib.suppress(OSError):
                 Path(draft).unlink()
             raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise CpembedError(f"{path} cannot be written: {reason}; name another file") from None
+    # RuntimeError: a loop of links, of which older versions of Python make one;
+    # ValueError: a null character in the path.
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CpembedError(
+            f"{path} cannot be written: {_reason(error)}; name another file"
+        ) from None
+
+
+def read_regular(path: Path, largest: int) -> bytes:
+    """The contents of a file that is no pipe and no device, of ``largest`` bytes at most.
+
+    Raises :class:`OSError`.
+    """
+    try:
+        # Not to wait for the other end of a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    try:
+        state = os.fstat(descriptor)
+        if stat.S_ISDIR(state.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(largest + 1) if state.st_size <= largest else b""
+    finally:
+        os.close(descriptor)
+    if max(state.st_size, len(content)) > largest:
+        raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))
+    return content
+
+
+def shortened(name: str, longest: int) -> str:
+    """The beginning of a name, of so many bytes at most."""
+    return name.encode()[:longest].decode(errors="ignore")
+
+
+def is_folder_gone() -> bool:
+    """Whether the process's current folder has been removed, so that no relative path is right."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    """The system's words without the path."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _umask() -> int:
@@ -59,8 +113,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = getattr(error, "strerror", None) or error
-        raise SpecError(f"{path}: cannot be read: {reason}") from None
+        raise SpecError(f"{path}: cannot be read: {_reason(error)}") from None
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ T = TypeVar("T")
 LARGEST = 1e15
 """Of a stored figure: a month in nanoseconds is a third of it. Sums and products of such stay
 finite."""
+
+LARGEST_STORE = 2**29
+"""Bytes of a file of rows that is read: a row has a few thousand."""
 
 Time = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST)]
@@ -35,13 +38,19 @@ def sound(row: object) -> str | None:
     """A row of a kind whose types and ranges say everything."""
 
 
-def decoded(text: bytes, kind: type[T], flaw: Callable[[T], str | None] = sound) -> T:
+def decoded(
+    text: bytes,
+    kind: type[T],
+    flaw: Callable[[T], str | None] = sound,
+    hook: Callable[[type[Any], Any], Any] | None = None,
+) -> T:
     """A row of a kind; ``flaw`` says what is wrong with one whose types and ranges are right.
+    ``hook`` makes what msgspec does not: a value of a type, of JSON's.
 
     Raises :class:`NotARow`.
     """
     try:
-        row = msgspec.json.decode(text, type=kind)
+        row = msgspec.json.decode(text, type=kind, dec_hook=hook)
     except msgspec.MsgspecError as error:
         what, _, place = str(error).partition(" - at ")
         # msgspec names places as `$.knobs.split_k`.

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,19 +81,23 @@ def surroundings(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def scheduling(folder: Path, **settings: Any) -> Generator[Scheduler, None, None]:
-    """A scheduler with settings of Dask's, such as ``allowed-failures``."""
+def scheduling(
+    folder: Path, made: Mapping[str, Any] | None = None, **settings: Any
+) -> Generator[Scheduler, None, None]:
+    """A scheduler with settings of Dask's, such as ``allowed-failures``, and arguments of a
+    ``LocalCluster``."""
     pytest.importorskip("distributed")
     require_distributed()
     from dask import config
     from distributed import LocalCluster
 
+    opened: Any = LocalCluster
     named = {f"distributed.scheduler.{name}": value for name, value in settings.items()}
     # For results that are on a worker which is killed: they are fetched elsewhere then.
     named["distributed.comm.timeouts.connect"] = "5s"
     with (
         config.set(named),
-        LocalCluster(n_workers=0, dashboard_address=":0", silence_logs=50) as cluster,
+        opened(n_workers=0, dashboard_address=":0", silence_logs=50, **(made or {})) as cluster,
     ):
         scheduler = Scheduler(cluster, folder)
         try:

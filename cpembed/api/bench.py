@@ -90,7 +90,7 @@ COUNTED = {
 LayerProgress = Callable[[Layer, str, int], None]
 """Called with the layer, a phase (``model``, ``search``, ``verify`` …) and a running count."""
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 @dataclass

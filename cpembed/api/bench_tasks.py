@@ -71,7 +71,7 @@ def _tasks(maker: RowMaker, layers: Iterable[Layer]) -> Iterator[Task]:
 def make_row(maker: RowMaker, layer: Layer, client_knows: str) -> BenchRow:
     """In a worker: a layer's row, without times of this CPU where the kernel itself is not timed:
     packing for a simulated machine may have been measured beside other work, or on another CPU than
-    the client's.
+    the client's. Whether such times were disturbed goes with them.
 
     Raises :class:`BackendUnavailable` where the worker's machine knows other trials of the layer or
     other figures of the target than the client's, ``client_knows``, among whose rows this one is.
@@ -85,7 +85,7 @@ def make_row(maker: RowMaker, layer: Layer, client_knows: str) -> BenchRow:
     row = maker.row(layer, progress=lambda phase, count: None)
     if row.run is None or row.run.provenance is Provenance.MEASURED:
         return row
-    untimed = msgspec.structs.replace(row.run, packing_us=None, unpacking_us=None)
+    untimed = msgspec.structs.replace(row.run, packing_us=None, unpacking_us=None, noisy=False)
     return msgspec.structs.replace(row, run=untimed)
 
 

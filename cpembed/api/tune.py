@@ -299,9 +299,14 @@ def _field(
 
 def require_tunable(spec: HardwareSpec) -> None:
     """Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes."""
-    if missing := missing_for(spec):
-        raise BackendUnavailable(f"{spec.name}: {'; '.join(missing)}: nothing to measure")
-    if (why := open_target(spec).untunable()) is not None:
+    try:
+        why = open_target(spec).untunable()
+    except BackendUnavailable as error:
+        why = f"{error}: nothing to measure"
+    # What is to be installed is said only where that would help.
+    if why is None and (missing := missing_for(spec)):
+        why = f"{'; '.join(missing)}: nothing to measure"
+    if why is not None:
         raise BackendUnavailable(f"{spec.name}: {why}")
 
 

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,12 +23,15 @@ from cpembed.cli.interrupt import INTERRUPTED, end, interruptible
 from cpembed.cli.output import message
 from cpembed.cli.terminal import READER_LEFT, accept_any_text, discard_output
 from cpembed.errors import CpembedError, DamagedStore, InvariantError
+from cpembed.files import FOLDER_GONE, is_folder_gone
 
 INTERNAL_ERROR, WRONG_INPUT, STOPPED = 1, 2, 4
 """Exit codes; errors of the package carry their own, and commands return theirs."""
 
 _COMPLETE = "_CPEMBED_COMPLETE"
 """What a shell that asks for completions sets; click answers, and exits."""
+
+_PACKAGE = Path(__file__).parents[1]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Failures of what is written to, not of the package."""
@@ -73,10 +77,23 @@ def _main(arguments: Sequence[str] | None) -> int:
             discard_output()
             what = f"the output cannot be written: {error.strerror}"
             return _fail(f"{what}; free some space or send it elsewhere", INTERNAL_ERROR)
+        if isinstance(error, OSError) and (what := _surroundings(error)) is not None:
+            return _fail(what, WRONG_INPUT)
         # A bug: whoever reports it needs the place.
         traceback.print_exc()
         return _fail(f"internal error: {type(error).__name__}: {error}", INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
+
+
+def _surroundings(error: OSError) -> str | None:
+    """What is wrong with files or folders of the user's, in words; None for another error, such as
+    of a file of the package."""
+    if is_folder_gone():
+        return FOLDER_GONE
+    name = error.filename
+    if not isinstance(name, str | bytes) or _PACKAGE in Path(os.fsdecode(name)).parents:
+        return None
+    return f"{os.fsdecode(name)}: {error.strerror}: name another file or folder"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cpembed.cli.cluster_options import Executors, workers_of, workers_options
+from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.completion import suites
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.match import shapes_option
@@ -117,8 +117,6 @@ def command(
     plot: Path | None,
     fresh: bool,
     results: Path | None,
-    workers: int | None,
-    cluster: str | None,
     as_json: bool,
 ) -> int:
     """Run SUITE: search, verify and time each layer.
@@ -144,8 +142,7 @@ def command(
         several = "--baseline and --plot are of one target: leave them, or the other targets, out"
         raise click.UsageError(several, click.get_current_context())
     # Processes start while this one loads what it needs.
-    executors = Executors(workers=workers, cluster=cluster)
-    with workers_of(executors, compiles=not no_run) as executing:
+    with workers_of(compiles=not no_run) as executing:
         from cpembed.api.bench import open_bench
 
         benches = [

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
-from cpembed.cli.cluster_options import Executors, workers_of, workers_options
+from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
@@ -111,7 +111,6 @@ def command(
     fresh: bool,
     results: Path | None,
     as_json: bool,
-    **executors: Unpack[Executors],
 ) -> int:
     """Find the machines of a space that are the best for the layers of SUITE: a front, as no
     machine is the best in every respect.
@@ -150,7 +149,7 @@ def command(
         return f"interrupted: {kept}; the same command{' without --fresh' * fresh} goes on"
 
     with Stop("evaluation", interrupted) as stop:
-        _run(exploration, executors, stop)
+        _run(exploration, stop)
     result = exploration.result()
     for failure in result.failures:
         message(failure)
@@ -185,8 +184,8 @@ def _check(
         require_matplotlib()
 
 
-def _run(exploration: Exploration, executors: Executors, stop: Stop) -> None:
-    with workers_of(executors) as workers, Bar("", None) as bar:
+def _run(exploration: Exploration, stop: Stop) -> None:
+    with workers_of() as workers, Bar("", None) as bar:
         steps = exploration.run(workers)
         for step in steps:
             bar.show(step.doing, often=True, total=step.of, completed=step.done)

@@ -6,7 +6,6 @@ put together, :func:`together`, the first is listed first in the help.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from cpembed.ir.computation import Computation
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_LONGEST_TIMEOUT = 1e8
+"""Seconds: three years. Systems wait for no more than a few hundred."""
 
 LARGEST_SEED = 2**31 - 1
 """The solver's seeds are 32-bit."""
@@ -112,8 +114,8 @@ def _weights(
 def _number(
     context: click.Context, parameter: click.Parameter, value: float | None
 ) -> float | None:
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("nan is not a number of seconds")
+    if value is not None and not value <= _LONGEST_TIMEOUT:
+        raise click.BadParameter(f"{value:g} is not a number of seconds up to {_LONGEST_TIMEOUT:g}")
     return value
 
 

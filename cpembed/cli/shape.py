@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cpembed.cli.cluster_options import Executors, workers_of, workers_options
+from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.completion import suites
 from cpembed.cli.match import shapes_option
 from cpembed.cli.options import (
@@ -93,8 +93,6 @@ def command(
     shapes: dict[str, tuple[int, ...]],
     timeout: float | None,
     save: Path | None,
-    workers: int | None,
-    cluster: str | None,
     as_json: bool,
 ) -> int:
     """Find the shape of a matrix-product instruction that computes SUITE in the fewest executions.
@@ -115,7 +113,7 @@ def command(
         check_file(save)
     if layouts and packing is None:
         raise click.UsageError("--layouts needs --packing: how many bytes copied are an execution")
-    with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
+    with workers_of() as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.cells import Cost
         from cpembed.exploration.shapes.executions import Scope

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from cpembed.cli.cluster_options import Executors, workers_of, workers_options
+from cpembed.cli.cluster_options import workers_of, workers_options
 from cpembed.cli.interrupt import INTERRUPTED, Stop
 from cpembed.cli.options import (
     Asked,
@@ -83,8 +83,6 @@ def command(
     words: tuple[str, ...],
     target: str | None,
     threads: int | None,
-    workers: int | None,
-    cluster: str | None,
     show: bool,
     as_json: bool,
     **options: Unpack[TuneOptions],
@@ -115,7 +113,7 @@ def command(
     given = _problem(words, target, named or WIDEST)
     require_tunable(given["target"])
     options["constraints"] = given["constraints"] if named else None
-    with workers_of(Executors(workers=workers, cluster=cluster)) as executing:
+    with workers_of() as executing:
         return _tune(given, executing, options, as_json=as_json)
 
 

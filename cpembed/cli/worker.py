@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cpembed.cli.cluster_options import certificates, tls_options
 from cpembed.cli.interrupt import INTERRUPTED
 from cpembed.cli.options import Subcommand
 from cpembed.cli.output import message
@@ -24,6 +25,7 @@ from cpembed.cli.output import message
     help="Tasks at a time, each in a process of its own.  [default: the cores of the process; 1 "
     "with --measure]",
 )
+@tls_options
 def command(*, address: str, measure: bool, slots: int | None) -> int:
     """Join the Dask cluster whose scheduler is at ADDRESS, or wrote FILE, and work until it ends.
 
@@ -33,6 +35,7 @@ def command(*, address: str, measure: bool, slots: int | None) -> int:
     dask scheduler --port 8786
     cpembed worker head:8786
     cpembed worker head:8786 --measure
+    cpembed worker tls://head:8786 --tls-ca-file ca.pem --tls-cert me.pem --tls-key me.key
     """
     if measure and slots not in (None, 1):
         raise click.UsageError(
@@ -41,7 +44,7 @@ def command(*, address: str, measure: bool, slots: int | None) -> int:
     from cpembed.cluster.identity import cores
     from cpembed.cluster.joining import Joining, join
 
-    joining = Joining(address, slots or (1 if measure else cores()), measure)
+    joining = Joining(address, slots or (1 if measure else cores()), measure, certificates())
     interrupted = join(joining, message)
     message("stopped" if interrupted else "the scheduler has ended")
     return INTERRUPTED if interrupted else 0

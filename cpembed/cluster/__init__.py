@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpembed.cluster.base import Outcome, Task, Workers
+from cpembed.cluster.connection import Tls
 from cpembed.cluster.opening import open_workers
 
-__all__ = ["Outcome", "Task", "Workers", "open_workers"]
+__all__ = ["Outcome", "Task", "Tls", "Workers", "open_workers"]

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
+import msgspec
+
 from cpembed.errors import CpembedError
+from cpembed.files import read_regular
 
-_ADDRESS = re.compile(r"(?:[a-z]+://)?(?:\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):\d+")
+_ADDRESS = re.compile(r"(?:[a-z]+://)?(?:\[[0-9a-fA-F:]+\]|[^\s:/\[\]\0]+):(?P<port>\d{1,5})")
+_LARGEST_FILE = 2**20
 
 
-def scheduler_address(given: str) -> str:
+def scheduler_address(given: str, scheme: str = "tcp") -> str:
     """An address as Dask writes it, of ``HOST:PORT``, an address, or the file that a scheduler
-    wrote (``dask scheduler --scheduler-file``).
+    wrote (``dask scheduler --scheduler-file``); ``scheme`` is that of what has none.
 
     >>> scheduler_address("node7:8786")
     'tcp://node7:8786'
 
     Raises :class:`CpembedError`.
     """
-    if Path(given).is_file():
-        return scheduler_address(_told(Path(given)))
-    if not _ADDRESS.fullmatch(given):
+    if _is_file(given):
+        return scheduler_address(_told(Path(given)), scheme)
+    address = _ADDRESS.fullmatch(given)
+    if address is None or int(address["port"]) > 65535:
         raise CpembedError(
             f"cluster {given!r} is neither HOST:PORT, an address such as tcp://HOST:PORT, nor a "
             "file that a scheduler has written"
         )
-    return given if "://" in given else f"tcp://{given}"
+    return given if "://" in given else f"{scheme}://{given}"
+
+
+class _Told(msgspec.Struct):
+    """What is needed of a scheduler's file."""
+
+    address: str
 
 
 def _told(path: Path) -> str:
     """What a scheduler's file says."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["address"]
-    except (OSError, ValueError, LookupError, TypeError):
+        found = msgspec.json.decode(read_regular(path, _LARGEST_FILE), type=_Told).address
+    except (OSError, ValueError, RecursionError):
         found = None
-    if not isinstance(found, str) or Path(found).is_file():
+    if found is None or _is_file(found):
         raise CpembedError(f"{path}: not the file of a scheduler, which holds its address")
     return found
+
+
+def _is_file(given: str) -> bool:
+    try:
+        return Path(given).is_file()
+    except (OSError, ValueError):
+        # Longer than a name can be, or with a null character.
+        return False

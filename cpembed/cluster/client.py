@@ -11,6 +11,7 @@ from typing import Any
 
 from cpembed.cluster.address import scheduler_address
 from cpembed.cluster.base import Outcome, Task, Workers
+from cpembed.cluster.connection import CONFIGURED, CONNECT_SECONDS, Tls, security, unanswered
 from cpembed.cluster.execution import OtherVersion, execute
 from cpembed.cluster.identity import identity, measuring_tag
 from cpembed.cluster.library import require_distributed
@@ -19,9 +20,6 @@ from cpembed.cluster.window import Run, Submitted
 from cpembed.errors import BackendUnavailable, CpembedError, CrashError
 from cpembed.kernel.runtime import thread_count
 from cpembed.kernel.system import cpu_model
-
-CONNECT_SECONDS = 3.0
-"""To reach the scheduler."""
 
 LOOK_SECONDS = 1.0
 """Between two looks at which workers there are, where nothing completes."""
@@ -34,14 +32,14 @@ PATIENCE_SECONDS = 300.0
 """For a worker to come back where the last one that can do what waits is lost."""
 
 
-def open_cluster(address: str) -> Cluster:
+def open_cluster(address: str, tls: Tls = CONFIGURED) -> Cluster:
     """Connect to a scheduler that has workers.
 
     Raises :class:`BackendUnavailable` within a few seconds where there is none.
     """
-    at = scheduler_address(address)
+    at = scheduler_address(address, "tls" if tls.is_given else "tcp")
     require_distributed()
-    cluster = Cluster(connected(at), at)
+    cluster = Cluster(connected(at, security(at, tls, "client")), at)
     try:
         cluster.require_workers()
     except BaseException:
@@ -50,20 +48,20 @@ def open_cluster(address: str) -> Cluster:
     return cluster
 
 
-def connected(address: str) -> Any:
-    """A client of the scheduler at an address; raises :class:`BackendUnavailable`."""
+def connected(address: str, protection: Any) -> Any:
+    """A client of the scheduler at an address, protected as :func:`security` says; raises
+    :class:`BackendUnavailable`."""
     from distributed import Client
 
     try:
         with warnings.catch_warnings():
             # Versions are compared in our own words.
             warnings.simplefilter("ignore")
-            return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+            return Client(
+                address, timeout=CONNECT_SECONDS, set_as_default=False, security=protection
+            )
     except (OSError, ValueError, RuntimeError, TimeoutError) as error:
-        raise BackendUnavailable(
-            f"no Dask scheduler answers at {address} ({_reason(error)}): start one by "
-            "`dask scheduler`"
-        ) from None
+        raise unanswered(address, error) from None
 
 
 class Cluster(Workers):

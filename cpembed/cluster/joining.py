@@ -7,13 +7,14 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from cpembed.cluster.address import scheduler_address
 from cpembed.cluster.client import connected
+from cpembed.cluster.connection import CONFIGURED, Tls, exposed, local_address, security
 from cpembed.cluster.host_lock import HostLock
 from cpembed.cluster.identity import host_name, measuring_tag
 from cpembed.cluster.isolation import ONE_THREAD
@@ -29,27 +30,36 @@ class Joining:
     address: str
     slots: int
     measures: bool
+    tls: Tls = CONFIGURED
 
 
 def join(joining: Joining, joined: Callable[[str], None]) -> bool:
     """Work until the scheduler ends; True where Ctrl-C or SIGTERM came before. ``joined`` is told
-    in words once workers are there.
+    in words once workers are there, and before of a connection that strangers may reach.
 
-    Raises :class:`BackendUnavailable` for a scheduler that does not answer, and for a host on which
-    there are other workers and one of them measures.
+    Raises :class:`CpembedError` for certificates that cannot be used, :class:`BackendUnavailable`
+    for a scheduler that does not answer, and for a host on which there are other workers and one of
+    them measures.
     """
-    at = scheduler_address(joining.address)
+    at = scheduler_address(joining.address, "tls" if joining.tls.is_given else "tcp")
     require_distributed()
     with _interrupts(), tempfile.TemporaryDirectory() as folder, _settings(joining):
-        connected(at).close()
+        protection = security(at, joining.tls, "worker")
+        host = local_address(at)
+        connected(at, protection).close()
+        if (why := exposed(at)) is not None:
+            joined(why)
         lock = HostLock.taken(alone=joining.measures)
         try:
-            return asyncio.run(_work(joining, at, folder, joined))
+            place = {"host": host, "security": protection, "local_directory": folder}
+            return asyncio.run(_work(joining, at, place, joined))
         finally:
             lock.release()
 
 
-async def _work(joining: Joining, at: str, folder: str, joined: Callable[[str], None]) -> bool:
+async def _work(
+    joining: Joining, at: str, place: Mapping[str, Any], joined: Callable[[str], None]
+) -> bool:
     from distributed import Nanny
 
     from cpembed.cluster.warming import Warming
@@ -63,9 +73,9 @@ async def _work(joining: Joining, at: str, folder: str, joined: Callable[[str], 
             at,
             nthreads=1,
             resources=resources,
-            local_directory=folder,
             memory_limit="0",
             plugins=[Warming()],
+            **place,
         )
         for _ in range(joining.slots)
     ]

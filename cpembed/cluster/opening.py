@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpembed.cluster.base import ThisProcess, Workers
+from cpembed.cluster.connection import CONFIGURED, Tls
 from cpembed.cluster.isolation import WITHOUT_COMPILER
 from cpembed.cluster.processes import Processes
 from cpembed.errors import CpembedError
@@ -14,9 +15,10 @@ def open_workers(
     *,
     measures: bool = False,
     compiles: bool = True,
+    tls: Tls = CONFIGURED,
 ) -> Workers:
-    """``workers`` processes on this machine, or a Dask cluster by its scheduler's address; with
-    neither, this process.
+    """``workers`` processes on this machine, or a Dask cluster by its scheduler's address, which
+    ``tls`` is for; with neither, this process.
 
     ``measures``: some of the tasks will be times of this machine's CPU model, which
     :meth:`Workers.require_measuring` asks for later too. ``compiles``: they build kernels or
@@ -27,12 +29,14 @@ def open_workers(
     other processes; :class:`BackendUnavailable` for a cluster that is not there, is of another
     version, or has no worker that may measure.
     """
+    if cluster is None and tls.is_given:
+        raise CpembedError("certificates are for the connection to a cluster: name one")
     if workers is not None and cluster is not None:
         raise CpembedError("workers here or a cluster: only one of them can be given")
     if cluster is not None:
         from cpembed.cluster.client import open_cluster
 
-        opened: Workers = open_cluster(cluster)
+        opened: Workers = open_cluster(cluster, tls)
     else:
         preload = None if compiles else WITHOUT_COMPILER
         opened = ThisProcess() if workers is None else Processes(workers, preload)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +64,9 @@ class Costing:
         self.answers: dict[Request, Any] = {}
         self._choices: dict[str, tuple[str, tuple[Choice, ...]]] = {}
         for row in [] if store is None else store.load():
-            self.answers.setdefault(*_answer(row))
+            self.answers.setdefault(*_answer(family, row))
         self.taken = len(self.answers)
+        self._stored = frozenset(self.answers)
 
     def group(self, point: Point) -> str:
         return repr(self.family.group(point))
@@ -77,7 +79,8 @@ class Costing:
         analysis = self.answers[Request(self.group(point), layer.digest)]
         if isinstance(analysis, CpembedError):
             return None
-        return self.family.bound(point, analysis)
+        with self._damage_named():
+            return self.family.bound(point, analysis)
 
     def why_none(self, point: Point, layer: LayerWork) -> str:
         """Why a layer has no software at a point."""
@@ -115,7 +118,8 @@ class Costing:
         # Of each layer the last point's are remembered: they are asked for several times in a row.
         here, last = repr(sorted(point.items())), self._choices.get(layer.digest)
         if last is None or last[0] != here:
-            last = here, self.family.choices(point, analysis)
+            with self._damage_named():
+                last = here, self.family.choices(point, analysis)
             self._choices[layer.digest] = last
         return last[1]
 
@@ -180,12 +184,30 @@ class Costing:
 
         outcomes = workers.outcomes(tasks())
         try:
-            for outcome in outcomes:
+            while True:
+                with self._damage_named():
+                    outcome = next(outcomes, None)
+                if outcome is None:
+                    return
                 request = asked.pop(outcome.task.key)
                 self.tell(request, outcome)
                 yield request
         finally:
             outcomes.close()
+
+    @contextmanager
+    def _damage_named(self) -> Generator[None]:
+        """In which analyses are used. A file has types that are right; that the figures in it fit
+        each other and the layer shows here."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            if self._store is None or not self._stored:
+                raise
+            raise CpembedError(
+                f"{self._store.path}: an analysis of it cannot be used ({type(error).__name__}: "
+                f"{error}): --fresh (fresh=) makes the file anew"
+            ) from error
 
 
 def _order(costs: Costs) -> tuple[float, float]:
@@ -200,11 +222,11 @@ def _evaluated(family: Family, point: Point, workload: Computation, choice: Choi
     return family.evaluate(point, workload, choice)
 
 
-def _answer(row: Row) -> tuple[Request, Any]:
+def _answer(family: Family, row: Row) -> tuple[Request, Any]:
     found = row.found
     error = None if found.error is None else CpembedError(found.error)
     if isinstance(found, AnalysisRow):
-        value = error if found.value is None else unpacked(found.value)
+        value = error if found.value is None else unpacked(family, found.value)
         return Request(found.group, found.layer), value
     return Request(found.group, found.layer, found.choice), error or found.activity()
 

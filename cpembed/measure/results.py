@@ -1,14 +1,14 @@
 """A store of results that survives an interruption: one JSON line a result, appended as it comes.
 
 A store is a file whose name holds a digest of its key. What the results depend on is in the key, so
-that results of another machine, version or specification are in another file.
+that results of another machine, version or specification are in another file. One process at a time
+writes it, which holds a lock of the system on it: released with the process, however that ends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,9 +18,15 @@ import msgspec
 import platformdirs
 
 from cpembed.errors import CpembedError
-from cpembed.stores import decoded_rows, say, sound
+from cpembed.files import read_regular, shortened
+from cpembed.measure.appending import AppendedFile
+from cpembed.stores import LARGEST_STORE, decoded_rows, say, sound
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+LONGEST_NAME = 60
+"""Bytes of each part of a file's name: three of them and a digest stay below the 255 that a name
+can have. What is cut is in the key, and so in the digest."""
 
 
 def default_directory() -> Path:
@@ -31,9 +37,8 @@ def default_directory() -> Path:
 class ResultStore(Generic[T]):
     """Results of one kind under one key.
 
-    The first line is the key, for people; every other line is a result. Several processes may
-    append at once: each line is one write to a file opened for appending. ``flaw`` says what is
-    wrong with a result of the right types.
+    The first line is the key, for people; every other line is a result. ``flaw`` says what is wrong
+    with a result of the right types. Anybody may read at any time; to append, :meth:`open` first.
     """
 
     def __init__(
@@ -44,11 +49,12 @@ class ResultStore(Generic[T]):
         kind: type[T],
         flaw: Callable[[T], str | None] = sound,
     ) -> None:
-        stem = "-".join(re.sub(r"[^\w.]+", "_", name) for name in names)
+        stem = "-".join(shortened(re.sub(r"[^\w.]+", "_", name), LONGEST_NAME) for name in names)
         self.path = directory / f"{stem}-{key_digest(key)}.jsonl"
         self._header = f'{{"key": {_canonical(key)}}}'.encode()
         self._kind = kind
         self._flaw = flaw
+        self._file: AppendedFile | None = None
 
     def load(self) -> list[T]:
         """The results, oldest first; none where there is no file, or one that cannot be read.
@@ -57,7 +63,7 @@ class ResultStore(Generic[T]):
         out, and said in one line.
         """
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            lines = read_regular(self.path, LARGEST_STORE).split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -67,39 +73,45 @@ class ResultStore(Generic[T]):
         return decoded_rows(self.path, rows, self._kind, self._flaw)
 
     def append(self, result: T) -> None:
-        """Add a result; it is in the file when this returns."""
-        self._write(msgspec.json.encode(result) + b"\n")
+        """Add a result; it is in the file when this returns.
+
+        Raises :class:`CpembedError` where it cannot be written; then the file is as before.
+        """
+        self._append(msgspec.json.encode(result) + b"\n")
 
     def open(self, *, fresh: bool = False) -> None:
-        """Make the file ready for appending; ``fresh`` forgets what it holds. A key that is damaged
-        is written once more."""
+        """Make the file this process's to append to, until the store is no longer referred to;
+        ``fresh`` forgets what it holds. A key that is damaged is written once more.
+
+        Raises :class:`CpembedError` where it cannot be written, and while another process appends.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = AppendedFile.locked(self.path)
             if fresh:
-                self.path.unlink(missing_ok=True)
-            old = self.path.read_bytes() if self.path.exists() else b""
+                self._file.clear()
+            old = read_regular(self.path, LARGEST_STORE)
         except OSError as error:
-            raise self._failure("written", error) from None
+            raise self._failure(error) from None
         # A torn line must not swallow the next one.
         end = b"\n" if old and not old.endswith(b"\n") else b""
         if self._header not in old.split(b"\n"):
             end += self._header + b"\n"
         if end:
-            self._write(end)
+            self._append(end)
 
-    def _write(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
+        if self._file is None or not self._file.is_at(self.path):
+            self.open()
+        assert self._file is not None
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                os.write(descriptor, data)
-            finally:
-                os.close(descriptor)
+            self._file.append(data)
         except OSError as error:
-            raise self._failure("written", error) from None
+            raise self._failure(error) from None
 
-    def _failure(self, action: str, error: OSError) -> CpembedError:
+    def _failure(self, error: OSError) -> CpembedError:
         return CpembedError(
-            f"{self.path}: cannot be {action} ({error.strerror}): name another folder for results"
+            f"{self.path}: cannot be written ({error.strerror}): name another folder for results"
         )
 
 

@@ -1,16 +1,14 @@
 """What is kept between calls: kernels chosen and compiled, each in a file of its own.
 
 A file is named by a digest of all that its contents depend on, the package's source included; what
-cannot be read is made again.
+cannot be read, or was written by another user, is made again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import pickle
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import platformdirs
+
+from cpembed.sealing import SealedFolder
 
 T = TypeVar("T")
 
@@ -59,31 +59,24 @@ class Cache:
 
     folder: Path | None
 
+    @property
+    def _files(self) -> SealedFolder:
+        return SealedFolder(self.folder)
+
     def get(self, kind: type[T], key: str) -> T | None:
         """What is kept under a key; None where there is nothing of the kind that can be read."""
-        if self.folder is None:
+        contents = self._files.get(key)
+        if contents is None:
             return None
         try:
-            found = pickle.loads((self.folder / key).read_bytes())
-        except Exception:  # Unpickling a torn file raises anything.
+            found = pickle.loads(contents)  # Of this user: it is sealed.
+        except Exception:  # Of other versions of Python or of a library: anything.
             return None
         return found if isinstance(found, kind) else None
 
     def put(self, key: str, value: Any) -> None:
         """Keep a value; a folder that cannot be written keeps nothing."""
-        if self.folder is None:
-            return
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, draft = tempfile.mkstemp(prefix=".", dir=self.folder)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(pickle.dumps(value))
-                Path(draft).replace(self.folder / key)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    Path(draft).unlink()
-                raise
+        self._files.put(key, pickle.dumps(value))
 
     def of(self, kind: type[T], key: str, make: Callable[[], T]) -> T:
         """What is kept, or what is made and then kept."""

@@ -55,7 +55,7 @@ def stands_for(choice: str, value: str) -> bool:
     >>> stands_for("NCHW16c", "NCHW64c"), stands_for("NCHW16c", "NHWC")
     (True, False)
     """
-    pattern = re.sub(r"\d+", lambda _: r"[1-9]\d*", re.escape(choice))
+    pattern = re.sub(r"\d+", lambda _: r"[1-9]\d{0,8}", re.escape(choice))
     return re.fullmatch(pattern, value) is not None
 
 

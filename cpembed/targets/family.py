@@ -74,10 +74,16 @@ class Choice:
 
 
 class Family(ABC):
-    """Machines that differ in parameters. Its objects can be pickled: tasks take them along."""
+    """Machines that differ in parameters. Its objects can be pickled: tasks take them along to
+    processes of this program and of a cluster. Files are never unpickled."""
 
     name: ClassVar[str]
     parameters: ClassVar[tuple[Parameter, ...]]
+
+    analysis: ClassVar[Any] = Any
+    """The type of analyses. They are kept as JSON, which msgspec makes of values of this type and
+    reads back as such: structs, dataclasses, enumerations, containers, vectors of numbers
+    (``NDArray[np.float64]``). Without a type, lists come back in the place of tuples."""
 
     inputs: ClassVar[tuple[str, str]] = ("int8", "int8")
     """Element types of the factors that the machines multiply; models are prepared for these."""
@@ -118,7 +124,7 @@ class Family(ABC):
     @abstractmethod
     def analyse(self, point: Point, workload: Computation) -> Any:
         """Embeddings and schedules of a layer on the machines of the point's group: a value that
-        can be pickled. The dear step, executed as a task.
+        of the type :attr:`analysis` that can be pickled. The dear step, executed as a task.
 
         Raises :class:`~cpembed.errors.CpembedError` where the layer has no software there.
         """

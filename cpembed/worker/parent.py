@@ -18,7 +18,8 @@ from multiprocessing.connection import Pipe
 from multiprocessing.reduction import ForkingPickler
 from typing import IO, Any, ParamSpec, TypeVar
 
-from cpembed.errors import CrashError, LoweringError
+from cpembed.errors import CpembedError, CrashError, LoweringError
+from cpembed.files import FOLDER_GONE, is_folder_gone
 from cpembed.worker.steps import LIMIT_VARIABLE, in_worker
 
 P = ParamSpec("P")
@@ -76,6 +77,8 @@ class _Surroundings:
 
     @classmethod
     def now(cls) -> _Surroundings:
+        if is_folder_gone():
+            raise CpembedError(FOLDER_GONE)
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
         return cls(dict(os.environ), os.getcwd(), frozenset(cores), tuple(sys.path))
 

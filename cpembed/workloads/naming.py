@@ -115,7 +115,8 @@ def _layer(
     name: str, settings: dict[str, str], default_dtypes: tuple[str, ...] | None
 ) -> Computation:
     suite_name, _, text = name.partition(":")
-    if not text.isdecimal():
+    # Python reads no integer of thousands of digits.
+    if not text.isdecimal() or len(text) > 9:
         raise WorkloadError(f"{name}: {text!r} is not the index of a layer; write {suite_name}:0")
     chosen = layer(suite_name, int(text))
     unknown = [key for key in settings if key not in ("dtype", "layout")]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cpembed.errors import WorkloadError
+from cpembed.files import read_regular
 from cpembed.ir.computation import Computation
 from cpembed.operators.family import Dtypes
 from cpembed.workloads.naming import parse_workload
@@ -43,6 +44,15 @@ class ComputedLayer(Layer):
         return self.computation
 
 
+LARGEST_TABLE = 2**24
+"""Bytes of a table."""
+
+MOST_LAYERS = 100_000
+"""Lines of a table. Networks have hundreds of layers."""
+
+_COUNT = re.compile(r"0*[1-9][0-9]{0,14}", re.ASCII)
+
+
 def is_table(name: str) -> bool:
     """Whether the name of a suite is that of a CSV file."""
     return name.lower().endswith(".csv")
@@ -54,12 +64,14 @@ def read_suite(path: Path) -> tuple[Layer, ...]:
     Raises :class:`WorkloadError`, with the line, for what cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path, LARGEST_TABLE).decode("utf-8-sig")
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path} is not text in UTF-8: save it as CSV in UTF-8") from error
     reader = csv.DictReader(io.StringIO(text), restkey="", skipinitialspace=True)
+    if text.count("\n") > MOST_LAYERS:
+        raise WorkloadError(f"{path}: more than {MOST_LAYERS:,} lines: divide it into suites")
     try:
         _check_head(path, reader.fieldnames or ())
         layers = [
@@ -91,8 +103,8 @@ def _layer(path: Path, line: int, index: int, row: dict[str, str | None]) -> Lay
     label, count = cells["layer"], cells.get("count") or "1"
     if not label:
         raise WorkloadError(f"{where}: the layer is empty: name a workload")
-    if not (count.isascii() and count.isdigit()) or int(count) < 1:
-        raise WorkloadError(f"{where}: count {count!r} is no integer of at least 1")
+    if not _COUNT.fullmatch(count):
+        raise WorkloadError(f"{where}: count {count!r} is no integer from 1 to 10^15")
     try:
         computation = parse_workload(label.split())
     except WorkloadError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import CpembedError, SpecError
@@ -37,6 +37,7 @@ class CoreFamily(Family):
     """Cycles, energy and area are estimated. HASCO's names are in ``docs/cores.md``."""
 
     name: ClassVar[str] = "core"
+    analysis: ClassVar[Any] = CoreAnalysis
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("intrinsic", "what the array computes: gemm, conv2d, gemv, dot"),
         Parameter("pe_rows", "rows of the array of processing elements"),

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,10 +73,14 @@ class CoreAnalysis:
     software: tuple[Scheduled, ...]
     embeddings: int
     programs: int
-    _known: dict[Core, Choice | None] = field(default_factory=dict[Core, "Choice | None"])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}
+        return {name: value for name, value in self.__dict__.items() if name != "_known"}
+
+    @cached_property
+    def _known(self) -> dict[Core, Choice | None]:
+        """Of each point that was looked at."""
+        return {}
 
     def best(self, core: Core) -> Choice | None:
         """The software of the fewest cycles at a point, of equals that which moves least."""

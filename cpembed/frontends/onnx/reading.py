@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cpembed.errors import ModelError
+from cpembed.files import read_regular
 from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
 from cpembed.graph.kinds.base import Array
 
@@ -53,16 +55,14 @@ def read_model(path: Path) -> Model:
 
 def _bytes(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > LARGEST_FILE:
+        return read_regular(path, LARGEST_FILE)
+    except OSError as error:
+        if error.errno == errno.EFBIG:
             raise ModelError(
-                f"{path}: {size:,} bytes are more than the 2 GiB of a protobuf message: save its "
-                "tensors as external data"
-            )
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"{path}: cannot be read: {reason}") from None
+                f"{path}: {error.strerror}, the 2 GiB of a protobuf message: save its tensors as "
+                "external data"
+            ) from None
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _check(proto: Any, path: Path) -> None:
@@ -239,8 +239,13 @@ class Reading:
                 f"{self.path}: {what} lies in {place!r}: external data is read from the model's "
                 "own folder only"
             )
-        linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
-        if linked or not file.is_file():
+        try:
+            places = [folder / Path(*parts[: k + 1]) for k in range(len(parts))]
+            linked, there = any(map(Path.is_symlink, places)), file.is_file()
+        except (OSError, ValueError):
+            # A name that is longer than any file's, or has a null character.
+            linked = there = False
+        if linked or not there:
             reason = "which is a link" if linked else "which is no file"
             raise ModelError(f"{self.path}: {what} lies in {place!r}, {reason}: copy it there")
         element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))

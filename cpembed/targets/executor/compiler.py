@@ -10,8 +10,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ import platformdirs
 from cpembed.errors import LoweringError
 from cpembed.host_compiler import compiler_command
 from cpembed.kernel.host_cpu import reported_features
+from cpembed.sealing import SealedFolder
 
 NATIVE = Path(__file__).parent / "native"
 """What the runtimes share."""
@@ -94,44 +96,59 @@ class TextCompiler:
         """
         command = self.command()
         base = _digest(self, tuple(command))
-        folder, name = writable(self.default_folder()), f"{_hash(base, source)}.so"
-        if (folder / name).is_file():
-            return folder / name
-        with tempfile.TemporaryDirectory(dir=folder) as made:
+        return self._kept(f"{_hash(base, source)}.so", lambda: self._library(command, base, source))
+
+    def _kept(self, name: str, make: Callable[[], bytes]) -> Path:
+        """A file that only this process's user can have written, in a folder of this process: what
+        is kept is checked before it is copied there, and a cache's folder may be anybody's."""
+        path = _process_folder() / name
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            draft = path.with_name(f"{path.name}.{threading.get_ident()}")
+            kept = SealedFolder(self.default_folder())
+            draft.write_bytes(kept.of(name.replace("/", "-"), make))
+            draft.replace(path)
+        return path
+
+    def _library(self, command: list[str], base: str, source: str) -> bytes:
+        runtime = self._kept(f"runtime-{base}.o", lambda: self._runtime(command))
+        words = [*command, *self._text_options(command)]
+        if self.header is not None:
+            words += ["-include", str(self._header_of(command, base))]
+        with tempfile.TemporaryDirectory() as made:
             draft = Path(made)
-            runtime = self._runtime(command, folder / f"runtime-{base}.o", draft)
             (draft / self.file).write_text(source, encoding="utf-8")
-            words = [*command, *self._text_options(command)]
-            if self.header is not None:
-                header = self._header(command, folder / f"header-{base}", draft)
-                words += ["-include", str(header)]
             self._call([*words, "-x", self.language, "-c", self.file, "-o", "kernel.o"], draft)
             self._call([*command, *_LINK, "kernel.o", str(runtime), "-o", "kernel.so"], draft)
-            (draft / "kernel.so").replace(folder / name)
-        return folder / name
+            return (draft / "kernel.so").read_bytes()
 
-    def _runtime(self, command: list[str], kept: Path, draft: Path) -> Path:
-        if not kept.is_file():
-            source = str(self.native / "runtime.cpp")
-            words = [*command, *_COMMON, *_RUNTIME, *_host(), "-c", source, "-o", "runtime.o"]
-            self._call(words, draft)
-            (draft / "runtime.o").replace(kept)
-        return kept
+    def _runtime(self, command: list[str]) -> bytes:
+        source = str(self.native / "runtime.cpp")
+        words = [*command, *_COMMON, *_RUNTIME, *_host(), "-c", source, "-o", "runtime.o"]
+        with tempfile.TemporaryDirectory() as made:
+            self._call(words, Path(made))
+            return (Path(made) / "runtime.o").read_bytes()
 
-    def _header(self, command: list[str], kept: Path, draft: Path) -> Path:
+    def _header_of(self, command: list[str], base: str) -> Path:
         """What every text is compiled with: read by GCC in a tenth of the time once compiled."""
         assert self.header is not None
         if _is_clang(tuple(command)):
             return self.native / self.header
-        if not (kept / f"{self.header}.gch").is_file():
-            _drop_old(kept)
-            made = draft / "header"
-            shutil.copytree(self.native, made)
+        compiled = f"header-{base}/{self.header}.gch"
+        path = self._kept(compiled, lambda: self._compiled_header(command))
+        return path.with_name(self.header)
+
+    def _compiled_header(self, command: list[str]) -> bytes:
+        assert self.header is not None
+        folder = self.default_folder()
+        if folder is not None:
+            _drop_old(folder)
+        with tempfile.TemporaryDirectory() as made:
+            draft = Path(made) / "header"
+            shutil.copytree(self.native, draft)
             words = [*command, *self._text_options(command), "-x", f"{self.language}-header"]
-            self._call([*words, self.header, "-o", f"{self.header}.gch"], made)
-            with contextlib.suppress(OSError):  # Another process was faster.
-                made.rename(kept)
-        return kept / self.header
+            self._call([*words, self.header, "-o", f"{self.header}.gch"], draft)
+            return (draft / f"{self.header}.gch").read_bytes()
 
     def _text_options(self, command: list[str]) -> tuple[str, ...]:
         own = () if _is_clang(tuple(command)) else self.gcc_options
@@ -173,23 +190,13 @@ class TextCompiler:
         return LoweringError(f"{compiler} cannot compile the {self.kind} text: {reason}")
 
 
-def writable(folder: Path | None) -> Path:
-    """The folder, or one of this process where there is none or nothing can be written to it."""
-    if folder is None:
-        return _temporary_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return _temporary_folder()
-    return folder if os.access(folder, os.W_OK) else _temporary_folder()
-
-
-def _drop_old(kept: Path) -> None:
+def _drop_old(folder: Path) -> None:
     """Compiled headers are large: of earlier versions none stays for longer than a day."""
-    for other in kept.parent.glob("header-*"):
+    for other in folder.glob("header-*"):
         with contextlib.suppress(OSError):
             if time.time() - other.stat().st_mtime > _DAY_SECONDS:
-                shutil.rmtree(other, ignore_errors=True)
+                # Versions before this one kept a folder.
+                shutil.rmtree(other) if other.is_dir() else other.unlink()
 
 
 def _is_clang(command: tuple[str, ...]) -> bool:
@@ -218,8 +225,8 @@ def _hash(*parts: object) -> str:
 
 
 @cache
-def _temporary_folder() -> Path:
-    """For this process, where nothing is kept."""
+def _process_folder() -> Path:
+    """For this process, and for nobody else to write."""
     folder = Path(tempfile.mkdtemp(prefix="cpembed-executor-"))
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True))
     return folder

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -67,7 +67,7 @@ class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
     """Software of a layer on the machines of a group: embeddings as JSON has them, schedules by
     ascending estimates."""
 
-    embeddings: tuple[dict[str, object], ...]
+    embeddings: tuple[dict[str, Any], ...]
     contenders: tuple[Contender, ...]
 
     @cached_property
@@ -79,7 +79,7 @@ class VtaAnalysis(msgspec.Struct, frozen=True, dict=True):
 class Software(msgspec.Struct, frozen=True):
     """An embedding, as JSON has it, with a schedule."""
 
-    embedding: dict[str, object]
+    embedding: dict[str, Any]
     schedule: Schedule
 
 
@@ -87,6 +87,7 @@ class VtaFamily(Family):
     """Cycles are simulated, area and energy estimated."""
 
     name: ClassVar[str] = "vta"
+    analysis: ClassVar[Any] = VtaAnalysis
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("log_batch", "binary logarithm of the GEMM core's rows", 0),
         Parameter("log_block", "binary logarithm of the GEMM core's block", 4),

@@ -14,7 +14,9 @@ from cpembed.api.solve import workload
 from cpembed.api.tune import OpenTuning, open_tuning
 from cpembed.cluster import Outcome, Task, Workers
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError
+from cpembed.measure import runner
 from cpembed.tuning.database import DIRECTORY_VARIABLE
+from cpembed.worker.parent import IN_PROCESS_VARIABLE
 
 TARGET = "vta_1x16x16"
 
@@ -127,7 +129,12 @@ def test_which_rows_are_timed(tmp_path: Path) -> None:
     assert native.measures == (not native.missing)
 
 
-def test_a_simulated_row_has_no_time_of_the_worker_s_processor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", [0.0, 1e9], ids=["disturbed", "quiet"])
+def test_a_simulated_row_has_no_time_of_the_worker_s_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float
+) -> None:
+    monkeypatch.setattr(runner, "NOISE", noise)
+    monkeypatch.setenv(IN_PROCESS_VARIABLE, "1")
     opened = bench(tmp_path, execute=True, layers="107")
     (layer,) = opened.layers
     here = opened.maker.row(layer, progress=lambda phase, count: None).run
@@ -136,7 +143,9 @@ def test_a_simulated_row_has_no_time_of_the_worker_s_processor(tmp_path: Path) -
     assert there is not None
     assert here.packing_us is not None
     assert here.cycles is not None
-    assert there == msgspec.structs.replace(here, packing_us=None, unpacking_us=None)
+    assert here.noisy == (noise == 0)
+    assert not there.noisy
+    assert there == msgspec.structs.replace(here, packing_us=None, unpacking_us=None, noisy=False)
 
 
 def test_a_worker_that_knows_other_trials_makes_no_row(

@@ -31,6 +31,7 @@ class SyntheticFamily(Family):
     """
 
     name: ClassVar[str] = "synthetic"
+    analysis: ClassVar[Any] = tuple[str, int]
     parameters: ClassVar[tuple[Parameter, ...]] = (
         Parameter("rows", "rows of the array"),
         Parameter("dataflow", "what stays", "ws"),

@@ -43,7 +43,11 @@ def test_without_an_emulator_portable_code_runs(monkeypatch: pytest.MonkeyPatch)
     assert "apt install qemu-user" in result.missing[0]
 
 
-def test_what_is_emulated_is_not_tuned() -> None:
+@pytest.mark.parametrize("emulator", [None, "/usr/bin/qemu-aarch64"])
+def test_what_is_emulated_is_not_tuned(
+    monkeypatch: pytest.MonkeyPatch, emulator: str | None
+) -> None:
+    monkeypatch.setattr(target, "emulator", lambda: emulator)
     with pytest.raises(BackendUnavailable, match="emulated here: there is no time to tune by"):
         tune(workload("gemm m=5 n=6 k=9", target=SMMLA), SMMLA, trials=1)
 

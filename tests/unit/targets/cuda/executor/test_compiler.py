@@ -12,7 +12,8 @@ from cpembed.errors import BackendUnavailable, LoweringError
 from cpembed.targets.cuda.executor import compiler
 from cpembed.targets.cuda.executor.program import Launch, compile_text
 from cpembed.targets.cuda.executor.text import prepared
-from cpembed.targets.executor.compiler import COMPILER_VARIABLE, writable
+from cpembed.targets.executor import compiler as executor
+from cpembed.targets.executor.compiler import COMPILER_VARIABLE
 from tests.unit.targets.cuda.executor.running import needs_compiler
 
 KERNEL = 'extern "C" __global__ void __launch_bounds__(64, 2) k(int* out) { out[0] = 1; }'
@@ -24,32 +25,48 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         compiler.compiled("int a;")
 
 
+def another_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Begin with a folder of the process in which nothing is."""
+    folder.mkdir()
+    monkeypatch.setattr(executor, "_process_folder", lambda: folder)
+
+
 @needs_compiler
 def test_a_library_is_kept_by_its_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(tmp_path))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(compiler.FOLDER_VARIABLE)
-        usual = compiler.TEXTS.default_folder()
-    for made in usual.glob("[rh]*-*") if usual else ():  # Compiling these takes seconds.
-        (tmp_path / made.name).symlink_to(made)
     source = prepared(KERNEL).source
+    compiler.compiled(source)  # So that runtime and header are there, which take seconds.
+    usual = compiler.TEXTS.default_folder()
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for made in usual.glob("[rh]*-*") if usual else ():
+        (kept / made.name).symlink_to(made)
+    monkeypatch.setenv(compiler.FOLDER_VARIABLE, str(kept))
+    another_process(monkeypatch, tmp_path / "first")
     library = compiler.compiled(source)
-    found = {path.name for path in tmp_path.iterdir()}
-    assert {name for name in found if name[:2] not in ("ru", "he")} == {library.name}
-    made = library.stat().st_mtime_ns
-    assert compiler.compiled(source) == library
-    assert library.stat().st_mtime_ns == made
-    assert compiler.compiled(source + "\n") != library
+    (file,) = [path for path in kept.iterdir() if path.suffix == ".so"]
+    made = file.stat().st_mtime_ns
+    another_process(monkeypatch, tmp_path / "second")
+    again = compiler.compiled(source)
+    assert again != library
+    assert again.read_bytes() == library.read_bytes()
+    assert file.stat().st_mtime_ns == made
+    # Of somebody else: it is made again, not loaded.
+    file.write_bytes(b"\x7fELF" + bytes(1000))
+    another_process(monkeypatch, tmp_path / "third")
+    assert len(compiler.compiled(source).read_bytes()) > 10_000
+    assert file.stat().st_mtime_ns != made
+    assert compiler.compiled(source + "\n").name != library.name
 
 
+@needs_compiler
 @pytest.mark.parametrize("told", ["", "/proc/nothing/can/be/made/here"])
-def test_where_nothing_is_kept_this_process_has_a_folder(
+def test_where_nothing_is_kept_a_library_is_made(
     monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
+    source = prepared(KERNEL).source
+    compiler.compiled(source)
     monkeypatch.setenv(compiler.FOLDER_VARIABLE, told)
-    folder = writable(compiler.TEXTS.default_folder())
-    assert folder.is_dir()
-    assert folder == writable(None)
+    assert compiler.compiled(source + "\n\n").is_file()
 
 
 @needs_compiler
