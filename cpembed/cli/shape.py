@@ -73,6 +73,12 @@ from cpembed.cli.output import Bar, message, print_json, print_text
     metavar="N",
     help="The shapes have at most so many multiply-accumulates together.",
 )
+@click.option(
+    "--within",
+    type=click.FloatRange(min=0, max=1000),
+    metavar="PERCENT",
+    help="List all shapes, or sets of shapes, that cost at most PERCENT more than the best.",
+)
 @shapes_option
 @timeout_option("Stop after S seconds with the best that was found, and the gap.")
 @file_option("--save", "Write the shapes as targets: FILE, or FILE_<shape>.toml of several.")
@@ -90,6 +96,7 @@ def command(
     layouts: bool,
     buffer: int | None,
     total_macs: int | None,
+    within: float | None,
     shapes: dict[str, tuple[int, ...]],
     timeout: float | None,
     save: Path | None,
@@ -113,6 +120,8 @@ def command(
         check_file(save)
     if layouts and packing is None:
         raise click.UsageError("--layouts needs --packing: how many bytes copied are an execution")
+    if layouts and within is not None and count > 1:
+        raise click.UsageError("--within with --layouts lists single shapes: leave --shapes out")
     with workers_of() as executing:
         from cpembed.embedding.constraint_set import load_constraint_set
         from cpembed.exploration.shapes.cells import Cost
@@ -129,6 +138,7 @@ def command(
             total_macs,
             timeout,
             layouts,
+            within,
         )
         with Bar("", None) as bar:
 

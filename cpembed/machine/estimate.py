@@ -14,7 +14,7 @@ from cpembed.machine.nest import TileNest, tile_nest
 from cpembed.machine.packing import packing_cycles
 from cpembed.machine.search import ROWS, best_tilings
 from cpembed.machine.times import MemoryTime, compute_time, memory_times
-from cpembed.machine.traffic import Tilings, boundaries
+from cpembed.machine.traffic import Tilings
 from cpembed.provenance import Provenance
 from cpembed.transform.program import DerivedProgram
 
@@ -23,7 +23,8 @@ from cpembed.transform.program import DerivedProgram
 class LevelEstimate:
     """Cycles of one unit of ``memory`` with all below it: what that computes meanwhile, what it
     reads from the memory and writes to it, and the three ``cycles`` together. Bytes are those that
-    are read from all units of the memory, and written to them, by the memories below."""
+    are read from all units of the memory, and written to them, by the memories below, counted tile
+    by tile."""
 
     memory: str
     computing: float
@@ -54,7 +55,8 @@ class Estimate:
     ``packing_us`` has, by operand, what bringing it into its layout, or out of it, takes beside
     that. ``bound`` says what takes the longest: ``compute``, ``latency``, ``issue``, ``read from``
     or ``write to`` a memory. ``levels`` and ``tiling`` are innermost first; ``exact``: no tiling
-    takes fewer cycles by this model, else the best of many.
+    takes fewer cycles by this model, whatever its sizes, its orders and what units share; else the
+    best of those that were compared.
     """
 
     machine: str
@@ -185,7 +187,7 @@ def _bound(computing: str, times: list[MemoryTime]) -> str:
     """What the time of the outermost level comes down to."""
     bound = computing
     for time in times:
-        if time.moving[0] > time.computing[0]:
+        if time.waits[0]:
             reads = time.reading[0] >= time.writing[0]
             bound = f"read from {time.memory}" if reads else f"write to {time.memory}"
     return bound
@@ -194,13 +196,12 @@ def _bound(computing: str, times: list[MemoryTime]) -> str:
 def _tiling(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> tuple[LevelTiling, ...]:
     found: list[LevelTiling] = []
     around = {loop.name: loop.extent for loop in nest.loops}
-    depths = range(len(machine.levels) - 2, -1, -1)
-    for level, (number, sizes) in zip(depths, tilings.chosen, strict=True):
-        boundary = list(boundaries(nest, machine.sharing(level)))[int(number[0])]
-        tile = {name: int(size[0]) for name, size in sizes.items()}
-        order = tuple(name for name in boundary.order if tile[name] < around[name])
-        names = tuple(memory.name for memory in machine.levels[level])
+    for stage, busy in zip(tilings.stages, reversed(tilings.busy[:-1]), strict=True):
+        tile = {name: int(size[0]) for name, size in stage.sizes.items()}
+        order = sorted(tile, key=lambda name, ranks=stage.ranks: float(ranks[name][0]))
+        outside = tuple(name for name in order if tile[name] < around[name])
+        names = tuple(memory.name for memory in machine.levels[stage.level])
         shown = {name: size for name, size in tile.items() if size > 1}
-        found.append(LevelTiling(names, shown, order, round(tilings.busy[level][0])))
+        found.append(LevelTiling(names, shown, outside, round(busy[0])))
         around = tile
     return tuple(reversed(found))

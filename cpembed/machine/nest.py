@@ -7,7 +7,7 @@ many tilings, so that they are compared in one go.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,8 +44,8 @@ class TileOperand:
     is_output: bool
 
     def elements(self, sizes: Sizes) -> Floats:
-        """Elements that a tile touches: exact for affine indices whose loops appear in one
-        dimension each, else not fewer."""
+        """Elements of the box that a tile touches: exact for affine indices whose loops appear in
+        one dimension each, else not fewer."""
         total = np.ones(1)
         for index, extent in self.dimensions:
             total = total * _touched(index, extent, sizes)[0]
@@ -94,27 +94,15 @@ class TileNest:
         """Sizes of the tile of one execution."""
         return {**self.fixed, **{loop.name: np.ones(1) for loop in self.loops}}
 
-    def execution_elements(self, operand: TileOperand) -> Floats:
-        """Elements that one execution touches."""
-        return self._of_execution(operand, None, lambda: operand.elements(self.single))
-
     def execution_bytes(self, operand: TileOperand, granule: int) -> Floats:
-        """Bytes of whole granules that hold them."""
-        return self._of_execution(
-            operand, granule, lambda: operand.moved_bytes(self.single, granule)
-        )
-
-    def _of_execution(
-        self, operand: TileOperand, granule: int | None, compute: Callable[[], Floats]
-    ) -> Floats:
-        """Computed once: it is asked for with each tiling."""
+        """Bytes of whole granules that hold what one execution touches; computed once."""
         key = self.operands.index(operand), granule
         if key not in self._executions:
-            self._executions[key] = compute()
+            self._executions[key] = operand.moved_bytes(self.single, granule)
         return self._executions[key]
 
     @cached_property
-    def _executions(self) -> dict[tuple[int, int | None], Floats]:
+    def _executions(self) -> dict[tuple[int, int], Floats]:
         return {}
 
     @property
@@ -161,13 +149,29 @@ def _dimensions(
 
 def _touched(index: IndexExpr, extent: int, sizes: Sizes) -> tuple[Floats, Floats]:
     """Positions along a dimension that a tile touches, and how far they reach, ends included."""
-    count, span = np.ones(1), np.ones(1)
-    for term in index.terms:
-        values = _values(term, sizes)
-        count = count * values
-        span = span + abs(term.coefficient) * (values - 1)
+    terms = sorted(index.terms, key=lambda term: abs(term.coefficient))
+    pairs = [(abs(term.coefficient), _values(term, sizes)) for term in terms]
+    span = np.ones(1)
+    for step, values in pairs:
+        span = span + step * (values - 1)
     span = np.minimum(span, extent)
-    return np.minimum(count, span), span
+    return np.minimum(_sums(pairs), span), span
+
+
+def _sums(pairs: Sequence[tuple[int, Floats]]) -> Floats:
+    """Different sums of multiples of steps, each so many: exact for two steps, and for more where
+    the sums of the smaller ones are without gaps, or smaller than the next step; else not fewer."""
+    total, reach, step = np.ones(1), np.zeros(1), np.ones(1, np.int64)
+    for larger, values in pairs:
+        # Of n multiples of a and m of b, without a common factor, sums are equal that differ by b
+        # of the first and a of the second.
+        common = np.gcd(step, larger)
+        twice = np.maximum(total - larger // common, 0) * np.maximum(values - step // common, 0)
+        even = (total - 1) * step == reach
+        step = np.where(total == 1, larger, np.where(values == 1, step, common))
+        total = total * values - np.where(even, twice, 0.0)
+        reach = reach + larger * (values - 1)
+    return total
 
 
 def _values(term: IndexTerm, sizes: Sizes) -> Floats:

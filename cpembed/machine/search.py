@@ -1,8 +1,8 @@
 """The tiling of a nest that takes the fewest cycles on a machine.
 
 Levels are chosen from main memory inwards, since what an outer level moves does not depend on the
-inner ones. Of each, tile sizes are those that cut the enclosing tile into so many equal parts, and
-all of them are compared where they are few, else a grid. The best few go on to the next level.
+inner ones. Of each, all tile sizes are compared where they are few; else those that cut the
+enclosing tile into so many equal parts, or a grid of them. The best few go on to the next level.
 """
 
 from __future__ import annotations
@@ -17,25 +17,32 @@ import numpy as np
 from cpembed.errors import TransformError
 from cpembed.hw.levels import Hierarchy
 from cpembed.machine.nest import Floats, TileNest
+from cpembed.machine.passes import Integers
 from cpembed.machine.times import cycles
 from cpembed.machine.traffic import (
-    Integers,
     LevelTiles,
     Tilings,
-    boundaries,
     cut,
+    dealings,
     filled_bytes,
     joined,
     operands_in,
+    orders,
     whole,
 )
 
-ROWS = 2048
+ROWS = 4096
 """Tilings of a level that are compared for each order of the loops."""
 
 _KEPT = 8
 """Tilings that go on to the next level, where more would be too many for it."""
 
+
+_ALIKE = 1.05
+"""By so many times times differ that are told apart before the innermost tiles are known."""
+
+_ORDERS = 64
+"""By so many times there may be more tilings before those that are the same are left out."""
 
 _EQUALS = 4
 """Of so many times as many tilings, those that differ in what is to come are kept."""
@@ -43,7 +50,8 @@ _EQUALS = 4
 
 @dataclass(frozen=True)
 class Found:
-    """The best tilings, one a row; ``exact``: all others were compared too."""
+    """The best tilings, one a row; ``exact``: no other tiling takes fewer cycles than the first,
+    whatever the sizes of its tiles, their orders and the parts that units get."""
 
     tilings: Tilings
     exact: bool
@@ -55,39 +63,90 @@ def best_tilings(nest: TileNest, machine: Hierarchy, rows: int = ROWS, count: in
 
     Raises :class:`TransformError` where a memory does not hold what one execution takes.
     """
-    tilings, exact = whole(nest), True
-    most = math.prod(len(_cuts(loop.extent)) for loop in nest.loops)
+    # No tiling that was dropped takes fewer cycles.
+    dropped, exact, tilings = math.inf, True, whole(nest)
     for level in reversed(range(len(machine.levels) - 1)):
-        sizes = _Sizes(nest, machine, level)
-        outer, chosen, every = sizes.within(tilings, max(1, rows // tilings.rows))
-        inner = LevelTiles.of(level, chosen, nest, machine)
-        tried = [
-            cut(outer, inner, boundary, nest, machine)
-            for boundary in enumerate(boundaries(nest, machine.sharing(level)))
-        ]
-        kept = max(_KEPT, rows // most) if level else count
-        tilings, whole_level = _best(tried, kept, nest, machine)
-        exact = exact and every and (not level or whole_level)
-    return Found(tilings, exact)
+        tried, every, guessed = _cut(tilings, level, nest, machine, rows)
+        kept = _kept(nest, machine, level, rows, _KEPT) if level else count
+        tilings, least = _best(tried, kept, nest, [machine], rough=level > 0)
+        if level:
+            # Where a memory is filled past the level, what is known of it is a guess, no bound.
+            dropped = min(dropped, -math.inf if guessed and least < math.inf else least)
+        exact = exact and every
+    return Found(tilings, exact and float(cycles(tilings.taken([0]), nest, machine)[0]) <= dropped)
+
+
+def tilings_for(
+    nest: TileNest, machines: Sequence[Hierarchy], rows: int = ROWS, kept: int = _KEPT
+) -> Tilings:
+    """Tilings for machines that differ in bandwidths and latencies alone: all innermost ones in the
+    best outer ones for each of these. ``kept``: outer tilings that are kept of a level, where they
+    are not few enough to keep all.
+
+    Raises :class:`TransformError` where a memory does not hold what one execution takes.
+    """
+    tilings, tried, machine = whole(nest), list[Tilings](), machines[0]
+    for level in reversed(range(len(machine.levels) - 1)):
+        tried, _, _ = _cut(tilings, level, nest, machine, rows)
+        if level:
+            kept_here = _kept(nest, machine, level, rows, kept)
+            tilings, _ = _best(tried, kept_here, nest, machines, rough=True)
+    return joined(tried)
+
+
+def _cut(
+    tilings: Tilings, level: int, nest: TileNest, machine: Hierarchy, rows: int
+) -> tuple[list[Tilings], bool, bool]:
+    """Tilings with one more level, whether these are all that matter, and whether some of their
+    traffic is a guess until more levels are cut."""
+    ordered, all_orders = orders(nest)
+    outer, inside, every = _Sizes(nest, machine, level).within(
+        tilings, max(1, rows // tilings.rows)
+    )
+    inner = LevelTiles.of(level, inside, nest, machine)
+    parts, all_parts = dealings(nest, machine.sharing(level))
+    tried = [found for one in parts for found in cut(outer, inner, one, ordered, nest, machine)]
+    return tried, all_orders and every and all_parts, bool(inner.comes_again)
+
+
+def _kept(nest: TileNest, machine: Hierarchy, level: int, rows: int, least: int) -> int:
+    """Tilings of a level that go on to the next one: as many as allow all tiles there in each."""
+    return max(least, rows // math.prod(_Sizes(nest, machine, level - 1).largest))
 
 
 def _best(
-    tried: list[Tilings], kept: int, nest: TileNest, machine: Hierarchy
-) -> tuple[Tilings, bool]:
-    """The best rows of all, and whether none is missing that may turn out better."""
-    ranked = [_measures(tilings, nest, machine) for tilings in tried]
-    measures = np.concatenate(ranked, axis=1)
-    number: Integers = np.repeat(np.arange(len(tried)), [found.shape[1] for found in ranked])
-    each: list[Integers] = [np.arange(found.shape[1]) for found in ranked]
-    row = np.concatenate(each)
+    tried: list[Tilings],
+    kept: int,
+    nest: TileNest,
+    machines: Sequence[Hierarchy],
+    *,
+    rough: bool,
+) -> tuple[Tilings, float]:
+    """The best rows of all for each machine, and the fewest cycles of those that are left out.
+    ``rough``: times that differ by little are equal, as what is farther in is not known yet."""
+    if rough and sum(one.rows for one in tried) <= kept * _ORDERS:
+        found = joined(tried)
+        same = _first_of_each([found.share, *_choices(found)])
+        if len(same) <= kept:
+            return found.taken(same), math.inf
+    number: Integers = np.repeat(np.arange(len(tried)), [one.rows for one in tried])
+    row: Integers = np.concatenate([np.arange(one.rows) for one in tried])
+    every = np.arange(len(row))
+    measures = [
+        np.concatenate([_measures(one, nest, machine) for one in tried], axis=1)
+        for machine in machines
+    ]
     # Rows that are equal in what is to come are neighbours: more are taken, then one of each.
-    some = _in_turn(measures, range(len(row)))[: kept * _EQUALS]
-    rows: list[Integers] = [row[some[number[some] == n]] for n in range(len(tried))]
-    found = joined([part.taken(own) for part, own in zip(tried, rows, strict=True) if len(own)])
+    some = _mixed([_in_turn(m, every, rough=rough) for m in measures])[: kept * _EQUALS]
+    places = np.concatenate([some[number[some] == n] for n in range(len(tried))])
+    parts = [one.taken(row[some[number[some] == n]]) for n, one in enumerate(tried)]
+    found = joined([part for part in parts if part.rows])
     distinct = _distinct(found)
-    order = _in_turn(_measures(found, nest, machine), distinct)
-    every = len(some) == len(row) and len(distinct) <= kept
-    return found.taken(order[:kept]), every
+    measured = [_measures(found, nest, machine) for machine in machines]
+    order = _mixed([_in_turn(m, distinct, rough=rough) for m in measured])[:kept]
+    left = np.ones(len(row), bool)
+    left[places[order]] = False
+    return found.taken(order), float(measures[0][0, left].min()) if left.any() else math.inf
 
 
 def _measures(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Floats:
@@ -100,23 +159,46 @@ def _measures(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Floats:
     return np.stack([time, moved, -math.prod(tilings.sizes.values(), start=np.ones(tilings.rows))])
 
 
-def _in_turn(measures: Floats, rows: Sequence[int]) -> Integers:
+def _in_turn(measures: Floats, rows: Sequence[int] | Integers, *, rough: bool) -> Integers:
     """Rows of the least time first; of those, in turn, the fewest bytes moved and the largest
     tile, which leaves the most to share and to keep farther in."""
     own = np.asarray(rows, np.intp)
     time, moved, size = measures[:, own]
+    if rough:
+        time = np.floor(np.log(time / time.min()) / math.log(_ALIKE))
     orders = np.lexsort((size, moved, time)), np.lexsort((moved, size, time))
+    return own[_mixed(orders)]
+
+
+def _mixed(orders: Sequence[Integers]) -> Integers:
+    """The first of each order, then the second of each, and so on; none twice."""
     mixed = np.stack(orders, axis=1).ravel()
     _, first = np.unique(mixed, return_index=True)
-    return own[mixed[np.sort(first)]]
+    found: Integers = mixed[np.sort(first)]
+    return found
 
 
 def _distinct(tilings: Tilings) -> list[int]:
-    """Rows of tilings that differ from all before them in what is to come."""
-    columns = [*tilings.sizes.values(), tilings.share]
-    columns += [n for p in tilings.passes.values() for n in (p.staying, p.every)]
-    table = np.stack([np.broadcast_to(column, (tilings.rows,)) for column in columns])
-    _, first = np.unique(np.round(table, 6), axis=1, return_index=True)
+    """Rows of tilings, one of those that seem to differ in nothing that is to come."""
+    columns = [*tilings.sizes.values(), tilings.share, *tilings.busy]
+    for traffic in tilings.traffic.values():
+        columns += [traffic.read_bytes, traffic.write_bytes, traffic.total_read]
+    return _first_of_each(columns)
+
+
+def _choices(tilings: Tilings) -> list[Floats]:
+    """All that was chosen of tilings."""
+    return [
+        column
+        for stage in tilings.stages
+        for named in (stage.sizes, stage.parts, stage.ranks)
+        for column in named.values()
+    ]
+
+
+def _first_of_each(columns: Sequence[Floats]) -> list[int]:
+    """Of rows that are equal in all columns the first, ascending."""
+    _, first = np.unique(np.round(np.stack(columns), 6), axis=1, return_index=True)
     return sorted(first.tolist())
 
 
@@ -137,12 +219,16 @@ class _Sizes:
         every, grids = True, list[np.ndarray]()
         names = [loop.name for loop in self.nest.loops]
         for row in range(outer.rows):
-            options = [
-                [size for size in _cuts(int(outer.sizes[name][row])) if size <= self._largest[name]]
-                for name in names
-            ]
+            around = {name: int(outer.sizes[name][row]) for name in names}
+            most = [int(min(size, self._largest[name])) for name, size in around.items()]
+            options = [list(range(1, size + 1)) for size in most]
+            if math.prod(most) > limit:
+                every = False
+                options = [
+                    [size for size in _cuts(around[name]) if size <= largest]
+                    for name, largest in zip(names, most, strict=True)
+                ]
             thinned = _thinned(options, limit)
-            every = every and thinned == options
             # The first column is the row of the enclosing tile.
             grid = np.meshgrid([row], *thinned, indexing="ij")
             grids.append(np.stack([axis.ravel() for axis in grid]))
@@ -151,6 +237,11 @@ class _Sizes:
         taken = np.flatnonzero(np.broadcast_to(self._fits(sizes), (table.shape[1],)))
         inside = {name: values[taken] for name, values in sizes.items()}
         return outer.taken(table[0][taken]), inside, every
+
+    @property
+    def largest(self) -> list[int]:
+        """The largest tile of each loop that fits where those of the others are 1."""
+        return [int(self._largest[loop.name]) for loop in self.nest.loops]
 
     def _largest_sizes(self) -> dict[str, float]:
         """By loop, the largest tile that fits where those of the others are 1."""

@@ -7,22 +7,25 @@ equation 1).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.hw.level_tables import Moved, Overlapping
 from cpembed.hw.levels import Hierarchy, Memory
 from cpembed.machine.nest import Floats, TileNest
-from cpembed.machine.traffic import Tilings
+from cpembed.machine.traffic import Tilings, Traffic
 
 
 @dataclass(frozen=True)
 class MemoryTime:
     """Cycles of one unit of a memory and all below it: what that computes, what it reads from the
-    memory and writes to it, how long it is ``moving`` data, and all of that ``together``. Bytes are
-    those that are read from all units of the memory, and written to them, by those below."""
+    memory and writes to it, how long it is ``moving`` data, and all of that ``together``; whether
+    computing ``waits`` for data. Bytes are those that are read from all units of the memory, and
+    written to them, by those below."""
 
     memory: str
     computing: Floats
@@ -30,6 +33,7 @@ class MemoryTime:
     writing: Floats
     moving: Floats
     together: Floats
+    waits: NDArray[np.bool_]
     read_bytes: Floats
     written_bytes: Floats
 
@@ -59,17 +63,12 @@ def compute_time(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Comput
         return ComputeTime(executing, zero, zero, executing)
     waiting = zero
     if nest.has_reduction:
-        independent = np.full(tilings.rows, np.inf)
-        for operand in nest.operands:
-            if operand.is_output:
-                touched = operand.elements({**nest.fixed, **tilings.sizes})
-                tiles = touched / nest.execution_elements(operand)
-                independent = np.minimum(independent, tiles)
-        waiting = calls * unit.latency_cycles / independent
+        waiting = nest.executed * unit.latency_cycles * tilings.waits
     loads = zero
     for memory in machine.levels[0]:
         if memory.moves is not Moved.REGION:
-            loads = loads + tilings.traffic[memory.name].transfers
+            traffic = tilings.traffic[memory.name]
+            loads = loads + traffic.read_transfers + traffic.write_transfers
     issuing = (calls + loads) / unit.issues_per_cycle
     executing = unit.cycles * calls
     longest = np.maximum(np.maximum(executing, waiting), issuing) + unit.latency_cycles
@@ -87,7 +86,7 @@ def memory_times(
             known = [m for m in below if m.name in tilings.traffic]
             if not known:
                 continue
-            found = _time(tilings, machine, memory, known, together)
+            found = _time(tilings, nest, machine, memory, known, together)
             yield found
             together = found.together
 
@@ -102,44 +101,68 @@ def cycles(tilings: Tilings, nest: TileNest, machine: Hierarchy) -> Floats:
 
 def _time(
     tilings: Tilings,
+    nest: TileNest,
     machine: Hierarchy,
     memory: Memory,
     below: list[Memory],
     computing: Floats,
 ) -> MemoryTime:
-    busy = dict(zip(range(len(machine.levels) - 1, -1, -1), reversed(tilings.busy), strict=False))
-    read, write, reading, writing = (np.zeros(tilings.rows) for _ in range(4))
-    tiles = np.ones(tilings.rows)
-    for child in below:
-        traffic = tilings.traffic[child.name]
-        # Of a level whose tiles are not chosen yet, what is known is that of the next one outside.
-        active = busy.get(child.level, tilings.busy[0]) / busy[memory.level]
-        read = read + active * traffic.read_bytes
-        write = write + active * traffic.write_bytes
-        waits = memory.latency_cycles if _starts_anew(child) else 0.0
-        both = np.maximum(traffic.read_bytes + traffic.write_bytes, 1.0)
-        latency = waits * traffic.transfers
-        reading = reading + latency * traffic.read_bytes / both
-        writing = writing + latency * traffic.write_bytes / both
-        reading = np.maximum(reading, traffic.read_bytes / memory.each_read)
-        writing = np.maximum(writing, traffic.write_bytes / memory.each_write)
-        tiles = np.maximum(tiles, traffic.tiles)
-    reading = reading + read / memory.read_bytes
-    writing = writing + write / memory.write_bytes
+    traffic = [(child, tilings.traffic[child.name]) for child in below]
+    reading, writing = _transfer_times(memory, traffic, tilings.rows)
+    moving = _beside(memory, reading, writing)
     modes = {child.overlapped for child in below}
     strictest = next(mode for mode in Overlapping if mode in modes)
-    in_turn = memory.half_duplex or strictest is Overlapping.NONE
-    moving = reading + writing if in_turn else np.maximum(reading, writing)
-    together = np.maximum(computing, moving)
+    together, waits = np.maximum(computing, moving), moving > computing
     if strictest is Overlapping.NONE:
-        together = computing + moving
+        moving = reading + writing
+        together, waits = computing + moving, moving > computing
     elif strictest is Overlapping.DOUBLE_BUFFER:
-        # The first tile is read before anything is computed, the last one written after that.
-        together = together + (computing + reading + writing - together) / tiles
-    units = busy[memory.level]
+        # The first tile is read before anything is computed, the last one written after that; and
+        # a tile is computed beside no transfer.
+        first = [(c, tilings.first[c.name]) for c in below if c.name in tilings.first]
+        ends = sum(_transfer_times(memory, first, tilings.rows), start=np.zeros(1))
+        alone = moving + _tile_time(tilings, nest, machine, memory)
+        together = np.maximum(computing + ends, alone)
+        waits = (alone > computing + ends) | (ends > computing)
     return MemoryTime(
-        memory.name, computing, reading, writing, moving, together, units * read, units * write
+        memory.name,
+        computing,
+        reading,
+        writing,
+        moving,
+        together,
+        waits,
+        sum((t.total_read for _, t in traffic), start=np.zeros(tilings.rows)),
+        sum((t.total_write for _, t in traffic), start=np.zeros(tilings.rows)),
     )
+
+
+def _transfer_times(
+    memory: Memory, exchanged: list[tuple[Memory, Traffic]], rows: int
+) -> tuple[Floats, Floats]:
+    """Cycles that memories below need to read from a memory, and to write to it."""
+    reading, writing, read, write = (np.zeros(rows) for _ in range(4))
+    for child, traffic in exchanged:
+        read, write = read + traffic.shared_read, write + traffic.shared_write
+        waits = memory.latency_cycles if _starts_anew(child) else 0.0
+        reading = reading + waits * traffic.read_transfers
+        writing = writing + waits * traffic.write_transfers
+        reading = np.maximum(reading, traffic.read_bytes / memory.each_read)
+        writing = np.maximum(writing, traffic.write_bytes / memory.each_write)
+    return reading + read / memory.read_bytes, writing + write / memory.write_bytes
+
+
+def _beside(memory: Memory, reading: Floats, writing: Floats) -> Floats:
+    """Cycles of both, one after the other where a memory does one at a time."""
+    return reading + writing if memory.half_duplex else np.maximum(reading, writing)
+
+
+def _tile_time(tilings: Tilings, nest: TileNest, machine: Hierarchy, memory: Memory) -> Floats:
+    """Cycles of the executions of the first tile that a memory gives away, at least."""
+    stage = next(stage for stage in tilings.stages if stage.level < memory.level)
+    units = machine.levels[0][0].units / machine.levels[stage.level][0].units
+    size = math.prod(stage.sizes.values(), start=np.ones(tilings.rows))
+    return machine.compute.cycles * nest.executed * size / units
 
 
 def _starts_anew(child: Memory) -> bool:

@@ -2,83 +2,75 @@
 
 A tiling is chosen from main memory inwards. At each boundary between two levels the tile of the
 outer one is cut into tiles of the inner one: loops over these, in some order, some of them shared
-by the units of the inner level. An operand's tile is moved again with each iteration of the loops
-outside it, except for those innermost ones that do not move it: there it stays.
+by the units of the inner level. What is moved is counted tile by tile
+(:mod:`cpembed.machine.passes`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpembed.hw.level_tables import Moved
+from cpembed.hw.level_tables import Moved, Overlapping
 from cpembed.hw.levels import Hierarchy, Memory
 from cpembed.ir.computation import AxisKind
 from cpembed.machine.nest import Floats, TileNest, TileOperand
-
-Integers = NDArray[np.intp]
+from cpembed.machine.passes import Integers, LoopCuts, OperandTiles, Scopes, Stage
 
 _PERMUTED = 3
 """Sets of loops that leave an operand where it is, of which all orders are tried; of more of them,
 each is tried as the innermost."""
 
-
 _SHARED = 2
-"""The longest parallel loops, each of which is tried as the one that units share first."""
+"""The longest parallel loops, which units share in several ways where not all ways are compared."""
 
+_DEALT = 16
+"""Ways to share the parallel loops that are compared at most."""
 
-@dataclass(frozen=True)
-class Boundary:
-    """Between a level and the next one outside: loops over tiles, innermost first, and the loop
-    that units share first (None: a single unit)."""
-
-    order: tuple[str, ...]
-    shared_first: str | None
+Parts = Mapping[str, int]
+"""Into how many blocks the tiles of loops are dealt to units at most, the first loop first."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a unit of a memory exchanges with its parent: bytes, and transfers that bring or take
-    them; ``tiles`` counts the tiles of the memory's level that one unit works through."""
+    """What a memory exchanges with its parent: bytes and transfers of its first unit, which has the
+    most to do; ``shared``: bytes of all units that the parent's first unit feeds; ``total``: of all
+    units."""
 
     read_bytes: Floats
     write_bytes: Floats
-    transfers: Floats
-    tiles: Floats
-
-
-@dataclass(frozen=True)
-class Passes:
-    """How often an operand's tile is moved by the loops so far: ``staying`` if no loop inside moves
-    it, ``every`` if one does; ``distinct`` counts different tiles."""
-
-    staying: Floats
-    every: Floats
-    distinct: Floats
+    shared_read: Floats
+    shared_write: Floats
+    total_read: Floats
+    total_write: Floats
+    read_transfers: Floats
+    write_transfers: Floats
 
 
 @dataclass(frozen=True)
 class Tilings:
     """Tilings that are chosen from main memory down to some level, one a row.
 
-    ``sizes`` are the tiles of that level, ``chosen`` those of all levels inside main memory so
-    far, the outermost first, each after the number of the boundary around it in what
-    :func:`boundaries` gives. ``visits`` counts tiles that one unit works
-    through, ``share`` is the part of all executions that the busiest unit does, ``busy`` says how
-    many units of each level have work, the innermost first.
+    ``sizes`` are the tiles of that level, ``stages`` the cuts so far, the outermost first.
+    ``share`` is the part of all executions that the first unit does, ``busy`` says how many units
+    of each level have work, the innermost first; ``waits`` counts executions of the first unit that
+    follow each other because they add to the same outputs. ``first`` is the traffic of the first
+    tiles alone, of memories that are filled while a tile before is computed.
     """
 
     sizes: Mapping[str, Floats]
-    passes: Mapping[str, Passes]
-    visits: Floats
+    stages: tuple[Stage, ...]
     share: Floats
     busy: tuple[Floats, ...]
+    waits: Floats
     traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
-    chosen: tuple[tuple[Floats, Mapping[str, Floats]], ...] = ()
+    first: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
 
     @property
     def rows(self) -> int:
@@ -86,11 +78,10 @@ class Tilings:
 
     def taken(self, rows: Sequence[int] | Integers) -> Tilings:
         """Some of the rows, which may be repeated."""
-        count = self.rows
 
-        def pick(values: list[Floats]) -> Floats:
-            (found,) = values
-            return (found if len(found) == count else np.broadcast_to(found, (count,)))[rows]
+        def pick(values: Sequence[Floats]) -> Floats:
+            (column,) = values
+            return column[rows]
 
         return _combined([self], pick)
 
@@ -100,100 +91,89 @@ def joined(tilings: Sequence[Tilings]) -> Tilings:
     return _combined(tilings, np.concatenate)
 
 
-def _combined(tilings: Sequence[Tilings], function: Callable[[list[Floats]], Floats]) -> Tilings:
+def _combined(
+    tilings: Sequence[Tilings], function: Callable[[Sequence[Floats]], Floats]
+) -> Tilings:
     """What ``function`` makes of arrays that have the same place in each."""
 
     def named(mappings: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
         return {name: function([m[name] for m in mappings]) for name in mappings[0]}
 
-    def passes(every: Sequence[Passes]) -> Passes:
-        return Passes(
-            function([p.staying for p in every]),
-            function([p.every for p in every]),
-            function([p.distinct for p in every]),
+    def stage(number: int) -> Stage:
+        every = [t.stages[number] for t in tilings]
+        return Stage(
+            every[0].level,
+            named([s.sizes for s in every]),
+            named([s.parts for s in every]),
+            named([s.ranks for s in every]),
         )
 
-    def traffic(every: Sequence[Traffic]) -> Traffic:
-        return Traffic(
-            function([t.read_bytes for t in every]),
-            function([t.write_bytes for t in every]),
-            function([t.transfers for t in every]),
-            function([t.tiles for t in every]),
-        )
+    def traffic(mappings: Sequence[Mapping[str, Traffic]]) -> dict[str, Traffic]:
+        columns = [f.name for f in fields(Traffic)]
+        return {
+            name: Traffic(*(function([getattr(m[name], c) for m in mappings]) for c in columns))
+            for name in mappings[0]
+        }
 
     first = tilings[0]
     return Tilings(
         named([t.sizes for t in tilings]),
-        {name: passes([t.passes[name] for t in tilings]) for name in first.passes},
-        function([t.visits for t in tilings]),
+        tuple(stage(number) for number in range(len(first.stages))),
         function([t.share for t in tilings]),
         tuple(function([t.busy[n] for t in tilings]) for n in range(len(first.busy))),
-        {name: traffic([t.traffic[name] for t in tilings]) for name in first.traffic},
-        tuple(
-            (function([t.chosen[n][0] for t in tilings]), named([t.chosen[n][1] for t in tilings]))
-            for n in range(len(first.chosen))
-        ),
+        function([t.waits for t in tilings]),
+        traffic([t.traffic for t in tilings]),
+        traffic([t.first for t in tilings]),
     )
 
 
 @dataclass(frozen=True)
-class Region:
-    """What a tile of an operand is to a memory: bytes, transfers, and whether the memory has room
-    for it until it is needed again. ``streams``: it is what one execution takes, each time."""
-
-    bytes: Floats
-    transfers: Floats
-    fits: NDArray[np.bool_]
-    streams: bool = False
-
-
-@dataclass(frozen=True)
 class LevelTiles:
-    """Tile sizes of a level, and the regions that they make, by memory and operand.
+    """Tile sizes of a level, a row for each tiling.
 
-    Memories farther in that are filled past this level are among them: whatever their own tiles
-    will be, what all of them together have no room for comes again with each tile of this level.
+    Memories farther in that are filled past this level are filled by it too: ``comes_again`` names
+    those that have no room for all that such a tile takes, so that it is likely to come again with
+    each tile.
     """
 
     level: int
     sizes: Mapping[str, Floats]
-    regions: Mapping[str, Mapping[str, Region]]
+    memories: tuple[Memory, ...]
+    comes_again: Mapping[str, NDArray[np.bool_]]
 
     @staticmethod
     def of(
         level: int, sizes: Mapping[str, Floats], nest: TileNest, machine: Hierarchy
     ) -> LevelTiles:
-        known = {**nest.fixed, **sizes}
         units = machine.levels[level][0].units
-        regions: dict[str, dict[str, Region]] = {}
-        for memory in machine.memories.values():
-            if memory.parent is None or memory.level > level:
-                continue
-            if memory.level < level >= machine.memories[memory.parent].level:
-                continue
-            operands = operands_in(memory, nest, machine)
-            room = memory.room * memory.units // units
-            fits = filled_bytes(memory, operands, nest, sizes) <= room
-            regions[memory.name] = {
-                operand.name: _region(operand, memory, nest, known, fits) for operand in operands
-            }
-        return LevelTiles(level, sizes, regions)
+        filled = filled_at(level, machine)
+        again: dict[str, NDArray[np.bool_]] = {}
+        for memory in filled:
+            if memory.level < level:
+                room = memory.room * memory.units // units
+                operands = operands_in(memory, nest, machine)
+                again[memory.name] = filled_bytes(memory, operands, nest, sizes) > room
+        return LevelTiles(level, sizes, filled, again)
+
+
+def filled_at(level: int, machine: Hierarchy) -> tuple[Memory, ...]:
+    """The memories of a level, and those farther in that are filled past it."""
+    return tuple(
+        memory
+        for memory in machine.memories.values()
+        if memory.parent is not None
+        and memory.level <= level < machine.memories[memory.parent].level
+    )
 
 
 def whole(nest: TileNest) -> Tilings:
     """The tiling of main memory, which holds everything."""
     one = np.ones(1)
-    return Tilings(
-        {loop.name: one * loop.extent for loop in nest.loops},
-        {operand.name: Passes(one, one, one) for operand in nest.operands},
-        one,
-        one,
-        (one,),
-    )
+    return Tilings({loop.name: one * loop.extent for loop in nest.loops}, (), one, (one,), one)
 
 
-def boundaries(nest: TileNest, units: int) -> Iterator[Boundary]:
-    """The orders of loops that can be best, each with the ways to share the parallel ones.
+def orders(nest: TileNest) -> tuple[list[tuple[str, ...]], bool]:
+    """The orders of loops, innermost first, and whether one of them is as good as any other.
 
     Between two orders in which each operand stays through as many loops, there is nothing to
     choose.
@@ -205,92 +185,245 @@ def boundaries(nest: TileNest, units: int) -> Iterator[Boundary]:
         priorities = list(itertools.permutations(sets))
     else:
         priorities = [(first, *(s for s in sets if s != first)) for first in sets]
+    found = dict.fromkeys(
+        tuple(sorted(names, key=lambda name: tuple(name not in loops for loops in priority)))
+        for priority in priorities
+    )
+    return list(found), len(sets) <= _PERMUTED
+
+
+def dealings(nest: TileNest, units: int) -> tuple[list[Parts], bool]:
+    """Ways to deal the tiles of parallel loops to units, some of which may be left idle, and
+    whether these are all."""
     parallel = sorted(
         (loop for loop in nest.loops if loop.kind is AxisKind.SPATIAL),
         key=lambda loop: -loop.extent,
     )
-    longest = [loop.name for loop in parallel[:_SHARED]] if units > 1 else []
-    orders = dict.fromkeys(
-        tuple(sorted(names, key=lambda name: tuple(name not in loops for loops in priority)))
-        for priority in priorities
-    )
-    for order in orders or {(): None}:
-        for first in longest or (None,):
-            yield Boundary(order, first)
+    if units == 1 or not parallel:
+        return [{}], True
+    every: list[Parts] = []
+    for parts in _products([loop.extent for loop in parallel], units):
+        every.append({loop.name: n for loop, n in zip(parallel, parts, strict=True)})
+        if len(every) > _DEALT:
+            return _some_dealings([loop.name for loop in parallel], units), False
+    return every, True
+
+
+def _products(most: Sequence[int], units: int) -> Iterator[tuple[int, ...]]:
+    """All tuples of at most these numbers whose product is at most so many."""
+    if not most:
+        yield ()
+        return
+    for first in range(1, min(most[0], units) + 1):
+        for rest in _products(most[1:], units // first):
+            yield first, *rest
+
+
+def _some_dealings(names: Sequence[str], units: int) -> list[Parts]:
+    """Each of the longest loops as far as it goes, or less far, then what is left; and one unit
+    alone."""
+    found: list[Parts] = [dict.fromkeys(names, 1)]
+    for first in names[:_SHARED]:
+        for limit in dict.fromkeys((units, units // 2, math.isqrt(units))):
+            rest = dict.fromkeys((name for name in names if name != first), units)
+            found.append({first: limit, **rest})
+    return found
 
 
 def cut(
     outer: Tilings,
     inner: LevelTiles,
-    boundary: tuple[int, Boundary],
+    parts: Parts,
+    tried: Sequence[Sequence[str]],
     nest: TileNest,
     machine: Hierarchy,
-) -> Tilings:
-    """The tilings with one more level: ``inner`` tiles in those of ``outer``, row by row; a
-    boundary with its number.
-
-    A tile that does not divide the one around it counts as a part of a tile where it moves an
-    operand, and as a whole one where the operand has to be moved again.
-    """
-    sizes = inner.sizes
-    number, loops = boundary
-    full = {name: outer.sizes[name] / size for name, size in sizes.items()}
-    trips = {name: np.ceil(count) for name, count in full.items()}
-    shares = _shares(trips, loops, nest, machine.sharing(inner.level))
-    tiles = np.ones(1)
-    for name, parts in shares.items():
-        tiles = tiles * trips[name]
-        trips[name] = trips[name] / parts
-        full[name] = np.minimum(full[name], trips[name])
-    # Whole tiles are dealt out, whatever loop they come from.
-    rounds = np.ceil(tiles / machine.sharing(inner.level)) if shares else tiles
-    share, busy = outer.share * rounds / tiles, outer.busy[0] * tiles / rounds
-    visits = outer.visits
-    for count in trips.values():
-        visits = visits * count
-    passes = {o.name: _passes(o, outer, loops.order, trips, full) for o in nest.operands}
-    chosen = (*outer.chosen, (np.full(outer.rows, float(number)), sizes))
-    found = Tilings(sizes, passes, visits, share, (busy, *outer.busy), outer.traffic, chosen)
-    traffic = {name: _traffic(found, regions, nest) for name, regions in inner.regions.items()}
-    return replace(found, traffic={**outer.traffic, **traffic})
+) -> Iterator[Tilings]:
+    """The tilings with one more level, for each of the orders that are ``tried``: ``inner`` tiles
+    in those of ``outer``, row by row, dealt to units in ``parts``."""
+    rows = outer.rows
+    stage = Stage(inner.level, inner.sizes, _dealt(outer, inner, parts, machine), {})
+    regions = _Regions((*outer.stages, stage), inner, rows, nest, machine)
+    busy, waits = regions.busy, regions.waits
+    first = {
+        memory.name: regions.first(memory)
+        for memory in inner.memories
+        if memory.overlapped is Overlapping.DOUBLE_BUFFER
+    }
+    for order in tried:
+        ranks = _ranks(order, outer.sizes, inner.sizes, rows)
+        history = [*(s.ranks for s in outer.stages), ranks]
+        traffic = {memory.name: regions.moved(memory, history) for memory in inner.memories}
+        yield Tilings(
+            inner.sizes,
+            (*outer.stages, replace(stage, ranks=ranks)),
+            regions.share[0],
+            (busy, *outer.busy),
+            waits,
+            {**outer.traffic, **traffic},
+            {**outer.first, **first},
+        )
 
 
-def _passes(
-    operand: TileOperand,
-    outer: Tilings,
-    order: Sequence[str],
-    trips: Mapping[str, Floats],
-    full: Mapping[str, Floats],
-) -> Passes:
-    """Of an operand at a boundary; ``full`` are the trips in parts of a tile."""
-    before = outer.passes[operand.name]
-    staying, every, distinct = np.ones(1), before.every, before.distinct
-    stays = np.ones(1, bool)
-    for name in order:
-        if name in operand.loops:
-            staying, every, distinct = (n * full[name] for n in (staying, every, distinct))
-            stays = stays & (trips[name] <= 1)
-        else:
-            every = every * trips[name]
-            staying = np.where(stays, staying, staying * trips[name])
-    return Passes(staying * np.where(stays, before.staying, before.every), every, distinct)
-
-
-def _shares(
-    trips: Mapping[str, Floats], boundary: Boundary, nest: TileNest, units: int
+def _dealt(
+    outer: Tilings, inner: LevelTiles, parts: Parts, machine: Hierarchy
 ) -> dict[str, Floats]:
-    """Into how many parts the loops are shared by the units: the first one as far as it goes. A
-    part of an iteration counts as such."""
-    if boundary.shared_first is None:
-        return {}
-    parallel = [loop.name for loop in nest.loops if loop.kind is AxisKind.SPATIAL]
-    first = boundary.shared_first
-    left = np.full(1, float(units))
-    shares: dict[str, Floats] = {}
-    for name in (first, *(other for other in parallel if other != first)):
-        shares[name] = np.minimum(left, trips[name])
-        left = left / shares[name]
-    return shares
+    """Into how many blocks loops are dealt, row by row: no more than they have tiles."""
+    dealt = dict[str, Floats]()
+    left = np.full(outer.rows, float(machine.sharing(inner.level)))
+    for name, most in parts.items():
+        tiles = np.ceil(outer.sizes[name] / inner.sizes[name])
+        dealt[name] = np.minimum(np.minimum(left, most), tiles)
+        left = np.floor(left / dealt[name])
+    return dealt
+
+
+def _ranks(
+    order: Sequence[str], outer: Mapping[str, Floats], inner: Mapping[str, Floats], rows: int
+) -> dict[str, Floats]:
+    """The places of loops among those of more than one tile, 0 for the others."""
+    ranks, place = dict[str, Floats](), np.zeros(rows)
+    for name in order:
+        several = outer[name] > inner[name]
+        ranks[name] = np.where(several, place, 0.0)
+        place = place + several
+    return ranks
+
+
+def _scopes(stages: Sequence[Stage], inner: LevelTiles, machine: Hierarchy) -> Scopes:
+    """The first unit, those below the first unit of each parent, and all; one where nothing is
+    dealt out."""
+    if not any(stage.parts for stage in stages):
+        return (0.0,)
+    parents = {machine.memories[memory.parent or ""].level for memory in inner.memories}
+    return (0.0, *(float(level) for level in sorted(parents)), math.inf)
+
+
+class _Regions:
+    """The regions that a level's tiles make in all memories that they fill."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        inner: LevelTiles,
+        rows: int,
+        nest: TileNest,
+        machine: Hierarchy,
+    ) -> None:
+        self._inner, self._rows, self._nest, self._machine = inner, rows, nest, machine
+        self._scopes = scopes = _scopes(stages, inner, machine)
+        self._cuts = cuts = {
+            loop.name: LoopCuts(loop.name, loop.extent, stages, scopes, rows) for loop in nest.loops
+        }
+        self._regions = {
+            memory.name: [
+                _Region(operand, memory, OperandTiles(operand, cuts, scopes, rows), nest)
+                for operand in operands_in(memory, nest, machine)
+            ]
+            for memory in inner.memories
+        }
+
+    @cached_property
+    def share(self) -> Floats:
+        """``[scope, row]``: the part of all executions that units do."""
+        found = np.ones((len(self._scopes), self._rows))
+        for loop in self._cuts.values():
+            found = found * loop.iterations
+        return found / math.prod(loop.extent for loop in self._nest.loops)
+
+    @property
+    def busy(self) -> Floats:
+        """Units that have work."""
+        firsts = (loop.visits[0, -1] for loop in self._cuts.values())
+        return math.prod(firsts, start=np.ones(self._rows))
+
+    @property
+    def waits(self) -> Floats:
+        """Executions of the first unit that follow each other: of each tile of outputs all
+        reductions."""
+        found = np.zeros(self._rows)
+        for operand in self._nest.operands:
+            if operand.is_output:
+                each = (
+                    loop.visits[-1, 0] if name in operand.loops else loop.iterations[0]
+                    for name, loop in self._cuts.items()
+                )
+                found = np.maximum(found, math.prod(each, start=np.ones(self._rows)))
+        return found
+
+    def first(self, memory: Memory) -> Traffic:
+        """Of the first tile of each unit alone."""
+        regions = self._regions[memory.name]
+        return self._exchanged(memory, [one.first(self._cuts, self._scopes) for one in regions])
+
+    def moved(self, memory: Memory, ranks: Sequence[Mapping[str, Floats]]) -> Traffic:
+        """Of all tiles, where the loops of each stage have these places."""
+        calls, again = self._nest.calls * self.share, self._inner.comes_again.get(memory.name)
+        regions = self._regions[memory.name]
+        return self._exchanged(memory, [one.moved(ranks, again, calls) for one in regions])
+
+    def _exchanged(self, memory: Memory, figures: Sequence[Floats]) -> Traffic:
+        total = sum(figures, start=np.zeros((4, len(self._scopes), self._rows)))
+        read, write, reads, writes = total
+        level = float(self._machine.memories[memory.parent or ""].level)
+        place = self._scopes.index(level) if level in self._scopes else 0
+        return Traffic(
+            *(read[0], write[0], read[place], write[place], read[-1], write[-1]),
+            *(reads[0], writes[0]),
+        )
+
+
+class _Region:
+    """What a memory holds of an operand, tile by tile: bytes, and transfers that bring them."""
+
+    def __init__(
+        self, operand: TileOperand, memory: Memory, tiles: OperandTiles, nest: TileNest
+    ) -> None:
+        self.operand, self.memory, self.tiles, self._nest = operand, memory, tiles, nest
+        self._streams = memory.moves is Moved.EXECUTION and not operand.is_output
+        self._bytes, self._each = self._of(tiles)
+
+    def _of(self, tiles: OperandTiles) -> tuple[Floats, Floats]:
+        """Bytes and transfers of tiles."""
+        operand, nest, granule = self.operand, self._nest, self.memory.granule_bytes
+        if self.memory.moves is Moved.REGION:
+            return operand.moved_bytes({**nest.fixed, **tiles.sizes}, granule), np.ones(1)
+        each = np.ones(1)
+        if not self._streams:
+            each = execution_tiles(operand, nest, tiles.sizes)
+        return nest.execution_bytes(operand, granule) * each, each
+
+    def first(self, cuts: Mapping[str, LoopCuts], scopes: Scopes) -> Floats:
+        """As :meth:`moved`, of the first tile of each unit alone."""
+        tiles = OperandTiles(self.operand, cuts, scopes, self.tiles.rows, first=True)
+        size, each = self._of(tiles)
+        moved, transfers = tiles.totals(tiles.distinct * size), tiles.totals(tiles.distinct * each)
+        none = np.zeros_like(moved)
+        if self.operand.is_output:
+            return np.stack([none, moved, none, transfers])
+        return np.stack([moved, none, transfers, none])
+
+    def moved(
+        self,
+        ranks: Sequence[Mapping[str, Floats]],
+        again: NDArray[np.bool_] | None,
+        calls: Floats,
+    ) -> Floats:
+        """``[figure, scope, row]``: bytes read, bytes written, transfers that read, that write.
+        ``again``: where a tile comes again with each iteration; ``calls`` are executions."""
+        none = np.zeros_like(calls)
+        if self._streams:
+            return np.stack([calls * self._bytes, none, calls, none])
+        tiles = self.tiles
+        count = tiles.moves(ranks)
+        if again is not None:
+            count = np.where(np.broadcast_to(again, (tiles.rows,))[tiles.row], tiles.every, count)
+        if not self.operand.is_output:
+            moved = tiles.totals(count * self._bytes), none, tiles.totals(count * self._each), none
+            return np.stack(moved)
+        # Sums that are not complete come back.
+        back = count - tiles.distinct
+        figures = back * self._bytes, count * self._bytes, back * self._each, count * self._each
+        return np.stack([tiles.totals(figure) for figure in figures])
 
 
 def operands_in(memory: Memory, nest: TileNest, machine: Hierarchy) -> list[TileOperand]:
@@ -306,53 +439,14 @@ def filled_bytes(
     known = {**nest.fixed, **sizes}
     for operand in operands:
         if memory.moves is not Moved.REGION:
-            total = total + _tiles(operand, nest, known) * _tile_bytes(operand, memory, nest)
+            each = nest.execution_bytes(operand, memory.granule_bytes)
+            total = total + execution_tiles(operand, nest, sizes) * each
         else:
             element = operand.held_bytes if operand.scope == memory.name else operand.element_bytes
             total = total + operand.elements(known) * element
     return total
 
 
-def _tiles(operand: TileOperand, nest: TileNest, sizes: Mapping[str, Floats]) -> Floats:
-    """Tiles of single executions in a tile of many."""
-    return operand.elements(sizes) / nest.execution_elements(operand)
-
-
-def _tile_bytes(operand: TileOperand, memory: Memory, nest: TileNest) -> Floats:
-    return nest.execution_bytes(operand, memory.granule_bytes)
-
-
-def _region(
-    operand: TileOperand,
-    memory: Memory,
-    nest: TileNest,
-    sizes: Mapping[str, Floats],
-    fits: NDArray[np.bool_],
-) -> Region:
-    if memory.moves is Moved.EXECUTION and not operand.is_output:
-        return Region(_tile_bytes(operand, memory, nest), np.ones(1), fits, True)
-    if memory.moves is not Moved.REGION:
-        count = _tiles(operand, nest, sizes)
-        return Region(count * _tile_bytes(operand, memory, nest), count, fits)
-    return Region(operand.moved_bytes(sizes, memory.granule_bytes), np.ones(1), fits)
-
-
-def _traffic(found: Tilings, regions: Mapping[str, Region], nest: TileNest) -> Traffic:
-    read, write, transfers = np.zeros(found.rows), np.zeros(found.rows), np.zeros(found.rows)
-    for operand in nest.operands:
-        if operand.name not in regions:
-            continue
-        region, passes = regions[operand.name], found.passes[operand.name]
-        moved = np.where(region.fits, passes.staying, passes.every)
-        if region.streams:
-            moved = nest.calls * found.share
-        if operand.is_output:
-            # Sums that are not complete come back.
-            again = np.maximum(0.0, moved - passes.distinct)
-            write = write + region.bytes * moved
-            read = read + region.bytes * again
-            moved = moved + again
-        else:
-            read = read + region.bytes * moved
-        transfers = transfers + region.transfers * np.ceil(moved)
-    return Traffic(read, write, transfers, found.visits)
+def execution_tiles(operand: TileOperand, nest: TileNest, sizes: Mapping[str, Floats]) -> Floats:
+    """Different tiles of single executions in a tile of many."""
+    return operand.elements({**dict.fromkeys(nest.axes, np.ones(1)), **sizes})

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 
 from cpembed.exploration.shapes.joint import Copy
-from cpembed.exploration.shapes.result import LayerRow, ShapeResult
+from cpembed.exploration.shapes.result import LayerRow, ShapedSets, ShapeResult
 from cpembed.report.blocks import bullets, header, heading, table
 from cpembed.report.words import legend, mapping
 from cpembed.wording import plural
 
 _LISTED = 8
 """Shapes that are as good as the best, before the rest is only counted."""
+
+_NEAR = 40
+"""Sets that cost little more than the best, before the rest is only counted."""
 
 
 def report(result: ShapeResult) -> Iterator[RenderableType]:
@@ -27,6 +30,9 @@ def report(result: ShapeResult) -> Iterator[RenderableType]:
         yield ""
         yield heading("copied from the layout that a tensor is stored in")
         yield bullets(_copies(result.copies))
+    if result.near is not None:
+        yield ""
+        yield from _near(result, result.near)
     if result.left_out:
         yield ""
         yield heading("left out, as no shape embeds them")
@@ -42,6 +48,24 @@ def _copies(copies: Sequence[Copy]) -> Iterator[str]:
     if rest := largest[_LISTED:]:
         bytes_of_rest = sum(copy.moved_bytes for copy in rest)
         yield f"{plural(len(rest), 'more copy', 'more copies')}: {bytes_of_rest:,} bytes"
+
+
+def _near(result: ShapeResult, near: ShapedSets) -> Iterator[RenderableType]:
+    """The sets that cost little more than the best, the first of them."""
+    of = "" if result.question.count == 1 else " of shapes"
+    what = (
+        plural(len(near.sets), f"set{of}", f"sets{of}") if of else plural(len(near.sets), "shape")
+    )
+    state = "all there are, proven" if near.complete else "there may be more"
+    yield heading(f"within {result.question.within:g} % of the best: {what}, {state}")
+    best = result.sets.cost or 1.0
+    rows = [
+        [" and ".join(map(str, shapes)), _cost(result, cost), f"{cost / best - 1:+.2%}"]
+        for shapes, cost in near.sets[:_NEAR]
+    ]
+    yield table(["shapes", "executions>", "more>"], rows)
+    if len(near.sets) > _NEAR:
+        yield f"and {len(near.sets) - _NEAR:,} more (--json lists them)"
 
 
 def _layers(result: ShapeResult) -> RenderableType:

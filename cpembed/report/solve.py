@@ -83,6 +83,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         verbose,
         ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.known}"),
         ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
+        *_tilings(result),
     )
     yield ""
     rows = [
@@ -106,6 +107,20 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
         "time: with packing and unpacking, which packing shows alone; weights are packed ahead\n"
         "packed: operands that packing moves; the others are used in place"
     )
+
+
+def _tilings(result: EstimateResult) -> Iterator[tuple[str, str]]:
+    """Of which candidates the time is not proven to be that of the fastest tiling."""
+    pairs = zip(result.solved.embeddings, result.estimates, strict=True)
+    times = [(item.rank, found) for item, found in pairs if not isinstance(found, str)]
+    sampled = [rank for rank, found in times if not found.exact]
+    if not times:
+        return
+    if not sampled:
+        yield "tilings", "the fastest of all by the model"
+        return
+    of = "" if len(sampled) == len(times) else f" (rank {', '.join(map(str, sampled))})"
+    yield "tilings", f"the fastest of those compared; others may be faster{of}"
 
 
 def _header(result: SolveResult, verbose: bool, *more: tuple[str, str]) -> RenderableType:

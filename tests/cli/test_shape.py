@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ DOCUMENT = {
     "best": [{"shape": [int], "macs": int, "layers": int, "executions": int}],
     "equal": [],
     "runner_up": {"shapes": [[int]], "cost": NUMBER, "proven": bool},
+    "within": NOTHING,
     "compared": int,
     "not_dominated": int,
     "searched": NOTHING,
@@ -108,6 +110,35 @@ def test_the_tables(call: Caller, suite: str) -> None:
     assert (found.code, found.err) == (0, "")
     for words in ("best embedding", "executions", "proven", "not dominated", "runner-up", "ideal"):
         assert words in found.out
+
+
+@pytest.mark.parametrize("words", [(), ("--shapes", "2"), ("--packing", "64", "--powers")])
+def test_what_costs_little_more_is_listed(call: Caller, suite: str, words: tuple[str, ...]) -> None:
+    asked = ("shape", suite, "--macs", "12", *words, "--within", "20")
+    document = call(*asked, "--json").json
+    within, best = document["within"], document["cost"]
+    assert (within["percent"], within["complete"]) == (20, True)
+    costs = [one["cost"] for one in within["sets"]]
+    assert costs == sorted(costs)
+    assert costs[0] == best
+    assert costs[-1] <= 1.2 * best
+    assert [one["more"] for one in within["sets"]] == pytest.approx([c / best - 1 for c in costs])
+    assert [b["shape"] for b in document["best"]] in [one["shapes"] for one in within["sets"]]
+    if document["runner_up"]["cost"] <= 1.2 * best:
+        assert document["runner_up"]["cost"] in costs
+    found = call(*asked)
+    kind = "sets? of shapes" if "--shapes" in words else "shapes?"
+    assert re.search(rf"within 20 % of the best: {len(costs)} {kind}, all there are", found.out)
+
+
+def test_layouts_list_single_shapes_alone(call: Caller, model: str) -> None:
+    words = ("shape", model, "--macs", "16", "--packing", "64", "--layouts", "--within", "5")
+    found = call(*words, "--shapes", "2")
+    assert found.code == 2
+    assert "--within with --layouts lists single shapes: leave --shapes out" in found.err
+    within = call(*words, "--powers", "--json").json["within"]
+    assert within["complete"]
+    assert within["sets"][0]["more"] == 0
 
 
 @pytest.mark.parametrize("count", ["1", "2"])

@@ -2,14 +2,15 @@
 that differ in bandwidth, latency and clock alone.
 
 Of a layer the embeddings that execute the least are tiled by the neutral model
-(:mod:`cpembed.machine`) for a few bandwidths of the scratchpad, and the best tilings for each of
-these are kept together: a point takes the one of the fewest cycles *there*. So more banks, or a
-wider DMA, never take longer; nor do twice the bytes of a scratchpad, which keeps what is best for
-one of the half too.
+(:mod:`cpembed.machine`). What a tiling moves does not depend on bandwidths and latencies: kept are
+all tilings that move no more than any other one, from which a point takes the one of the fewest
+cycles *there*, by its own DMA and banks. So more banks, or a wider DMA, never take longer; nor do
+twice the bytes of a scratchpad, which keeps what is best for one of the half too.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,6 +19,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
@@ -27,9 +29,9 @@ from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core, target
 from cpembed.hw.levels import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.machine.nest import Floats, TileNest, tile_nest
-from cpembed.machine.search import best_tilings
+from cpembed.machine.search import best_tilings, tilings_for
 from cpembed.machine.times import compute_time, memory_times
-from cpembed.machine.traffic import Tilings, joined
+from cpembed.machine.traffic import Tilings, joined, orders
 from cpembed.provenance import Provenance
 from cpembed.selection.search import find_best
 from cpembed.targets.family import Activity, Choice
@@ -41,17 +43,26 @@ _PROGRAMS, _ALIKE = 6, 2
 """Of these, those that execute the least and are tiled, and of them those in which the same axes
 feed the array in other parts."""
 
-_REFERENCES = ((DOUBLE, 8), (DOUBLE, 2), (SINGLE, 1))
-"""Software, and banks of the scratchpad, for which tilings are looked for."""
+_REFERENCES = {
+    DOUBLE: ((8, 128, 100), (8, 32, 100), (2, 512, 100), (8, 8, 2000)),
+    SINGLE: ((1, 128, 100), (1, 32, 100), (8, 8, 2000)),
+}
+"""By software: banks of the scratchpad, bits to main memory in a cycle, and cycles until that
+answers. Where there are too many tilings of the scratchpad for all tilings farther in to be
+compared, those that are good for one of these go on."""
 
-_REFERENCE_DMA, _REFERENCE_LATENCY = 128, 100
-"""Bits and cycles to main memory for which they are."""
+_LATEST = 10_000
+"""Cycles until main memory answers at most."""
+
+_CHUNK = 256
+"""Tilings that are compared with those before them at a time."""
 
 _SMALLEST = 1 << 17
 """Bytes of a scratchpad whose tilings larger ones take over."""
 
-_ROWS, _KEPT = 512, 8
-"""Tilings of a level that are compared, and of all levels those that are kept, of each of them."""
+_ROWS, _KEPT = 512, 24
+"""Tilings of a level that are compared in each order of the loops, and those of the scratchpad that
+go on to local memories; without these all do."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +103,9 @@ class CoreAnalysis:
 def analyse(core: Core, workload: Computation) -> CoreAnalysis:
     """Raises :class:`LoweringError` where nothing fits."""
     found, programs = _programs(_embedded(core), workload)
-    known = replace(core, dma_bits=_REFERENCE_DMA, dram_latency_cycles=_REFERENCE_LATENCY)
     # All that an analysis does not depend on is the same.
-    software = _tiled(replace(known, banks=1, clock_mhz=1.0, technology=""), workload)
+    same = replace(core, dma_bits=128, dram_latency_cycles=100, banks=1, clock_mhz=1.0)
+    software = _tiled(replace(same, technology=""), workload)
     if not software:
         raise LoweringError(
             f"{workload.name} has no software on {target(core).name}: nothing fits the scratchpad"
@@ -112,46 +123,93 @@ def _tiled(core: Core, workload: Computation) -> tuple[Scheduled, ...]:
         for item in _tiled(replace(core, scratchpad_bytes=smaller), workload):
             found.setdefault((item.machine, item.embedding), []).append(item)
     return tuple(
-        replace(items[0], tilings=_undominated(joined([item.tilings for item in items])))
+        replace(
+            items[0],
+            tilings=_undominated(
+                joined([item.tilings for item in items]), _machine(core, items[0].machine)
+            ),
+        )
         for items in found.values()
     )
 
 
 def _searched(core: Core, workload: Computation) -> Iterator[Scheduled]:
+    """Tilings of programs that can be the fastest at some point of the group."""
     fewest = float("inf")
     for program in _programs(_embedded(core), workload)[1]:
         if core.intrinsic.cycles * program.nest.calls > fewest:
             return
-        tilings: dict[str, list[Tilings]] = {}
-        for name, banks in _REFERENCES:
-            machine = _machine(replace(core, banks=banks), name)
+        for name, references in _REFERENCES.items():
+            machines = [
+                _machine(
+                    replace(core, banks=banks, dma_bits=bits, dram_latency_cycles=latency), name
+                )
+                for banks, bits, latency in references
+            ]
+            kept = _KEPT if core.local_bytes else _ROWS * len(orders(program.nest)[0])
             try:
-                best = best_tilings(program.nest, machine, _ROWS, _KEPT).tilings
+                found = tilings_for(program.nest, machines, _ROWS, kept)
             except TransformError:
                 continue
-            tilings.setdefault(name, []).append(best)
-            if banks == 1:
-                # With fewer executions than these cycles a program may be better somewhere.
-                fewest = min(fewest, float(_cycles(best, program.nest, machine)[0].min()))
-        for name, parts in tilings.items():
-            yield Scheduled(name, program.embedding, program.family, program.nest, joined(parts))
+            tilings = _undominated(found, machines[0])
+            if name == SINGLE:
+                # With more executions than the slowest point takes cycles a program is no better.
+                slowest = replace(core, banks=1, dma_bits=8, dram_latency_cycles=_LATEST)
+                total, _ = _cycles(tilings, program.nest, _machine(slowest, name))
+                fewest = min(fewest, float(total.min()))
+            yield Scheduled(name, program.embedding, program.family, program.nest, tilings)
 
 
-def _undominated(tilings: Tilings) -> Tilings:
+def _undominated(tilings: Tilings, machine: Hierarchy) -> Tilings:
     """Without rows that move no less than another one to and from any memory, in no fewer
-    transfers and no more tiles: they take no less time, whatever the bandwidths are."""
-    columns = [
-        values
-        for traffic in tilings.traffic.values()
-        for values in (traffic.read_bytes, traffic.write_bytes, traffic.transfers, -traffic.tiles)
-    ]
-    table = np.stack([np.broadcast_to(column, (tilings.rows,)) for column in columns], axis=1)
+    transfers, and whose first tile and waiting take no less: they take no less time, whatever
+    bandwidths and latencies are."""
+    return tilings.taken(_front(np.stack(list(_paid(tilings, machine)), axis=1)))
+
+
+def _paid(tilings: Tilings, machine: Hierarchy) -> Iterator[Floats]:
+    """What time depends on beside bandwidths and latencies, that of a memory as far as it is
+    added up there."""
+    yield tilings.waits
+    yield math.prod(tilings.stages[0].sizes.values(), start=np.ones(tilings.rows))
+    for traffic in (tilings.traffic, tilings.first):
+        for memory in machine.memories.values():
+            below = [
+                traffic[m.name]
+                for m in machine.memories.values()
+                if m.parent == memory.name and m.name in traffic
+            ]
+            if not below:
+                continue
+            read = sum((t.read_bytes for t in below), start=np.zeros(tilings.rows))
+            written = sum((t.write_bytes for t in below), start=np.zeros(tilings.rows))
+            reads = sum((t.read_transfers for t in below), start=np.zeros(tilings.rows))
+            writes = sum((t.write_transfers for t in below), start=np.zeros(tilings.rows))
+            yield from (read + written,) if memory.half_duplex else (read, written)
+            if memory.latency_cycles:
+                yield from (reads + writes,) if memory.half_duplex else (reads, writes)
+
+
+def _front(table: Floats) -> NDArray[np.intp]:
+    """Rows that no other one is at most in all columns, ascending; of equal ones the first."""
     _, first = np.unique(table, axis=0, return_index=True)
-    rows = np.sort(first)
-    own = table[rows]
-    no_worse = np.all(own[:, None, :] <= own[None, :, :], axis=2)
-    # Each is no worse than itself.
-    return tilings.taken(rows[np.sum(no_worse, axis=0) == 1])
+    scaled = table[first] / np.maximum(table.max(axis=0), 1.0)
+    # None is dominated by one that comes after it.
+    order = first[np.lexsort((first, scaled.sum(axis=1)))]
+    front = np.empty((0, table.shape[1]))
+    rows = list[NDArray[np.intp]]()
+    for begin in range(0, len(order), _CHUNK):
+        chunk = order[begin : begin + _CHUNK]
+        own = table[chunk]
+        no_better = np.all(front[None, :, :] <= own[:, None, :], axis=2)
+        left = ~np.any(no_better, axis=1)
+        chunk, own = chunk[left], own[left]
+        # Each is no worse than itself.
+        no_worse = np.all(own[:, None, :] <= own[None, :, :], axis=2)
+        alone = np.sum(no_worse, axis=0) == 1
+        rows.append(chunk[alone])
+        front = np.concatenate([front, own[alone]])
+    return np.sort(np.concatenate(rows))
 
 
 @dataclass(frozen=True)
@@ -306,6 +364,6 @@ def _at(values: Floats, row: int) -> float:
 
 def _tiles(item: Scheduled, row: int) -> str:
     """The tile that the scratchpad holds, in words."""
-    sizes = item.tilings.chosen[0][1]
+    sizes = item.tilings.stages[0].sizes
     shown = [f"{name.removesuffix('.o')}:{_at(size, row):g}" for name, size in sizes.items()]
     return f"{item.machine.replace('_', '-')}, scratchpad tile {' '.join(shown) or 'whole'}"

@@ -17,7 +17,7 @@ def undominated(costs: NDArray[np.float64], preferred: NDArray[np.int64]) -> NDA
     layer: no choice of K shapes is better than the best one of those that are kept.
     """
     count = costs.shape[1]
-    if not len(costs):
+    if not costs.size:
         return np.arange(min(count, 1), dtype=np.int64)
     # Infinite costs do not order sums: how many there are comes first.
     missing = np.isinf(costs).sum(axis=0)
@@ -36,6 +36,25 @@ def undominated(costs: NDArray[np.float64], preferred: NDArray[np.int64]) -> NDA
         stays[unsure[better]] = True
         left, ordered = left[stays], ordered[:, stays]
     return np.array(kept, np.int64)
+
+
+def undominated_without(
+    costs: NDArray[np.float64],
+    preferred: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    left_out: int,
+) -> NDArray[np.int64]:
+    """The shapes that no other is as good as on every layer, where one is left out of all of them;
+    ``kept`` are those where it is not.
+
+    The best choice without this shape is among them: it may need shapes that only this one
+    dominates.
+    """
+    others = kept[kept != left_out]
+    only = np.flatnonzero((costs >= costs[:, left_out : left_out + 1]).all(axis=0))
+    columns = np.union1d(others, only[only != left_out])
+    found: NDArray[np.int64] = columns[undominated(costs[:, columns], preferred[columns])]
+    return found
 
 
 def _variation(costs: NDArray[np.float64]) -> NDArray[np.float64]:

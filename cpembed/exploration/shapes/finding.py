@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
 from cpembed.exploration.shapes.choice import Costs, Found
-from cpembed.exploration.shapes.dominance import undominated
+from cpembed.exploration.shapes.dominance import undominated, undominated_without
 from cpembed.exploration.shapes.embedded import Embedded, Fewest, NoProgram, embed
 from cpembed.exploration.shapes.layers import (
     LayerSet,
@@ -21,11 +21,19 @@ from cpembed.exploration.shapes.layers import (
 )
 from cpembed.exploration.shapes.network import network_of
 from cpembed.exploration.shapes.question import Model, Question
-from cpembed.exploration.shapes.result import Counts, LayerRow, LeftOut, Sets, ShapeResult
-from cpembed.exploration.shapes.settling import Cells, Search, settle
+from cpembed.exploration.shapes.result import (
+    Counts,
+    LayerRow,
+    LeftOut,
+    Sets,
+    ShapedSets,
+    ShapeResult,
+)
+from cpembed.exploration.shapes.settling import Cells, Search, settle, settle_near
 from cpembed.exploration.shapes.shape import Shape
 from cpembed.exploration.shapes.together import NOTHING, Chooser
 from cpembed.exploration.shapes.used_ways import rows_of
+from cpembed.exploration.shapes.within import Near
 from cpembed.time_limit import Clock
 
 
@@ -54,6 +62,7 @@ def find_shapes(model: Model, question: Question, workers: Workers, report: Repo
         Counts(len(finder.columns), answer.not_dominated, answer.searched),
         tuple(finder.shape(column) for column in answer.equal),
         time.perf_counter() - started,
+        near=answer.near,
     )
 
 
@@ -83,7 +92,32 @@ def _with_layouts(finder: _Finder, started: float) -> ShapeResult:
         (),
         time.perf_counter() - started,
         found.best.copies,
+        None if found.near is None else ShapedSets.of(found.near, shapes),
     )
+
+
+def choose_undominated(
+    question: Question,
+    compared: Costs,
+    costs: Costs,
+    sizes: NDArray[np.int64],
+    kept: NDArray[np.int64],
+    clock: Clock,
+) -> tuple[Found, NDArray[np.int64]]:
+    """The best sets and the columns that their numbers are of; ``kept`` are the undominated ones.
+
+    A runner-up lacks one of the best shapes, in whose place there may be one that it dominates.
+    """
+    columns, looked_at = kept, set[int]()
+    while True:
+        found = question.choose(costs[:, columns], sizes[columns], clock)
+        best = {int(columns[n]) for chosen in found.sets[:1] for n in chosen}
+        if best <= looked_at:
+            return found, columns
+        for column in best - looked_at:
+            more = undominated_without(compared, sizes, kept, column)
+            columns = np.union1d(columns, more)
+        looked_at |= best
 
 
 @dataclass(frozen=True)
@@ -100,6 +134,7 @@ class _Answer:
     not_dominated: int | None = None
     searched: int | None = None
     equal: tuple[int, ...] = ()
+    near: ShapedSets | None = None
 
 
 class _Finder:
@@ -137,14 +172,28 @@ class _Finder:
             # Where shapes share a budget a smaller one may be needed.
             compared = np.concatenate([costs, sizes[None].astype(np.float64)])
         kept = undominated(compared, sizes)
-        found = self.question.choose(costs[:, kept], sizes[kept], self.clock)
-        answer = _Answer(found, self.columns[kept], costs[:, kept], {}, len(kept))
+        found, columns = choose_undominated(self.question, compared, costs, sizes, kept, self.clock)
+        near = None
+        if self.question.within is not None and found.sets:
+            near = self.question.near(costs, sizes, found.costs[0], self.clock)
+        shaped = self._shaped(near, self.columns, found)
+        answer = _Answer(
+            found, self.columns[columns], costs[:, columns], {}, len(kept), near=shaped
+        )
         if len(found.sets[:1]) and len(found.sets[0]) == 1:
             totals = costs.sum(axis=0)
             equal = self.columns[totals == found.costs[0]]
             best = answer.columns[found.sets[0][0]]
             return replace(answer, equal=tuple(int(n) for n in equal if n != best))
         return answer
+
+    def _shaped(
+        self, near: Near | None, columns: NDArray[np.int64], found: Found
+    ) -> ShapedSets | None:
+        if near is None:
+            return None
+        shapes = {int(n): self.shape(int(columns[n])) for chosen, _ in near.sets for n in chosen}
+        return ShapedSets.of(replace(near, complete=near.complete and found.proven), shapes)
 
     def searched(self, *, exact: bool) -> _Answer:
         """The best sets by searches of shapes in layers; ``exact``: executions that tables know are
@@ -165,11 +214,18 @@ class _Finder:
         )
         sizes = self._sizes(self.columns)
         found = settle(cells, search, lambda c: self.question.choose(c, sizes, self.clock))
+        near = None
+        if self.question.within is not None and found.sets:
+            best = found.costs[0]
+            near = settle_near(
+                cells, search, lambda c: self.question.near(c, sizes, best, self.clock)
+            )
         embedded = {
             place: cell.embedded for place, cell in cells.known.items() if cell.embedded is not None
         }
         costs = cells.weighted_costs
-        return _Answer(found, self.columns, costs, embedded, None, len(cells.known))
+        shaped = self._shaped(near, self.columns, found)
+        return _Answer(found, self.columns, costs, embedded, None, len(cells.known), near=shaped)
 
     def _sizes(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
         sizes: NDArray[np.int64] = self.question.scope.shapes[columns].prod(axis=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from cpembed.exploration.shapes.joint import Copy
 from cpembed.exploration.shapes.layers import ShapedLayer
 from cpembed.exploration.shapes.question import Question
 from cpembed.exploration.shapes.shape import Shape
+from cpembed.exploration.shapes.within import Near
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,21 @@ class Sets:
 
 
 @dataclass(frozen=True)
+class ShapedSets:
+    """Sets of shapes that cost little more than the best, with what they cost, ascending;
+    ``complete``: proven to be all of them."""
+
+    sets: tuple[tuple[tuple[Shape, ...], float], ...]
+    complete: bool
+
+    @staticmethod
+    def of(near: Near, shapes: Mapping[int, Shape] | Sequence[Shape]) -> ShapedSets:
+        """Of numbers among the shapes."""
+        sets = [(tuple(shapes[n] for n in chosen), cost) for chosen, cost in near.sets]
+        return ShapedSets(tuple(sets), near.complete)
+
+
+@dataclass(frozen=True)
 class Counts:
     """Shapes that were compared, and those that none dominates; where costs are searched, none is
     removed (None), and so many shapes in layers were searched."""
@@ -100,7 +116,8 @@ class ShapeResult:
     """The best shapes for the layers of a suite, and what each layer makes of them.
 
     ``equal``: where the best is one shape, the others that need as few executions in all.
-    ``copies``: between layouts of the tensors of a model, where they are kept between layers."""
+    ``copies``: between layouts of the tensors of a model, where they are kept between layers.
+    ``near``: the sets that cost little more, where they were asked for."""
 
     suite: str
     question: Question
@@ -111,6 +128,7 @@ class ShapeResult:
     equal: tuple[Shape, ...]
     seconds: float
     copies: tuple[Copy, ...] | None = None
+    near: ShapedSets | None = None
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -212,6 +230,7 @@ class ShapeResult:
             "best": [self._best_json(shape) for shape in self.shapes],
             "equal": [list(shape.extents.values()) for shape in self.equal],
             "runner_up": self._next_json(),
+            "within": self._near_json(),
             "compared": self.counts.compared,
             "not_dominated": self.counts.not_dominated,
             "searched": self.counts.searched,
@@ -228,6 +247,22 @@ class ShapeResult:
             "shapes": [list(shape.extents.values()) for shape in self.sets.next_best],
             "cost": self.in_executions(self.sets.next_cost),
             "proven": self.sets.next_proven,
+        }
+
+    def _near_json(self) -> dict[str, Any] | None:
+        if self.near is None or not self.sets.cost:
+            return None
+        return {
+            "percent": self.question.within,
+            "complete": self.near.complete,
+            "sets": [
+                {
+                    "shapes": [list(shape.extents.values()) for shape in shapes],
+                    "cost": self.in_executions(cost),
+                    "more": cost / self.sets.cost - 1,
+                }
+                for shapes, cost in self.near.sets
+            ],
         }
 
     def _best_json(self, shape: Shape) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.exploration.shapes.cells import LEAST_SECONDS, Cell, Cost, evaluate
 from cpembed.exploration.shapes.choice import Costs, Found
 from cpembed.exploration.shapes.shape import Shape
+from cpembed.exploration.shapes.within import Near
 from cpembed.ir.computation import Computation
 from cpembed.time_limit import Clock
 
@@ -97,6 +98,15 @@ class Search:
         doing = f"embedding {shape} in {workload.name}"
         return Task(f"cell {row} {column}", evaluate, arguments, doing)
 
+    def run(self, cells: Cells, waiting: Sequence[tuple[int, int]]) -> None:
+        """Search the first of the cells."""
+        batch = waiting[: _AHEAD * self.workers.count]
+        tasks = [self.task(row, column) for row, column in batch]
+        places = {task.key: cell for task, cell in zip(tasks, batch, strict=True)}
+        for task, result in self.workers.results(tasks):
+            cells.set(*places[task.key], result, self.cost)
+            self.report(len(cells.known))
+
 
 def settle(cells: Cells, search: Search, choose: Choose) -> Found:
     """The best set and the runner-up, proven, or the best that are known when the time is over."""
@@ -112,12 +122,22 @@ def settle(cells: Cells, search: Search, choose: Choose) -> Found:
             return found
         if not waiting or (left is not None and left <= 0):
             return _known(cells, choose, found)
-        batch = waiting[: _AHEAD * search.workers.count]
-        tasks = [search.task(row, column) for row, column in batch]
-        places = {task.key: cell for task, cell in zip(tasks, batch, strict=True)}
-        for task, result in search.workers.results(tasks):
-            cells.set(*places[task.key], result, search.cost)
-            search.report(len(cells.known))
+        search.run(cells, waiting)
+
+
+def settle_near(cells: Cells, search: Search, near: Callable[[Costs], Near]) -> Near:
+    """The sets within a limit, all of them, or those that are known when the time is over."""
+    while True:
+        found = near(cells.weighted_bounds)
+        waiting = dict.fromkeys(
+            cell for chosen, _ in found.sets for cell in cells.open_cells(chosen)
+        )
+        if not waiting and all(cells.is_settled(chosen) for chosen, _ in found.sets):
+            return found
+        left = search.clock.left()
+        if not waiting or (left is not None and left <= 0):
+            return replace(near(cells.weighted_costs), complete=False)
+        search.run(cells, list(waiting))
 
 
 def _known(cells: Cells, choose: Choose, bounds: Found) -> Found:

@@ -27,6 +27,7 @@ from cpembed.exploration.shapes.network import Network
 from cpembed.exploration.shapes.question import Question
 from cpembed.exploration.shapes.shape import Shape
 from cpembed.exploration.shapes.ways import Ways, ways_of
+from cpembed.exploration.shapes.within import Near, limit_of
 from cpembed.time_limit import Clock
 
 _LATE = 2.0
@@ -45,13 +46,15 @@ _TOLERANCE = 0.5
 @dataclass(frozen=True)
 class Together:
     """The best choice and the next best one, that does not hold all of its shapes; ``bound``: no
-    choice costs less. ``searched``: how many shapes in layers were."""
+    choice costs less. ``searched``: how many shapes in layers were. ``near``: the choices of one
+    shape that cost little more than the best."""
 
     best: Choice
     second: Choice | None
     bound: float
     second_proven: bool
     searched: int
+    near: Near | None = None
 
 
 NOTHING = Together(Choice((), (), math.inf, math.inf), None, math.inf, False, 0)
@@ -107,9 +110,12 @@ class Chooser:
         if self._question.total_macs is not None:
             order = [n for n in order if self._sizes[n] <= self._question.total_macs]
         best: list[Choice] = []
-        rest = math.inf
+        rest, within = math.inf, self._question.within
         for place, column in enumerate(order):
-            if len(best) > 1 and totals[column] >= best[1].cost:
+            limit = -math.inf
+            if within is not None and best:
+                limit = limit_of(best[0].cost, within)
+            if len(best) > 1 and totals[column] >= best[1].cost and totals[column] > limit:
                 break
             if self._is_late():
                 rest = min(rest, float(totals[column]))
@@ -122,11 +128,16 @@ class Chooser:
                 rest = min(rest, choice.bound)
                 choice = choose_together(self._network, self._known_options([column]), limits)
             if choice.options:
-                best = sorted([*best, choice], key=lambda one: one.cost)[:2]
+                best = sorted([*best, choice], key=lambda one: one.cost)
         first = best[0] if best else Choice((), (), math.inf, rest)
         second = best[1] if len(best) > 1 else None
         proven = (math.inf if second is None else second.cost) <= rest
-        return Together(first, second, min(rest, first.cost), proven, len(self._known))
+        near = None
+        if within is not None and best:
+            limit = limit_of(first.cost, within)
+            sets = [(one.columns, one.cost) for one in best if one.cost <= limit]
+            near = Near.of(sets, complete=rest > limit)
+        return Together(first, second, min(rest, first.cost), proven, len(self._known), near)
 
     # ------------------------------------------------------------------------------ several shapes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -86,70 +87,118 @@ def machine(
     return Hierarchy("m", 100.0, ComputeUnit(1.0, 1.0), memories, Known.ASSUMED, "a test")
 
 
+Unit = tuple[int, ...]
+"""A place in the tree of units: at each level, from main memory inwards, which one."""
+
+
 @dataclass
 class Counted:
-    """Bytes by memory, and transfers."""
+    """Bytes by memory and unit, transfers, tiles, and executions by unit of the innermost level."""
 
-    read: dict[str, int] = field(default_factory=dict[str, int])
-    write: dict[str, int] = field(default_factory=dict[str, int])
+    read: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    write: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    moves: Counter[tuple[str, Unit]] = field(default_factory=Counter[tuple[str, Unit]])
+    calls: Counter[Unit] = field(default_factory=Counter[Unit])
+
+    def below(self, counts: Counter[tuple[str, Unit]], memory: str, unit: Unit) -> int:
+        """Of all units of a memory in a part of the tree."""
+        return sum(
+            count
+            for (name, place), count in counts.items()
+            if name == memory and place[: len(unit)] == unit
+        )
 
 
 Ranges = Mapping[str, range]
 
 
-def simulate(
-    given: TileNest,
-    hierarchy: Hierarchy,
-    tiles: Sequence[Mapping[str, int]],
-    orders: Sequence[Sequence[str]],
-) -> Counted:
-    """Run a nest: every memory holds a tile of each operand and moves it when another one is
-    needed. ``tiles`` and ``orders`` (loops, innermost first) are those of each level, the innermost
-    level first."""
-    counted = Counted()
-    top = len(tiles)
-    held: dict[tuple[str, str], tuple[range, ...]] = {}
-    seen: dict[tuple[str, str], set[tuple[range, ...]]] = {}
+@dataclass(frozen=True)
+class Level:
+    """How a level is cut: tile sizes, the order of the loops (innermost first), and into how many
+    blocks of consecutive tiles loops are dealt to units."""
 
-    def need(level: int, ranges: Ranges) -> None:
+    tile: Mapping[str, int]
+    order: Sequence[str]
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def simulate(given: TileNest, hierarchy: Hierarchy, levels: Sequence[Level]) -> Counted:
+    """Run a nest: every unit of a memory holds a tile of each operand, moves it when another one is
+    needed, and drops it when the tile of the operand around it is replaced. ``levels`` has the
+    innermost first."""
+    counted = Counted()
+    held: dict[tuple[str, str, Unit], tuple[tuple[range, ...], ...]] = {}
+    seen: set[tuple[str, str, Unit, tuple[tuple[range, ...], ...]]] = set()
+
+    def need(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
         for operand in given.operands:
+            wanted = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
             for memory in hierarchy.path(operand.scope):
                 if memory.level != level or memory.parent is None:
                     continue
-                key = (memory.name, operand.name)
-                wanted = tuple(ranges[name] for name in sorted(operand.loops))
+                key = (memory.name, operand.name, unit)
                 if held.get(key) == wanted:
                     continue
                 held[key] = wanted
-                size = touched(operand, given, ranges) * operand.element_bytes
-                again = wanted in seen.setdefault(key, set())
-                seen[key].add(wanted)
+                place = (memory.name, unit)
+                size = touched(operand, given, path[-1]) * operand.element_bytes
+                again = (*key, wanted) in seen
+                seen.add((*key, wanted))
                 if operand.is_output:
-                    counted.write[memory.name] = counted.write.get(memory.name, 0) + size
+                    counted.write[place] += size
+                    counted.moves[place] += 1
                 if again or not operand.is_output:
-                    counted.read[memory.name] = counted.read.get(memory.name, 0) + size
+                    counted.read[place] += size
+                    counted.moves[place] += 1
 
-    def run(level: int, ranges: Ranges) -> None:
-        """``ranges`` are the tile of the level outside ``level``."""
+    def drop(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
+        """What units inside hold of other tiles than this one."""
+        for operand in given.operands:
+            around = tuple(tuple(r[name] for name in sorted(operand.loops)) for r in path)
+            for key in list(held):
+                inside = key[2][: len(unit)] == unit and len(key[2]) > len(unit)
+                if key[1] == operand.name and inside and held[key][: len(around)] != around:
+                    del held[key]
+
+    def run(level: int, path: tuple[Ranges, ...], unit: Unit) -> None:
+        """The last of ``path`` is the tile of the level outside ``level``."""
         if level < 0:
+            counted.calls[unit] += math.prod(len(r) for r in path[-1].values())
             return
-        for inner in cut_ranges(ranges, tiles[level], orders[level]):
-            need(level, inner)
-            run(level - 1, inner)
+        drop(level, path, unit)
+        how = levels[level]
+        blocks: list[list[range]] = []
+        for loop in given.loops:
+            around, size = path[-1][loop.name], how.tile[loop.name]
+            tiles = -(-len(around) // size)
+            block = -(-tiles // how.parts.get(loop.name, 1)) * size
+            blocks.append(cut_range(around, block))
+        names = [loop.name for loop in given.loops]
+        shared = [how.parts.get(name, 1) for name in names]
+        for places in itertools.product(*(range(len(block)) for block in blocks)):
+            number = 0
+            for place, of in zip(places, shared, strict=True):
+                number = number * of + place
+            child = (*unit, number)
+            own = {n: block[p] for n, block, p in zip(names, blocks, places, strict=True)}
+            for inner in cut_ranges(own, how.tile, how.order):
+                need(level, (*path, inner), child)
+                run(level - 1, (*path, inner), child)
 
-    run(top - 1, {loop.name: range(loop.extent) for loop in given.loops})
+    run(len(levels) - 1, ({loop.name: range(loop.extent) for loop in given.loops},), ())
     return counted
+
+
+def cut_range(around: range, size: int) -> list[range]:
+    return [
+        range(start, min(start + size, around.stop))
+        for start in range(around.start, around.stop, size)
+    ]
 
 
 def cut_ranges(ranges: Ranges, tile: Mapping[str, int], order: Sequence[str]) -> Iterator[Ranges]:
     outermost_first = list(reversed(order))
-    parts = [
-        [
-            range(start, min(start + tile[name], ranges[name].stop))
-            for start in range(ranges[name].start, ranges[name].stop, tile[name])
-        ]
-        for name in outermost_first
-    ]
+    parts = [cut_range(ranges[name], tile[name]) for name in outermost_first]
     for chosen in itertools.product(*parts):
         yield dict(zip(outermost_first, chosen, strict=True))
 
@@ -171,36 +220,43 @@ def touched(operand: TileOperand, given: TileNest, ranges: Ranges) -> int:
 
 
 def cycles(counted: Counted, given: TileNest, hierarchy: Hierarchy) -> float:
-    """On one unit whose transfers all go beside computing."""
-    total = given.calls * hierarchy.compute.cycles + hierarchy.compute.latency_cycles
+    """Where all transfers go beside computing: of the first units, which have the most to do."""
+    total = max(counted.calls.values()) * hierarchy.compute.cycles
+    total += hierarchy.compute.latency_cycles
     for memory in hierarchy.memories.values():
         below = [m.name for m in hierarchy.memories.values() if m.parent == memory.name]
+        first = (0,) * (len(hierarchy.levels) - 1 - memory.level)
         total = max(
             total,
-            sum(counted.read.get(name, 0) for name in below) / memory.read_bytes,
-            sum(counted.write.get(name, 0) for name in below) / memory.write_bytes,
+            sum(counted.below(counted.read, name, first) for name in below) / memory.read_bytes,
+            sum(counted.below(counted.write, name, first) for name in below) / memory.write_bytes,
         )
     return total
 
 
-def divisors(extent: int) -> list[int]:
-    return [size for size in range(1, extent + 1) if extent % size == 0]
-
-
-def tilings(given: TileNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
-    """Every choice of tiles that divide the tile around them and fit, the innermost first."""
+def all_tilings(given: TileNest, hierarchy: Hierarchy) -> Iterator[list[dict[str, int]]]:
+    """Every choice of tiles of any size that fit, the innermost first."""
 
     def inside(level: int, around: Mapping[str, int]) -> Iterator[list[dict[str, int]]]:
         if level < 0:
             yield []
             return
-        for sizes in itertools.product(*(divisors(around[loop.name]) for loop in given.loops)):
-            tile = {loop.name: size for loop, size in zip(given.loops, sizes, strict=True)}
+        sizes = (range(1, around[loop.name] + 1) for loop in given.loops)
+        for chosen in itertools.product(*sizes):
+            tile = {loop.name: size for loop, size in zip(given.loops, chosen, strict=True)}
             if fits(given, hierarchy, level, tile):
                 for inner in inside(level - 1, tile):
                     yield [*inner, tile]
 
     yield from inside(len(hierarchy.levels) - 2, {loop.name: loop.extent for loop in given.loops})
+
+
+def all_parts(given: TileNest, units: int) -> Iterator[dict[str, int]]:
+    """Every way to deal parallel loops to units at most."""
+    names = [loop.name for loop in given.loops if loop.kind is S]
+    for numbers in itertools.product(range(1, units + 1), repeat=len(names)):
+        if math.prod(numbers) <= units:
+            yield dict(zip(names, numbers, strict=True))
 
 
 def fits(given: TileNest, hierarchy: Hierarchy, level: int, tile: Mapping[str, int]) -> bool:

@@ -3,35 +3,81 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+import math
+import random
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
+from cpembed.errors import TransformError
 from cpembed.exploration.cores import software
 from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core
-from tests.unit.exploration.cores.points import CONV, FAMILY, point
+from cpembed.ir.computation import Computation
+from cpembed.machine.search import best_tilings
+from cpembed.machine.times import cycles
+from cpembed.targets.family import Value
+from tests.unit.exploration.cores.points import CONV, FAMILY, layer, point
 
 
-@pytest.mark.parametrize("dataflow", ["os", "ws"])
-def test_tilings_that_are_left_out_are_nowhere_faster(dataflow: str) -> None:
-    """Against all that were found, for bandwidths and latencies far apart."""
-    core = Core.of(point(dataflow=dataflow))
-    workload = FAMILY.typed(CONV)
-    analysis = software.analyse(core, workload)
-    known = replace(core, dma_bits=128, dram_latency_cycles=100, banks=1)
-    every = list(software._searched(known, workload))
-    assert sum(s.tilings.rows for s in analysis.software) < sum(s.tilings.rows for s in every)
-    for banks, bits, latency in itertools.product((1, 2, 5, 16), (8, 64, 512), (0, 1000)):
-        given = replace(core, banks=banks, dma_bits=bits, dram_latency_cycles=latency)
-        fewest = min(
-            float(software._cycles(s.tilings, s.nest, software._machine(given, s.machine))[0].min())
-            for s in every
-            if s.machine == SINGLE or banks > 1
-        )
-        best = analysis.best(given)
+def fastest(core: Core, workload: Computation) -> float:
+    """Of all embeddings with all tilings, for the point's own machine."""
+    found = [math.inf]
+    for program in software._distinct(core, workload, None)[1]:
+        for name in (SINGLE,) if core.banks == 1 else (SINGLE, DOUBLE):
+            machine = software._machine(core, name)
+            with suppress(TransformError):
+                best = best_tilings(program.nest, machine, 200_000)
+                assert best.exact
+                found.append(float(cycles(best.tilings, program.nest, machine)[0]))
+    return min(found)
+
+
+POINTS = list(itertools.product((1, 2, 5), (8, 32, 128, 1024), (0, 100, 3000)))
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    "words, changed",
+    [
+        ("gemm m=9 n=4 k=3", {"local_kib": 0}),
+        ("gemm m=5 n=4 k=3", {"local_kib": 1}),
+        ("conv2d n=1 c=3 h=5 w=6 k=5 r=3 s=2", {"local_kib": 0, "dataflow": "ws"}),
+        ("gemm m=17 n=5 k=6", {"local_kib": 0, "pe_columns": 1}),
+        ("gemm m=6 n=5 k=4", {"local_kib": 1, "dataflow": "ws"}),
+        ("conv2d n=1 c=2 h=6 w=5 k=3 r=3 s=3", {"local_kib": 0, "dma_burst_bytes": 8}),
+    ],
+)
+def test_a_points_software_is_the_fastest_for_its_own_dma(
+    words: str, changed: dict[str, Value]
+) -> None:
+    """Against all embeddings, tile sizes and orders of small layers, from an analysis of another
+    point of the group."""
+    small = {"pe_rows": 2, "scratchpad_kib": 1, "bank_bits": 16, "dma_burst_bytes": 1}
+    workload = FAMILY.typed(layer(words))
+    analysis = FAMILY.analyse(point(**small | changed), workload)
+    rng = random.Random(words)
+    for banks, bits, latency in rng.sample(POINTS, 4):
+        here = {"banks": banks, "dma_bits": bits, "dram_latency_cycles": latency}
+        core = Core.of(point(**small | changed | here))
+        best = analysis.best(core)
         assert best is not None
         assert best.activity is not None
-        assert best.activity.cycles == pytest.approx(fewest, rel=1e-9)
+        assert best.activity.cycles == pytest.approx(fastest(core, workload), rel=1e-9), here
+
+
+def test_a_front_is_what_nothing_is_below() -> None:
+    rng = np.random.default_rng(4)
+    for rows, columns in ((5, 2), (300, 3), (700, 4)):
+        table = rng.integers(0, 6, (rows, columns)).astype(np.float64)
+        kept = {tuple(row) for row in table[software._front(table)].tolist()}
+        expected = {
+            tuple(one)
+            for one in np.unique(table, axis=0).tolist()
+            if not any((row <= one).all() and (row < one).any() for row in table)
+        }
+        assert kept == expected
+        assert len(software._front(table)) == len(kept)
 
 
 def test_exchanged_factors_on_a_square_array_are_one_program() -> None:

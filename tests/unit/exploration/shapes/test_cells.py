@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cpembed.api.matching import typed_for
 from cpembed.api.solve import solve, workload
@@ -15,6 +17,7 @@ from cpembed.cluster import open_workers
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes import embedded, finding
 from cpembed.exploration.shapes.cells import Cost, evaluate
+from cpembed.exploration.shapes.choice import needed
 from cpembed.exploration.shapes.embedded import Fewest, NoProgram, embed
 from cpembed.exploration.shapes.executions import Scope, layer_executions
 from cpembed.exploration.shapes.finding import find_shapes
@@ -151,7 +154,7 @@ def test_the_best_shapes_with_packing_are_those_of_all_cells(suite: Path, count:
     """Most cells are never searched; all of them give the same."""
     constraints, cost = load_constraint_set("in_place_padded"), Cost(50)
     scope = Scope(6, powers=count == 3)
-    result = asked(suite, Question(scope, count, constraints, cost))
+    result = asked(suite, Question(scope, count, constraints, cost, within=5.0))
     words = ("gemm m=6 n=4 k=5", "conv2d n=1 c=3 h=5 w=6 k=4 r=3 s=3", "gemm m=1 n=7 k=9")
     shapes = [Shape(*map(int, row)) for row in scope.shapes]
     costs = np.array(
@@ -175,6 +178,40 @@ def test_the_best_shapes_with_packing_are_those_of_all_cells(suite: Path, count:
     assert result.executions is not None
     assert result.sets.cost == result.executions * 50 + result.packing_bytes
     assert 0 < (result.counts.searched or 0) < costs.size
+    check_others(result, costs, shapes, count)
+
+
+def check_others(
+    result: ShapeResult, costs: NDArray[np.float64], shapes: list[Shape], count: int
+) -> None:
+    """The runner-up, and all sets within 5 %, are those of all cells."""
+    every = {
+        chosen: float(costs[:, chosen].min(axis=1).sum())
+        for size in range(1, count + 1)
+        for chosen in itertools.combinations(range(len(shapes)), size)
+    }
+    best = {shapes.index(shape) for shape in result.shapes}
+    least = min(every.values())
+    assert result.sets.next_proven
+    assert result.sets.next_cost == min(c for s, c in every.items() if not best <= set(s))
+    assert result.near is not None
+    assert result.near.complete
+    assert dict(result.near.sets) == {
+        tuple(shapes[n] for n in chosen): cost
+        for chosen, cost in every.items()
+        if cost * 100 <= least * 105 and needed(costs, chosen) == chosen
+    }
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_runner_up_by_tables_is_that_of_all_shapes(suite: Path, count: int) -> None:
+    constraints, scope = load_constraint_set("in_place_padded"), Scope(12)
+    result = asked(suite, Question(scope, count, constraints, within=5.0))
+    words = ("gemm m=6 n=4 k=5", "conv2d n=1 c=3 h=5 w=6 k=4 r=3 s=3", "gemm m=1 n=7 k=9")
+    layers = [workload(word, template()) for word in words]
+    rows = [layer_executions(layer, constraints, scope).executions for layer in layers]
+    shapes = [Shape(*map(int, row)) for row in scope.shapes]
+    check_others(result, np.stack(rows) * [[2], [1], [3]], shapes, count)
 
 
 def test_a_set_without_tables_gives_the_best_of_its_searches(suite: Path, tmp_path: Path) -> None:

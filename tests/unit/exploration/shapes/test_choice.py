@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.exploration.shapes import within
 from cpembed.exploration.shapes.choice import Costs, Found, best_one, best_two, cost_of, needed
 from cpembed.exploration.shapes.dominance import undominated
+from cpembed.exploration.shapes.executions import Scope
+from cpembed.exploration.shapes.finding import choose_undominated
 from cpembed.exploration.shapes.median import Budget, best_sets, greedy
+from cpembed.exploration.shapes.question import Question
+from cpembed.time_limit import Clock
 
 
 @st.composite
@@ -113,6 +120,62 @@ def test_dominance_over_many_layers_keeps_what_nothing_dominates(layers: int) ->
             if not any((other <= one).all() and (other < one).any() for other in columns.T)
         }
         assert kept == expected
+
+
+def asked(count: int, most: int | None = None, within: float | None = None) -> Question:
+    constraints = load_constraint_set("in_place_padded")
+    return Question(Scope(8), count, constraints, total_macs=most, within=within)
+
+
+def sizes_of(found: Costs) -> NDArray[np.int64]:
+    return np.array([1 + (7 * n + 3) % 5 for n in range(found.shape[1])], np.int64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(costs(layers=4, shapes=8, largest=5), st.integers(1, 3), st.none() | st.integers(3, 9))
+def test_the_runner_up_is_that_of_all_shapes(found: Costs, count: int, most: int | None) -> None:
+    """Of those too that the best dominates."""
+    sizes = sizes_of(found)
+    compared = found if most is None else np.concatenate([found, sizes[None].astype(np.float64)])
+    kept = undominated(compared, sizes)
+    answer, columns = choose_undominated(
+        asked(count, most), compared, found, sizes, kept, Clock(None)
+    )
+    sets = tuple(tuple(sorted(int(columns[n]) for n in chosen)) for chosen in answer.sets)
+    within = [s for s in all_sets(found, count) if most is None or sizes[list(s)].sum() <= most]
+    assert_best(found, replace(answer, sets=sets), within)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    costs(layers=4, shapes=8, largest=9),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 10.0, 50.0, 100.0]),
+    st.none() | st.integers(3, 9),
+)
+def test_all_sets_that_cost_little_more_are_listed(
+    found: Costs, count: int, percent: float, most: int | None
+) -> None:
+    """Each of whose shapes is needed."""
+    sizes = sizes_of(found)
+    every = {
+        s: cost_of(found, s)
+        for s in all_sets(found, count)
+        if needed(found, s) == s and (most is None or sizes[list(s)].sum() <= most)
+    }
+    best = min(every.values(), default=None)
+    if best is None:
+        return
+    near = asked(count, most, percent).near(found, sizes, best, Clock(None))
+    assert near.complete
+    assert dict(near.sets) == {s: c for s, c in every.items() if c * 100 <= best * (100 + percent)}
+    assert [cost for _, cost in near.sets] == sorted(cost for _, cost in near.sets)
+
+
+def test_too_many_sets_are_not_said_to_be_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(within, "MOST_SETS", 5)
+    near = within.sets_within(np.ones((1, 9)), 1, 2.0, Clock(None))
+    assert (len(near.sets), near.complete) == (5, False)
 
 
 def test_equal_shapes_are_one_and_the_preferred_stays() -> None:

@@ -132,7 +132,8 @@ def chosen(
             for use in network.uses
         ]
     )
-    question = Question(scope, count, chosen_set, Cost(unit), layouts=True)
+    within = 25.0 if count == 1 else None
+    question = Question(scope, count, chosen_set, Cost(unit), layouts=True, within=within)
     with open_workers(1) as workers:
         return Chooser(network, question, shapes, executions, Clock(None)).run(workers, silent)
 
@@ -316,6 +317,11 @@ def compare(seed: int, count: int, shapes: Sequence[Shape], constraints: str) ->
     assert (math.inf if found.second is None else found.second.cost) == following
     assert found.second_proven
     check_copies(network, found.best, unit)
+    if count == 1:
+        assert found.near is not None
+        assert found.near.complete
+        listed = {(shapes[chosen[0]],): cost for chosen, cost in found.near.sets}
+        assert listed == {s: cost for s, cost in costs.items() if 100 * cost <= 125 * least}
 
 
 def check_copies(network: Network, choice: Choice, unit: int) -> None:
