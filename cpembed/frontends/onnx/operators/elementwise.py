@@ -23,7 +23,7 @@ def _broadcast(site: Site) -> tuple[str, str]:
     """Both inputs of an operator. Before version 7 the second has an ``axis`` of the first at which
     it begins."""
     a, b = site.input(0), site.input(1)
-    if site.version < 7 and site.flag("broadcast") and "axis" in site.node.attributes:
+    if site.version < 7 and site.flag("broadcast") and site.attribute("axis") is not None:
         shape = site.shape(b)
         after = site.rank(0) - site.axis() - len(shape)
         if after > 0:

@@ -19,9 +19,26 @@ def identity(site: Site) -> str:
 
 
 def dropout(site: Site) -> list[str]:
-    if any(site.wanted[1:]):
-        site.refuse("the mask of Dropout is asked for: export the model for inference")
-    return [site.input()]
+    """The input itself, and a mask that keeps everything. In training elements are thrown away at
+    random, which is refused, but for a ratio of 0."""
+    if _drops(site):
+        site.refuse("it throws elements away, as in training: export the model for inference")
+    x = site.input()
+    if not any(site.wanted[1:]):
+        return [x]
+    dtype = "bool" if site.version >= 10 else site.dtype(x)
+    return [x, site.tensor(np.ones(site.shape(x), dtype))]
+
+
+def _drops(site: Site) -> bool:
+    """Whether a Dropout is in training: by a flag before version 7, by an input from 12 on."""
+    if site.version < 7:
+        return not site.flag("is_test") and site.number("ratio", 0.5) != 0
+    if site.version < 12 or site.optional(2) is None:
+        return False
+    ratio = site.optional_constant(1, "the ratio")
+    ratio = 0.5 if ratio is None else ratio.item()
+    return bool(site.constant(2, "training_mode").item()) and ratio != 0
 
 
 def reshape(site: Site) -> str:
@@ -124,9 +141,7 @@ def slice_(site: Site) -> str:
 
 def pad(site: Site) -> str:
     x, rank = site.input(), site.rank()
-    pads = site.list_of("paddings") if "paddings" in site.node.attributes else (
-        site.list_or_input("pads", 1)
-    )  # fmt: skip
+    pads = site.list_of("paddings") if site.version < 2 else site.list_or_input("pads", 1)
     value = site.number("value", 0.0) if site.version < 11 else 0.0
     if site.version >= 11 and (given := site.optional_constant(2, "the value")) is not None:
         value = given.reshape(-1)[0].item()
