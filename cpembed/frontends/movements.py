@@ -34,6 +34,8 @@ def padded(
     before, after = (tuple(max(0, n) for n in widths) for widths in (before, after))
     if not any((*before, *after)):
         return x
+    if mode != "constant" and not math.prod(emitter.shape(x)):
+        raise WorkloadError(f"{mode} padding of {emitter.type_of(x)}, which has no elements")
     if mode == "wrap":
         return _wrapped(emitter, x, before, after)
     sizes = zip(emitter.shape(x), before, after, strict=True)

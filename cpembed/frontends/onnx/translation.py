@@ -97,8 +97,8 @@ def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str,
 
 def _check_shape(model: str, given: ModelInput, shape: Sequence[int]) -> None:
     said = ",".join(map(str, shape))
-    if any(size < 1 for size in shape):
-        raise ModelError(f"{model}: the shape {said} of input {given.name}: sizes are at least 1")
+    if any(size < 0 for size in shape):
+        raise ModelError(f"{model}: the shape {said} of input {given.name}: sizes are at least 0")
     if given.sizes is None:
         return
     if len(given.sizes) != len(shape):
@@ -115,7 +115,7 @@ def _check_shape(model: str, given: ModelInput, shape: Sequence[int]) -> None:
 
 
 def _is_open(size: int | str) -> bool:
-    return isinstance(size, str) or size < 1
+    return isinstance(size, str) or size < 0
 
 
 def _shape(
@@ -133,7 +133,7 @@ def _shape(
     for k, size in enumerate(given.sizes):
         if isinstance(size, str) and size in sizes:
             found.append(sizes[size])
-        elif isinstance(size, str) or size < 1:
+        elif isinstance(size, str) or size < 0:
             named = f" ({size})" if isinstance(size, str) and size else ""
             raise ModelError(
                 f"{model}: dimension {k}{named} of input {given.name} is left open: networks here "

@@ -108,6 +108,8 @@ class Pad(Kind):
         shape = inputs[0].shape
         if not len(shape) == len(self.before) == len(self.after):
             raise WorkloadError(f"padding of {len(self.before)} axes of {list(shape)}")
+        if self.mode != "constant" and not inputs[0].elements:
+            raise WorkloadError(f"{self.mode} padding of {inputs[0]}, which has no elements")
         sizes = [b + s + a for b, s, a in zip(self.before, shape, self.after, strict=True)]
         return (TensorType(tuple(sizes), inputs[0].dtype),)
 

@@ -3,8 +3,10 @@ rounded once: kernels are compared within a tolerance."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,8 @@ class Reduce(Kind):
         ]
         if self.is_index and len(axes) != 1:
             raise WorkloadError(f"{self.what} along {len(axes)} axes: it is along one")
+        if self.is_index and not inputs[0].elements and math.prod(kept):
+            raise WorkloadError(f"{self.what} of {inputs[0]}, which has no elements")
         return (TensorType(tuple(kept), "int64" if self.is_index else inputs[0].dtype),)
 
     @property
@@ -48,10 +52,20 @@ class Reduce(Kind):
             "min": np.min,
             "prod": np.prod,
         }[self.what]
-        value = function(wide, axis=self.axes, keepdims=self.keeps)
+        if x.size == 0 and self.what in ("max", "min"):
+            value = np.full(self.types([TensorType.of(x)])[0].shape, self._identity(x.dtype))
+        else:
+            value = function(wide, axis=self.axes, keepdims=self.keeps)
         if x.dtype.kind in "iu" and self.what == "mean":
             value = np.rint(value)
         return (np.asarray(value).astype(x.dtype),)
+
+    def _identity(self, dtype: np.dtype[Any]) -> Any:
+        """The maximum or the minimum of no elements."""
+        if dtype.kind not in "iu":
+            return -np.inf if self.what == "max" else np.inf
+        limits = np.iinfo(dtype)
+        return limits.min if self.what == "max" else limits.max
 
     @property
     def label(self) -> str:

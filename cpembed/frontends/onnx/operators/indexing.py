@@ -119,6 +119,8 @@ def _halves(site: Site, pair: str) -> tuple[str, str]:
 
 def trilu(site: Site) -> str:
     shape = site.type().shape
+    if len(shape) < 2:
+        site.refuse(f"a triangle of {site.type()}: give matrices")
     k = 0 if site.optional(1) is None else site.integers(1, "the diagonal")[0]
     upper = site.flag("upper", True)
     mask = np.ones(shape[-2:], bool)

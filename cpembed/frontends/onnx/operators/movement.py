@@ -171,7 +171,7 @@ def expand(site: Site) -> str:
 def tile(site: Site) -> str:
     x, shape = site.input(), site.type().shape
     repeats = site.integers(1, "the repeats")
-    if len(repeats) != len(shape) or min(repeats, default=1) < 1:
+    if len(repeats) != len(shape) or min(repeats, default=0) < 0:
         raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
     return repeated(site, x, repeats)
 

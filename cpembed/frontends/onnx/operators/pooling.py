@@ -46,10 +46,10 @@ def global_pool(what: str) -> Translation:
 
 def whole_image(site: Site, what: str, x: str) -> str:
     """The mean or maximum of each channel, as pooling with one window."""
+    if len(site.shape(x)) < 3 or 0 in site.shape(x)[2:]:
+        site.refuse(f"{site.type_of(x)} is no image: give at least three dimensions, and pixels")
     taps = site.shape(x)[2:]
     ones, zeros = (1,) * len(taps), (0,) * len(taps)
-    if not taps:
-        return x
     return site.emit(Pool(what, taps, ones, zeros, zeros, ones), x)
 
 
@@ -61,6 +61,8 @@ def local_response(site: Site) -> str:
     bias, shape = site.number("bias", 1.0), site.type().shape
     if size < 1 or len(shape) < 2:
         raise WorkloadError(f"a window of {size} channels of {site.type()}")
+    if 0 in shape:
+        return site.input()
     rows = (shape[0], 1, shape[1], math.prod(shape[2:]))
     squares = site.reshaped(site.elementwise(mul(X, X), site.input()), rows)
     before = (size - 1) // 2

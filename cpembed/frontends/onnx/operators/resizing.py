@@ -185,6 +185,8 @@ def resized(site: Site, settings: Settings, factors: list[float], results: list[
         site.refuse(f"mode {settings.mode} is not known: use nearest, linear or cubic")
     if max(results, default=1) > _LARGEST:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are below a million")
+    if 0 in results[:2] and list(shape[:2]) == results[:2] and min(results[2:], default=1) > 0:
+        return site.tensor(np.zeros(results), dtype)
     if min((*results, *shape), default=1) < 1 or min(factors, default=1.0) <= 0:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are at least 1")
     if settings.coordinates == "align_corners" and not _have_whole_sizes(shape, results, factors):
