@@ -13,6 +13,11 @@ from cpembed.ir.dtypes import dtype_info
 from cpembed.kernel.epilogue import BYTES
 
 
+LARGEST_SCALE = 2.0**48
+"""With two such, products of bytes and sums of 2^15 of them are finite in float32, as the sums of
+integers that take their place are."""
+
+
 @dataclass(frozen=True)
 class Quantized:
     """A tensor of integers of eight bits that stands for ``(q - zero_point) * scale``."""
@@ -41,8 +46,9 @@ def dequantized(graph: Graph, tensor: str) -> Quantized | None:
 
 
 def is_plain(kind: Quantize | Dequantize) -> bool:
-    """Whether one scale, above 0, and one zero point are those of all elements."""
-    return len(kind.scale) == len(kind.zero_point) == 1 and kind.scale[0] > 0
+    """Whether one scale, above 0 and no larger than :data:`LARGEST_SCALE`, and one zero point are
+    those of all elements."""
+    return len(kind.scale) == len(kind.zero_point) == 1 and 0 < kind.scale[0] <= LARGEST_SCALE
 
 
 def quantizing(operator: Operator | None) -> Quantize | None:

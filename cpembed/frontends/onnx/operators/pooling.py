@@ -23,6 +23,9 @@ def max_pool(site: Site) -> str:
     if any(site.wanted[1:]):
         site.refuse("the indices of the maxima are asked for: export the model without them")
     moving = window(site, _taps(site), site.type().shape[2:])
+    reaches = (moving.reach(axis) for axis in range(len(moving.taps)))
+    if any(max(pads) >= r for r, *pads in zip(reaches, moving.before, moving.after, strict=True)):
+        site.refuse("a window lies in the padding alone, and has no maximum: pad less")
     return pooled(site, "max", site.input(), moving, ceil_mode=site.flag("ceil_mode"))
 
 

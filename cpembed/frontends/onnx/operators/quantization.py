@@ -35,10 +35,18 @@ def parameter_axis(site: Site, tensor: str, count: int, axis: int) -> int:
     return place
 
 
+def _check_scales(site: Site, scale: Array, divides: bool) -> None:
+    """Refuse scales that are no numbers, and where it is divided by them 0."""
+    if not np.isfinite(scale).all() or (divides and not scale.all()):
+        value = next(s for s in scale.reshape(-1) if not np.isfinite(s) or (divides and s == 0))
+        site.refuse(f"a scale of {value}: give finite numbers{' above 0' if divides else ''}")
+
+
 def quantized(
     site: Site, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
 ) -> str:
     """A tensor of floats in integers."""
+    _check_scales(site, scale, divides=True)
     s, z = scales(scale), zeros(zero)
     place = parameter_axis(site, x, max(len(s), len(z)), axis)
     return site.emit(Quantize(s, z, dtype, place), x)
@@ -46,6 +54,7 @@ def quantized(
 
 def dequantized(site: Site, q: str, scale: Array, zero: Array | None, axis: int = 1) -> str:
     """A tensor of integers in floats."""
+    _check_scales(site, scale, divides=False)
     s, z = scales(scale), zeros(zero)
     place = parameter_axis(site, q, max(len(s), len(z)), axis)
     return site.emit(Dequantize(s, z, place), q)
