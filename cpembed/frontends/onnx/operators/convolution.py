@@ -80,10 +80,15 @@ def _transposed_options(site: Site, image: TensorType, weights: TensorType) -> d
         for k, size in enumerate(wanted):
             whole = moving.strides[k] * (shape[k] - 1) + beyond[k] + moving.reach(k)
             total = whole - size
-            if total < 0:
+            # What is wanted beyond what the filters write is padding of the output.
+            most = (
+                0 if automatic.startswith("SAME") else max(moving.strides[k], moving.dilations[k])
+            )
+            if total < 0 and -total >= most:
                 site.refuse(f"an image axis of {size}, where filters write {whole}: give pads")
+            half = max(0, total) // 2
             upper = automatic == "SAME_UPPER"
-            before[k] = total // 2 if upper else total - total // 2
+            before[k] = half if upper else max(0, total) - half
             after[k] = total - before[k]
     found = options(site, image, weights)
     return {**found, "before": before, "after": after, "output_padding": beyond}

@@ -39,7 +39,7 @@ def _check_scales(site: Site, scale: Array, divides: bool) -> None:
     """Refuse scales that are no numbers, and where it is divided by them 0."""
     if not np.isfinite(scale).all() or (divides and not scale.all()):
         value = next(s for s in scale.reshape(-1) if not np.isfinite(s) or (divides and s == 0))
-        site.refuse(f"a scale of {value}: give finite numbers{' above 0' if divides else ''}")
+        site.refuse(f"a scale of {value}: give finite numbers{' other than 0' if divides else ''}")
 
 
 def quantized(
