@@ -132,6 +132,7 @@ class Reading:
 
     def body(self, graph: Any, inner: bool = False) -> Body:
         """A graph; ``inner``: an operator's, whose inputs have the types that they are given."""
+        self._check_names(graph)
         constants = {t.name: self.array(t, f"constant {t.name}") for t in graph.initializer}
         for sparse in graph.sparse_initializer:
             raise ModelError(
@@ -154,6 +155,15 @@ class Reading:
                     dtype = self._dtype(tensor.elem_type, value.name)
                 found[value.name] = ModelInput(value.name, dtype, _sizes(tensor))
         return found
+
+    def _check_names(self, graph: Any) -> None:
+        """Refuse what no library can have as a name: C's end at the first NUL."""
+        names = [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
+        for node in graph.node:
+            names += [node.name, *node.input, *node.output]
+        for name in (graph.name, *names):
+            if "\0" in name:
+                raise ModelError(f"{self.path}: the name {name!r} holds a NUL: export it without")
 
     def _inputs(
         self, graph: Any, constants: Mapping[str, Array], inner: bool
@@ -252,8 +262,13 @@ class Reading:
                 f"{self.path}: {what} lies in {place!r}: external data is read from the model's "
                 "own folder only"
             )
-        linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
-        if linked or not file.is_file():
+        try:
+            linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
+            is_file = file.is_file()
+        except (OSError, ValueError):
+            # A name that is too long, or holds a NUL.
+            linked = is_file = False
+        if linked or not is_file:
             reason = "which is a link" if linked else "which is no file"
             raise ModelError(f"{self.path}: {what} lies in {place!r}, {reason}: copy it there")
         element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))

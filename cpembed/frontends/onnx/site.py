@@ -92,10 +92,17 @@ class Site(Emitter):
         return int(self.number(name, default))
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(self.number(name, int(default)))
+        value = self.number(name, int(default))
+        if value not in (0, 1):
+            self.refuse(f"attribute {name} = {value}: give 0 or 1")
+        return bool(value)
 
-    def text(self, name: str, default: str) -> str:
-        return str(self.attribute(name, default))
+    def text(self, name: str, default: str, choices: Sequence[str] = ()) -> str:
+        """An attribute that is a text; one of the ``choices``, where there are any."""
+        value = str(self.attribute(name, default))
+        if choices and value not in choices:
+            self.refuse(f"{name} {value} is not known: use {', '.join(choices)}")
+        return value
 
     def list_of(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
         value = self.attribute(name, default)

@@ -96,6 +96,13 @@ def prelu(site: Site) -> str:
     return site.elementwise(e.leaky_relu(X, Y), x, slope)
 
 
+def celu(site: Site) -> str:
+    alpha = site.number("alpha", 1.0)
+    if not alpha:
+        site.refuse("alpha = 0, by which it divides: give another")
+    return site.elementwise(e.celu(X, alpha), site.input())
+
+
 def hard_sigmoid(site: Site) -> str:
     alpha, beta = site.number("alpha", 0.2), site.number("beta", 0.5)
     return site.elementwise(e.hard_sigmoid(X, alpha, beta), site.input())
@@ -233,7 +240,7 @@ TABLE: dict[str, Translation] = {
     "Mish": unary(e.mish(X)),
     "LeakyRelu": with_alpha(e.leaky_relu, 0.01),
     "Elu": with_alpha(e.elu, 1.0),
-    "Celu": with_alpha(e.celu, 1.0),
+    "Celu": celu,
     "Swish": with_alpha(e.silu, 1.0),
     "ThresholdedRelu": with_alpha(lambda x, a: e.where(e.less(a, x), x, 0), 1.0),
     "Selu": selu,

@@ -153,9 +153,7 @@ def pad(site: Site) -> str:
     before, after = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    mode = site.text("mode", "constant")
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        site.refuse(f"mode {mode} is not known: use constant, edge, reflect or wrap")
+    mode = site.text("mode", "constant", ("constant", "edge", "reflect", "wrap"))
     return padded(site, x, before, after, mode, value)
 
 
@@ -185,7 +183,7 @@ def depth_to_space(site: Site) -> str:
     b = site.whole("blocksize", 0)
     if b < 1 or c % (b * b):
         raise WorkloadError(f"blocks of {b} of {c} channels: the blocks have to be whole")
-    if site.text("mode", "DCR") == "DCR":
+    if site.text("mode", "DCR", ("DCR", "CRD")) == "DCR":
         x, order = site.reshaped(site.input(), (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)
     else:
         x, order = site.reshaped(site.input(), (n, c // b**2, b, b, h, w)), (0, 1, 4, 2, 5, 3)
@@ -198,7 +196,11 @@ def space_to_depth(site: Site) -> str:
     if b < 1 or h % b or w % b:
         raise WorkloadError(f"blocks of {b} of {h} by {w}: the blocks have to be whole")
     x = site.reshaped(site.input(), (n, c, h // b, b, w // b, b))
-    order = (0, 3, 5, 1, 2, 4) if site.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    order = (
+        (0, 3, 5, 1, 2, 4)
+        if site.text("mode", "DCR", ("DCR", "CRD")) == "DCR"
+        else (0, 1, 3, 5, 2, 4)
+    )
     return site.reshaped(site.transposed(x, order), (n, c * b * b, h // b, w // b))
 
 

@@ -8,7 +8,7 @@ from cpembed.errors import WorkloadError
 from cpembed.frontends.expressions import X, Y, add, apply, div, mul
 from cpembed.frontends.onnx.operators.windows import window
 from cpembed.frontends.onnx.site import Site, Translation
-from cpembed.frontends.windows import pooled
+from cpembed.frontends.windows import Window, pooled
 from cpembed.graph.kinds import Pool
 
 
@@ -19,13 +19,19 @@ def _taps(site: Site) -> tuple[int, ...]:
     return taps
 
 
-def max_pool(site: Site) -> str:
-    if any(site.wanted[1:]):
-        site.refuse("the indices of the maxima are asked for: export the model without them")
+def _moving(site: Site) -> Window:
+    """The node's window, each of whose places has a pixel of the image."""
     moving = window(site, _taps(site), site.type().shape[2:])
     reaches = (moving.reach(axis) for axis in range(len(moving.taps)))
     if any(max(pads) >= r for r, *pads in zip(reaches, moving.before, moving.after, strict=True)):
-        site.refuse("a window lies in the padding alone, and has no maximum: pad less")
+        site.refuse("a window lies in the padding alone: pad less than a window's size")
+    return moving
+
+
+def max_pool(site: Site) -> str:
+    if any(site.wanted[1:]):
+        site.refuse("the indices of the maxima are asked for: export the model without them")
+    moving = _moving(site)
     return pooled(site, "max", site.input(), moving, ceil_mode=site.flag("ceil_mode"))
 
 
@@ -35,7 +41,7 @@ def average_pool(site: Site) -> str:
 
 def averaged(site: Site, x: str) -> str:
     """Average pooling of a tensor by the node's attributes."""
-    moving = window(site, _taps(site), site.type().shape[2:])
+    moving = _moving(site)
     ceil_mode, counts = site.flag("ceil_mode"), site.flag("count_include_pad")
     return pooled(site, "mean", x, moving, ceil_mode=ceil_mode, counts_padding=counts)
 

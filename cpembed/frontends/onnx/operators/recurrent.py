@@ -181,7 +181,7 @@ def recurrent(
         steps, batch, size = site.shape(x)
         _check_lengths(site, steps)
         directions = site.type(1).shape[0]
-        order = site.text("direction", "forward")
+        order = site.text("direction", "forward", ("forward", "reverse", "bidirectional"))
         if directions != (2 if order == "bidirectional" else 1):
             site.refuse(f"direction {order} with weights of {directions} directions")
         if site.whole("hidden_size", site.type(2).shape[2]) != site.type(2).shape[2]:

@@ -111,19 +111,14 @@ def resize(site: Site) -> str:
     first = site.version < 11
     settings = Settings(
         site.text("mode", "nearest"),
-        "asymmetric" if first else site.text("coordinate_transformation_mode", "half_pixel"),
-        "floor" if first else site.text("nearest_mode", "round_prefer_floor"),
+        "asymmetric"
+        if first
+        else site.text("coordinate_transformation_mode", "half_pixel", _COORDINATES),
+        "floor" if first else site.text("nearest_mode", "round_prefer_floor", _ROUNDINGS),
         site.number("cubic_coeff_a", -0.75),
         site.flag("exclude_outside"),
         site.flag("antialias"),
     )
-    if settings.coordinates not in _COORDINATES:
-        known = ", ".join(_COORDINATES)
-        site.refuse(f"coordinates of {settings.coordinates} are not read: use one of {known}")
-    if settings.nearest not in _ROUNDINGS:
-        site.refuse(
-            f"nearest_mode {settings.nearest} is not known: use one of {', '.join(_ROUNDINGS)}"
-        )
     shape = site.type().shape
     scales = site.optional_constant(1 if first else 2, "the scales")
     sizes = None if first else site.optional_constant(3, "the sizes")
@@ -144,8 +139,8 @@ def resize(site: Site) -> str:
 
 
 def scaled_size(size: int, scale: float) -> int:
-    """How many elements an axis has after it is scaled: of the product in float32, as the format's
-    inference of shapes has it.
+    """How many elements an axis has after it is scaled: of the product in float32, as
+    runtimes compute it.
 
     >>> scaled_size(10, float(np.float32(1.3)))
     13
@@ -155,11 +150,7 @@ def scaled_size(size: int, scale: float) -> int:
 
 def _keep_ratio(site: Site, axes: list[int], factors: list[float], results: list[int]) -> None:
     """``keep_aspect_ratio_policy``: one factor for all axes."""
-    policy = site.text("keep_aspect_ratio_policy", "stretch")
-    if policy not in _POLICIES:
-        site.refuse(
-            f"keep_aspect_ratio_policy {policy} is not known: use one of {', '.join(_POLICIES)}"
-        )
+    policy = site.text("keep_aspect_ratio_policy", "stretch", _POLICIES)
     if policy == "stretch":
         return
     chosen = (min if policy == "not_larger" else max)(factors[axis] for axis in axes)
