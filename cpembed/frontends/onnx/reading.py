@@ -162,8 +162,10 @@ class Reading:
         for node in graph.node:
             names += [node.name, *node.input, *node.output]
         for name in (graph.name, *names):
-            if "\0" in name:
-                raise ModelError(f"{self.path}: the name {name!r} holds a NUL: export it without")
+            # What is not UTF-8 comes as bytes.
+            if isinstance(name, bytes) or "\0" in name:
+                fault = "is no text" if isinstance(name, bytes) else "holds a NUL"
+                raise ModelError(f"{self.path}: the name {name!r} {fault}: export it without")
 
     def _inputs(
         self, graph: Any, constants: Mapping[str, Array], inner: bool

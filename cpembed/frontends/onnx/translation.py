@@ -17,6 +17,7 @@ from cpembed.frontends.onnx.site import Site
 from cpembed.frontends.onnx.unread import refuse_unread
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import TensorType
+from cpembed.graph.kinds.base import Array
 
 
 def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
@@ -260,7 +261,7 @@ class _Run:
 
     def _is_narrow(self, node: Node, values: Mapping[str, str]) -> bool:
         """Whether the results of a node are integers of four bits."""
-        value = node.attributes.get("value")
+        value: Array | None = node.attributes.get("value")
         made = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
         moved = any(values.get(name) in self.narrow for name in node.inputs)
         return node.operator in _MOVES and (made or moved)

@@ -84,4 +84,4 @@ def _defaults(operator: str, version: int, domain: str) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    return f"an array {list(value.shape)}" if isinstance(value, np.ndarray) else str(value)
+    return "an array" if isinstance(value, np.ndarray) else str(value)

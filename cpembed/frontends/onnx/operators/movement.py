@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.movements import padded, repeated
+from cpembed.frontends.movements import check_indices, padded, repeated
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import axis_of
@@ -175,7 +175,9 @@ def tile(site: Site) -> str:
 
 
 def gather(site: Site) -> str:
-    return site.emit(Gather(site.axis()), site.input(0), site.input(1))
+    axis = site.axis()
+    check_indices(site, site.input(1), site.shape(site.input(0))[axis])
+    return site.emit(Gather(axis), site.input(0), site.input(1))
 
 
 def depth_to_space(site: Site) -> str:

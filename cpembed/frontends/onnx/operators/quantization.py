@@ -68,8 +68,9 @@ def _check_blocks(site: Site) -> None:
 def quantize_linear(site: Site) -> str:
     _check_blocks(site)
     x, scale, zero = site.input(0), site.input(1), site.optional(2)
-    dtype = element_type(site, "output_dtype", "uint8")
-    dtype = dtype if zero is None else site.dtype(zero)
+    dtype = element_type(site, "output_dtype", "uint8" if zero is None else site.dtype(zero))
+    if zero is not None and dtype != site.dtype(zero):
+        site.refuse(f"output_dtype is {dtype}, and the zero point {site.dtype(zero)}: give one")
     if np.dtype(dtype).kind not in "iu":
         site.refuse(f"integers of type {dtype} are not read: use int8 or uint8")
     s = site.builder.value(scale)

@@ -332,6 +332,21 @@ def test_rotary_embedding_of_whole_heads(tmp_path: Path) -> None:
     assert [o.kind.label for o in loaded(model, tmp_path).operators][:1] == ["neg"]
 
 
+# Indices
+
+
+@pytest.mark.parametrize("operator, index, attributes", [
+    ("Gather", [3], {"axis": 1}), ("Gather", [-4], {"axis": 1}),
+    ("GatherElements", [[0, 3, 0]], {"axis": 1}), ("GatherElements", [[2, 0, 0]], {"axis": 0}),
+    ("GatherND", [[0, 3]], {}), ("GatherND", [[-3, 0]], {}),
+])  # fmt: skip
+def test_constant_indices_beyond_a_tensor_are_refused(
+    operator: str, index: list[Any], attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = single(operator, [floats(2, 3), np.asarray(index)], [1], **attributes)
+    assert "of an axis of" in refusal(model, tmp_path)
+
+
 # Quantization
 
 
