@@ -12,7 +12,6 @@ from cpembed.graph.passes.rewriting import producer_of
 from cpembed.ir.dtypes import dtype_info
 from cpembed.kernel.epilogue import BYTES
 
-
 LARGEST_SCALE = 2.0**48
 """With two such, products of bytes and sums of 2^15 of them are finite in float32, as the sums of
 integers that take their place are."""
