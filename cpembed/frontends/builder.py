@@ -9,13 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.graph.graph import Graph, Operator, needed_operators, unused_name
-from cpembed.graph.kinds import Dequantize, Kind, Product, Reshape, Slice, TensorType, Transpose
+from cpembed.graph.kinds import (
+    Concat,
+    Dequantize,
+    Kind,
+    Product,
+    Reshape,
+    Slice,
+    TensorType,
+    Transpose,
+)
 from cpembed.graph.kinds.base import Array, axis_of
+from cpembed.ir.dtypes import numpy_dtype
 
 LARGEST_TENSOR = 1 << 31
 """Elements."""
@@ -40,6 +51,7 @@ class Builder:
         default_factory=dict[str, tuple[str, Dequantize]]
     )
     _dequantized: dict[str, Array] = field(default_factory=dict[str, Array])
+    _empty: dict[str, Array] = field(default_factory=dict[str, Array])
 
     def new_name(self, wanted: str) -> str:
         """A name that no tensor has, of what is ``wanted``."""
@@ -48,7 +60,10 @@ class Builder:
         return name
 
     def input(self, name: str, kind: TensorType) -> str:
+        """Add an input of the network; one without elements is a constant to what reads it."""
         _check_size(kind)
+        if not kind.elements:
+            self._empty[name] = np.zeros(kind.shape, _dtype(kind.dtype))
         self.inputs[name] = self.types[name] = kind
         return name
 
@@ -61,8 +76,9 @@ class Builder:
 
     def value(self, tensor: str) -> Array | None:
         """Of a constant, quantized or not; None for what is made anew in every call."""
-        if tensor in self.constants:
-            return self.constants[tensor]
+        constant = self.constants.get(tensor, self._empty.get(tensor))
+        if constant is not None:
+            return constant
         if tensor not in self._quantized:
             return None
         if tensor not in self._dequantized:
@@ -71,7 +87,7 @@ class Builder:
         return self._dequantized[tensor]
 
     def is_constant(self, tensor: str) -> bool:
-        return tensor in self.constants or tensor in self._quantized
+        return tensor in self.constants or tensor in self._quantized or tensor in self._empty
 
     def is_quantized(self, tensor: str) -> bool:
         """Whether it is a constant of integers that is dequantized."""
@@ -86,7 +102,8 @@ class Builder:
     def add_all(
         self, kind: Kind, inputs: Sequence[str], name: str, wanted: str | None = None
     ) -> tuple[str, ...]:
-        """The outputs of an operator: constants where all inputs are.
+        """The outputs of an operator: constants where all inputs are, and where they have no
+        elements, which are left out of a concatenation.
 
         Raises :class:`WorkloadError` for inputs that the kind does not take, and for results of
         more than 2^31 elements.
@@ -95,6 +112,13 @@ class Builder:
         for result in types:
             _check_size(result)
         wanted = wanted or name
+        if all(result.elements == 0 for result in types):
+            empty = (np.zeros(t.shape, _dtype(t.dtype)) for t in types)
+            return tuple(self.constant(array, wanted) for array in empty)
+        if isinstance(kind, Concat):
+            inputs = [tensor for tensor in inputs if self.types[tensor].elements]
+            if len(inputs) == 1:
+                return (inputs[0],)
         if len(inputs) == 1 and inputs[0] in self._quantized:
             moved = self._moved(kind, inputs[0], name, wanted)
             if moved is not None:
@@ -218,6 +242,10 @@ def reshaped_axis(shape: Sequence[int], axis: int, other: Sequence[int]) -> int 
         if extent == size and math.prod(other[:k]) == before:
             return k
     return None
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return numpy_dtype(name) if name == "bfloat16" else np.dtype(name)
 
 
 def _check_size(kind: TensorType) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from cpembed.errors import WorkloadError
 from cpembed.frontends.emitter import Emitter
 from cpembed.frontends.expressions import X, Y, Z, add, apply, mul
 from cpembed.frontends.products import (
@@ -23,16 +26,37 @@ def product(
 ) -> str:
     """The product of two tensors, of the type of the first.
 
+    A factor without elements makes a result without any, or of zeros.
+
     Raises :class:`WorkloadError` for shapes and element types that make no product.
     """
+    shapes = emitter.shape(first), emitter.shape(second)
+    if 0 in (*shapes[0], *shapes[1]):
+        shape = shape_without_elements(form, *shapes, **options)
+        return emitter.tensor(np.zeros(shape), emitter.dtype(first))
     made = form(
-        emitter.shape(first),
-        emitter.shape(second),
+        *shapes,
         dtypes=(emitter.dtype(first), emitter.dtype(second)),
         varying=not emitter.builder.is_constant(second),
         **options,
     )
     return emitter.cast(emitter.emit(made.product, first, second), emitter.dtype(first))
+
+
+def shape_without_elements(
+    form: Callable[..., Form], first: Sequence[int], second: Sequence[int], **options: Any
+) -> tuple[int, ...]:
+    """The shape of a product one of whose factors has no elements."""
+    if form is matrix_product:
+        b = np.zeros(second, np.int8)
+        b = np.swapaxes(b, -1, -2) if options.get("transposed") and b.ndim > 1 else b
+        try:
+            return np.matmul(np.zeros(first, np.int8), b).shape
+        except ValueError:
+            raise WorkloadError(f"a product of {list(first)} and {list(second)}") from None
+    if 0 in (*first[1:], *second):
+        raise WorkloadError(f"images {list(first)} under filters {list(second)} without elements")
+    return (0, *form((1, *first[1:]), second, **options).shape[1:])
 
 
 def matmul(emitter: Emitter, a: str, b: str, *, transposed: bool = False) -> str:
@@ -64,8 +88,9 @@ def convolved(
         return product(emitter, convolution, image, weights, strides=strides, **options)
     given = emitter.shape(image)
 
-    def form(_: Sequence[int], weights: Sequence[int], **others: Any) -> Form:
-        return transposed_convolution(given, weights, strides=strides, **others)
+    def form(spread: Sequence[int], weights: Sequence[int], **others: Any) -> Form:
+        before = (spread[0], *given[1:])
+        return transposed_convolution(before, weights, strides=strides, **others)
 
     return product(emitter, form, _spread(emitter, image, strides), weights, **options)
 

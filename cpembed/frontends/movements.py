@@ -34,6 +34,8 @@ def padded(
     before, after = (tuple(max(0, n) for n in widths) for widths in (before, after))
     if not any((*before, *after)):
         return x
+    if mode != "constant" and not math.prod(emitter.shape(x)):
+        raise WorkloadError(f"{mode} padding of {emitter.type_of(x)}, which has no elements")
     if mode == "wrap":
         return _wrapped(emitter, x, before, after)
     sizes = zip(emitter.shape(x), before, after, strict=True)
@@ -73,6 +75,13 @@ def row_major_steps(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
+def check_indices(emitter: Emitter, index: str, size: int) -> None:
+    """Raise :class:`WorkloadError` for constant indices beyond an axis of so many elements."""
+    value = emitter.builder.value(index)
+    if value is not None and value.size and not -size <= value.min() <= value.max() < size:
+        raise WorkloadError(f"indices from {value.min()} to {value.max()} of an axis of {size}")
+
+
 def from_front(emitter: Emitter, index: str, size: int) -> str:
     """Indices of an axis as int64, those below 0 counted from its end."""
     wide = emitter.cast(index, "int64")
@@ -93,6 +102,7 @@ def gathered_elements(emitter: Emitter, x: str, index: str, axis: int) -> str:
     shape, picked = emitter.shape(x), emitter.shape(index)
     if len(picked) != len(shape):
         raise WorkloadError(f"indices {list(picked)} of a tensor {list(shape)}")
+    check_indices(emitter, index, shape[axis])
     steps = row_major_steps(shape)
     rest = np.zeros(picked, np.int64)
     for k, places in enumerate(np.indices(picked, sparse=True)):

@@ -60,6 +60,8 @@ def group_normalized(
     Raises :class:`WorkloadError` for groups that are not whole.
     """
     shape = emitter.shape(x)
+    if 0 in shape:
+        return x
     if groups < 1 or shape[1] % groups:
         raise WorkloadError(f"{shape[1]} channels in {groups} groups: the groups have to be whole")
     size = math.prod(shape[1:]) // groups

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from cpembed.errors import ModelError
 from cpembed.files import read_regular
-from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
+from cpembed.frontends.onnx.model import FOUR_BITS, Body, Model, ModelInput, Node
 from cpembed.graph.kinds.base import Array
 
 LARGEST_FILE = 2**31 - 1
@@ -22,7 +23,6 @@ ELEMENT_TYPES = (
     "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32",
     "uint32", "int64", "uint64", "bool",
 )  # fmt: skip
-_FOUR_BITS = {"int4": "int8", "uint4": "uint8"}
 
 
 def read_model(path: Path) -> Model:
@@ -69,27 +69,27 @@ def _check(proto: Any, path: Path) -> None:
     """The checks of the format itself. Tensors outside the file are checked where they are read."""
     import onnx
 
+    checked = onnx.ModelProto()
+    checked.CopyFrom(proto)
+    proto = checked
     for output in proto.graph.output:
-        # Nothing here reads the types of outputs, which exporters leave out.
+        # Exporters leave out the types of outputs, without which the checker refuses a model.
         if not output.type.WhichOneof("value"):
             output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     if any(_is_external(tensor) for tensor in proto.graph.initializer):
-        bare = onnx.ModelProto()
-        bare.CopyFrom(proto)
-        for tensor in bare.graph.initializer:
+        for tensor in proto.graph.initializer:
             if _is_external(tensor):
                 # To the checker an input of the same type is as good.
                 value = onnx.helper.make_tensor_value_info(
                     tensor.name, tensor.data_type, list(tensor.dims)
                 )
-                if tensor.name not in {given.name for given in bare.graph.input}:
-                    bare.graph.input.append(value)
-        kept = [t for t in bare.graph.initializer if not _is_external(t)]
-        del bare.graph.initializer[:]
-        bare.graph.initializer.extend(kept)
-        proto = bare
+                if tensor.name not in {given.name for given in proto.graph.input}:
+                    proto.graph.input.append(value)
+        kept = [t for t in proto.graph.initializer if not _is_external(t)]
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(kept)
     try:
         onnx.checker.check_model(proto)
     except Exception as error:
@@ -115,6 +115,13 @@ def _is_external(tensor: Any) -> bool:
     return tensor.data_location == tensor.EXTERNAL
 
 
+def _sizes(tensor: Any) -> tuple[int | str, ...] | None:
+    """Of a tensor's type: a number, or the name of an open size, for each dimension."""
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+
+
 class Reading:
     """The conversion of one file's messages."""
 
@@ -125,6 +132,7 @@ class Reading:
 
     def body(self, graph: Any, inner: bool = False) -> Body:
         """A graph; ``inner``: an operator's, whose inputs have the types that they are given."""
+        self._check_names(graph)
         constants = {t.name: self.array(t, f"constant {t.name}") for t in graph.initializer}
         for sparse in graph.sparse_initializer:
             raise ModelError(
@@ -134,7 +142,30 @@ class Reading:
         inputs = tuple(self._inputs(graph, constants, inner))
         outputs = tuple(value.name for value in graph.output)
         nodes = tuple(self.node(node) for node in graph.node)
-        return Body(inputs, outputs, constants, nodes)
+        return Body(inputs, outputs, constants, nodes, self._declared(graph))
+
+    def _declared(self, graph: Any) -> dict[str, ModelInput]:
+        """What the file says of the tensors of a graph, as far as that can be read."""
+        found: dict[str, ModelInput] = {}
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            if value.type.HasField("tensor_type"):
+                tensor = value.type.tensor_type
+                dtype = ""
+                with contextlib.suppress(ModelError):
+                    dtype = self._dtype(tensor.elem_type, value.name)
+                found[value.name] = ModelInput(value.name, dtype, _sizes(tensor))
+        return found
+
+    def _check_names(self, graph: Any) -> None:
+        """Refuse what no library can have as a name: C's end at the first NUL."""
+        names = [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
+        for node in graph.node:
+            names += [node.name, *node.input, *node.output]
+        for name in (graph.name, *names):
+            # What is not UTF-8 comes as bytes.
+            if isinstance(name, bytes) or "\0" in name:
+                fault = "is no text" if isinstance(name, bytes) else "holds a NUL"
+                raise ModelError(f"{self.path}: the name {name!r} {fault}: export it without")
 
     def _inputs(
         self, graph: Any, constants: Mapping[str, Array], inner: bool
@@ -149,13 +180,7 @@ class Reading:
                 raise ModelError(f"{self.path}: input {value.name} is no tensor: give a tensor")
             tensor = value.type.tensor_type
             dtype = self._dtype(tensor.elem_type, f"input {value.name}")
-            sizes = None
-            if tensor.HasField("shape"):
-                sizes = tuple(
-                    d.dim_value if d.HasField("dim_value") else d.dim_param
-                    for d in tensor.shape.dim
-                )
-            yield ModelInput(value.name, dtype, sizes)
+            yield ModelInput(value.name, dtype, _sizes(tensor))
 
     def node(self, node: Any) -> Node:
         number = next(self.numbers)
@@ -198,7 +223,7 @@ class Reading:
         except Exception:
             raise ModelError(f"{self.path}: {what} has no element type") from None
         name = "string" if name == "object" else name
-        if name not in ELEMENT_TYPES and name not in _FOUR_BITS:
+        if name not in ELEMENT_TYPES and name not in FOUR_BITS:
             raise ModelError(
                 f"{self.path}: {what} is of type {name}, which no network here takes: convert it "
                 "to float32 or integers"
@@ -223,7 +248,7 @@ class Reading:
             raise ModelError(f"{self.path}: {what} is damaged: {one_line(error)}") from None
         if array.shape != shape:
             raise ModelError(f"{self.path}: {what} is damaged: not {math.prod(shape)} elements")
-        return array.astype(_FOUR_BITS[dtype]) if dtype in _FOUR_BITS else array
+        return array
 
     def _external(self, tensor: Any, dtype: str, shape: tuple[int, ...], what: str) -> Array:
         """The elements of a file beside the model, which has to lie in the model's folder."""
@@ -240,16 +265,16 @@ class Reading:
                 "own folder only"
             )
         try:
-            places = [folder / Path(*parts[: k + 1]) for k in range(len(parts))]
-            linked, there = any(map(Path.is_symlink, places)), file.is_file()
+            linked = any((folder / Path(*parts[:k])).is_symlink() for k in range(1, len(parts) + 1))
+            is_file = file.is_file()
         except (OSError, ValueError):
-            # A name that is longer than any file's, or has a null character.
-            linked = there = False
-        if linked or not there:
+            # A name that is too long, or holds a NUL.
+            linked = is_file = False
+        if linked or not is_file:
             reason = "which is a link" if linked else "which is no file"
             raise ModelError(f"{self.path}: {what} lies in {place!r}, {reason}: copy it there")
         element = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        if dtype in _FOUR_BITS:
+        if dtype in FOUR_BITS:
             raise ModelError(f"{self.path}: {what} of {dtype} as external data: store bytes")
         try:
             offset = int(said.get("offset", "0"))

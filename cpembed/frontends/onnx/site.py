@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -23,13 +23,16 @@ missing."""
 class Site(Emitter):
     """``inputs``: of each of the node's inputs, the tensor in the ``builder``'s graph; None for one
     that is left out. ``readers``: how many nodes, and outputs of the model, read each of the node's
-    inputs. ``run`` translates the nodes of a branch and returns its outputs."""
+    inputs. ``run`` translates the nodes of a branch and returns its outputs. ``attributes_read``
+    and ``inputs_read``: what a translation has asked for so far, by name and by number."""
 
     node: Node
     inputs: tuple[str | None, ...]
     readers: tuple[int, ...]
     wanted: tuple[bool, ...]
     run: Callable[[Body], Sequence[str]]
+    attributes_read: set[str] = field(default_factory=set[str])
+    inputs_read: set[int] = field(default_factory=set[int])
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise :class:`ModelError`: what is wrong, and what to do."""
@@ -38,6 +41,7 @@ class Site(Emitter):
     # Inputs
 
     def optional(self, k: int) -> str | None:
+        self.inputs_read.add(k)
         return self.inputs[k] if k < len(self.inputs) else None
 
     def input(self, k: int = 0) -> str:
@@ -75,6 +79,7 @@ class Site(Emitter):
         return self.node.version
 
     def attribute(self, name: str, default: Any = None) -> Any:
+        self.attributes_read.add(name)
         return self.node.attributes.get(name, default)
 
     def number(self, name: str, default: float) -> float:
@@ -87,10 +92,17 @@ class Site(Emitter):
         return int(self.number(name, default))
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(self.number(name, int(default)))
+        value = self.number(name, int(default))
+        if value not in (0, 1):
+            self.refuse(f"attribute {name} = {value}: give 0 or 1")
+        return bool(value)
 
-    def text(self, name: str, default: str) -> str:
-        return str(self.attribute(name, default))
+    def text(self, name: str, default: str, choices: Sequence[str] = ()) -> str:
+        """An attribute that is a text; one of the ``choices``, where there are any."""
+        value = str(self.attribute(name, default))
+        if choices and value not in choices:
+            self.refuse(f"{name} {value} is not known: use {', '.join(choices)}")
+        return value
 
     def list_of(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...] | None:
         value = self.attribute(name, default)
@@ -104,7 +116,7 @@ class Site(Emitter):
 
     def list_or_input(self, name: str, k: int) -> tuple[int, ...] | None:
         """What is an attribute in older versions of an operator and an input in later ones."""
-        if name in self.node.attributes:
+        if self.attribute(name) is not None:
             return self.list_of(name)
         return None if self.optional(k) is None else self.integers(k, name)
 

@@ -11,11 +11,13 @@ from cpembed.errors import CpembedError, ModelError, WorkloadError
 from cpembed.frontends.builder import Builder
 from cpembed.frontends.emitter import Scaling
 from cpembed.frontends.onnx.functions import definition, is_defined
-from cpembed.frontends.onnx.model import Body, Model, ModelInput, Node
+from cpembed.frontends.onnx.model import FOUR_BITS, Body, Model, ModelInput, Node, in_bytes
 from cpembed.frontends.onnx.operators.table import STANDARD_DOMAINS, TRANSLATIONS
 from cpembed.frontends.onnx.site import Site
+from cpembed.frontends.onnx.unread import refuse_unread
 from cpembed.graph.graph import Graph
 from cpembed.graph.kinds import TensorType
+from cpembed.graph.kinds.base import Array
 
 
 def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
@@ -32,6 +34,7 @@ def translate(model: Model, shapes: Mapping[str, Sequence[int]]) -> Graph:
         except WorkloadError as error:
             raise ModelError(f"{model.name}: input {name}: {error}") from None
     run = _Run(model, builder)
+    run.narrow |= {given.name for given in model.body.inputs if given.dtype in FOUR_BITS}
     run.body(model.body, values)
     missing = [name for name in model.body.outputs if name not in values]
     if missing:
@@ -85,15 +88,18 @@ def _input_types(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str,
                     "one"
                 )
     return {
-        name: TensorType(_shape(model.name, given, shapes.get(name), sizes), given.dtype)
+        name: TensorType(
+            _shape(model.name, given, shapes.get(name), sizes),
+            FOUR_BITS.get(given.dtype, given.dtype),
+        )
         for name, given in inputs.items()
     }
 
 
 def _check_shape(model: str, given: ModelInput, shape: Sequence[int]) -> None:
     said = ",".join(map(str, shape))
-    if any(size < 1 for size in shape):
-        raise ModelError(f"{model}: the shape {said} of input {given.name}: sizes are at least 1")
+    if any(size < 0 for size in shape):
+        raise ModelError(f"{model}: the shape {said} of input {given.name}: sizes are at least 0")
     if given.sizes is None:
         return
     if len(given.sizes) != len(shape):
@@ -110,7 +116,7 @@ def _check_shape(model: str, given: ModelInput, shape: Sequence[int]) -> None:
 
 
 def _is_open(size: int | str) -> bool:
-    return isinstance(size, str) or size < 1
+    return isinstance(size, str) or size < 0
 
 
 def _shape(
@@ -128,7 +134,7 @@ def _shape(
     for k, size in enumerate(given.sizes):
         if isinstance(size, str) and size in sizes:
             found.append(sizes[size])
-        elif isinstance(size, str) or size < 1:
+        elif isinstance(size, str) or size < 0:
             named = f" ({size})" if isinstance(size, str) and size else ""
             raise ModelError(
                 f"{model}: dimension {k}{named} of input {given.name} is left open: networks here "
@@ -139,23 +145,61 @@ def _shape(
     return tuple(found)
 
 
+_MOVES = frozenset(
+    {
+        "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements",
+        "GatherND", "Identity", "If", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
+        "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators whose results are elements of their inputs."""
+_WIDENS = frozenset({"Cast", "CastLike", "DequantizeLinear", "Shape", "Size"})
+"""Operators that take integers of four bits as their first input and make something else of it."""
+
+
 class _Run:
-    """The translation of one model's nodes into a builder."""
+    """The translation of one model's nodes into a builder. ``narrow``: tensors of bytes that hold
+    integers of four bits, which other operators would not keep within these."""
 
     def __init__(self, model: Model, builder: Builder) -> None:
         self.model = model
         self.builder = builder
         self.scaling: Scaling = {}
+        self.narrow: set[str] = set()
 
     def body(self, body: Body, values: dict[str, str]) -> None:
         """Translate a body's nodes; ``values``: the tensor of each of its names."""
         for name, array in body.constants.items():
-            values[name] = self.builder.constant(array, name)
+            values[name] = self.builder.constant(in_bytes(array), name)
+            if str(array.dtype) in FOUR_BITS:
+                self.narrow.add(values[name])
+            self._check_declared(f"constant {name}", name, values[name], body.declared)
         readers = Counter(name for node in _all_nodes(body) for name in {*node.inputs})
         readers.update(body.outputs)
         readers.update(name for inner in _branches(body) for name in inner.outputs)
         for node in body.nodes:
             self._node(node, values, readers)
+            for name in filter(values.get, node.outputs):
+                self._check_declared(str(node), name, values[name], body.declared)
+
+    def _check_declared(
+        self, writer: str, name: str, tensor: str, declared: Mapping[str, ModelInput]
+    ) -> None:
+        """Refuse a tensor that the file declares with another type than it has."""
+        if name not in declared:
+            return
+        computed, file = self.builder.types[tensor], declared[name]
+        sizes = computed.shape if file.sizes is None else file.sizes
+        same = len(sizes) == len(computed.shape) and all(
+            isinstance(size, str) or size in (own, -1)
+            for size, own in zip(sizes, computed.shape, strict=True)
+        )
+        if not same or FOUR_BITS.get(file.dtype, file.dtype) not in ("", computed.dtype):
+            shown = f"{file.dtype} [{', '.join(str(size) or '?' for size in sizes)}]".strip()
+            raise ModelError(
+                f"{self.model.name}: {writer}: {name} is declared as {shown} and is {computed}: "
+                "correct the declaration, or leave it out"
+            )
 
     def _node(self, node: Node, values: dict[str, str], readers: Counter[str]) -> None:
         for name in node.inputs:
@@ -182,7 +226,12 @@ class _Run:
         try:
             with np.errstate(all="ignore"):
                 translation = TRANSLATIONS.get(_key(node))
-                results = self._defined(site) if translation is None else translation(site)
+                if translation is None:
+                    results = self._defined(site)
+                else:
+                    self._refuse_narrow(site)
+                    results = translation(site)
+                    refuse_unread(site)
         except ModelError as error:
             if str(error).startswith(f"{self.model.name}: "):
                 raise
@@ -197,6 +246,25 @@ class _Run:
                 f"{self.model.name}: {node} does not fit its inputs or attributes: {reason}"
             ) from error
         self._bind(node, [results] if isinstance(results, str) else list(results), values, readers)
+
+    def _refuse_narrow(self, site: Site) -> None:
+        """Refuse integers of four bits as inputs of an operator that may leave their range."""
+        narrow = [k for k, tensor in enumerate(site.inputs) if tensor in self.narrow]
+        widens = site.node.operator in _WIDENS and narrow == [0]
+        # The zero point beside them.
+        widens = widens or (site.node.operator == "DequantizeLinear" and narrow == [0, 2])
+        if narrow and not widens and site.node.operator not in _MOVES:
+            site.refuse(
+                f"input {narrow[0]} is of integers of four bits, which are dequantized, cast or "
+                "moved here: use bytes"
+            )
+
+    def _is_narrow(self, node: Node, values: Mapping[str, str]) -> bool:
+        """Whether the results of a node are integers of four bits."""
+        value: Array | None = node.attributes.get("value")
+        made = isinstance(value, np.ndarray) and str(value.dtype) in FOUR_BITS
+        moved = any(values.get(name) in self.narrow for name in node.inputs)
+        return node.operator in _MOVES and (made or moved)
 
     def _defined(self, site: Site) -> Sequence[str]:
         """A node by the operators that the format defines it with."""
@@ -213,6 +281,7 @@ class _Run:
         self, node: Node, results: list[str], values: dict[str, str], readers: Counter[str]
     ) -> None:
         """Call a node's results by the names of its outputs."""
+        narrow = self._is_narrow(node, values)
         for k, name in enumerate(node.outputs):
             if k >= len(results) or not results[k]:
                 if name and readers[name]:
@@ -227,6 +296,8 @@ class _Run:
                 raise ModelError(f"{self.model.name}: {node} writes {name} again")
             once = results.count(results[k]) == 1
             values[name] = self.builder.rename(results[k], name) if once else results[k]
+            if narrow:
+                self.narrow.add(values[name])
             if results[k] in self.scaling:
                 self.scaling[values[name]] = self.scaling[results[k]]
 

@@ -59,6 +59,8 @@ def axis_of(axis: int, rank: int) -> int:
 
     Raises :class:`WorkloadError` where there is none.
     """
+    if not rank:
+        raise WorkloadError(f"axis {axis} of a tensor of no dimensions, which has no axes")
     if not -rank <= axis < rank:
         raise WorkloadError(f"axis {axis} of a tensor of {rank} dimensions: give 0 to {rank - 1}")
     return axis % rank

@@ -108,6 +108,8 @@ class Pad(Kind):
         shape = inputs[0].shape
         if not len(shape) == len(self.before) == len(self.after):
             raise WorkloadError(f"padding of {len(self.before)} axes of {list(shape)}")
+        if self.mode != "constant" and not inputs[0].elements:
+            raise WorkloadError(f"{self.mode} padding of {inputs[0]}, which has no elements")
         sizes = [b + s + a for b, s, a in zip(self.before, shape, self.after, strict=True)]
         return (TensorType(tuple(sizes), inputs[0].dtype),)
 
@@ -176,12 +178,14 @@ class Resize(Kind):
         return (TensorType((*shape[: -len(self.sizes)], *self.sizes), inputs[0].dtype),)
 
     def places(self, size: int, result: int) -> Array:
-        """Where, on an axis of ``size``, each of ``result`` elements is read."""
-        at = np.arange(result, dtype=np.float64)
+        """Where, on an axis of ``size``, each of ``result`` elements is read: a quotient of whole
+        numbers that is rounded once, so that the middle between two elements is the middle."""
+        at = np.arange(result, dtype=np.int64)
         if self.coordinates == "align_corners":
-            return at * ((size - 1) / (result - 1)) if result > 1 else at
-        scale = size / result
-        return at * scale if self.coordinates == "asymmetric" else (at + 0.5) * scale - 0.5
+            return at * (size - 1) / max(1, result - 1)
+        if self.coordinates == "asymmetric":
+            return at * size / result
+        return ((2 * at + 1) * size - result) / (2 * result)
 
     def indices(self, size: int, result: int) -> Array:
         """The index that each element reads, for ``nearest``."""

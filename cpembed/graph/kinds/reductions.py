@@ -53,6 +53,8 @@ class Reduce(Kind):
         ]
         if self.is_index and len(axes) != 1:
             raise WorkloadError(f"{self.what} along {len(axes)} axes: it is along one")
+        if self.is_index and not inputs[0].elements and math.prod(kept):
+            raise WorkloadError(f"{self.what} of {inputs[0]}, which has no elements")
         return (TensorType(tuple(kept), "int64" if self.is_index else inputs[0].dtype),)
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Elementwise, Product, Quantize, Reshape
+from cpembed.graph.kinds.quantization import along
 from cpembed.graph.passes.channels import Floats, result_vector
 from cpembed.graph.passes.expressions import both_inputs, limited, limits, with_number
 from cpembed.graph.passes.quantization import quantizing
@@ -24,9 +25,9 @@ RELU = (0.0, math.inf)
 class Chain:
     """``quantize(clip(sums * factor + addend))``, up to the operator ``last``.
 
-    ``factor`` and ``addend`` have an element for each channel, or are None; ``integers`` is the
-    operator that makes the addend of integers, where it is that of one. ``limits`` are those of the
-    clipping, ``shape`` is the last tensor's.
+    ``factor`` and ``addend`` have an element for each channel, or are None; ``integers`` are the
+    addend's integers and their scales, an element of each for each channel, where it is dequantized
+    from such. ``limits`` are those of the clipping, ``shape`` is the last tensor's.
     """
 
     product: Product
@@ -34,7 +35,7 @@ class Chain:
     last: Operator
     factor: Floats | None = None
     addend: Floats | None = None
-    integers: Operator | None = None
+    integers: tuple[Floats, Floats] | None = None
     limits: tuple[float, float] = UNLIMITED
     quantize: Quantize | None = None
 
@@ -112,12 +113,23 @@ def _other(chain: Chain, reader: Operator) -> str:
     return second if first == chain.last.output else first
 
 
-def _integers(graph: Graph, chain: Chain, reader: Operator) -> Operator | None:
-    """The operator that dequantizes the addend."""
+def _integers(graph: Graph, chain: Chain, reader: Operator) -> tuple[Floats, Floats] | None:
+    """The integers without a zero point that the addend is dequantized from, and their scales."""
     if len(reader.inputs) != 2:
         return None
     found = producer_of(graph, _other(chain, reader), Dequantize)
-    return None if found is None else found[0]
+    if found is None or any(found[1].zero_point):
+        return None
+    operator, kind = found
+    integers = graph.constants.get(operator.inputs[0])
+    if integers is None:
+        return None
+    scales = along(kind.scale, kind.axis, integers.ndim, "float32")
+    values, factors = (
+        result_vector(chain.product, chain.shape, array)
+        for array in (integers, np.broadcast_to(scales, integers.shape))
+    )
+    return None if values is None or factors is None else (values, factors)
 
 
 def before_limits(graph: Graph, tensor: str) -> tuple[str, tuple[float, float]]:

@@ -13,11 +13,11 @@ from cpembed.graph.passes.chains import RELU, UNLIMITED, Chain, chains
 from cpembed.graph.passes.channels import (
     Floats,
     reduced,
-    result_vector,
     weights_times,
     weights_vector,
 )
 from cpembed.graph.passes.quantization import (
+    LARGEST_SCALE,
     Quantized,
     dequantized,
     float32,
@@ -100,7 +100,7 @@ def _weights(graph: Graph, tensor: str, product: Product) -> _Weights | None:
     operator, kind = found
     name = operator.inputs[0]
     given = graph.types[name]
-    if given.dtype not in BYTES or min(kind.scale) <= 0:
+    if given.dtype not in BYTES or not 0 < min(kind.scale) <= max(kind.scale) <= LARGEST_SCALE:
         return None
     scale, zero = (
         _of_channels(product, given.shape, along(values, kind.axis, len(given.shape), "float32"))
@@ -140,10 +140,10 @@ class _Stored:
 def _stored(graph: Graph, chain: Chain, first: Quantized, second: _Weights) -> _Stored | None:
     """None where an epilogue cannot say it."""
     unit, weights = first.scale * second.scale, second.shifted
-    bias = _bias(graph, chain, unit)
+    bias = _bias(chain, unit)
     if bias is not None and not _fits(chain, bias):
         unit, weights = _coarser(graph, chain, unit, bias, second)
-        bias = _bias(graph, chain, unit)
+        bias = _bias(chain, unit)
         if weights is None or bias is None or not _fits(chain, bias):
             return None
     scale = unit if chain.factor is None else unit * chain.factor
@@ -164,14 +164,14 @@ def _stored(graph: Graph, chain: Chain, first: Quantized, second: _Weights) -> _
     return _Stored(epilogue, vectors, weights)
 
 
-def _bias(graph: Graph, chain: Chain, unit: Floats) -> Floats | None:
+def _bias(chain: Chain, unit: Floats) -> Floats | None:
     """The addend in units of the sums, rounded; its own integers where it has them in that unit."""
     if chain.addend is None:
         return None
     if chain.integers is not None and chain.factor is None:
-        exact = _own_integers(graph, chain, chain.integers, unit)
-        if exact is not None:
-            return exact
+        values, factors = chain.integers
+        if np.allclose(factors, unit, rtol=1e-6, atol=0):
+            return values
     scale = unit if chain.factor is None else unit * chain.factor
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(chain.addend == 0, 0, chain.addend / scale)
@@ -192,20 +192,6 @@ def _coarser(
     larger = np.where(np.abs(bias) > _LARGEST_BIAS, unit * np.abs(bias) / _LARGEST_BIAS, unit)
     scaled = weights_times(chain.product, given, unit / larger)
     return larger, None if scaled is None else np.rint(scaled).astype(given.dtype)
-
-
-def _own_integers(graph: Graph, chain: Chain, operator: Operator, unit: Floats) -> Floats | None:
-    kind = operator.kind
-    integers = graph.constants.get(operator.inputs[0])
-    if not isinstance(kind, Dequantize) or integers is None or any(kind.zero_point):
-        return None
-    scales = along(kind.scale, kind.axis, integers.ndim, "float32")
-    spread = np.broadcast_to(scales, integers.shape)
-    found = [result_vector(chain.product, chain.shape, a) for a in (integers, spread)]
-    values, factors = found
-    if values is None or factors is None or not np.allclose(factors, unit, rtol=1e-6, atol=0):
-        return None
-    return values
 
 
 def _fits(chain: Chain, bias: Floats) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,10 @@ from cpembed.graph.kinds import Dequantize, Quantize
 from cpembed.graph.passes.rewriting import producer_of
 from cpembed.ir.dtypes import dtype_info
 from cpembed.kernel.epilogue import BYTES
+
+LARGEST_SCALE = 2.0**48
+"""With two such, products of bytes and sums of 2^15 of them are finite in float32, as the sums of
+integers that take their place are."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,10 @@ def dequantized(graph: Graph, tensor: str) -> Quantized | None:
 
 
 def is_plain(kind: Quantize | Dequantize) -> bool:
-    """Whether one scale, above 0 and finite, and one zero point are those of all elements."""
+    """Whether one scale, above 0 and no larger than :data:`LARGEST_SCALE`, and one zero point are
+    those of all elements."""
     scale = float32(kind.scale[0])
-    return len(kind.scale) == len(kind.zero_point) == 1 and 0 < scale < math.inf
+    return len(kind.scale) == len(kind.zero_point) == 1 and 0 < scale <= LARGEST_SCALE
 
 
 def quantizing(operator: Operator | None) -> Quantize | None:

@@ -9,21 +9,19 @@ import numpy as np
 
 from cpembed.errors import WorkloadError
 from cpembed.frontends.builder import LARGEST_CONSTANT
+from cpembed.frontends.onnx.model import in_bytes
 from cpembed.frontends.onnx.operators.elementwise import element_type
 from cpembed.frontends.onnx.site import Site, Translation
 
 
 def constant(site: Site) -> str:
-    for name, value in site.node.attributes.items():
-        match name:
-            case "value":
-                return site.tensor(value)
-            case "value_float" | "value_floats":
-                return site.tensor(value, "float32")
-            case "value_int" | "value_ints":
-                return site.tensor(value, "int64")
-            case _:
-                pass
+    if (value := site.attribute("value")) is not None:
+        return site.tensor(in_bytes(value))
+    for names, dtype in ((("value_float", "value_floats"), "float32"),
+                         (("value_int", "value_ints"), "int64")):  # fmt: skip
+        for name in names:
+            if (value := site.attribute(name)) is not None:
+                return site.tensor(value, dtype)
     site.refuse("its value is no dense tensor of numbers: use one")
 
 
@@ -40,7 +38,7 @@ def size(site: Site) -> str:
 def constant_of_shape(site: Site) -> str:
     sizes = site.integers(0, "the shape")
     value = site.attribute("value")
-    value = np.zeros(1, np.float32) if value is None else np.asarray(value)
+    value = np.zeros(1, np.float32) if value is None else in_bytes(value)
     _check_size(sizes, value.itemsize)
     return site.tensor(np.full(sizes, value.reshape(-1)[0], value.dtype))
 

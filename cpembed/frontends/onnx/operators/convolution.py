@@ -65,15 +65,27 @@ def _transposed_options(site: Site, image: TensorType, weights: TensorType) -> d
     moving = window(site, taps, shape)
     beyond = site.list_of("output_padding", (0,) * axes) or ()
     before, after = [*moving.before], [*moving.after]
+    for k, more in enumerate(beyond):
+        if not 0 <= more < max(moving.strides[k], moving.dilations[k]):
+            site.refuse(f"output_padding {list(beyond)} is not below the stride or the dilation")
     wanted = site.list_of("output_shape")
     automatic = site.text("auto_pad", "NOTSET")
+    if automatic != "NOTSET" and any(site.list_of("pads") or ()):
+        site.refuse(f"pads beside auto_pad {automatic}: give one of them")
+    if wanted is not None and len(wanted) != axes:
+        site.refuse(f"output_shape {list(wanted)} does not name the {axes} sizes of an image")
     if wanted is None and automatic.startswith("SAME"):
         wanted = tuple(size * stride for size, stride in zip(shape, moving.strides, strict=True))
     if wanted is not None:
-        wanted = wanted[-axes:]
         for k, size in enumerate(wanted):
             whole = moving.strides[k] * (shape[k] - 1) + beyond[k] + moving.reach(k)
             total = whole - size
+            # What is wanted beyond what the filters write is padding of the output.
+            most = (
+                0 if automatic.startswith("SAME") else max(moving.strides[k], moving.dilations[k])
+            )
+            if total < 0 and -total >= most:
+                site.refuse(f"an image axis of {size}, where filters write {whole}: give pads")
             half = max(0, total) // 2
             upper = automatic == "SAME_UPPER"
             before[k] = half if upper else max(0, total) - half

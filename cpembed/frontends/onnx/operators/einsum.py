@@ -7,6 +7,8 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from cpembed.errors import WorkloadError
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Product, Reduce
@@ -26,6 +28,8 @@ def einsum(site: Site) -> str:
         for name, size in zip(names, shape, strict=True):
             if sizes.setdefault(name, size) != size:
                 raise WorkloadError(f"axis {name} is of {sizes[name]} and of {size}")
+    if 0 in sizes.values():
+        return site.tensor(np.zeros([sizes[name] for name in result]), site.dtype(tensors[0]))
     factors = list(zip(tensors, letters, strict=True))
     total = _summed(site, factors[0], {*result, *"".join(letters[1:])})
     for k, factor in enumerate(factors[1:], 1):

@@ -23,7 +23,7 @@ def _broadcast(site: Site) -> tuple[str, str]:
     """Both inputs of an operator. Before version 7 the second has an ``axis`` of the first at which
     it begins."""
     a, b = site.input(0), site.input(1)
-    if site.version < 7 and site.flag("broadcast") and "axis" in site.node.attributes:
+    if site.version < 7 and site.flag("broadcast") and site.attribute("axis") is not None:
         shape = site.shape(b)
         after = site.rank(0) - site.axis() - len(shape)
         if after > 0:
@@ -94,6 +94,13 @@ def prelu(site: Site) -> str:
     if site.version < 9 and len(own) == 1 and own[0] > 1 and len(shape) > 2:
         slope = site.channels(slope, len(shape))
     return site.elementwise(e.leaky_relu(X, Y), x, slope)
+
+
+def celu(site: Site) -> str:
+    alpha = site.number("alpha", 1.0)
+    if not alpha:
+        site.refuse("alpha = 0, by which it divides: give another")
+    return site.elementwise(e.celu(X, alpha), site.input())
 
 
 def hard_sigmoid(site: Site) -> str:
@@ -233,7 +240,7 @@ TABLE: dict[str, Translation] = {
     "Mish": unary(e.mish(X)),
     "LeakyRelu": with_alpha(e.leaky_relu, 0.01),
     "Elu": with_alpha(e.elu, 1.0),
-    "Celu": with_alpha(e.celu, 1.0),
+    "Celu": celu,
     "Swish": with_alpha(e.silu, 1.0),
     "ThresholdedRelu": with_alpha(lambda x, a: e.where(e.less(a, x), x, 0), 1.0),
     "Selu": selu,

@@ -11,6 +11,7 @@ from cpembed.errors import WorkloadError
 from cpembed.frontends.expressions import X, Y, Z, add, apply, mul, where
 from cpembed.frontends.movements import (
     at_places,
+    check_indices,
     from_front,
     gathered_elements,
     row_major_steps,
@@ -35,6 +36,7 @@ def gather_nd(site: Site) -> str:
     last = len(picked) - 1
     for k in range(depth):
         column = site.reshaped(site.part(site.input(1), last, k, k + 1), picked[:-1])
+        check_indices(site, column, shape[batch + k])
         index = from_front(site, column, shape[batch + k])
         term = site.elementwise(mul(X, steps[batch + k]), index)
         total = term if total is None else site.elementwise(add(X, Y), total, term)
@@ -119,6 +121,8 @@ def _halves(site: Site, pair: str) -> tuple[str, str]:
 
 def trilu(site: Site) -> str:
     shape = site.type().shape
+    if len(shape) < 2:
+        site.refuse(f"a triangle of {site.type()}: give matrices")
     k = 0 if site.optional(1) is None else site.integers(1, "the diagonal")[0]
     upper = site.flag("upper", True)
     mask = np.ones(shape[-2:], bool)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cpembed.frontends.convolutions import shape_without_elements
 from cpembed.frontends.expressions import X, Y, Z, add, mul, sub
 from cpembed.frontends.onnx.operators.convolution import options
 from cpembed.frontends.onnx.site import Site, Translation
@@ -81,6 +82,9 @@ def sums_of(site: Site, factors: tuple[str, str], zeros: tuple[str | None, str |
     """The product of two matrices of integers, less their zero points."""
     (za, moving_a), (zb, moving_b) = (_zero(site, zero) for zero in zeros)
     a, b = factors
+    if 0 in (*site.shape(a), *site.shape(b)):
+        shape = shape_without_elements(matrix_product, site.shape(a), site.shape(b))
+        return site.tensor(np.zeros(shape), "int32")
     a = _centred(site, a, zeros[0], max(0, len(site.shape(a)) - 2))
     b = _centred(site, b, zeros[1], len(site.shape(b)) - 1)
     first, second = site.type_of(a), site.type_of(b)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cpembed.errors import WorkloadError
-from cpembed.frontends.movements import padded, repeated
+from cpembed.frontends.movements import check_indices, padded, repeated
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Concat, Gather
 from cpembed.graph.kinds.base import axis_of
@@ -19,9 +19,26 @@ def identity(site: Site) -> str:
 
 
 def dropout(site: Site) -> list[str]:
-    if any(site.wanted[1:]):
-        site.refuse("the mask of Dropout is asked for: export the model for inference")
-    return [site.input()]
+    """The input itself, and a mask that keeps everything. In training elements are thrown away at
+    random, which is refused, but for a ratio of 0."""
+    if _drops(site):
+        site.refuse("it throws elements away, as in training: export the model for inference")
+    x = site.input()
+    if not any(site.wanted[1:]):
+        return [x]
+    dtype = "bool" if site.version >= 10 else site.dtype(x)
+    return [x, site.tensor(np.ones(site.shape(x), dtype))]
+
+
+def _drops(site: Site) -> bool:
+    """Whether a Dropout is in training: by a flag before version 7, by an input from 12 on."""
+    if site.version < 7:
+        return not site.flag("is_test") and site.number("ratio", 0.5) != 0
+    if site.version < 12 or site.optional(2) is None:
+        return False
+    ratio = site.optional_constant(1, "the ratio")
+    ratio = 0.5 if ratio is None else ratio.item()
+    return bool(site.constant(2, "training_mode").item()) and ratio != 0
 
 
 def reshape(site: Site) -> str:
@@ -124,9 +141,7 @@ def slice_(site: Site) -> str:
 
 def pad(site: Site) -> str:
     x, rank = site.input(), site.rank()
-    pads = site.list_of("paddings") if "paddings" in site.node.attributes else (
-        site.list_or_input("pads", 1)
-    )  # fmt: skip
+    pads = site.list_of("paddings") if site.version < 2 else site.list_or_input("pads", 1)
     value = site.number("value", 0.0) if site.version < 11 else 0.0
     if site.version >= 11 and (given := site.optional_constant(2, "the value")) is not None:
         value = given.reshape(-1)[0].item()
@@ -138,9 +153,7 @@ def pad(site: Site) -> str:
     before, after = [0] * rank, [0] * rank
     for k, axis in enumerate(axes):
         before[axis], after[axis] = pads[k], pads[k + len(axes)]
-    mode = site.text("mode", "constant")
-    if mode not in ("constant", "edge", "reflect", "wrap"):
-        site.refuse(f"mode {mode} is not known: use constant, edge, reflect or wrap")
+    mode = site.text("mode", "constant", ("constant", "edge", "reflect", "wrap"))
     return padded(site, x, before, after, mode, value)
 
 
@@ -156,13 +169,15 @@ def expand(site: Site) -> str:
 def tile(site: Site) -> str:
     x, shape = site.input(), site.type().shape
     repeats = site.integers(1, "the repeats")
-    if len(repeats) != len(shape) or min(repeats, default=1) < 1:
+    if len(repeats) != len(shape) or min(repeats, default=0) < 0:
         raise WorkloadError(f"repeats {list(repeats)} of {list(shape)}: give one for each axis")
     return repeated(site, x, repeats)
 
 
 def gather(site: Site) -> str:
-    return site.emit(Gather(site.axis()), site.input(0), site.input(1))
+    axis = site.axis()
+    check_indices(site, site.input(1), site.shape(site.input(0))[axis])
+    return site.emit(Gather(axis), site.input(0), site.input(1))
 
 
 def depth_to_space(site: Site) -> str:
@@ -170,7 +185,7 @@ def depth_to_space(site: Site) -> str:
     b = site.whole("blocksize", 0)
     if b < 1 or c % (b * b):
         raise WorkloadError(f"blocks of {b} of {c} channels: the blocks have to be whole")
-    if site.text("mode", "DCR") == "DCR":
+    if site.text("mode", "DCR", ("DCR", "CRD")) == "DCR":
         x, order = site.reshaped(site.input(), (n, b, b, c // b**2, h, w)), (0, 3, 4, 1, 5, 2)
     else:
         x, order = site.reshaped(site.input(), (n, c // b**2, b, b, h, w)), (0, 1, 4, 2, 5, 3)
@@ -183,7 +198,11 @@ def space_to_depth(site: Site) -> str:
     if b < 1 or h % b or w % b:
         raise WorkloadError(f"blocks of {b} of {h} by {w}: the blocks have to be whole")
     x = site.reshaped(site.input(), (n, c, h // b, b, w // b, b))
-    order = (0, 3, 5, 1, 2, 4) if site.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    order = (
+        (0, 3, 5, 1, 2, 4)
+        if site.text("mode", "DCR", ("DCR", "CRD")) == "DCR"
+        else (0, 1, 3, 5, 2, 4)
+    )
     return site.reshaped(site.transposed(x, order), (n, c * b * b, h // b, w // b))
 
 

@@ -35,10 +35,18 @@ def parameter_axis(site: Site, tensor: str, count: int, axis: int) -> int:
     return place
 
 
+def _check_scales(site: Site, scale: Array, divides: bool) -> None:
+    """Refuse scales that are no numbers, and where it is divided by them 0."""
+    if not np.isfinite(scale).all() or (divides and not scale.all()):
+        value = next(s for s in scale.reshape(-1) if not np.isfinite(s) or (divides and s == 0))
+        site.refuse(f"a scale of {value}: give finite numbers{' other than 0' if divides else ''}")
+
+
 def quantized(
     site: Site, x: str, scale: Array, zero: Array | None, dtype: str, axis: int = 1
 ) -> str:
     """A tensor of floats in integers."""
+    _check_scales(site, scale, divides=True)
     s, z = scales(scale), zeros(zero)
     place = parameter_axis(site, x, max(len(s), len(z)), axis)
     return site.emit(Quantize(s, z, dtype, place), x)
@@ -46,6 +54,7 @@ def quantized(
 
 def dequantized(site: Site, q: str, scale: Array, zero: Array | None, axis: int = 1) -> str:
     """A tensor of integers in floats."""
+    _check_scales(site, scale, divides=False)
     s, z = scales(scale), zeros(zero)
     place = parameter_axis(site, q, max(len(s), len(z)), axis)
     return site.emit(Dequantize(s, z, place), q)
@@ -59,8 +68,9 @@ def _check_blocks(site: Site) -> None:
 def quantize_linear(site: Site) -> str:
     _check_blocks(site)
     x, scale, zero = site.input(0), site.input(1), site.optional(2)
-    dtype = element_type(site, "output_dtype", "uint8")
-    dtype = dtype if zero is None else site.dtype(zero)
+    dtype = element_type(site, "output_dtype", "uint8" if zero is None else site.dtype(zero))
+    if zero is not None and dtype != site.dtype(zero):
+        site.refuse(f"output_dtype is {dtype}, and the zero point {site.dtype(zero)}: give one")
     if np.dtype(dtype).kind not in "iu":
         site.refuse(f"integers of type {dtype} are not read: use int8 or uint8")
     s = site.builder.value(scale)

@@ -181,9 +181,11 @@ def recurrent(
         steps, batch, size = site.shape(x)
         _check_lengths(site, steps)
         directions = site.type(1).shape[0]
-        order = site.text("direction", "forward")
+        order = site.text("direction", "forward", ("forward", "reverse", "bidirectional"))
         if directions != (2 if order == "bidirectional" else 1):
             site.refuse(f"direction {order} with weights of {directions} directions")
+        if site.whole("hidden_size", site.type(2).shape[2]) != site.type(2).shape[2]:
+            site.refuse("hidden_size is not that of the recurrent weights")
         functions = _functions(site, layer, directions)
         step, rows = step_of(site), site.reshaped(x, (steps * batch, size))
         every: list[str] = []
@@ -214,6 +216,8 @@ def _check_lengths(site: Site, steps: int) -> None:
         site.refuse(f"sequences shorter than the {steps} steps are not read: leave the lengths out")
     if steps > _MOST_STEPS:
         site.refuse(f"{steps} steps would be written out: give at most {_MOST_STEPS}")
+    if steps < 1:
+        site.refuse("a sequence of no steps has no last state: give at least one")
     if site.flag("input_forget"):
         site.refuse("coupled input and forget gates are not read: use separate ones")
 

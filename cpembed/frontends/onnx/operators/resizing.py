@@ -4,11 +4,13 @@ neighbours of each result along one axis after the other and weighing them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cpembed.errors import WorkloadError
+from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import add, mul
 from cpembed.frontends.onnx.site import Site, Translation
 from cpembed.graph.kinds import Gather, Input, Resize, Scalar
@@ -17,6 +19,9 @@ from cpembed.graph.kinds.base import Array, axis_of
 _LARGEST = 1 << 20
 _KNOWN = ("half_pixel", "asymmetric", "align_corners")
 """Coordinates of the graph's own kind."""
+_COORDINATES = (*_KNOWN, "half_pixel_symmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn")
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
 @dataclass(frozen=True)
@@ -31,23 +36,38 @@ class Settings:
     antialias: bool = False
 
     def places(self, size: int, result: int, scale: float) -> Array:
-        """Where on an axis of ``size`` each of ``result`` elements is read. In float32, as others
-        compute it: which of two neighbours is nearest may depend on it."""
-        at, half, factor = np.arange(result, dtype=np.float32), np.float32(0.5), np.float32(scale)
+        """Where on an axis of ``size`` each of ``result`` elements is read.
+
+        A scale that is the ratio of the sizes as far as float32 can say it is that ratio: then the
+        places are exact but for one rounding of float64, so that the middle between two elements is
+        the middle. Any other scale is computed with in float32, as runtimes do: which of two
+        neighbours is nearest may depend on it.
+        """
+        at = np.arange(result, dtype=np.int64)
+        if self.coordinates == "align_corners":
+            return at * (size - 1) / max(1, result - 1)
+        if self.coordinates == "pytorch_half_pixel" and result == 1:
+            return np.zeros(1)
+        if np.float32(result) / np.float32(size) == np.float32(scale):
+            match self.coordinates:
+                case "asymmetric":
+                    return at * size / result
+                case "tf_half_pixel_for_nn":
+                    return (2 * at + 1) * size / (2 * result)
+                case _:
+                    return ((2 * at + 1) * size - result) / (2 * result)
+        one = np.float32
+        middle, factor = at.astype(one) + one(0.5), one(scale)
         match self.coordinates:
             case "asymmetric":
-                return at / factor
-            case "align_corners":
-                return at * np.float32(size - 1) / np.float32(result - 1) if result > 1 else at
-            case "pytorch_half_pixel":
-                return (at + half) / factor - half if result > 1 else at
+                return at.astype(one) / factor
             case "tf_half_pixel_for_nn":
-                return (at + half) / factor
+                return middle / factor
             case "half_pixel_symmetric":
-                adjusted = result / (scale * size)
-                return size / 2 * (1 - adjusted) + (at + half) / factor - half
+                adjusted = one(result) / (factor * one(size))
+                return one(size) / one(2) * (one(1) - adjusted) + middle / factor - one(0.5)
             case _:
-                return (at + half) / factor - half
+                return middle / factor - one(0.5)
 
     def rounded(self, places: Array) -> Array:
         match self.nearest:
@@ -91,14 +111,14 @@ def resize(site: Site) -> str:
     first = site.version < 11
     settings = Settings(
         site.text("mode", "nearest"),
-        "asymmetric" if first else site.text("coordinate_transformation_mode", "half_pixel"),
-        "floor" if first else site.text("nearest_mode", "round_prefer_floor"),
+        "asymmetric"
+        if first
+        else site.text("coordinate_transformation_mode", "half_pixel", _COORDINATES),
+        "floor" if first else site.text("nearest_mode", "round_prefer_floor", _ROUNDINGS),
         site.number("cubic_coeff_a", -0.75),
         site.flag("exclude_outside"),
         site.flag("antialias"),
     )
-    if settings.coordinates == "tf_crop_and_resize":
-        site.refuse("coordinates of tf_crop_and_resize are not read: use half_pixel")
     shape = site.type().shape
     scales = site.optional_constant(1 if first else 2, "the scales")
     sizes = None if first else site.optional_constant(3, "the sizes")
@@ -112,15 +132,25 @@ def resize(site: Site) -> str:
         _keep_ratio(site, axes, factors, results)
     elif scales is not None and scales.size:
         for axis, scale in zip(axes, scales.reshape(-1).tolist(), strict=True):
-            factors[axis], results[axis] = scale, math.floor(shape[axis] * scale)
+            factors[axis], results[axis] = scale, scaled_size(shape[axis], scale)
     else:
         site.refuse("neither scales nor sizes are given")
     return resized(site, settings, factors, results)
 
 
+def scaled_size(size: int, scale: float) -> int:
+    """How many elements an axis has after it is scaled: of the product in float32, as
+    runtimes compute it.
+
+    >>> scaled_size(10, float(np.float32(1.3)))
+    13
+    """
+    return math.floor(np.float32(size) * np.float32(scale))
+
+
 def _keep_ratio(site: Site, axes: list[int], factors: list[float], results: list[int]) -> None:
     """``keep_aspect_ratio_policy``: one factor for all axes."""
-    policy = site.text("keep_aspect_ratio_policy", "stretch")
+    policy = site.text("keep_aspect_ratio_policy", "stretch", _POLICIES)
     if policy == "stretch":
         return
     chosen = (min if policy == "not_larger" else max)(factors[axis] for axis in axes)
@@ -134,23 +164,42 @@ def upsample(site: Site) -> str:
     if scales is None:
         scales = site.constant(1, "the scales").reshape(-1).tolist()
     shape = site.type().shape
-    results = [math.floor(s * n) for s, n in zip(scales, shape, strict=True)]
+    results = [scaled_size(n, s) for s, n in zip(scales, shape, strict=True)]
     settings = Settings(site.text("mode", "nearest"), "asymmetric", "floor")
     return resized(site, settings, list(scales), results)
 
 
 def resized(site: Site, settings: Settings, factors: list[float], results: list[int]) -> str:
     """The input with ``results`` elements on its axes."""
-    x, shape = site.input(), site.type().shape
+    x, shape, dtype = site.input(), site.type().shape, site.type().dtype
     if settings.mode not in ("nearest", "linear", "cubic"):
         site.refuse(f"mode {settings.mode} is not known: use nearest, linear or cubic")
     if max(results, default=1) > _LARGEST:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are below a million")
-    if min(results, default=1) < 1 or min(factors, default=1.0) <= 0:
+    if 0 in results[:2] and list(shape[:2]) == results[:2] and min(results[2:], default=1) > 0:
+        return site.tensor(np.zeros(results), dtype)
+    if min((*results, *shape), default=1) < 1 or min(factors, default=1.0) <= 0:
         raise WorkloadError(f"{list(shape)} resized to {results}: sizes are at least 1")
+    if settings.coordinates == "align_corners" and not _have_whole_sizes(shape, results, factors):
+        site.refuse(
+            "align_corners with scales that make a fraction of an element, which the format does "
+            "not define: give the sizes"
+        )
     if tuple(results) == shape and all(factor == 1.0 for factor in factors):
         return x
-    if tuple(results[:2]) == shape[:2] and _is_known(settings, shape[2:], results[2:], factors[2:]):
+    if settings.mode == "nearest" and settings.antialias:
+        site.refuse("antialias of the nearest element is not defined: use linear or cubic")
+    if settings.mode != "nearest" and not is_float(dtype):
+        # Runtimes interpolate integers as floats and drop the fraction.
+        x = site.cast(x, "float32")
+    return site.cast(_resized(site, x, settings, factors, results), dtype)
+
+
+def _resized(
+    site: Site, x: str, settings: Settings, factors: list[float], results: list[int]
+) -> str:
+    shape = site.shape(x)
+    if tuple(results[:2]) == shape[:2] and _is_known(settings, shape, results, factors):
         nearest = settings.nearest
         return site.emit(
             Resize(tuple(results[2:]), settings.mode, settings.coordinates, nearest), x
@@ -162,21 +211,22 @@ def resized(site: Site, settings: Settings, factors: list[float], results: list[
     return x
 
 
+def _have_whole_sizes(shape: Sequence[int], results: list[int], factors: list[float]) -> bool:
+    """Whether each factor is the ratio of the sizes, as far as float32 can say it."""
+    sizes = zip(shape, results, factors, strict=True)
+    return all(np.float32(r) / np.float32(s) == np.float32(f) for s, r, f in sizes)
+
+
 def _is_known(
-    settings: Settings, shape: tuple[int, ...], results: list[int], factors: list[float]
+    settings: Settings, shape: Sequence[int], results: list[int], factors: list[float]
 ) -> bool:
     """Whether the graph's own kind says the same."""
-    exact = all(r == s * f for s, r, f in zip(shape, results, factors, strict=True))
-    plain = settings.coordinates in _KNOWN and not settings.antialias and exact
-    if not plain or settings.mode == "linear":
-        return plain and not settings.exclude_outside
-    if settings.mode != "nearest" or settings.nearest not in ("floor", "round_prefer_floor"):
+    plain = settings.coordinates in _KNOWN and not settings.antialias
+    if not plain or not _have_whole_sizes(shape, results, factors):
         return False
-    kind = Resize(tuple(results), "nearest", settings.coordinates, settings.nearest)
-    return all(
-        np.array_equal(kind.indices(s, r), settings.neighbours(s, r, f)[0][0])
-        for s, r, f in zip(shape, results, factors, strict=True)
-    )
+    if settings.mode == "linear":
+        return not settings.exclude_outside
+    return settings.mode == "nearest" and settings.nearest in ("floor", "round_prefer_floor")
 
 
 def _weighed(site: Site, x: str, axis: int, index: Array, weights: Array) -> str:

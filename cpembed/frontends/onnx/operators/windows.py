@@ -19,7 +19,9 @@ def window(site: Site, taps: Sequence[int], image: Sequence[int]) -> Window:
         site.refuse(f"strides, dilations or pads are not of {axes} image axes")
     if min((*strides, *dilations, *taps), default=1) < 1:
         site.refuse("strides, dilations and windows are at least 1")
-    if max((*strides, *dilations, *taps, *map(abs, pads)), default=1) > 1 << 20:
+    if min(pads, default=0) < 0:
+        site.refuse(f"pads {list(pads)}: windows are padded by 0 or more; cut with Slice before")
+    if max((*strides, *dilations, *taps, *pads), default=1) > 1 << 20:
         site.refuse("strides, dilations, windows and pads are below a million")
     found = Window(tuple(taps), strides, dilations, pads[:axes], pads[axes:])
     match site.text("auto_pad", "NOTSET"):

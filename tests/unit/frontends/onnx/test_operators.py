@@ -291,13 +291,16 @@ MOVES = [
     case("ConstantOfShape", i(2, 3), constants=[0]),
 ]  # fmt: skip
 
-_MODES = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
+_MODES = ["half_pixel", "asymmetric", "pytorch_half_pixel"]
 _NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 FACTORS = np.asarray([1, 1, 1.6, 0.7], np.float32)
 RESIZES = [
     *(case("Resize", f(1, 2, 5, 7), None, FACTORS, constants=[2], mode=mode, note=f"{mode} {c}",
            coordinate_transformation_mode=c) for mode in ("linear", "cubic", "nearest")
       for c in _MODES),
+    *(case("Resize", f(1, 2, 5, 6), None, np.asarray([1, 1, 1.6, 0.5], np.float32), constants=[2],
+           mode=mode, note=f"{mode} align_corners", coordinate_transformation_mode="align_corners")
+      for mode in ("linear", "cubic", "nearest")),
     *(case("Resize", f(1, 2, 5, 7), None, None, i(1, 2, 8, 3), constants=[3], mode="nearest",
            nearest_mode=n, note=n) for n in _NEAREST),
     case("Resize", f(1, 2, 5, 7), None, None, i(1, 2, 10, 14), constants=[3], mode="linear",

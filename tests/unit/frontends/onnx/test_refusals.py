@@ -95,7 +95,7 @@ def test_what_depends_on_open_sizes_alone_is_computed(tmp_path: Path) -> None:
     ({"photo": (1, 3, 8, 8)}, "has no input photo: its inputs are image"),
     ({"image": (1, 3, 8)}, "has 4 dimensions"),
     ({"image": (1, 4, 8, 8)}, "dimension 1 of input image is 3 in the model, not 4"),
-    ({"image": (0, 3, 8, 8)}, "sizes are at least 1"),
+    ({"image": (-1, 3, 8, 8)}, "sizes are at least 0"),
     ({"image": (1, 3, 8, 9)}, "the size side is given as 8 and as 9"),
 ])  # fmt: skip
 def test_shapes_that_do_not_fit(

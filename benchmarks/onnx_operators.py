@@ -1,0 +1,287 @@
+"""The backend suite of ONNX, case by case, and the table of operators in docs/onnx-operators.md.
+
+    python benchmarks/onnx_operators.py
+
+writes the table: of each operator of the format how many of the suite's cases are computed, and why
+the others are refused. A case whose results are wrong, or that ends in anything but a
+:class:`ModelError` of one line, ends the script.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from cpembed.errors import ModelError
+from cpembed.frontends.onnx import load
+from cpembed.graph.graph import Graph, evaluate
+
+PAGE = Path(__file__).parents[1] / "docs" / "onnx-operators.md"
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+"""Parts of the suite. The part ``real`` are whole networks, which the tests read by themselves."""
+
+Array = NDArray[Any]
+DataSet = tuple[Sequence[Any], Sequence[Any]]
+"""Inputs and outputs: arrays, and lists and None of the types that are no tensors."""
+_IN_BYTES = {"int4": np.int8, "uint4": np.uint8}
+"""Of integers of four bits, the type in which a network takes and returns them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the suite with inputs and results."""
+
+    name: str
+    model: onnx.ModelProto
+    data: tuple[DataSet, ...]
+    relative: float
+    absolute: float
+
+    @property
+    def operator(self) -> str | None:
+        """The only operator of the model, with its domain where that is not the standard one."""
+        nodes = self.model.graph.node
+        if len(nodes) != 1:
+            return None
+        domain = nodes[0].domain
+        return nodes[0].op_type if domain in ("", "ai.onnx") else f"{domain}.{nodes[0].op_type}"
+
+
+FORMS: Mapping[str, Callable[[int], bool]] = {
+    "as published": lambda number: False,
+    "parameters constant": lambda number: number > 0,
+    "inputs constant": lambda number: True,
+}
+"""Of each form in which a case is read, which inputs are constants of the model."""
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """Every case of the installed suite, in a fixed order."""
+    from onnx.backend.test import loader
+
+    found: list[Case] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for kind in KINDS:
+            for case in sorted(loader.load_model_tests(kind=kind), key=lambda case: case.name):
+                model, data = case.model, case.data_sets
+                if model is None:
+                    model, data = _stored(Path(case.model_dir))
+                found.append(Case(case.name, model, tuple(data), case.rtol, case.atol))
+    return tuple(found)
+
+
+def _stored(folder: Path) -> tuple[onnx.ModelProto, list[DataSet]]:
+    model = onnx.load(folder / "model.onnx")
+    sets = [
+        (_values(part, "input", model.graph.input), _values(part, "output", model.graph.output))
+        for part in sorted(folder.glob("test_data_set_*"))
+    ]
+    return model, sets
+
+
+def _values(folder: Path, side: str, declared: Sequence[Any]) -> list[Any]:
+    """The stored inputs or outputs of a case."""
+    found: list[Any] = []
+    for number, value in enumerate(declared):
+        file = folder / f"{side}_{number}.pb"
+        if file.exists():
+            is_tensor = value.type.HasField("tensor_type")
+            message = onnx.TensorProto() if is_tensor else onnx.SequenceProto()
+            message.ParseFromString(file.read_bytes())
+            found.append(message if is_tensor else None)
+    return found
+
+
+def _tensor(value: Any) -> onnx.TensorProto | None:
+    """A value as a tensor of the format; None for one that is none."""
+    if isinstance(value, onnx.TensorProto):
+        return value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        return numpy_helper.from_array(np.asarray(value))
+    return None
+
+
+def _array(value: Any) -> Array | None:
+    """A value as a network takes or returns it; None for one that is no tensor of numbers."""
+    if isinstance(value, onnx.TensorProto):
+        value = numpy_helper.to_array(value)
+    if not isinstance(value, np.ndarray | np.generic) or value.dtype == object:
+        return None
+    return np.asarray(value).astype(_IN_BYTES.get(str(value.dtype), value.dtype))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case in one form: the ``graph`` with its ``inputs``, whose results are
+    right, or the reason of a refusal."""
+
+    graph: Graph | None
+    inputs: Mapping[str, Array]
+    reason: str = ""
+
+
+def outcome(case: Case, form: str, folder: Path) -> Outcome:
+    """Read a case in one of :data:`FORMS` and compute it with numpy.
+
+    Raises :class:`AssertionError` for results that are not those of the suite and for a message of
+    more than one line; whatever else reading or computing raises is a bug.
+    """
+    given, expected = case.data[0]
+    model, inputs = _with_constants(case.model, given, FORMS[form])
+    path = folder / "case.onnx"
+    path.write_bytes(model.SerializeToString())
+    try:
+        graph = load(path)
+    except ModelError as error:
+        message = str(error)
+        assert message, case.name
+        assert "\n" not in message, case.name
+        return Outcome(None, inputs, message.removeprefix(f"{path}: ").removeprefix("case.onnx: "))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        found = evaluate(graph, inputs)
+    assert len(graph.outputs) == len(expected), case.name
+    for name, value in zip(graph.outputs, expected, strict=True):
+        _check(case, found[name], _array(value))
+    return Outcome(graph, inputs)
+
+
+def _with_constants(
+    model: onnx.ModelProto, given: Sequence[Any], is_constant: Callable[[int], bool]
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """The model with some of its inputs as constants, and the others."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    inputs: dict[str, Array] = {}
+    # Models of the first versions declare their constants as inputs, too, at the end.
+    for number, (declared, value) in enumerate(zip([*changed.graph.input], given, strict=False)):
+        tensor, array = _tensor(value), _array(value)
+        if tensor is not None and is_constant(number):
+            constant = changed.graph.initializer.add()
+            constant.CopyFrom(tensor)
+            constant.name = declared.name
+            changed.graph.input.remove(declared)
+        elif array is not None:
+            inputs[declared.name] = array
+    return changed, inputs
+
+
+def _check(case: Case, found: Array, expected: Array | None) -> None:
+    assert expected is not None, f"{case.name}: a result that is no tensor"
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), case.name
+    # Results of two bytes are rounded at other steps.
+    half = expected.dtype.itemsize == 2 and expected.dtype.kind not in "iu"
+    relative, absolute = (1e-2, 1e-3) if half else (max(case.relative, 1e-3), 1e-5)
+    np.testing.assert_allclose(
+        found.astype(np.float64),
+        expected.astype(np.float64),
+        relative,
+        max(case.absolute, absolute),
+        err_msg=case.name,
+    )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a case, the first form in which it is computed, empty without one; and the reason of the
+    refusal in the form that has the most constants."""
+
+    case: Case
+    form: str
+    reason: str
+
+
+def results(folder: Path) -> Iterator[Result]:
+    """What becomes of every case."""
+    for case in cases():
+        reason = ""
+        for form in FORMS:
+            found = outcome(case, form, folder)
+            if found.graph is not None:
+                yield Result(case, form, "")
+                break
+            reason = found.reason
+        else:
+            yield Result(case, "", reason)
+
+
+def _shortened(reason: str) -> str:
+    """What is refused, without the place."""
+    if "is of type" in reason or ": element type" in reason:
+        return "element types that are not read"
+    words = reason.split(": ")
+    if len(words) > 1 and "(node " in words[0] and not words[0].startswith("operator"):
+        words = words[1:]
+    short = words[0].replace("|", "/")
+    if "is not known" in short and ("operator " in short or short.startswith("it ")):
+        return "not read"
+    return re.sub(r"^(input|constant) \w+ ", "an input ", short)
+
+
+def page(found: Sequence[Result]) -> str:
+    """The page of docs/onnx-operators.md."""
+    by_operator: dict[str, list[Result]] = defaultdict(list)
+    several: list[Result] = []
+    for result in found:
+        name = result.case.operator
+        (several if name is None else by_operator[name]).append(result)
+    counts = Counter(result.form for result in found)
+    published, *constant = (f"{counts[form]:,}" for form in FORMS)
+    parameters, everything = constant
+    text = f"""# Operators of ONNX
+
+Written by `python benchmarks/onnx_operators.py`; what each operator's limits are says
+[onnx.md](onnx.md).
+
+Of the {len(found):,} cases of the backend suite of onnx {onnx.__version__} that are no whole
+networks, {published} are computed as published; {parameters} more where all inputs but the first
+are constants of the model (shapes, axes, scales), and {everything} where all are; {counts[""]:,}
+are refused in one line. Every result is compared with the suite's. Of models of several operators,
+among them operators that are written out by their definition, {_counted(several)} are computed.
+
+| operator | cases | computed | with constants | refused |
+| --- | --: | --: | --: | --- |"""
+    lines = text.splitlines()
+    for name in sorted(by_operator, key=lambda name: ("." in name, name)):
+        rows = by_operator[name]
+        own = Counter(row.form for row in rows)
+        reasons = Counter(_shortened(row.reason) for row in rows if not row.form)
+        refused = "; ".join(
+            f"{count}: {reason}"
+            for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        )
+        constant = len(rows) - own["as published"] - own[""]
+        lines.append(
+            f"| {name} | {len(rows)} | {own['as published']} | {constant or ''} | {refused} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _counted(rows: Sequence[Result]) -> str:
+    computed = sum(bool(row.form) for row in rows)
+    return f"{computed} of {len(rows)}"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        text = page([*results(Path(folder))])
+    PAGE.write_text(text, encoding="utf-8")
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
