@@ -41,8 +41,8 @@ from cpembed.embedding.search import search
 from cpembed.errors import InvariantError, SpecError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.workloads.naming import parse_workload
-from tests.brute_force import TooLarge, solutions
-from tests.unit.embedding.test_brute_force import make_problem
+from tests.node_maps import TooLarge, solutions
+from tests.unit.embedding.test_node_maps import make_problem
 
 
 def bounded(seed: int) -> tuple[EmbeddingProblem, ConstraintSet]:
