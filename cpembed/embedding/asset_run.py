@@ -128,8 +128,9 @@ class AssetRun:
     def _enumerate(self, model: ScalarModel, limits: SearchLimits) -> bool:
         """One configuration's solutions; whether these are all it has."""
 
-        def receive(values: Ids) -> None:
+        def receive(values: Ids) -> bool:
             self.found.append(self.solutions.add(model.node_map(values)))
+            return True
 
         if limits.solutions is not None:
             limits = replace(limits, solutions=limits.solutions - len(self.found))

@@ -49,6 +49,13 @@ def _count_orders(workload: Computation, factors: bool) -> int:
     return math.factorial(len(workload.statements)) * 2 ** (exchangeable if factors else 0)
 
 
+def orders_left_out(workload: Computation, factors: bool) -> tuple[str, ...]:
+    """The roles that :func:`commuted` does not try, in words: none unless there are very many."""
+    if _count_orders(workload, factors) <= _MOST_ORDERS:
+        return ()
+    return (f"other orders of the factors: the workload has more than {_MOST_ORDERS:,}",)
+
+
 def _orders(node: Expression) -> Iterator[Expression]:
     if isinstance(node, Cast):
         for arg in _orders(node.arg):

@@ -28,8 +28,9 @@ def test_all_solutions_whatever_the_range(farthest: int) -> None:
     builder, tuples = different(3, 2, farthest)
     found: list[Ids] = []
 
-    def receive(values: Ids) -> None:
+    def receive(values: Ids) -> bool:
         found.append(values[tuples].copy())
+        return True
 
     _, complete, _ = enumerate_solutions(builder.build(), receive, SearchLimits())
     places = list(itertools.product((0, farthest), repeat=2))
