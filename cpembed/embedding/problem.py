@@ -9,7 +9,7 @@ by identity relations and share their image.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -68,14 +68,10 @@ class EmbeddingProblem:
         through two ports; ``shapes`` are the operands' at the extents in question."""
         owners: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
         found: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
-        for name, view in self.instruction.views.items():
-            tensor = self.instruction.computation.operand(name).tensor
-            for at in np.ndindex(shapes[name]):
-                place = {f"d{k}": step for k, step in enumerate(at)}
-                element = (tensor, tuple(int(index.evaluate(place)) for index in view))
-                first = owners.setdefault(element, (name, at))
-                if first != (name, at):
-                    found.append((first, (name, at)))
+        for port, element in port_elements(self.instruction, shapes):
+            first = owners.setdefault(element, port)
+            if first != port:
+                found.append((first, port))
         return found
 
     @cached_property
@@ -154,6 +150,17 @@ class EmbeddingProblem:
             np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), shape)
             for index in pair.instruction.index
         )
+
+
+def port_elements(
+    instruction: Instruction, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
+    """Each element of each port, as (port, element), and the element of the tensor that it is."""
+    for name, view in instruction.views.items():
+        tensor = instruction.computation.operand(name).tensor
+        for at in np.ndindex(shapes[name]):
+            place = {f"d{k}": step for k, step in enumerate(at)}
+            yield (name, at), (tensor, tuple(int(index.evaluate(place)) for index in view))
 
 
 def point_grid(

@@ -92,7 +92,9 @@ class HyperRectangle(Constraint):
                 groups.setdefault(option.digit.axis, []).append(option)
         for groups in movers.values():
             if all(len(found) == 1 for found in groups.values()):
-                model.at_most_one([o for found in groups.values() for o in next(iter(found.values()))])
+                model.at_most_one(
+                    [o for found in groups.values() for o in next(iter(found.values()))]
+                )
                 continue
             for first, second in itertools.combinations(groups.values(), 2):
                 for mine, theirs in itertools.product(first.values(), second.values()):

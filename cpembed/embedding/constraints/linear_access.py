@@ -16,9 +16,9 @@ from cpembed.embedding.constraints.base import (
     walker,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
-from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.flatten import Groups, members_of
+from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.proto_writer import Ids
@@ -119,7 +119,9 @@ class LinearAccess(Constraint):
             if slides(problem, problem.workload_indices[operand][dimension], option.members)
         )
 
-    def _fits(self, problem: EmbeddingProblem, option: DigitOption, operand: str, step: int) -> bool:
+    def _fits(
+        self, problem: EmbeddingProblem, option: DigitOption, operand: str, step: int
+    ) -> bool:
         """Whether a digit may read a window in place, where it is all of its instruction axis."""
         alone = len(option.members) == 1 and option.weight == 1
         return alone and _steps(problem, operand, option.instruction_axis, step)

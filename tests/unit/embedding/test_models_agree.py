@@ -7,10 +7,9 @@ random sets, fused axes included.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -31,8 +30,6 @@ from cpembed.embedding.constraints import (
     Strides,
 )
 from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.embedding import Embedding
-from cpembed.embedding.flatten import adds_tiles
 from cpembed.embedding.node_map import expand
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.embedding.regular import digit_model_obstacle, padded_extents
@@ -45,8 +42,8 @@ from cpembed.hw.instruction import (
     StrideRule,
     TileDimension,
 )
-from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
+from tests.unit.embedding.test_brute_force_fused import groups_of, is_wanted
 
 FORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # Instructions, and workloads that have the graph of one of them.
@@ -186,7 +183,9 @@ def random_problem(
         text = rng.choice(workloads)
         sizes = {axis: rng.choice([1, 2, 2, 3, 4]) for axis in letters(text, "mnkl")}
         filled = text.format(
-            a=rng.choice(["", "", "2*"]), b=rng.choice(["", "", "2*", "3*"]), k=sizes.get("k", 1) - 1
+            a=rng.choice(["", "", "2*"]),
+            b=rng.choice(["", "", "2*", "3*"]),
+            k=sizes.get("k", 1) - 1,
         )
         workload = parse_computation(filled, sizes)
         problem = pair_operands(
@@ -224,3 +223,79 @@ def agree(seed: int) -> int:
     found = [keys(problem, constraints, way) for way in ("scalar", "digits", "auto")]  # type: ignore[arg-type]
     assert found[0] == found[1] == found[2], (seed, len(found[0]), len(found[1]))
     return len(found[0])
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_all_searches_find_the_same_embeddings(block: int) -> None:
+    found = [agree(seed) for seed in range(40 * block, 40 * block + 40)]
+    assert sum(map(bool, found)) >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10, 40))
+def test_all_searches_find_the_same_embeddings_at_length(block: int) -> None:
+    found = [agree(seed) for seed in range(100 * block, 100 * block + 100)]
+    assert sum(map(bool, found)) >= 20
+
+
+def fused_keys(problem: EmbeddingProblem, constraints: ConstraintSet) -> set[object]:
+    """The embeddings with fused axes and without, by the scalar model on each flattened workload:
+    every fused axis is walked by a digit of stride 1 that the set lists."""
+    rule = constraints.flatten
+    found: set[object] = set()
+    scalar = replace(constraints, flatten=Flatten())
+    for groups in groups_of(problem.workload, rule.max_axes):
+        sizes = {name: [problem.workload.extents[m] for m in groups[name]] for name in groups}
+        if any(size < rule.min_extent for some in sizes.values() for size in some):
+            continue
+        flat = flattened_problem(problem, groups)
+        for embedding in search(
+            flat, scalar, SearchLimits(), formulation=Formulation.SCALAR
+        ).embeddings:
+            walked = {
+                digit.axis: digit.count
+                for digits in embedding.digits.values()
+                for digit in digits
+                if digit.stride == 1
+            }
+            if all(
+                name in walked and is_wanted(tuple(sizes[name]), walked[name], plain=rule.plain)
+                for name in groups
+            ):
+                found.add((embedding.identifier(), tuple(sorted(groups.items()))))
+    return found
+
+
+def agree_fused(seed: int) -> int:
+    """The number of embeddings with fused axes of a random problem."""
+    rng = random.Random(seed)
+    while True:
+        problem, constraints = random_problem(rng, largest=8, domain=300)
+        linear = constraints.get("linear_access")
+        if linear is None and any(len(g) for g in groups_of(problem.workload, 2)):
+            break
+    flatten = Flatten(rng.choice([2, 2, 3]), rng.choice([1, 1, 2]), plain=rng.random() < 0.3)
+    fused = replace(constraints, flatten=flatten)
+    result = search(problem, fused, SearchLimits())
+    assert result.complete
+    found = set[object]()
+    for embedding in result.embeddings:
+        check_embedding(problem, fused, embedding)
+        plain = replace(embedding, flattened={})
+        groups = tuple(sorted((n, tuple(m)) for n, m in embedding.flattened.items()))
+        found.add((plain.identifier(), groups))
+    assert len(found) == len(result.embeddings), "a solution was listed twice"
+    assert found == fused_keys(problem, fused), seed
+    return sum(bool(embedding.flattened) for embedding in result.embeddings)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_fused_axes_are_those_of_every_flattened_workload(block: int) -> None:
+    found = [agree_fused(seed) for seed in range(15 * block, 15 * block + 15)]
+    assert any(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10, 40))
+def test_fused_axes_are_those_of_every_flattened_workload_at_length(block: int) -> None:
+    assert any([agree_fused(seed) for seed in range(30 * block, 30 * block + 30)])
