@@ -169,11 +169,16 @@ def found(result: SolveResult) -> str:
     took = f"{result.total_seconds:.2f} s"
     if result.status is Status.INFEASIBLE:
         return f"nothing: proven infeasible; {took}"
+    left_out = f"not searched: {'; '.join(result.unsearched)}"
+    if result.status is Status.UNKNOWN and result.unsearched:
+        return f"nothing, which is no proof; {left_out}; {took}"
     if result.status is Status.UNKNOWN:
         return f"nothing yet: the search was stopped by its limit; {took}"
     many = wording.plural(result.count, "embedding")
     families = wording.plural(result.families, "family", "families")
     extent = "all there are" if result.complete else "stopped by the limit, there may be more"
+    if result.unsearched:
+        extent = f"there may be more; {left_out}"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
     return f"{many} in {families}, {extent}; {took}"

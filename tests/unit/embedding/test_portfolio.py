@@ -288,7 +288,7 @@ def test_an_asset_in_the_workloads_order_searches_like_the_default() -> None:
     problem, constraints = vta(CONV), load_constraint_set("strict")
     control = SearchControl(presolve=False)
     plain = enumerate_solutions(
-        post(problem, constraints).build(), lambda _: None, SearchLimits(), control
+        post(problem, constraints).build(), lambda _: True, SearchLimits(), control
     )
     own = [own_order(problem)]
     found = solve_portfolio(problem, constraints, SearchLimits(), own, presolve=False)
@@ -336,7 +336,7 @@ def test_a_search_is_stopped_from_another_thread() -> None:
     threading.Timer(0.3, stop.stop).start()
     status, complete, _ = enumerate_solutions(
         hard(),
-        lambda _: None,
+        lambda _: True,
         SearchLimits(seconds=30),
         SearchControl(stop=stop),
     )
@@ -349,7 +349,7 @@ def test_a_search_that_starts_after_the_signal_ends_at_once() -> None:
     stop.stop()
     _, complete, statistics = enumerate_solutions(
         hard(),
-        lambda _: None,
+        lambda _: True,
         SearchLimits(seconds=30),
         SearchControl(stop=stop),
     )
