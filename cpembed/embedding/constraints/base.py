@@ -80,6 +80,12 @@ def can_feed(problem: EmbeddingProblem, ours: str, axis: str) -> bool:
     )
 
 
+def along_index(problem: EmbeddingProblem, operand: str, ours: str, step: int) -> int:
+    """A step of an instruction axis as one of the operand's index, which may run backwards."""
+    indices = problem.instruction.computation.access(operand).index
+    return step if sum(index.coefficient(ours) for index in indices) > 0 else -step
+
+
 def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
     """Decide digits of several instruction axes together where they meet in a dimension of one of
     the operands, whose elements are to differ."""

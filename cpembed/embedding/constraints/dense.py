@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, can_feed, moved_dimensions
+from cpembed.embedding.constraints.base import Constraint, along_index, can_feed, moved_dimensions
 from cpembed.embedding.constraints.hyper_rectangle import index_digits
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
@@ -56,7 +57,7 @@ class Dense(Constraint):
             or len(problem.window_groups[operand][option.instruction_axis]) > 1
             or (step > 0 and self._takes(problem, operand, dimension, option))
             or (step > 0 and self._continues(problem, operand, dimension, option))
-            for operand, dimension, step in moved_dimensions(problem, option)
+            for operand, dimension, step in _steps(problem, option)
         )
 
     def post_digits(self, model: DigitModel) -> None:
@@ -64,7 +65,7 @@ class Dense(Constraint):
         such solutions are judged, as windows are."""
         problem = model.problem
         for option in (o for o in model.options if len(o.members) == 1):
-            for operand, dimension, step in moved_dimensions(problem, option):
+            for operand, dimension, step in _steps(problem, option):
                 window = len(problem.window_groups[operand][option.instruction_axis]) > 1
                 if step == 1 or window or self._takes(problem, operand, dimension, option):
                     continue
@@ -117,3 +118,10 @@ class Dense(Constraint):
             extents[axis] == 1 or memory.stride_rule(axis) is StrideRule.ANY
             for axis in problem.index_axes[operand][index]
         )
+
+
+def _steps(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int]]:
+    """The dimensions that a digit moves, each with its step along the operand's index."""
+    ours = option.instruction_axis
+    for operand, dimension, step in moved_dimensions(problem, option):
+        yield operand, dimension, along_index(problem, operand, ours, step)

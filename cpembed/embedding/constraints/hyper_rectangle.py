@@ -8,7 +8,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, displacements, moved_dimensions
+from cpembed.embedding.constraints.base import (
+    Constraint,
+    along_index,
+    displacements,
+    moved_dimensions,
+)
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
@@ -72,9 +77,14 @@ class HyperRectangle(Constraint):
         moved = list(moved_dimensions(problem, option))
         if {operand for operand, _, _ in moved} != walked:
             return False
-        # What a tile of a fused axis moves along is seen on nodes: such solutions are judged.
+        # What a tile of a fused axis, or a window, moves along is seen on nodes.
+        ours, groups = option.instruction_axis, problem.window_groups
         return len(option.members) > 1 or (
-            len(moved) == len(walked) and all(step > 0 for _, _, step in moved)
+            len(moved) == len(walked)
+            and all(
+                len(groups[operand][ours]) > 1 or along_index(problem, operand, ours, step) > 0
+                for operand, _, step in moved
+            )
         )
 
     def post_digits(self, model: DigitModel) -> None:
