@@ -44,6 +44,7 @@ LAYERS = (
     "O[c,q] += I[c,{t}*q+s] * W[c,s]",
     "O[p,q] += I[p+r,q,c] * W[r,c]",
 )
+WINDOW_SETS = ("in_place", "in_place_padded", "in_place_padded")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ KINDS: dict[str, Kind] = {
             "O[m,n] += I[2*m,k] * W[k,n+1]",
         )
     ),
-    "windows": Kind(LAYERS),
+    "windows": Kind(LAYERS, sets=(*WINDOW_SETS, "strict", "relaxed", "cut_boxes", "complete")),
     "strides": Kind(LAYERS, steps=(2, 3), units=(2, 2, 4)),
     "negative": Kind(
         (
@@ -102,7 +103,10 @@ KINDS: dict[str, Kind] = {
         ("C[x] max= A[x,z]", "C[x] max= A[z,x]", "C[] max= A[z]", "C[x,y] max= A[y,x]"),
     ),
     "ones": Kind(
-        (*LAYERS, "O[n,k,p] += I[n,c,p+r] * W[k,c,r]"), extents=(1, 1, 1, 2, 3), units=(1, 2, 4)
+        (*LAYERS, "O[n,k,p] += I[n,c,p+r] * W[k,c,r]"),
+        extents=(1, 1, 1, 2, 3),
+        units=(1, 2, 4),
+        sets=(*WINDOW_SETS, "strict_padded", "strict_padded", "relaxed", "boxes", "flattened"),
     ),
     "sums": Kind(
         (
@@ -139,7 +143,7 @@ KINDS: dict[str, Kind] = {
             "C[x] += A[z] * B[x]",
         ),
         steps=(1,),
-        extents=(2, 2, 3, 3, 5),
+        extents=(2, 2, 3, 4, 5),
         units=(1, 2, 4, 4, 8),
         sets=("fused", "fused", "flattened", "complete"),
     ),
@@ -210,7 +214,9 @@ KINDS: dict[str, Kind] = {
             "O[m] += I[m,k] * W[m,k]",
             "O[k,q] += I[c,q+s] * W[k,c,s]",
         ),
+        ("C[] += A[z] * B[z]", "C[x] += A[x,z] * B[x,z]", "C[x,y] += A[x] * B[y]", PRODUCTS[1]),
         mixed_types=True,
+        sets=("complete", "boxes", "cut_boxes", "relaxed", "strict_padded"),
     ),
     "other_forms": Kind(
         (
@@ -297,6 +303,9 @@ def _instruction(rng: random.Random, kind: Kind) -> Instruction | None:
         else:
             axes.append(InstructionAxis(axis.name, axis.extent, axis.extent))
     memory = {o.name: _memory(rng, computation, o.name) for o in computation.operands}
+    if kind.mixed_types and rng.random() < 0.6:
+        # Operands that only their types can tell apart.
+        memory = {name: _plain(side) for name, side in memory.items()}
     return Instruction("instruction", tuple(axes), computation, types, memory)
 
 
@@ -307,6 +316,11 @@ def _memory(rng: random.Random, computation: Computation, operand: str) -> Opera
     strides = {name: StrideRule.ANY for name in axes if rng.random() < 0.5}
     tile = tuple(TileDimension(name) for name in axes)
     return OperandMemory("memory", tile, strides, rng.choice([1, 1, 1, 16]))
+
+
+def _plain(memory: OperandMemory) -> OperandMemory:
+    tile = tuple(sorted(memory.tile, key=lambda part: part.axis))
+    return OperandMemory(memory.scope, tile)
 
 
 def random_tables(rng: random.Random) -> dict[str, dict[str, Any]]:
