@@ -85,7 +85,7 @@ class SolveResult:
         if self.count:
             return "no program: the embeddings found are not axis maps"
         if self.unsearched:
-            return f"nothing was found, and not searched were {'; '.join(self.unsearched)}"
+            return f"nothing found, which is no proof; not searched: {'; '.join(self.unsearched)}"
         return "the search was stopped before it found anything: give a longer --timeout"
 
     def to_json(self) -> dict[str, Any]:

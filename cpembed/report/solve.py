@@ -56,7 +56,12 @@ def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[Re
     """Header, then the candidates that no other one beats in every respect."""
     solved, members = result.solved, result.candidates
     count = f"{wording.plural(len(members), 'candidate')} of {_derivable(solved):,}"
-    extent = "" if solved.complete else ", of those found before the limit"
+    stopped = (
+        ", of those that were searched"
+        if solved.unsearched
+        else ", of those found before the limit"
+    )
+    extent = "" if solved.complete else stopped
     said = f"{count} in MACs, bytes moved and footprint{extent}"
     yield _header(solved, verbose, ("not dominated", said))
     yield ""
