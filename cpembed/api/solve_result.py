@@ -36,7 +36,8 @@ class SolveResult:
     """Everything ``cpembed solve`` knows.
 
     ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
-    count all that were found. ``complete``: the model has no other embedding. ``top_proven``: none
+    count all that were found. ``complete``: the set has no other embedding; ``unsearched`` names
+    parts of the set that no model was posted for. ``top_proven``: none
     that is missing, found or not, is better than those that are returned. ``not_derivable``
     lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
     are no axis maps and never have one. ``exchanged``: the factors have each other's roles, because
@@ -63,6 +64,7 @@ class SolveResult:
     exchanged: bool = False
     narrower: OtherSet | None = None
     wider: OtherSet | None = None
+    unsearched: tuple[str, ...] = ()
 
     @property
     def utilisation(self) -> float:
@@ -87,6 +89,8 @@ class SolveResult:
             return f"no program: {self.not_derivable[0]}"
         if self.count:
             return "no program: the embeddings found are not axis maps"
+        if self.unsearched:
+            return f"nothing found, which is no proof; not searched: {'; '.join(self.unsearched)}"
         return "the search was stopped before it found anything: give a longer --timeout"
 
     def to_json(self) -> dict[str, Any]:
@@ -110,6 +114,8 @@ class SolveResult:
             "search": self.search.to_json(),
             "embeddings": [embedding_json(ranked) for ranked in self.embeddings],
         }
+        if self.unsearched:
+            document["unsearched"] = list(self.unsearched)
         if self.conflict is not None:
             document["conflict"] = self.conflict.to_json()
         if self.not_derivable:

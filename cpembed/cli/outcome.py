@@ -71,6 +71,9 @@ def _say(result: SolveResult) -> int:
     if result.status is Status.INFEASIBLE:
         message(f"no embedding of {what}: proven infeasible")
         return INFEASIBLE
+    if result.status is Status.UNKNOWN and result.unsearched:
+        message(f"no embedding of {what}: {result.why_nothing}")
+        return STOPPED
     if result.status is Status.UNKNOWN:
         message(f"no embedding of {what} found before the limit: give a longer --timeout")
         return STOPPED

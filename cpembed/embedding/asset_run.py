@@ -24,7 +24,7 @@ from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.posting import configurations, post
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.proto_writer import Ids
+from cpembed.embedding.proto_writer import Ids, TooLargeDomain
 
 
 class Solutions:
@@ -128,12 +128,20 @@ class AssetRun:
     def _enumerate(self, model: ScalarModel, limits: SearchLimits) -> bool:
         """One configuration's solutions; whether these are all it has."""
 
-        def receive(values: Ids) -> None:
+        def receive(values: Ids) -> bool:
             self.found.append(self.solutions.add(model.node_map(values)))
+            return True
 
         if limits.solutions is not None:
             limits = replace(limits, solutions=limits.solutions - len(self.found))
         control = SearchControl(self.presolve, self.work, self.stop)
-        _, exhausted, statistics = enumerate_solutions(model.build(), receive, limits, control)
+        try:
+            compiled = model.build()
+        except TooLargeDomain as error:
+            needed = ("hyper_rectangle", "fixed_origin")
+            missing = [name for name in needed if self.constraints.get(name) is None]
+            remedy = f"add {missing[0]} to the set" if missing else "leave the search to auto"
+            raise TooLargeDomain(f"{self.constraints.name}: {error}: {remedy}") from None
+        _, exhausted, statistics = enumerate_solutions(compiled, receive, limits, control)
         self.statistics = self.statistics.plus(statistics)
         return exhausted

@@ -38,7 +38,14 @@ def flattened_problem(problem: EmbeddingProblem, groups: Groups) -> EmbeddingPro
         for pair in problem.pairs
     )
     original = flatten(problem.original, groups)
-    return replace(problem, workload=workload, pairs=pairs, original=original)
+    return replace(
+        problem,
+        workload=workload,
+        pairs=pairs,
+        original=original,
+        groups=dict(groups),
+        unfused=problem,
+    )
 
 
 def check(problem: EmbeddingProblem, constraints: ConstraintSet, node_map: NodeMap) -> None:

@@ -11,7 +11,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
+from cpembed.embedding.problem import (
+    EmbeddingProblem,
+    LabelMismatch,
+    pair_operands,
+    port_elements,
+)
 from cpembed.errors import InvariantError, WorkloadError
 from cpembed.hw.instruction import Instruction, OperandMemory
 from cpembed.ir.computation import Computation
@@ -49,6 +54,13 @@ def _count_orders(workload: Computation, factors: bool) -> int:
     return math.factorial(len(workload.statements)) * 2 ** (exchangeable if factors else 0)
 
 
+def orders_left_out(workload: Computation, factors: bool) -> tuple[str, ...]:
+    """The roles that :func:`commuted` does not try, in words: none unless there are very many."""
+    if _count_orders(workload, factors) <= _MOST_ORDERS:
+        return ()
+    return (f"other orders of the factors: the workload has more than {_MOST_ORDERS:,}",)
+
+
 def _orders(node: Expression) -> Iterator[Expression]:
     if isinstance(node, Cast):
         for arg in _orders(node.arg):
@@ -66,13 +78,29 @@ def is_symmetric(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
     """Whether the instruction cannot tell operands apart that ``exchange`` maps to each other.
 
     True where renaming its axes turns each operand's access, element types and memory side into
-    those of its partner: embeddings with the roles exchanged are then the same ones.
+    those of its partner, and what is one element stays one: embeddings with the roles exchanged are
+    then the same ones.
     """
     axes = [axis.name for axis in instruction.axes]
-    return any(
+    return _keeps_elements(instruction, exchange) and any(
         _invariant(instruction, exchange, dict(zip(axes, order, strict=True)))
         for order in itertools.permutations(axes)
     )
+
+
+def _keeps_elements(instruction: Instruction, exchange: Mapping[str, str]) -> bool:
+    """Whether ports that share an element share one after the exchange."""
+    shapes = {operand.name: operand.shape for operand in instruction.computation.operands}
+    if any(shapes[exchange.get(name, name)] != shapes[name] for name in shapes):
+        return False
+    tensor_element = dict(port_elements(instruction, shapes))
+    images: dict[tuple[str, tuple[int, ...]], set[tuple[str, tuple[int, ...]]]] = {}
+    for (port, at), element in tensor_element.items():
+        image = tensor_element.get((exchange.get(port, port), at))
+        if image is None:
+            return False
+        images.setdefault(element, set()).add(image)
+    return all(len(found) == 1 for found in images.values())
 
 
 def _invariant(

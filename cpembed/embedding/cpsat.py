@@ -166,11 +166,12 @@ def _parameters(limits: SearchLimits) -> Any:
 
 def enumerate_solutions(
     model: CompiledModel,
-    receive: Callable[[Ids], None],
+    receive: Callable[[Ids], bool],
     limits: SearchLimits,
     control: SearchControl | None = None,
 ) -> tuple[Status, bool, SearchStatistics]:
-    """Every solution of the model, once each, to ``receive`` (values of all recorded variables).
+    """Every solution of the model, once each, to ``receive`` (values of all recorded variables),
+    which says whether it is one: a model may be a relaxation.
 
     Returns the status, whether the enumeration was complete, and the search effort.
     """
@@ -181,8 +182,7 @@ def enumerate_solutions(
 
     def accept(solution: Ids) -> bool:
         nonlocal found
-        found += 1
-        receive(model.values(solution))
+        found += receive(model.values(solution))
         return limits.solutions is None or found < limits.solutions
 
     collector = _Collector(accept)
@@ -224,6 +224,8 @@ def enumerate_solutions(
     if name == "UNKNOWN":
         return Status.UNKNOWN, False, statistics
     complete = name == "OPTIMAL" and not collector.stopped
+    if not found:
+        return (Status.INFEASIBLE if complete else Status.UNKNOWN), complete, statistics
     return (Status.OPTIMAL if complete else Status.FEASIBLE), complete, statistics
 
 

@@ -104,19 +104,35 @@ class DigitModel:
         self._coupled.append({option.instruction_axis for option in options})
         self.builder.at_most_one([self.options[option] for option in options])
 
+    def couple(self, axes: Iterable[str]) -> None:
+        """Decide the digits of these instruction axes together."""
+        self._coupled.append(set(axes) & set(self.axes))
+
     def at_most(self, options: list[DigitOption], count: int) -> None:
         """At most ``count`` of the options are chosen."""
         self._coupled.append({option.instruction_axis for option in options})
         if len(options) > count:
             self.builder.row([(1, self.options[option]) for option in options], 0, count)
 
-    def requires_extent(self, option: DigitOption, extent: int) -> None:
-        """The option is only chosen where its instruction axis is used at ``extent``."""
+    def requires_extent(
+        self, option: DigitOption, extent: int, beside: Iterable[DigitOption] = ()
+    ) -> None:
+        """The option is only chosen where its instruction axis is used at ``extent``. With
+        ``beside``, digits along one workload axis, this holds only if one of them is chosen too."""
         end = self.extent_literals[option.instruction_axis].get(extent)
-        if end is None:
-            self.builder.row([(1, self.options[option])], 0, 0)
-        else:
-            self.builder.row([(1, self.options[option]), (-1, end)], -1, 0)
+        others = [(1, self.options[other]) for other in beside]
+        if others:
+            self._coupled.append({option.instruction_axis, *(o.instruction_axis for o in beside)})
+        terms = [(1, self.options[option]), *others]
+        limit = 1 if others else 0
+        if end is not None:
+            terms.append((-1, end))
+        self.builder.row(terms, -1, limit)
+
+    def requires_other(self, option: DigitOption, others: Iterable[DigitOption]) -> None:
+        """The option is only chosen where one of the others of its instruction axis is."""
+        terms = [(1, self.options[option]), *((-1, self.options[other]) for other in others)]
+        self.builder.row(terms, -len(terms), 0)
 
     def _number_system(self, axis: str) -> None:
         """The chosen weights form one path from 1 to the extent: flow conservation."""

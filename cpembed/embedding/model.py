@@ -62,7 +62,10 @@ class ScalarModel:
     """Workload axes in the order in which the search assigns them, the workload's by default; what
     comes last varies first. May be set until the model is built."""
     injective: bool = False
-    """Whether a posted constraint already makes each operand's elements pairwise different."""
+    """Whether a posted constraint already makes the operations, and each operand's elements,
+    pairwise different."""
+    boxed: bool = False
+    """Whether a posted constraint already makes the operations pairwise different."""
 
     def __post_init__(self) -> None:
         instruction, workload = self.problem.instruction, self.problem.workload

@@ -9,8 +9,8 @@ by identity relations and share their image.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,7 +39,9 @@ class EmbeddingProblem:
     Both are in port form (:mod:`cpembed.ir.ports`): each operand has one access. A workload operand
     that has several accesses is a port for each, ``X@0``, ``X@1`` ...;
     ``original`` is the workload as it was. ``roles`` maps instruction operand to workload operand;
-    ``pairs`` lists the accesses in the order of the statements, the stores last.
+    ``pairs`` lists the accesses in the order of the statements, the stores last. ``groups`` are the
+    fused axes of the workload, with their members (:mod:`cpembed.embedding.flatten`), and
+    ``unfused`` is the problem before they were fused.
     """
 
     workload: Computation
@@ -47,6 +49,8 @@ class EmbeddingProblem:
     roles: Mapping[str, str]
     pairs: tuple[AccessPair, ...]
     original: Computation
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    unfused: EmbeddingProblem | None = None
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -64,14 +68,10 @@ class EmbeddingProblem:
         through two ports; ``shapes`` are the operands' at the extents in question."""
         owners: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]] = {}
         found: list[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]] = []
-        for name, view in self.instruction.views.items():
-            tensor = self.instruction.computation.operand(name).tensor
-            for at in np.ndindex(shapes[name]):
-                place = {f"d{k}": step for k, step in enumerate(at)}
-                element = (tensor, tuple(int(index.evaluate(place)) for index in view))
-                first = owners.setdefault(element, (name, at))
-                if first != (name, at):
-                    found.append((first, (name, at)))
+        for port, element in port_elements(self.instruction, shapes):
+            first = owners.setdefault(element, port)
+            if first != port:
+                found.append((first, port))
         return found
 
     @cached_property
@@ -82,6 +82,36 @@ class EmbeddingProblem:
             pair.instruction.operand: tuple(i.single_iterator for i in pair.instruction.index)
             for pair in self.pairs
         }
+
+    @cached_property
+    def index_axes(self) -> dict[str, tuple[tuple[str, ...], ...]]:
+        """Per instruction operand, the instruction axes that each of its dimensions is indexed by:
+        several where the instruction reads a window."""
+        return {
+            pair.instruction.operand: tuple(index.iterators for index in pair.instruction.index)
+            for pair in self.pairs
+        }
+
+    @cached_property
+    def operand_axes(self) -> dict[str, frozenset[str]]:
+        """Per instruction operand, all instruction axes that index it."""
+        return {
+            operand: frozenset(itertools.chain.from_iterable(dimensions))
+            for operand, dimensions in self.index_axes.items()
+        }
+
+    @cached_property
+    def window_groups(self) -> dict[str, dict[str, frozenset[str]]]:
+        """Per instruction operand and axis, the axes that index a dimension together with it,
+        directly or through others: itself alone where the instruction reads no window."""
+        found: dict[str, dict[str, frozenset[str]]] = {}
+        for operand, dimensions in self.index_axes.items():
+            groups = {axis: frozenset([axis]) for axis in self.operand_axes[operand]}
+            for axes in dimensions:
+                joined = frozenset[str]().union(*(groups[axis] for axis in axes))
+                groups |= dict.fromkeys(joined, joined)
+            found[operand] = groups
+        return found
 
     @cached_property
     def workload_indices(self) -> dict[str, tuple[IndexExpr, ...]]:
@@ -120,6 +150,17 @@ class EmbeddingProblem:
             np.broadcast_to(np.asarray(index.evaluate(grid), np.int64), shape)
             for index in pair.instruction.index
         )
+
+
+def port_elements(
+    instruction: Instruction, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...]]]]:
+    """Each element of each port, as (port, element), and the element of the tensor that it is."""
+    for name, view in instruction.views.items():
+        tensor = instruction.computation.operand(name).tensor
+        for at in np.ndindex(shapes[name]):
+            place = {f"d{k}": step for k, step in enumerate(at)}
+            yield (name, at), (tensor, tuple(int(index.evaluate(place)) for index in view))
 
 
 def point_grid(

@@ -20,6 +20,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.proto_writer import TooLargeDomain
 from cpembed.embedding.regular import TooManyDigits, padded_extents
 from cpembed.embedding.search import search
 from cpembed.hw.instruction import Instruction, InstructionAxis
@@ -124,11 +125,11 @@ def solve_once(
     problem: EmbeddingProblem, constraints: ConstraintSet, limits: SearchLimits
 ) -> Answer:
     """Whether the problem has an embedding under the set."""
-    if constraints.get("hyper_rectangle") is None:
-        return Answer(feasible_without_boxes(problem, constraints, limits))
     try:
+        if constraints.get("hyper_rectangle") is None:
+            return Answer(feasible_without_boxes(problem, constraints, limits))
         result = search(problem, constraints, replace(limits, solutions=1))
-    except TooManyDigits:
+    except (TooManyDigits, TooLargeDomain):
         return Answer(None)
     if result.status is Status.UNKNOWN:
         return Answer(None)

@@ -25,6 +25,10 @@ _COMPARED = 256
 """Tuples at most that are compared two by two where their numbers would not fit."""
 
 
+class TooLargeDomain(SpecError):
+    """A set makes the scalar model compare more points than can be numbered."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Linear rows ``low <= coefficients . variables <= high`` with equally many terms each."""
@@ -287,7 +291,4 @@ def _intervals(values: Sequence[int], low: int, high: int) -> list[int]:
 
 
 def _too_large() -> SpecError:
-    return SpecError(
-        "this constraint set compares points of a domain beyond 64 bits one by one: "
-        "add hyper_rectangle to it"
-    )
+    return TooLargeDomain("points of a domain beyond 64 bits would be compared one by one")

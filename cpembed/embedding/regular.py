@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.all_different import AllDifferent
 from cpembed.embedding.constraints.hyper_rectangle import HyperRectangle
+from cpembed.embedding.constraints.linear_access import LinearAccess
 from cpembed.embedding.constraints.strides import Strides
-from cpembed.embedding.digit_model import DigitOption, possible_digits
+from cpembed.embedding.digit_model import AxisMaps, DigitOption, possible_digits
+from cpembed.embedding.flatten import candidate_groups, members_of
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.errors import SpecError
 
@@ -25,51 +27,61 @@ class TooManyDigits(SpecError):
 
 def padded_extents(problem: EmbeddingProblem, constraints: ConstraintSet) -> dict[str, int]:
     """Extent of each workload axis in the model's domain: its own, or the largest that a tile of
-    the whole instruction could pad it to."""
+    the whole instruction, or a digit of a listed stride, could pad it to."""
     largest = math.prod(axis.maximum for axis in problem.instruction.axes)
     padded: dict[str, int] = {}
-    rule = constraints.padding.on(problem)
+    rule, listed = constraints.padding.on(problem), constraints.get("strides")
+    counts = _counts(problem)
     for axis in problem.workload.axes:
         limit = rule.limit(axis.name, axis.extent)
         full = axis.extent + largest - 1
+        if isinstance(listed, Strides):
+            farthest = [
+                (count - 1) * stride
+                for count in counts
+                for stride in listed.values(problem, axis.name, count)
+            ]
+            full = max([full, *(last + 1 for last in farthest)])
         padded[axis.name] = full if limit is None else min(limit, full)
     return padded
 
 
+def _counts(problem: EmbeddingProblem) -> list[int]:
+    """The counts that a digit can have: those of an instruction axis multiply to its extent."""
+    sizes = {extent for axis in problem.instruction.axes for extent in axis.allowed}
+    return [n for n in range(2, max(sizes, default=1) + 1) if any(e % n == 0 for e in sizes)]
+
+
 def digit_model_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
     """Why embeddings are not exactly choices of digits; None where they are: boxes at a fixed
-    origin, on operands that the instruction walks by single axes, each once."""
-    for operand, names in problem.index_names.items():
-        if None in names or len(set(names)) < len(names):
-            return f"it does not walk {operand} by single axes, each once"
-    shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
-    if problem.shared_elements(shapes):
-        return "an element of its operands is reached in two ways"
+    origin, of an instruction whose indices are affine."""
+    for operand in problem.operand_axes:
+        access = problem.instruction.computation.access(operand)
+        if not all(index.is_affine for index in access.index):
+            return f"an index of {operand} is no sum of axes"
     needed = ("hyper_rectangle", "fixed_origin", "dataflow")
     missing = [name for name in needed if constraints.get(name) is None]
-    if missing:
-        return f"the set lacks {', '.join(missing)}"
-    boxes, different = constraints.get("hyper_rectangle"), constraints.get("all_different")
-    if boxes == HyperRectangle("operands"):
-        return None
-    # Without operand boxes, elements differ digit by digit only where digits do not meet in one
-    # dimension: outputs of single-axis indices, and no instruction axis feeding a sum of axes
-    # that have the same role.
-    if not isinstance(different, AllDifferent):
-        return "the set lacks all_different"
-    if different.elements == "all":
-        return "all elements are to differ, of operands that need not be boxes"
-    stored = [index for pair in problem.store_pairs for index in pair.workload.index]
-    single = all(index.single_iterator is not None or not index.terms for index in stored)
-    if not single:
-        return "an output of the workload is written at a sum of axes"
-    if _shared_sums(problem):
-        return "two axes that could feed the same instruction axis meet in one index"
-    return None
+    return f"the set lacks {', '.join(missing)}" if missing else None
 
 
-def _shared_sums(problem: EmbeddingProblem) -> bool:
-    """Whether two axes that could feed the same instruction axis meet in one index."""
+def unfused_groups(problem: EmbeddingProblem, constraints: ConstraintSet) -> tuple[str, ...]:
+    """What the scalar model leaves out of a set, in words: embeddings with fused axes."""
+    fused = constraints.flatten
+    if not candidate_groups(problem.workload, fused.max_axes, fused.min_extent):
+        return ()
+    reason = digit_model_obstacle(problem, constraints) or "the scalar model was asked for"
+    return (f"fused axes: {reason}",)
+
+
+def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
+    """Why digits that are allowed and exclude each other nowhere may still be no embedding; None
+    where they always are one."""
+    for operand, groups in problem.window_groups.items():
+        if any(len(group) > 1 for group in groups.values()):
+            return f"{operand} of the instruction is read by windows"
+    shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
+    if problem.shared_elements(shapes):
+        return "an element of the instruction's operands is reached in two ways"
     signatures = {
         axis.name: frozenset(
             pair.instruction.operand
@@ -78,12 +90,66 @@ def _shared_sums(problem: EmbeddingProblem) -> bool:
         )
         for axis in problem.workload.axes
     }
-    return any(
+    if any(
         signatures[a] == signatures[b]
         for pair in problem.pairs
         for index in pair.workload.index
         for a, b in itertools.combinations(index.iterators, 2)
-    )
+    ):
+        return "two axes that could feed the same instruction axis meet in one index"
+    if constraints.get("hyper_rectangle") == HyperRectangle("operands"):
+        return None
+    different, linear = constraints.get("all_different"), constraints.get("linear_access")
+    if not isinstance(different, AllDifferent):
+        return "the set lacks all_different"
+    if different.elements == "all":
+        return "all elements are to differ, of operands that need not be boxes"
+    if constraints.get("dense") or linear == LinearAccess("in_place"):
+        return "what dense and linear_access ask of operands that need not be boxes"
+    stored = [index for pair in problem.store_pairs for index in pair.workload.index]
+    if not all(index.single_iterator is not None or not index.terms for index in stored):
+        return "an output of the workload is written at a sum of axes"
+    return None
+
+
+class JointDigits:
+    """Tells which choices of digits are to be judged on nodes: those that move an index of the
+    instruction or of the workload together."""
+
+    def __init__(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> None:
+        shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
+        self._ports = bool(problem.shared_elements(shapes))
+        self._windows = {
+            axis
+            for groups in problem.window_groups.values()
+            for axis, group in groups.items()
+            if len(group) > 1
+        }
+        self._meeting: dict[str, set[str]] = {}
+        for indices in problem.workload_indices.values():
+            for index in indices:
+                for axis in index.iterators if len(index.iterators) > 1 else ():
+                    self._meeting.setdefault(axis, set()).update(index.iterators)
+        operands = constraints.get("hyper_rectangle") == HyperRectangle("operands")
+        self._fused = operands or constraints.get("dense") is not None
+
+    def met(self, maps: AxisMaps) -> bool:
+        """Whether the digits are to be judged together."""
+        if self._ports or any(maps.digits[axis] for axis in self._windows & maps.digits.keys()):
+            return True
+        if self._fused and maps.flattened:
+            return True
+        members = [
+            member
+            for digits in maps.digits.values()
+            for digit in digits
+            for member in members_of(maps.flattened, digit.axis)
+        ]
+        return any(
+            len(self._meeting[member].intersection(members)) > 1
+            for member in members
+            if member in self._meeting
+        )
 
 
 def allowed_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> list[DigitOption]:
@@ -156,9 +222,7 @@ def coordinate_bounds(problem: EmbeddingProblem, constraints: ConstraintSet) -> 
     whole = {axis: extent - 1 for axis, extent in padded.items()}
     if constraints.get("hyper_rectangle") is None or constraints.get("fixed_origin") is None:
         return whole
-    # The counts of an axis's digits multiply to its extent.
-    sizes = {extent for axis in problem.instruction.axes for extent in axis.allowed}
-    counts = [n for n in range(2, max(sizes, default=1) + 1) if any(e % n == 0 for e in sizes)]
+    counts = _counts(problem)
     strides = possible_strides(problem, constraints)
 
     def longest(axis: str) -> int:

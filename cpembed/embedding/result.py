@@ -106,7 +106,9 @@ class Seconds:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All embeddings found. ``complete``: there are no others in the posted model.
+    """All embeddings found. ``complete``: there are no others under the constraint set.
+    ``unsearched`` names parts of the set's space that no model was posted for; where there are any,
+    a result is neither complete nor a proof that nothing fits.
 
     ``irregular`` holds node maps that are not axis maps (only without ``hyper_rectangle``);
     ``mismatch`` says why the graphs differ in labels, in which case nothing was posted.
@@ -120,6 +122,19 @@ class SearchResult:
     effort: SearchEffort
     problem: EmbeddingProblem | None = None
     mismatch: LabelMismatch | None = None
+    unsearched: tuple[str, ...] = ()
+
+    def without(self, unsearched: tuple[str, ...]) -> SearchResult:
+        """The result where those parts of the space were not searched."""
+        if not unsearched:
+            return self
+        status = {Status.OPTIMAL: Status.FEASIBLE, Status.INFEASIBLE: Status.UNKNOWN}
+        return replace(
+            self,
+            status=status.get(self.status, self.status),
+            complete=False,
+            unsearched=unsearched,
+        )
 
     @property
     def families(self) -> int:
@@ -154,6 +169,7 @@ def merged(results: list[SearchResult]) -> SearchResult:
         ),
         _merged_effort([result.effort for result in results], complete=complete),
         results[0].problem,
+        unsearched=tuple(dict.fromkeys(part for r in results for part in r.unsearched)),
     )
 
 
@@ -196,7 +212,7 @@ class Effort:
     def enumerate(
         self,
         model: CompiledModel,
-        receive: Callable[[Ids], None],
+        receive: Callable[[Ids], bool],
         limits: SearchLimits,
         others: int = 0,
     ) -> Status:

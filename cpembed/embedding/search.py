@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from cpembed.embedding.commute import exchanged_problems, fitting_order
+from cpembed.embedding.commute import exchanged_problems, fitting_order, orders_left_out
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import DigitSearch
 from cpembed.embedding.portfolio import make_assets, own_order, solve_portfolio
 from cpembed.embedding.problem import EmbeddingProblem, LabelMismatch, pair_operands
-from cpembed.embedding.regular import digit_model_obstacle
+from cpembed.embedding.regular import digit_model_obstacle, unfused_groups
 from cpembed.embedding.result import (
     Formulation,
     Progress,
@@ -40,7 +40,7 @@ def find_embeddings(
     """
     problems = alternative_problems(workload, instruction, constraints)
     if isinstance(problems, LabelMismatch):
-        return SearchResult(
+        mismatched = SearchResult(
             Status.INFEASIBLE,
             True,
             (),
@@ -49,6 +49,7 @@ def find_embeddings(
             SearchEffort(None, None, ()),
             mismatch=problems,
         )
+        return mismatched.without(orders_left_out(workload, factors=True))
     given = limits or SearchLimits()
     started = time.perf_counter()
     results: list[SearchResult] = []
@@ -94,6 +95,8 @@ def search(
                 f"{constraints.name}: {obstacle}; leave the choice of the search to auto"
             )
 
+    roles = orders_left_out(problem.original, constraints.exchanges_factors)
+
     def progressed(count: int) -> None:
         report("search", count)
 
@@ -103,9 +106,11 @@ def search(
             "leave the choice of the search to auto"
         )
     if formulation is Formulation.SCALAR:
-        return solve_portfolio(
+        found = solve_portfolio(
             problem, constraints, limits, [own_order(problem)], report=progressed
         )
+        return found.without(roles)
     assets = make_assets(problem, constraints)
     first = own_order(problem) if formulation is Formulation.AUTO else None
-    return solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
+    found = solve_portfolio(problem, constraints, limits, assets, first=first, report=progressed)
+    return found.without((*unfused_groups(problem, constraints), *roles))

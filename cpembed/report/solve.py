@@ -56,7 +56,12 @@ def pareto_report(result: ParetoResult, *, verbose: bool = False) -> Iterator[Re
     """Header, then the candidates that no other one beats in every respect."""
     solved, members = result.solved, result.candidates
     count = f"{wording.plural(len(members), 'candidate')} of {_derivable(solved):,}"
-    extent = "" if solved.complete else ", of those found before the limit"
+    stopped = (
+        ", of those that were searched"
+        if solved.unsearched
+        else ", of those found before the limit"
+    )
+    extent = "" if solved.complete else stopped
     said = f"{count} in MACs, bytes moved and footprint{extent}"
     yield _header(solved, verbose, ("not dominated", said))
     yield ""
@@ -184,11 +189,16 @@ def found(result: SolveResult) -> str:
     took = f"{result.total_seconds:.2f} s"
     if result.status is Status.INFEASIBLE:
         return f"nothing: proven infeasible; {took}"
+    left_out = f"not searched: {'; '.join(result.unsearched)}"
+    if result.status is Status.UNKNOWN and result.unsearched:
+        return f"nothing, which is no proof; {left_out}; {took}"
     if result.status is Status.UNKNOWN:
         return f"nothing yet: the search was stopped by its limit; {took}"
     many = wording.plural(result.count, "embedding")
     families = wording.plural(result.families, "family", "families")
     extent = "all there are" if result.complete else "stopped by the limit, there may be more"
+    if result.unsearched:
+        extent = f"there may be more; {left_out}"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
     return f"{many} in {families}, {extent}; {took}"

@@ -147,6 +147,22 @@ def test_a_search_without_time_is_stopped_without_a_result(cpembed: Caller) -> N
     assert "--timeout" in called.err
 
 
+def test_what_is_not_searched_is_named_and_nothing_is_proven(
+    cpembed: Caller, tmp_path: Path
+) -> None:
+    loose = tmp_path / "loose.toml"
+    loose.write_text('extends = "strict"\nfixed_origin = false\n[flatten]\nmax_axes = 2\n')
+    layer = ("solve", "O[m,n] += I[m,k,l] * W[n,k,l]", "m=1", "n=4", "k=2", "l=3", *VTA)
+    text = cpembed(*layer, "--constraints", str(loose))
+    called = cpembed(*layer, "--constraints", str(loose), "--json")
+    assert (text.code, called.code) == (4, 4)
+    assert "fused axes: the set lacks fixed_origin" in text.out
+    assert "fused axes: the set lacks fixed_origin" in called.err
+    assert called.json["unsearched"] == ["fused axes: the set lacks fixed_origin"]
+    assert called.json["status"] == "unknown"
+    assert called.json["complete"] is False
+
+
 def test_a_search_is_named_as_the_library_names_it() -> None:
     assert list(SEARCHES) == [formulation.value for formulation in Formulation]
 

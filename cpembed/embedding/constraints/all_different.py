@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, moved_dimensions
-from cpembed.embedding.digit_model import DigitOption
+from cpembed.embedding.constraints.base import Constraint, couple_meeting, moved_dimensions
+from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import Coordinates, NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
@@ -30,12 +30,10 @@ class AllDifferent(Constraint):
     elements: Literal["none", "along_axes", "all"] = "none"
 
     def post(self, model: ScalarModel) -> None:
-        # Boxes make the elements of every operand pairwise different. Two operations of the
-        # instruction differ in the element of some operand (its accesses determine the point),
-        # and through the dataflow their images then differ too: nothing is left to post.
-        if model.injective and _accesses_determine_point(model.problem):
+        if model.injective:
             return
-        self._post_tuples(model, model.present_points())
+        if not model.boxed:
+            self._post_tuples(model, model.present_points())
         outputs = model.problem.outputs
         for operand in model.elements:
             dimensions = model.present_elements(operand)
@@ -82,10 +80,15 @@ class AllDifferent(Constraint):
         outputs = problem.outputs
         walked = {
             operand
-            for operand, names in problem.index_names.items()
-            if option.instruction_axis in names and (operand in outputs or self.elements != "none")
+            for operand, axes in problem.operand_axes.items()
+            if option.instruction_axis in axes and (operand in outputs or self.elements != "none")
         }
         return walked <= {operand for operand, _, _ in moved_dimensions(problem, option)}
+
+    def post_digits(self, model: DigitModel) -> None:
+        """All elements of an operand differ, along whichever axes."""
+        operands = model.problem.operand_axes if self.elements == "all" else model.problem.outputs
+        couple_meeting(model, operands)
 
     def words(self) -> str:
         return "all_different: no operation of the workload is computed twice in one instruction"
@@ -102,8 +105,3 @@ def _distinct(images: Coordinates) -> bool:
         codes = np.ravel_multi_index(tuple(columns - low), sizes)
         return len(np.unique(codes)) == columns.shape[1]
     return len(np.unique(columns, axis=1).T) == columns.shape[1]
-
-
-def _accesses_determine_point(problem: EmbeddingProblem) -> bool:
-    walked = {name for names in problem.index_names.values() for name in names if name is not None}
-    return all(axis.name in walked or axis.maximum == 1 for axis in problem.instruction.axes)

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
@@ -56,14 +59,69 @@ def moved_dimensions(
 
     Yields (instruction operand, dimension of the workload operand, step in that dimension).
     """
-    for operand, names in problem.index_names.items():
-        if option.instruction_axis not in names:
+    for operand, axes in problem.operand_axes.items():
+        if option.instruction_axis not in axes:
             continue
         for dimension, index in enumerate(problem.workload_indices[operand]):
             for member in option.members:
                 step = index.coefficient(member) * option.digit.stride
                 if step:
                     yield operand, dimension, step
+
+
+def can_feed(problem: EmbeddingProblem, ours: str, axis: str) -> bool:
+    """Whether a workload axis indexes no operand that an instruction axis does not index: all that
+    a digit needs for the dataflow."""
+    return not any(
+        axis in index.iterators
+        for operand, axes in problem.operand_axes.items()
+        if ours not in axes
+        for index in problem.workload_indices[operand]
+    )
+
+
+def along_index(problem: EmbeddingProblem, operand: str, ours: str, step: int) -> int:
+    """A step of an instruction axis as one of the operand's index, which may run backwards."""
+    indices = problem.instruction.computation.access(operand).index
+    return step if sum(index.coefficient(ours) for index in indices) > 0 else -step
+
+
+def couple_meeting(model: DigitModel, operands: Collection[str]) -> None:
+    """Decide digits of several instruction axes together where they meet in a dimension of one of
+    the operands, whose elements are to differ."""
+    movers: dict[tuple[str, int], dict[str, set[str]]] = {}
+    for option in model.options:
+        for operand, dimension, _ in moved_dimensions(model.problem, option):
+            if operand in operands:
+                feeding = movers.setdefault((operand, dimension), {})
+                feeding.setdefault(option.digit.axis, set()).add(option.instruction_axis)
+    for feeding in movers.values():
+        if len(feeding) > 1:
+            model.couple(set[str]().union(*feeding.values()))
+
+
+def displacements(
+    problem: EmbeddingProblem, option: DigitOption
+) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
+    """The distances by which a digit moves each operand.
+
+    Yields (instruction operand, dimension of the workload operand, distance at each value of the
+    digit).
+    """
+    steps = np.arange(option.digit.count, dtype=np.int64) * option.digit.stride
+    members: dict[str, NDArray[np.int64]] = {}
+    # A fused axis counts through its members, the innermost first; the outermost is unlimited.
+    for position, member in reversed(list(enumerate(option.members))):
+        extent = problem.workload.extents[member]
+        members[member] = steps if position == 0 else steps % extent
+        steps = steps // extent
+    for operand, indices in problem.workload_indices.items():
+        for dimension, index in enumerate(indices):
+            moved = np.zeros(option.digit.count, np.int64)
+            for name, at in members.items():
+                moved = moved + index.coefficient(name) * at
+            if np.any(moved):
+                yield operand, dimension, moved
 
 
 def walker(problem: EmbeddingProblem, index: IndexExpr) -> str | None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cpembed.embedding.constraints.base import Constraint
-from cpembed.embedding.digit_model import DigitOption
+from cpembed.embedding.constraints.base import (
+    Constraint,
+    can_feed,
+    couple_meeting,
+    displacements,
+    moved_dimensions,
+)
+from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
 from cpembed.embedding.problem import EmbeddingProblem
@@ -62,17 +70,62 @@ class Dataflow(Constraint):
         return all(_first_differs(node_map.elements[output]) for output in problem.outputs)
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        """An element that the instruction shares along an axis must be shared by the workload."""
-        return not any(
-            member in index.iterators
-            for member in option.members
-            for operand, names in problem.index_names.items()
-            if option.instruction_axis not in names
-            for index in problem.workload_indices[operand]
+        """An element that the instruction shares along an axis must be shared by the workload, and
+        another output of the instruction is another one of the workload."""
+        ours = option.instruction_axis
+        moved = {operand for operand, _, _ in moved_dimensions(problem, option)}
+        return all(can_feed(problem, ours, axis) for axis in option.members) and all(
+            output in moved for output in problem.outputs if ours in problem.operand_axes[output]
         )
+
+    def post_digits(self, model: DigitModel) -> None:
+        """Points of the instruction that share an element of a window share it in the workload."""
+        for operand, groups in model.problem.window_groups.items():
+            for group in set(groups.values()):
+                if len(group) > 1 and group <= set(model.axes):
+                    model.couple(group)
+                    _post_window(model, operand, group)
+        for axes in _overlapping_ports(model.problem):
+            model.couple(axes)
+        couple_meeting(model, model.problem.outputs)
 
     def words(self) -> str:
         return "dataflow: every operation reads and writes what the workload's operation does"
+
+
+def _post_window(model: DigitModel, operand: str, group: frozenset[str]) -> None:
+    """Rows of the digits along the axes of a window: a point moves the workload's operand as far as
+    the first point that has the same element of the instruction's operand."""
+    problem = model.problem
+    axes = [axis for axis in problem.instruction.axes if axis.name in group]
+    steps = np.indices([axis.maximum for axis in axes], dtype=np.int64).reshape(len(axes), -1)
+    place = {axis.name: steps[n] for n, axis in enumerate(axes)}
+    indices = problem.instruction.computation.access(operand).index
+    elements = np.stack([i.evaluate(place) for i in indices if group & set(i.iterators)])
+    _, first, owner = np.unique(elements, axis=1, return_index=True, return_inverse=True)
+    first = first[owner.ravel()]
+    columns: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
+    for option, literal in model.options.items():
+        if option.instruction_axis not in group:
+            continue
+        at = place[option.instruction_axis] // option.weight % option.digit.count
+        for moved, dimension, distance in displacements(problem, option):
+            if moved == operand:
+                change = distance[at] - distance[at][first]
+                columns.setdefault(dimension, []).append((literal, change))
+    for found in columns.values():
+        rows = np.unique(np.stack([change for _, change in found], axis=1), axis=0)
+        for row in rows[np.any(rows, axis=1)]:
+            terms = zip(row.tolist(), (literal for literal, _ in found), strict=True)
+            model.builder.row([term for term in terms if term[0]], 0, 0)
+
+
+def _overlapping_ports(problem: EmbeddingProblem) -> Iterator[frozenset[str]]:
+    """The instruction axes of each two ports that share elements."""
+    shapes = {o.name: o.shape for o in problem.instruction.computation.operands}
+    shared = problem.shared_elements(shapes)
+    for first, second in {(first, second) for (first, _), (second, _) in shared}:
+        yield problem.operand_axes[first] | problem.operand_axes[second]
 
 
 def _first_differs(output: np.ndarray) -> bool:

@@ -2,58 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, moved_dimensions
-from cpembed.embedding.digit_model import DigitOption
+from cpembed.embedding.constraints.base import Constraint, along_index, can_feed, moved_dimensions
+from cpembed.embedding.constraints.hyper_rectangle import index_digits
+from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
-from cpembed.embedding.node_map import NodeMap, operand_boxes
+from cpembed.embedding.node_map import NodeMap, profile_digit
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.hw.instruction import StrideRule
 
 
 @dataclass(frozen=True)
 class Dense(Constraint):
-    """Images have no gaps.
+    """Images have no gaps: each index of an instruction operand that moves along a dimension does
+    so as one digit of stride 1, whichever axes make it up.
 
     ``stencil_stride = "memory"`` also allows a stride in a dimension that several iterators index
     (an image row under a strided convolution) where the instruction's memory side takes any
-    stride along the instruction axis that walks it.
+    stride along the instruction axes that walk it.
     """
 
     name: ClassVar[str] = "dense"
     stencil_stride: Literal["one", "memory"] = "one"
 
     def post(self, model: ScalarModel) -> None:
-        for (operand, dimension), choices in model.boxes.items():
-            if not operand:
-                continue
-            for choice in choices:
-                free = isinstance(dimension, int) and self._free(
-                    model.problem, operand, dimension, choice.index
-                )
-                if not free:
-                    model.builder.bound(np.array([choice.stride]), 0, 1)
+        for operand, dimensions in model.elements.items():
+            for dimension in range(len(dimensions)):
+                for choice in index_digits(model, operand, dimension):
+                    if not self._free(model.problem, operand, dimension, choice.index):
+                        model.builder.bound(np.array([choice.stride]), 0, 1)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
-        boxes = operand_boxes(node_map)
-        if boxes is None:
-            return all(_has_no_gap(image) for image in node_map.elements.values())
-        return all(
-            digit.stride == 1 or self._free(problem, operand, digit.dimension, digit.index)
-            for operand, digits in boxes.items()
-            for digit in digits
-        )
+        for operand, image in node_map.elements.items():
+            for index in range(image.ndim - 1):
+                line: list[int | slice] = [0] * (image.ndim - 1)
+                line[index] = slice(None)
+                for dimension, profile in enumerate(image[(slice(None), *line)]):
+                    digit = profile_digit(profile - profile[0])
+                    if digit is None:
+                        return False
+                    if digit[2] > 1 and not self._free(problem, operand, dimension, index):
+                        return False
+        return True
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        ours, names = option.instruction_axis, problem.index_names
-        return all(
-            step == 1 or self._free(problem, operand, dimension, names[operand].index(ours))
-            for operand, dimension, step in moved_dimensions(problem, option)
+        # What a tile of a fused axis moves along is seen on nodes: such solutions are judged.
+        return len(option.members) > 1 or all(
+            step == 1
+            or len(problem.window_groups[operand][option.instruction_axis]) > 1
+            or (step > 0 and self._takes(problem, operand, dimension, option))
+            or (step > 0 and self._continues(problem, operand, dimension, option))
+            for operand, dimension, step in _steps(problem, option)
         )
+
+    def post_digits(self, model: DigitModel) -> None:
+        """A step above 1 continues other digits of the instruction axis in the same dimension:
+        such solutions are judged, as windows are."""
+        problem = model.problem
+        for option in (o for o in model.options if len(o.members) == 1):
+            for operand, dimension, step in _steps(problem, option):
+                window = len(problem.window_groups[operand][option.instruction_axis]) > 1
+                if step == 1 or window or self._takes(problem, operand, dimension, option):
+                    continue
+                along = self._neighbours(problem, operand, dimension, option)
+                inner = [
+                    other
+                    for other in model.options
+                    if other.instruction_axis == option.instruction_axis
+                    and other.weight < option.weight
+                    and along & set(other.members)
+                ]
+                model.requires_other(option, inner)
+
+    def _continues(
+        self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
+    ) -> bool:
+        """Whether a digit may continue another one of its instruction axis in a dimension."""
+        return option.weight > 1 and bool(self._neighbours(problem, operand, dimension, option))
+
+    def _neighbours(
+        self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
+    ) -> set[str]:
+        """Axes that move a dimension and can feed the same instruction axis as a digit."""
+        index = problem.workload_indices[operand][dimension]
+        others = set(index.iterators) - set(option.members)
+        return {axis for axis in others if can_feed(problem, option.instruction_axis, axis)}
 
     @property
     def needs_boxes(self) -> bool:
@@ -62,17 +100,28 @@ class Dense(Constraint):
     def words(self) -> str:
         return "dense: no operand is read or written with a stride"
 
+    def _takes(
+        self, problem: EmbeddingProblem, operand: str, dimension: int, option: DigitOption
+    ) -> bool:
+        """Whether a digit may move a dimension in any steps."""
+        return any(
+            option.instruction_axis in axes and self._free(problem, operand, dimension, index)
+            for index, axes in enumerate(problem.index_axes[operand])
+        )
+
     def _free(self, problem: EmbeddingProblem, operand: str, dimension: int, index: int) -> bool:
         if self.stencil_stride == "one":
             return False
-        name = problem.index_names[operand][index]
         several = len(problem.workload_indices[operand][dimension].iterators) > 1
-        memory = problem.instruction.memory[operand]
-        return several and name is not None and memory.stride_rule(name) is StrideRule.ANY
+        memory, extents = problem.instruction.memory[operand], problem.instruction.extents
+        return several and all(
+            extents[axis] == 1 or memory.stride_rule(axis) is StrideRule.ANY
+            for axis in problem.index_axes[operand][index]
+        )
 
 
-def _has_no_gap(image: np.ndarray) -> bool:
-    return all(
-        len(np.unique(coordinates)) == coordinates.max() - coordinates.min() + 1
-        for coordinates in image
-    )
+def _steps(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int]]:
+    """The dimensions that a digit moves, each with its step along the operand's index."""
+    ours = option.instruction_axis
+    for operand, dimension, step in moved_dimensions(problem, option):
+        yield operand, dimension, along_index(problem, operand, ours, step)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint
+from cpembed.embedding.constraints.base import Constraint, displacements
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap
@@ -103,16 +103,5 @@ class DomainBound(Constraint):
 
 def reach(problem: EmbeddingProblem, option: DigitOption) -> Iterator[tuple[str, int, int, int]]:
     """Distances by which a digit moves each operand: (operand, dimension, backwards, forwards)."""
-    steps = np.arange(option.digit.count, dtype=np.int64) * option.digit.stride
-    members: dict[str, np.ndarray] = {}
-    # A fused axis counts through its members, the innermost first; the outermost is unlimited.
-    for position, member in reversed(list(enumerate(option.members))):
-        extent = problem.workload.extents[member]
-        members[member] = steps if position == 0 else steps % extent
-        steps = steps // extent
-    for pair in problem.pairs:
-        for dimension, index in enumerate(pair.workload.index):
-            moved = sum(index.coefficient(name) * at for name, at in members.items())
-            if np.any(moved):
-                low, high = int(np.min(moved)), int(np.max(moved))
-                yield pair.instruction.operand, dimension, low, high
+    for operand, dimension, moved in displacements(problem, option):
+        yield operand, dimension, int(np.min(moved)), int(np.max(moved))

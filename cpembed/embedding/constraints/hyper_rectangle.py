@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from cpembed.embedding.constraints.base import Constraint, moved_dimensions
+from cpembed.embedding.constraints.base import (
+    Constraint,
+    along_index,
+    displacements,
+    moved_dimensions,
+)
 from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.model import DigitChoice, ScalarModel
 from cpembed.embedding.node_map import NodeMap, box_digits, operand_boxes
@@ -55,6 +61,7 @@ class HyperRectangle(Constraint):
         for axis in axes:
             _post_box(model, [("", axis)], [model.points[axis]], names, box, cover=False)
         _post_iteration_box(model)
+        model.boxed = True
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
         if box_digits(node_map.points) is None:
@@ -63,31 +70,65 @@ class HyperRectangle(Constraint):
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         """Each operand that the instruction axis walks is moved forwards in one dimension; a fused
-        axis moves along several."""
+        axis may move along several, as its members do."""
         if self.images == "operations":
             return True
-        if len(option.members) > 1:
-            return False
+        walked = {o for o, axes in problem.operand_axes.items() if option.instruction_axis in axes}
         moved = list(moved_dimensions(problem, option))
-        walked = [o for o, names in problem.index_names.items() if option.instruction_axis in names]
-        return sorted(operand for operand, _, _ in moved) == sorted(walked) and all(
-            step > 0 for _, _, step in moved
+        if {operand for operand, _, _ in moved} != walked:
+            return False
+        # What a tile of a fused axis, or a window, moves along is seen on nodes.
+        ours, groups = option.instruction_axis, problem.window_groups
+        return len(option.members) > 1 or (
+            len(moved) == len(walked)
+            and all(
+                len(groups[operand][ours]) > 1 or along_index(problem, operand, ours, step) > 0
+                for operand, _, step in moved
+            )
         )
 
     def post_digits(self, model: DigitModel) -> None:
-        """A dimension of an operand is moved by at most one digit."""
+        """A dimension of an operand is moved along one index of the instruction's operand. Digits
+        of one index may be a single digit there together: such solutions are judged."""
         if self.images == "operations":
             return
-        movers: dict[tuple[str, int], list[DigitOption]] = {}
+        problem = model.problem
+        movers: dict[tuple[str, int], dict[frozenset[str], dict[str, list[DigitOption]]]] = {}
         for option in model.options:
-            for operand, dimension, _ in moved_dimensions(model.problem, option):
-                movers.setdefault((operand, dimension), []).append(option)
-        for options in movers.values():
-            model.at_most_one(options)
+            for operand, dimension, _ in displacements(problem, option):
+                group = problem.window_groups[operand][option.instruction_axis]
+                groups = movers.setdefault((operand, dimension), {}).setdefault(group, {})
+                # The digits of a fused axis and those of its members exclude each other anyway.
+                groups.setdefault(option.digit.axis, []).append(option)
+        for groups in movers.values():
+            if all(len(found) == 1 for found in groups.values()):
+                model.at_most_one(
+                    [o for found in groups.values() for o in next(iter(found.values()))]
+                )
+                continue
+            for first, second in itertools.combinations(groups.values(), 2):
+                for mine, theirs in itertools.product(first.values(), second.values()):
+                    model.at_most_one([*mine, *theirs])
 
     def words(self) -> str:
         what = "the operations" if self.images == "operations" else "each operand's elements"
         return f"hyper_rectangle: {what} form a regular box"
+
+
+def index_digits(model: ScalarModel, operand: str, dimension: int) -> list[DigitChoice]:
+    """The digits by which the indices of an operand move along one of its dimensions: those of its
+    box, or, where operands need not be boxes, one for each index."""
+    key = (operand, dimension)
+    if key not in model.boxes:
+        model.boxes[key] = []
+        ids = model.elements[operand][dimension]
+        for index, name in enumerate(model.problem.index_names[operand]):
+            extents = {ids.shape[index]} if name is None else model.extent_literals[name].keys()
+            choices = _choices(model, ids, index, max(extents), tuple(extents))
+            _post_line(model, ids, index, choices)
+            model.builder.at_most_one([choice.literal for choice in choices])
+            model.boxes[key] += choices
+    return model.boxes[key]
 
 
 def _post_iteration_box(model: ScalarModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -15,12 +16,15 @@ from cpembed.embedding.constraints.base import (
     walker,
 )
 from cpembed.embedding.digit_model import DigitModel, DigitOption
+from cpembed.embedding.embedding import Embedding
+from cpembed.embedding.flatten import Groups, members_of
 from cpembed.embedding.model import DigitChoice, ScalarModel
-from cpembed.embedding.node_map import NodeMap, box_digits
+from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.proto_writer import Ids
 from cpembed.hw.instruction import StrideRule
 from cpembed.ir.dtypes import size_bytes
+from cpembed.ir.index import IndexExpr
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,13 @@ class LinearAccess(Constraint):
     (:func:`~cpembed.embedding.constraints.base.walker`): an axis of one step beside them makes no
     window.
 
-    ``stencil = "in_place"`` weakens it: a dimension that several iterators index may be walked by
-    one instruction axis as a single digit where the instruction's memory side can read it without
-    a copy: any axis that takes a row stride, or the innermost, contiguous one at stride 1 when no
-    alignment is asked and every other axis of the tile takes a row stride.
+    ``stencil = "in_place"`` weakens it: an axis that walks an index beside others may be mapped
+    where the instruction's memory side reads the window as it lies. Each digit that moves the index
+    is then all of its instruction axis, and a step of it in the operand is one that this axis can
+    take: any, of an axis that takes a row stride, or 1 element, of the innermost, contiguous axis
+    where no alignment is asked and every other axis of the tile takes a row stride. An instruction
+    with a window of its own moves an index by several digits, one for each of its axes. A fused
+    axis with such a member is not mapped.
     """
 
     name: ClassVar[str] = "linear_access"
@@ -43,99 +50,105 @@ class LinearAccess(Constraint):
         if self.stencil == "none":
             for axis in stencil_axes(problem):
                 _stand_still(model, model.points[axis])
-        for pair in problem.pairs:
-            operand = pair.instruction.operand
-            for dimension, index in enumerate(pair.workload.index):
+            return
+        for operand, indices in problem.workload_indices.items():
+            for index in indices:
                 alone = walker(problem, index)
-                if self.stencil == "in_place":
-                    # A box moves along a dimension once: by what the walker does or the others do.
-                    for axis in (name for name in index.iterators if alone and name != alone):
-                        for ours, choice in model.axis_choices(axis):
-                            step = abs(index.coefficient(axis))
-                            self._post_choice(model, operand, ours, choice, step)
-                if alone is not None or len(index.iterators) < 2:
-                    continue
-                if self.stencil == "none":
-                    _stand_still(model, model.elements[operand][dimension])
-                for choice in model.boxes.get((operand, dimension), []):
-                    name = problem.index_names[operand][choice.index]
-                    if self.stencil == "in_place":
-                        self._post_choice(model, operand, name, choice)
+                others = [axis for axis in index.iterators if axis != alone]
+                choices = {axis: model.axis_choices(axis) for axis in index.iterators}
+                for axis in others:
+                    for ours, choice in choices[axis]:
+                        self._post_choice(model, operand, index, axis, ours, choice)
+                for axis in others if alone else ():
+                    # The walker makes a window where an axis of one step is padded beside it.
+                    beside = [choice.literal for _, choice in choices[axis]]
+                    for ours, choice in choices[alone or ""] if beside else ():
+                        self._post_choice(model, operand, index, alone or "", ours, choice, beside)
 
     def _post_choice(
         self,
         model: ScalarModel,
         operand: str,
-        name: str | None,
+        index: IndexExpr,
+        axis: str,
+        ours: str,
         choice: DigitChoice,
-        step: int = 1,
+        beside: Sequence[int] = (),
     ) -> None:
-        """The digit, if chosen, walks a window in place; ``step`` is what one of its steps is
-        there."""
-        largest = stride_in_place(model.problem, operand, name)
-        if name is None or choice.weight != 1 or largest == 0:
-            model.forbid(choice.literal)
+        """The digit, if chosen, reads a window in place; with ``beside``, digits of one axis, where
+        one of these is chosen as well."""
+        builder = model.builder
+        largest = stride_in_place(model.problem, operand, ours)
+        end = model.extent_literals[ours].get(choice.count)
+        terms = [(1, np.array([literal])) for literal in (choice.literal, *beside)]
+        if end is None or choice.weight != 1 or largest == 0:
+            builder.linear(terms, 0, 1 if beside else 0)
             return
-        end = model.extent_literals[name].get(choice.count)
-        if end is None:
-            model.forbid(choice.literal)
+        builder.linear([*terms, (-1, np.array([end]))], -1, 1 if beside else 0)
+        if largest is None:
             return
-        model.builder.linear([(1, np.array([choice.literal])), (-1, np.array([end]))], -1, 0)
-        if largest is not None:
-            model.builder.bound(np.array([choice.stride]), 0, largest // step)
+        allowed = range(max(largest // index.coefficient(axis), 0) + 1)
+        if not beside:
+            builder.restrict(choice.stride, allowed)
+            return
+        free = builder.boolean()
+        builder.exactly_one([free, *beside])
+        builder.restrict_unless(free, choice.stride, allowed)
 
     def holds(self, problem: EmbeddingProblem, node_map: NodeMap) -> bool:
+        base, groups = problem.unfused or problem, problem.groups
+        axes = [axis.name for axis in problem.workload.axes]
+        mapped = [a for a, image in zip(axes, node_map.points, strict=True) if np.ptp(image)]
+        moved = {member for axis in mapped for member in members_of(groups, axis)}
         if self.stencil == "none":
-            return not set(_moved(problem, node_map)) & set(stencil_axes(problem))
-        return all(
-            self._readable(problem, pair.instruction.operand, node_map) for pair in problem.pairs
+            return moved.isdisjoint(stencil_axes(base))
+        embedding = decode(problem, node_map)
+        return embedding is not None and all(
+            _read_in_place(base, embedding, groups, operand, index)
+            for operand, indices in base.workload_indices.items()
+            for index in indices
+            if slides(base, index, moved)
         )
-
-    def _readable(self, problem: EmbeddingProblem, operand: str, node_map: NodeMap) -> bool:
-        indices = problem.workload_indices[operand]
-        image = node_map.elements[operand]
-        moved = _moved(problem, node_map)
-        stencils = [d for d, index in enumerate(indices) if slides(problem, index, moved)]
-        if not any(np.ptp(image[dimension]) for dimension in stencils):
-            return True
-        digits = box_digits(image)
-        if digits is None:
-            return False
-        for digit in digits:
-            if digit.dimension not in stencils:
-                continue
-            name = problem.index_names[operand][digit.index]
-            largest = stride_in_place(problem, operand, name)
-            if name is None or digit.count != node_map.extents[name]:
-                return False
-            if largest is not None and digit.stride > largest:
-                return False
-        return True
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
         if self.stencil == "none":
             return not set(option.members) & set(stencil_axes(problem))
-        for operand, dimension, step in moved_dimensions(problem, option):
-            if slides(problem, problem.workload_indices[operand][dimension], option.members):
-                largest = stride_in_place(problem, operand, option.instruction_axis)
-                if option.weight != 1 or (largest is not None and step > largest):
-                    return False
-        return True
+        return all(
+            self._fits(problem, option, operand, step)
+            for operand, dimension, step in moved_dimensions(problem, option)
+            if slides(problem, problem.workload_indices[operand][dimension], option.members)
+        )
+
+    def _fits(
+        self, problem: EmbeddingProblem, option: DigitOption, operand: str, step: int
+    ) -> bool:
+        """Whether a digit may read a window in place, where it is all of its instruction axis."""
+        alone = len(option.members) == 1 and option.weight == 1
+        return alone and _steps(problem, operand, option.instruction_axis, step)
 
     def post_digits(self, model: DigitModel) -> None:
         """What moves a dimension as a window is the only digit of its instruction axis."""
         if self.stencil == "none":
             return
+        problem = model.problem
+        windows: dict[tuple[str, int, str], list[DigitOption]] = {}
         for option in model.options:
-            if any(
-                slides(
-                    model.problem,
-                    model.problem.workload_indices[operand][dimension],
-                    option.members,
-                )
-                for operand, dimension, _ in moved_dimensions(model.problem, option)
-            ):
-                model.requires_extent(option, option.digit.count)
+            for operand, dimension, _ in moved_dimensions(problem, option):
+                index = problem.workload_indices[operand][dimension]
+                if slides(problem, index, option.members):
+                    model.requires_extent(option, option.digit.count)
+                    for member in {*option.members} & {*index.iterators}:
+                        windows.setdefault((operand, dimension, member), []).append(option)
+        for (operand, dimension, _), beside in windows.items():
+            alone = walker(problem, problem.workload_indices[operand][dimension])
+            # The walker makes a window where an axis of one step is padded beside it.
+            for option in (o for o in model.options if alone in o.members):
+                for moved, place, step in moved_dimensions(problem, option):
+                    if (moved, place) == (operand, dimension):
+                        if self._fits(problem, option, operand, step):
+                            model.requires_extent(option, option.digit.count, beside)
+                        else:
+                            model.at_most_one([option, *beside])
 
     @property
     def needs_boxes(self) -> bool:
@@ -151,20 +164,38 @@ def _stand_still(model: ScalarModel, ids: Ids) -> None:
     model.builder.equate(ids, ids[(0,) * ids.ndim].reshape((1,) * ids.ndim))
 
 
-def _moved(problem: EmbeddingProblem, node_map: NodeMap) -> list[str]:
-    """Workload axes that the tile moves along."""
-    axes = [axis.name for axis in problem.workload.axes]
-    return [axis for axis, image in zip(axes, node_map.points, strict=True) if np.ptp(image)]
+def _read_in_place(
+    problem: EmbeddingProblem,
+    embedding: Embedding,
+    groups: Groups,
+    operand: str,
+    index: IndexExpr,
+) -> bool:
+    """Whether every digit that moves a window is all of its instruction axis and takes steps that
+    this axis can take."""
+    for ours, digits in embedding.digits.items():
+        for digit in digits:
+            members = members_of(groups, digit.axis)
+            if set(members).isdisjoint(index.iterators):
+                continue
+            step = digit.stride * index.coefficient(digit.axis)
+            if len(digits) > 1 or len(members) > 1 or not _steps(problem, operand, ours, step):
+                return False
+    return True
 
 
-def stride_in_place(problem: EmbeddingProblem, operand: str, name: str | None) -> int | None:
+def _steps(problem: EmbeddingProblem, operand: str, axis: str, step: int) -> bool:
+    """Whether an instruction axis can walk a window in such steps."""
+    largest = stride_in_place(problem, operand, axis)
+    return largest is None or 0 < step <= largest
+
+
+def stride_in_place(problem: EmbeddingProblem, operand: str, name: str) -> int | None:
     """Largest stride at which an instruction axis can walk a stencil dimension without a copy.
 
     None for any stride, 0 when it cannot: the axis must take a row stride, or be the contiguous
     one of an unaligned tile whose other axes take row strides.
     """
-    if name is None:
-        return 0
     memory = problem.instruction.memory[operand]
     if memory.stride_rule(name) is StrideRule.ANY:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 
 from cpembed.embedding.constraints.base import Constraint
 from cpembed.embedding.digit_model import DigitOption
+from cpembed.embedding.flatten import members_of
 from cpembed.embedding.model import ScalarModel
 from cpembed.embedding.node_map import NodeMap, decode
 from cpembed.embedding.problem import EmbeddingProblem
@@ -37,12 +38,15 @@ class Padding(Constraint):
             raise ValueError(f"below is {self.below}: an extent is at least 1")
 
     def on(self, problem: EmbeddingProblem) -> Padding:
-        """The rule on a workload: an axis whose padding would change results is never padded."""
+        """The rule on a workload: an axis whose padding would change results is never padded, and a
+        fused axis only where each of its members may be."""
         neutral = problem.neutral_axes
-        if len(neutral) == len(problem.workload.axes):
-            return self
-        allowed = neutral if self.axes == "all" else [a for a in self.axes if a in neutral]
-        return replace(self, axes=tuple(allowed))
+        if self.axes == "all":
+            everything = len(neutral) == len(problem.workload.axes)
+            return self if everything else replace(self, axes=neutral)
+        listed = set(self.axes)
+        members = {axis: members_of(problem.groups, axis) for axis in neutral}
+        return replace(self, axes=tuple(a for a in neutral if listed.issuperset(members[a])))
 
     def limit(self, axis: str, extent: int) -> int | None:
         """Largest padded extent of an axis; None when unlimited."""
@@ -80,11 +84,12 @@ class Padding(Constraint):
         )
 
     def allows(self, problem: EmbeddingProblem, option: DigitOption) -> bool:
-        digit = option.digit
-        rule = self.on(problem)
+        digit, rule = option.digit, self.on(problem)
         if len(option.members) > 1 and rule.axes != "all":
-            # A fused axis is padded as a whole: only where every axis may be.
-            return option.extent % (digit.count * digit.stride) == 0
+            # Padding puts the outermost member outside of its extent, and no other.
+            free = self.axes == "all" or set(option.members) <= set(self.axes)
+            fused = (digit.axis,) if free and option.members[0] in problem.neutral_axes else ()
+            rule = replace(self, axes=fused)
         limit = rule.limit(digit.axis, option.extent)
         fits = limit is None or (digit.count - 1) * digit.stride < limit
         return fits and rule._covers(digit.axis, option.extent, digit.count, digit.stride)

@@ -21,7 +21,7 @@ from cpembed.embedding.digit_model import DigitModel, DigitOption
 from cpembed.embedding.embedding import Digit
 from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.problem import EmbeddingProblem
-from cpembed.embedding.regular import digit_model_obstacle
+from cpembed.embedding.regular import digit_model_obstacle, joint_digits
 from cpembed.errors import InvariantError
 from cpembed.exploration.shapes.products import Table, nothing
 
@@ -37,7 +37,7 @@ _BY_COUNT = ("padding",)
 
 def tables_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:
     """Why executions are not read from tables; None where they are."""
-    obstacle = digit_model_obstacle(problem, constraints)
+    obstacle = digit_model_obstacle(problem, constraints) or joint_digits(problem, constraints)
     if obstacle is not None:
         return obstacle
     for constraint in constraints.constraints:
@@ -130,7 +130,11 @@ class UnitTables:
         rule = self.constraints.padding.on(problem)
         several = len(option.members) > 1
         limit = rule.limit(option.digit.axis, option.extent)
-        key = (option.extent, limit, several and rule.axes)
+        key = (
+            option.extent,
+            limit,
+            several and (rule.axes == "all" or (rule.axes, option.members)),
+        )
         if key not in self._counted:
             table = nothing(self.largest)
             for count in range(2, self.largest + 1):
@@ -201,5 +205,8 @@ class Said(DigitModel):
         for axis in axes:
             self.most[axis] = min(self.most.get(axis, count), count)
 
-    def requires_extent(self, option: DigitOption, extent: int) -> None:
-        self.alone.add(option)
+    def requires_extent(
+        self, option: DigitOption, extent: int, beside: Iterable[DigitOption] = ()
+    ) -> None:
+        if not beside:
+            self.alone.add(option)

@@ -1,215 +1,134 @@
-"""The solver's solution set equals brute force, on random tiny workloads and instructions."""
+"""The solver's embeddings equal those of an enumerator that is written from the definitions.
+
+2,000 random problems of every kind that decides something, under the shipped sets and others.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
-from cpembed.embedding.constraints import (
-    AllDifferent,
-    Constraint,
-    Dataflow,
-    Dense,
-    Digits,
-    Extents,
-    FixedOrigin,
-    HyperRectangle,
-    LinearAccess,
-    Padding,
-    Strides,
-)
-from cpembed.embedding.cpsat import SearchLimits
-from cpembed.embedding.node_map import NodeMap, expand
-from cpembed.embedding.problem import EmbeddingProblem, pair_operands
-from cpembed.embedding.regular import padded_extents
+from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import Formulation
-from cpembed.embedding.search import search
-from cpembed.hw.instruction import (
-    Instruction,
-    InstructionAxis,
-    OperandMemory,
-    StrideRule,
-    TileDimension,
-)
-from cpembed.ir.parser import parse_computation
-from tests.brute_force import TooLarge, solutions
+from cpembed.embedding.search import find_embeddings
+from cpembed.errors import SpecError, WorkloadError
+from cpembed.hw.instruction import Instruction
+from cpembed.ir.computation import Computation
+from cpembed.resources import constraint_files
+from tests.brute_force import Key, TooLarge, embeddings, shipped_tables
+from tests.enumeration.problems import KINDS, random_problem, random_tables
+from tests.enumeration.rules import Tables
 
-WORKLOADS = {
-    "gemm": "O[m,n] += I[m,k] * W[k,n]",
-    "gemm_transposed": "O[m,n] += I[k,m] * W[n,k]",
-    "conv1d": "O[k,q] += I[c,{t}q+{d}s] * W[k,c,s]",
-    "conv1d_single": "O[q] += I[{t}q+{d}s] * W[s]",
-    "depthwise": "O[c,q] += I[c,{t}q+{d}s] * W[c,s]",
-    "image": "O[k,p,q] += I[p+r,q+s] * W[k,r,s]",
-    "pointwise": "O[n,k] += I[n,c] * W[k,c]",
-    "strided_read": "O[m,n] += I[2*m,k] * W[k,n]",
-    "offset_read": "O[m,n] += I[m+1,k] * W[k,n]",
-    "outer": "O[m,n] += I[m] * W[n]",
-}
-INSTRUCTIONS = {
-    "gemm": "C[x,y] += A[x,z] * B[z,y]",
-    "gemm_transposed": "C[x,y] += A[x,z] * B[y,z]",
-    "gemv": "C[y] += A[z] * B[y,z]",
-    "dot": "C[] += A[z] * B[z]",
-    "lanes": "C[x] += A[x,z] * B[x,z]",
-    "outer": "C[x,y] += A[x] * B[y]",
-    "filter": "C[x] += A[x+z] * B[z]",
-}
+SETS = sorted(constraint_files())
+BLOCK = 20
+"""Problems of a test."""
+MOST = 400
+"""Embeddings of a problem: a set without an origin can have thousands."""
 
 
-def make_instruction(rng: random.Random) -> Instruction:
-    expression = INSTRUCTIONS[rng.choice(sorted(INSTRUCTIONS))]
-    names = [a for a in "xyz" if f"{a}" in expression]
-    extents = {name: rng.choice([1, 2, 2, 3, 4]) for name in names}
-    while _product(extents.values()) > 8:
-        extents[rng.choice(names)] = rng.choice([1, 2])
-    computation = parse_computation(expression, extents, name="instruction")
-    axes: list[InstructionAxis] = []
-    for axis in computation.axes:
-        configurable = "x+z" not in expression and rng.random() < 0.3
-        low = rng.randint(1, axis.extent) if configurable else axis.extent
-        axes.append(InstructionAxis(axis.name, low, axis.extent))
-    memory: dict[str, OperandMemory] = {}
-    for operand in computation.operands:
-        index = computation.access(operand.name).index
-        tile = [i.single_iterator or "z" for i in index]
-        strides = {axis: StrideRule.ANY for axis in tile if rng.random() < 0.5}
-        memory[operand.name] = OperandMemory("m", tuple(TileDimension(a) for a in tile), strides)
-    dtypes = {operand.name: (operand.dtype,) for operand in computation.operands}
-    return Instruction("instruction", tuple(axes), computation, dtypes, memory)
+def key_of(embedding: Embedding) -> Key:
+    """The embedding as the enumerator writes it."""
+    axes = tuple(
+        (
+            embedding.extents[name],
+            tuple((embedding.flattened.get(d.axis, (d.axis,)), d.count, d.stride) for d in digits),
+        )
+        for name, digits in embedding.digits.items()
+    )
+    origin = tuple(sorted((axis, at) for axis, at in embedding.origin.items() if at))
+    return tuple(sorted(embedding.operands.items())), axes, origin
 
 
-def _product(values: object) -> int:
-    total = 1
-    for value in values:  # type: ignore[attr-defined]
-        total *= value
-    return total
+def written(tables: Mapping[str, Any], path: Path) -> ConstraintSet:
+    """The set of a file with these tables."""
+    lines: list[str] = []
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return load_constraint_set(str(path))
 
 
-def make_constraints(rng: random.Random) -> ConstraintSet:
-    constraints: list[Constraint] = [
-        HyperRectangle(),
-        Dataflow(),
-        AllDifferent(rng.choice(["none", "none", "all", "along_axes"])),
-    ]
-    if rng.random() < 0.8:
-        constraints.append(FixedOrigin())
-    if rng.random() < 0.6:
-        constraints.append(Dense(rng.choice(["one", "memory"])))
-    if rng.random() < 0.6:
-        constraints.append(LinearAccess(rng.choice(["none", "in_place"])))
-    axes = rng.choice([(), (), "all", ("k",), ("m", "q")])
-    constraints.append(Padding(axes, rng.choice([None, None, 3]), rng.choice([1.5, 2.0])))
-    if rng.random() < 0.35:
-        constraints = relaxed(rng, constraints)
-    elif rng.random() < 0.15:
-        constraints = [c for c in constraints if not c.needs_boxes and c.name != "hyper_rectangle"]
-    return ConstraintSet("random", "", tuple(constraints))
-
-
-def relaxed(rng: random.Random, constraints: list[Constraint]) -> list[Constraint]:
-    """Boxes of the operations only, listed strides, several digits: stencils may be mapped."""
-    kept = [c for c in constraints if isinstance(c, Dataflow | FixedOrigin | Padding)]
-    strides = tuple(s for s in ("one", "spread", "step") if s == "one" or rng.random() < 0.5)
-    mixtures = ["any", "none", "sub_images"] if "spread" in strides else ["any", "none"]
-    return [
-        HyperRectangle("operations"),
-        AllDifferent("along_axes"),
-        Strides(strides, rng.choice(mixtures)),
-        Digits(rng.choice([1, 2, 3])),
-        *([Extents()] if rng.random() < 0.5 else []),
-        *kept,
-    ]
-
-
-def make_problem(seed: int) -> tuple[EmbeddingProblem, ConstraintSet]:
-    """A random problem small enough to enumerate; constraint sets vary with the seed."""
-    rng = random.Random(seed)
-    while True:
-        name = rng.choice(sorted(WORKLOADS))
-        text = WORKLOADS[name].format(t=rng.choice(["", "2*"]), d=rng.choice(["", "2*"]))
-        axes = sorted({c for c in text if c.islower()} - {"t", "d"})
-        extents = {axis: rng.choice([1, 2, 2, 3, 4]) for axis in axes}
-        workload = parse_computation(text, extents, name=name)
-        problem = pair_operands(workload, make_instruction(rng))
-        constraints = make_constraints(rng)
-        if not isinstance(problem, EmbeddingProblem):
-            continue
-        if constraints.get("hyper_rectangle") is None and any(
-            not axis.is_fixed for axis in problem.instruction.axes
-        ):
-            continue
-        if _product(padded_extents(problem, constraints).values()) <= 60:
-            return problem, constraints
-
-
-def compare_problem(
-    problem: EmbeddingProblem, constraints: ConstraintSet, most: int = 1_000_000
-) -> list[NodeMap] | None:
-    """The embeddings, found by both; None where the problem is too large to enumerate, having more
-    than ``most`` node maps."""
+def solved(
+    formulation: Formulation,
+    workload: Computation,
+    instruction: Instruction,
+    constraints: ConstraintSet,
+) -> set[Key] | None:
+    """The embeddings that a search finds, None where its model cannot take the problem."""
     try:
-        expected = solutions(problem, constraints, most)
-    except TooLarge:
+        result = find_embeddings(workload, instruction, constraints, formulation=formulation)
+    except SpecError:
+        assert formulation is not Formulation.AUTO
         return None
-    maps: list[NodeMap] = []
-    for formulation in (Formulation.SCALAR, Formulation.AUTO):
-        result = search(problem, constraints, SearchLimits(), formulation=formulation)
-        found = [expand(problem, embedding) for embedding in result.embeddings]
-        found += result.irregular
-        maps = [node_map for node_map in found if node_map is not None]
-        keys = [node_map.key() for node_map in maps]
-        assert len(keys) == len(found)
-        assert result.complete
-        assert len(keys) == len(set(keys)), "a solution was listed twice"
-        assert set(keys) == expected
-    return maps
+    except WorkloadError:  # No order of the operands has the instruction's element types.
+        return set()
+    keys = [key_of(embedding) for embedding in result.embeddings]
+    assert result.complete
+    assert not result.irregular
+    assert len(set(keys)) == len(keys), "an embedding is listed twice"
+    return set(keys)
 
 
-def compare(seed: int) -> int | None:
-    """Number of embeddings of a random problem; None where it is too large."""
-    found = compare_problem(*make_problem(seed))
-    return None if found is None else len(found)
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("block", range(20))
-def test_solver_and_brute_force_agree(block: int) -> None:
-    found = [compare(seed) for seed in range(block * 40, block * 40 + 40)]
-    compared = [count for count in found if count is not None]
-    assert len(compared) >= 20, "most problems of a block must be small enough to compare"
-    assert any(compared), "a block without a single embedding tests nothing"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(20, 120))
-def test_solver_and_brute_force_agree_at_length(block: int) -> None:
-    """5,000 random problems, of which at least 3,500 are compared; kinds that must occur are in
-    ``test_brute_force_kinds.py``, ``_fused`` and ``_exchanged``."""
-    found = [compare(seed) for seed in range(block * 50, block * 50 + 50)]
-    compared = [count for count in found if count is not None]
-    print(len(compared), sum(map(bool, compared)))
-    assert len(compared) >= 35
-    assert any(compared)
-
-
-@pytest.mark.parametrize("name", ["strict", "strict_padded", "in_place", "in_place_padded"])
-def test_shipped_sets_agree_with_brute_force(name: str) -> None:
-    constraints = load_constraint_set(name)
-    rng = random.Random(7)
-    compared = 0
-    while compared < 12:
-        problem, _ = make_problem(rng.randrange(10**6))
-        domain = padded_extents(problem, constraints)
-        if _product(domain.values()) > 150:
-            continue
+def compare(seed: int, folder: Path) -> Counter[str]:
+    """What was compared of the problem of a seed."""
+    rng = random.Random(seed)
+    kind = KINDS[list(KINDS)[seed % len(KINDS)]]
+    while True:
+        workload, instruction = random_problem(rng, kind)
+        name = rng.choice(kind.sets or SETS) if rng.random() < 0.75 else "random"
+        tables: Tables = shipped_tables(name) if name in SETS else random_tables(rng)
         try:
-            expected = solutions(problem, constraints)
+            expected = embeddings(workload, instruction, tables)
         except TooLarge:
             continue
-        result = search(problem, constraints, SearchLimits())
-        found = {expand(problem, e).key() for e in result.embeddings}  # type: ignore[union-attr]
-        assert found == expected
-        compared += 1
+        if 0 < len(expected) <= MOST or (not expected and rng.random() < 0.4):
+            break
+    shipped = name in SETS
+    constraints = load_constraint_set(name) if shipped else written(tables, folder / "set.toml")
+    counts = Counter({"embeds": bool(expected), "fused": any(map(_is_fused, expected))})
+    for formulation in (Formulation.AUTO, Formulation.DIGITS, Formulation.SCALAR):
+        solutions = solved(formulation, workload, instruction, constraints)
+        if solutions is None and formulation is Formulation.SCALAR and "flatten" in tables:
+            # The scalar model does not fuse: what it finds is the rest.
+            plain = {table: keys for table, keys in tables.items() if table != "flatten"}
+            expected = embeddings(workload, instruction, plain, budget=100_000)
+            solutions = solved(
+                formulation, workload, instruction, written(plain, folder / "plain.toml")
+            )
+        if solutions is None:
+            continue
+        counts[formulation.value] += 1
+        assert solutions == expected, (
+            f"{formulation.value}, seed {seed}, {name}: {workload} {dict(workload.extents)} on "
+            f"{instruction.computation} {[axis.allowed for axis in instruction.axes]} "
+            f"under {json.dumps(tables)}; missing {sorted(expected - solutions)[:3]}, "
+            f"too many {sorted(solutions - expected)[:3]}"
+        )
+    return counts
+
+
+def _is_fused(key: Key) -> bool:
+    _, axes, _ = key
+    return any(len(members) > 1 for _, digits in axes for members, _, _ in digits)  # type: ignore[attr-defined]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("block", range(100))
+def test_the_solver_finds_what_the_enumerator_finds(block: int, tmp_path: Path) -> None:
+    counts = sum(
+        (compare(seed, tmp_path) for seed in range(block * BLOCK, block * BLOCK + BLOCK)),
+        Counter[str](),
+    )
+    print(dict(counts))
+    assert counts["auto"] == BLOCK
+    assert counts["scalar"] == BLOCK
+    assert counts["digits"] >= BLOCK // 2
+    assert counts["embeds"] >= BLOCK // 5, "problems without an embedding test little"

@@ -28,8 +28,8 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import suite
-from tests.brute_force import TooLarge, solutions
-from tests.unit.embedding.test_brute_force import make_problem
+from tests.node_maps import TooLarge, solutions
+from tests.unit.embedding.test_node_maps import make_problem
 
 ONCE = SearchLimits(solutions=1, seconds=20.0)
 

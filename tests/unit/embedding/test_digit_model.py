@@ -14,7 +14,7 @@ from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.operators.convolutions import conv2d
-from tests.unit.embedding.test_brute_force import make_problem
+from tests.unit.embedding.test_node_maps import make_problem
 
 
 def keys(problem: EmbeddingProblem, constraints: object, formulation: Formulation) -> list[object]:

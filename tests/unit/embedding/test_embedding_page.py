@@ -6,10 +6,22 @@ from pathlib import Path
 import pytest
 
 import cpembed
+from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints import CONSTRAINTS
 from cpembed.embedding.cpsat import Status
+from cpembed.embedding.search import find_embeddings
+from cpembed.hw.instruction import (
+    Instruction,
+    InstructionAxis,
+    OperandMemory,
+    StrideRule,
+    TileDimension,
+)
+from cpembed.ir.parser import parse_computation
+from cpembed.resources import constraint_files
 from cpembed.transform import rewrites
 from cpembed.transform.rewrites import Rewrite
+from tests.brute_force import embeddings, shipped_tables
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
@@ -89,3 +101,39 @@ def test_the_example_has_the_figures_on_the_page(layer):
 def test_strict_has_no_embedding_of_the_example(layer):
     strict = cpembed.solve(layer, "vta_1x16x16", constraints="strict")
     assert strict.status is Status.INFEASIBLE
+
+
+def example_counts(name: str) -> tuple[int, int]:
+    """How many lists of digits the second example has for x and for z under a set."""
+    example = PAGE.split("An example to check an enumerator with")[1].split("\n## ")[0]
+    sentence, *rows = example.split("\n| ")
+    for row in rows:
+        names, *cells = row.split(" | ")
+        if f"`{name}`" in names:
+            first, second = (cell.count(";") + 1 for cell in cells)
+            return first, second
+    assert f"`{name}`" in sentence
+    return 0, 0
+
+
+@pytest.mark.parametrize("name", sorted(constraint_files()))
+def test_the_example_for_enumerators_is_what_they_find(name):
+    sizes = {"p": 3, "r": 2, "c": 2}
+    workload = parse_computation("O[p] += I[p+r,c] * W[r,c]", sizes, name="workload")
+    unit = parse_computation("C[x] += A[x,z] * B[z]", {"x": 2, "z": 4}, name="unit")
+    memory = {
+        operand: OperandMemory("memory", tuple(map(TileDimension, axes)), rules)
+        for operand, axes, rules in (
+            ("A", "xz", {"x": StrideRule.ANY}),
+            ("B", "z", {}),
+            ("C", "x", {}),
+        )
+    }
+    axes = (InstructionAxis("x", 2, 2), InstructionAxis("z", 4, 4))
+    types = {operand.name: (operand.dtype,) for operand in unit.operands}
+    instruction = Instruction("unit", axes, unit, types, memory)
+    found = find_embeddings(workload, instruction, load_constraint_set(name))
+    rows, columns = example_counts(name)
+    assert found.complete
+    assert len(found.embeddings) == rows * columns
+    assert len(embeddings(workload, instruction, shipped_tables(name))) == rows * columns

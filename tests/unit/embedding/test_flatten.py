@@ -29,8 +29,8 @@ from cpembed.embedding.search import search
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
-from tests.brute_force import TooLarge, node_maps
-from tests.unit.embedding.test_brute_force import make_instruction
+from tests.node_maps import TooLarge, node_maps
+from tests.unit.embedding.test_node_maps import make_instruction
 
 CASES = [
     ("O[k] += I[c,s] * W[k,c,s]", {"k": 2, "c": 3, "s": 2}),

@@ -31,8 +31,8 @@ from cpembed.hw.instruction import Instruction, InstructionAxis, OperandMemory, 
 from cpembed.ir.interpreter import interpret_all
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.reference import random_inputs
-from tests.brute_force import TooLarge, solutions
 from tests.executed import execute_all
+from tests.node_maps import TooLarge, solutions
 
 COMPLEX = (
     "R[m,n,0] += A[m,k,0]*B[k,n,0] - A[m,k,1]*B[k,n,1]; "

@@ -26,7 +26,7 @@ from cpembed.embedding.search import search
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction, InstructionAxis, OperandMemory, TileDimension
 from cpembed.ir.parser import parse_computation
-from tests.brute_force import node_maps
+from tests.node_maps import node_maps
 
 
 def instruction(**extents: int) -> Instruction:
