@@ -28,6 +28,7 @@ from cpembed.embedding.relaxation import feed_words, relaxations
 from cpembed.embedding.roles import axis_words, candidates, join, refusal, role_words, sized
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.time_limit import check_time
 
 _DELETION_ORDER = (
     "fixed_origin",
@@ -132,6 +133,7 @@ class _Explanation:
         return Conflict(axes, names, tuple(words), fixes, minimal)
 
     def _solve(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> Answer:
+        check_time()
         left = self.deadline - time.perf_counter()
         if left <= 0:
             return Answer(None)
