@@ -239,6 +239,7 @@ def _search(
         len(found.irregular),
         proven,
         exchanged or _is_out_of_order(workload, spec.instruction, chosen),
+        timeout=limits.seconds,
     )
 
 

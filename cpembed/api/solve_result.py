@@ -41,7 +41,9 @@ class SolveResult:
     lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
     are no axis maps and never have one. ``exchanged``: the factors have each other's roles, because
     in their own nothing fits. Of the sets that a command uses that is told none, ``narrower`` was
-    searched before this one, ``wider`` after it; ``wider`` may also be a bound.
+    searched before this one, ``wider`` after it; ``wider`` may also be a bound. ``timeout`` is the
+    limit of the search in seconds. ``stopped_alternatives`` are targets that would run the workload
+    in the place of this one, but for a search of theirs that a limit stopped.
     """
 
     workload: Computation
@@ -63,6 +65,21 @@ class SolveResult:
     exchanged: bool = False
     narrower: OtherSet | None = None
     wider: OtherSet | None = None
+    timeout: float | None = None
+    stopped_alternatives: tuple[str, ...] = ()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is not known if there is a candidate: a limit stopped this search, or that of
+        an alternative."""
+        return self.status is Status.UNKNOWN or bool(self.stopped_alternatives)
+
+    @property
+    def stopped_by(self) -> str:
+        """The limit that stopped a search, and the remedy."""
+        if self.timeout is None:
+            return "the solver's limit of memory: take a smaller workload or a narrower set"
+        return "the time limit: give a longer --timeout"
 
     @property
     def utilisation(self) -> float:
@@ -71,7 +88,14 @@ class SolveResult:
 
     @property
     def why_nothing(self) -> str:
-        """One line: why there is no candidate, and which set might have one."""
+        """One line: why there is no candidate, and which set or target might have one."""
+        if not self.stopped_alternatives:
+            return self._why_nothing
+        listed = ", ".join(self.stopped_alternatives)
+        return f"{self._why_nothing}; {listed} not searched to the end: give a longer --timeout"
+
+    @property
+    def _why_nothing(self) -> str:
         if self.conflict is not None:
             other = self.wider
             if other is None or other.searched:
@@ -82,7 +106,7 @@ class SolveResult:
             return f"no program: {self.not_derivable[0]}"
         if self.count:
             return "no program: the embeddings found are not axis maps"
-        return "the search was stopped before it found anything: give a longer --timeout"
+        return f"no candidate was found and proven before {self.stopped_by}"
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
@@ -107,6 +131,8 @@ class SolveResult:
         }
         if self.conflict is not None:
             document["conflict"] = self.conflict.to_json()
+        if self.stopped_alternatives:
+            document["stopped_alternatives"] = list(self.stopped_alternatives)
         if self.not_derivable:
             document["not_derivable"] = list(self.not_derivable)
         if self.irregular:

@@ -123,9 +123,13 @@ class _Explanation:
         ]
         minimal &= settled
         if not minimal:
+            left_open = (
+                "time ran out before it was known"
+                if time.perf_counter() >= self.deadline
+                else "it would take too long to decide"
+            )
             words.append(
-                "time ran out before it was known whether each of these constraints is needed: "
-                "fewer may be at fault"
+                f"{left_open} whether each of these constraints is needed: fewer may be at fault"
             )
         at_fault = dict.fromkeys(name for some in failing for name in some)
         excluding = {name for core, _ in cores for name in core}
