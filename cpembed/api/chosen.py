@@ -175,6 +175,8 @@ def choose(asked: Request) -> Chosen | SolveResult:
     Raises as :func:`~cpembed.api.run.run` does before anything is built.
     """
     target, missing = executing(asked)
+    if len(asked.workload.statements) > 1:
+        return _of_several_statements(asked, target)
     epilogue = asked.epilogue or target.epilogue(asked.workload, asked.storing)
     solved, candidate, found = _searched(asked, target)
     if not solved.count:
@@ -204,6 +206,20 @@ def choose(asked: Request) -> Chosen | SolveResult:
     ours = options[0].scored
     other = _alternative(asked, solved, ours.cost)[0] if poorly and ours is not None else None
     return other or chosen
+
+
+def _of_several_statements(asked: Request, target: AnyTarget) -> SolveResult:
+    """The search of a workload of several statements, where it found nothing.
+
+    Raises :class:`BackendUnavailable` where it did: nothing executes several statements.
+    """
+    solved, _, _ = _searched(asked, target)
+    if not solved.count:
+        return solved
+    raise BackendUnavailable(
+        f"nothing executes {asked.workload.name}, which has {len(asked.workload.statements)} "
+        f"statements: `solve` and `explain` show how {solved.target.name} is embedded in it"
+    )
 
 
 def is_forced(solved: SolveResult) -> bool:
