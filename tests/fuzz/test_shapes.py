@@ -14,7 +14,16 @@ pytestmark = pytest.mark.slow
 
 SECONDS = 5
 EXECUTED = ("avx2_int8", "avx2_int7", "avx2_f32", "avx2_f32_dot", "avx2_f32_lanes", "avx2_lanes")
-SOLVED = ("avx512_vnni", "avx512_vnni_dot", "vta_1x16x16", "wmma_f16", "mma_s8", "complex_mac")
+SOLVED = (
+    "avx512_vnni",
+    "avx512_vnni_dot",
+    "avx512_f32",
+    "amx_int8",
+    "vta_1x16x16",
+    "wmma_f16",
+    "mma_s8",
+    "complex_mac",
+)
 ROWS = ("dot", "gemm_16x16x16", "pointwise_conv", "pre_add_dot", "requantize", "axpy", "gemv")
 
 
@@ -45,7 +54,9 @@ def expression(rng: random.Random) -> list[str]:
     kind = rng.random()
     out = ",".join(spatial)
     if kind < 0.65:
-        statement = f"O[{out}] {'+=' if summed or rng.random() < 0.5 else '='} A[{index()}] * B[{index()}]"
+        statement = (
+            f"O[{out}] {'+=' if summed or rng.random() < 0.5 else '='} A[{index()}] * B[{index()}]"
+        )
     elif kind < 0.8:
         statement = f"O[{out}] {rng.choice(['+=', 'max=', '='])} A[{','.join(names)}]"
         if "=" in statement.split()[1] and statement.split()[1] == "=" and summed:
