@@ -1,4 +1,4 @@
-"""Workloads that can be embedded and not executed, and nests with digits of sums, in every command."""
+"""Workloads that can be embedded and not executed, and nests with digits of sums."""
 
 from __future__ import annotations
 

@@ -43,10 +43,11 @@ def expression(rng: random.Random) -> list[str]:
         chosen = rng.sample(names, rng.randint(1, len(names)))
         parts: list[str] = []
         while chosen:
-            axis = chosen.pop()
+            part = chosen.pop()
             if chosen and rng.random() < 0.4:
-                axis = f"{rng.choice(['', '2*', '3*'])}{axis}+{rng.choice(['', '', '2*'])}{chosen.pop()}"
-            parts.append(axis)
+                step, dilation = rng.choice(["", "2*", "3*"]), rng.choice(["", "", "2*"])
+                part = f"{step}{part}+{dilation}{chosen.pop()}"
+            parts.append(part)
         if rng.random() < 0.1:
             parts.append("0")
         return ",".join(parts)

@@ -45,7 +45,7 @@ def _traced() -> Generator[None]:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # pyright: ignore[reportArgumentType]
+        threading.settrace(None)
 
 
 @contextmanager

@@ -160,7 +160,8 @@ import os, sys, time
 import numpy as np
 from cpembed.export.loader import Library
 X, W = np.arange({SIZE}, dtype=np.int32).reshape(-1, 10), np.arange({SIZE}, dtype=np.int32)
-library, closed = Library({str(path)!r}, "sums", threads=4), Library({str(path)!r}, "sums", threads=3)
+library = Library({str(path)!r}, "sums", threads=4)
+closed = Library({str(path)!r}, "sums", threads=3)
 library.pack(W)
 right = library.run(X)[0]
 time.sleep({asleep})

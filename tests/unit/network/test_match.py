@@ -189,7 +189,8 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
         return tuple(replace(f, status=Status.UNKNOWN, conflict=None, embeddings=()) for f in found)
 
     monkeypatch.setattr(chosen_module, "searches", searches)
-    monkeypatch.setattr(chosen_module, "hardware_spec", lambda n: other if n == "other" else n)
+    names = {"other": other}
+    monkeypatch.setattr(chosen_module, "hardware_spec", lambda n: names.get(str(n), n))
     asked = Request(nothing, replace(spec, alternatives=("other",)), timeout=20)
     found = matched(asked)
     assert found.outcome == "stopped"

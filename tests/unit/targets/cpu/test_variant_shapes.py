@@ -29,7 +29,7 @@ def made(words: list[str], target: str) -> int:
 @pytest.mark.parametrize("target", TARGETS)
 def test_rows_that_are_shorter_than_every_extent_of_a_lane(target: str) -> None:
     """Two by two outputs are rows of four points, an instruction of eight lanes has none."""
-    assert made("depthwise n=1 c=8 h=4 w=4 r=3 s=3".split(), target)
+    assert made(["depthwise", "n=1", "c=8", "h=4", "w=4", "r=3", "s=3"], target)
 
 
 @pytest.mark.parametrize("target", ["avx2_f32", "avx512_vnni", "avx512_f32"])
