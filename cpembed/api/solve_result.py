@@ -76,10 +76,15 @@ class SolveResult:
 
     @property
     def stopped_by(self) -> str:
-        """The limit that stopped a search, and the remedy."""
-        if self.timeout is None:
-            return "the solver's limit of memory: take a smaller workload or a narrower set"
-        return "the time limit: give a longer --timeout"
+        """The limit that stopped a search: without one of time it is the solver's memory."""
+        return "memory limit" if self.timeout is None else "time limit"
+
+    @property
+    def why_stopped(self) -> str:
+        """The end of a sentence about a candidate that there is not, and the remedy."""
+        smaller = "take a smaller workload or a narrower set"
+        remedy = smaller if self.timeout is None else "give a longer --timeout"
+        return f"was found and proven before the {self.stopped_by}: {remedy}"
 
     @property
     def utilisation(self) -> float:
@@ -106,7 +111,7 @@ class SolveResult:
             return f"no program: {self.not_derivable[0]}"
         if self.count:
             return "no program: the embeddings found are not axis maps"
-        return f"no candidate was found and proven before {self.stopped_by}"
+        return f"no candidate {self.why_stopped}"
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""

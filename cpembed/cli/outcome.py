@@ -72,7 +72,7 @@ def _say(result: SolveResult) -> int:
         message(f"no embedding of {what}: proven infeasible")
         return INFEASIBLE
     if result.status is Status.UNKNOWN:
-        message(f"no embedding of {what} was found and proven before {result.stopped_by}")
+        message(f"no embedding of {what} {result.why_stopped}")
         return STOPPED
     better = better_order(result)
     if better is not None:

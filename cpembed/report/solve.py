@@ -170,11 +170,10 @@ def found(result: SolveResult) -> str:
     if result.status is Status.INFEASIBLE:
         return f"nothing: proven infeasible; {took}"
     if result.status is Status.UNKNOWN:
-        return f"nothing that is proven: the search was stopped by {result.stopped_by}; {took}"
+        return f"nothing that is proven: the search was stopped by its {result.stopped_by}; {took}"
     many = wording.plural(result.count, "embedding")
     families = wording.plural(result.families, "family", "families")
-    limit = "time" if result.timeout is not None else "memory"
-    extent = f"stopped by the {limit} limit, there may be more"
+    extent = f"stopped by the {result.stopped_by}, there may be more"
     extent = "all there are" if result.complete else extent
     if result.top_proven and not result.complete:
         extent += " but none better than these"
