@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.calling import Caller
 from tests.fuzz.commands import run_all
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,7 @@ SOLVED = (
     "complex_mac",
 )
 ROWS = ("dot", "gemm_16x16x16", "pointwise_conv", "pre_add_dot", "requantize", "axpy", "gemv")
+MODELLED = ("avx512_vnni", "avx512_vnni_dot", "avx512_f32", "avx512_sad", "amx_int8", "avx_vnni")
 
 
 def extent(rng: random.Random) -> int:
@@ -91,29 +93,42 @@ def named(rng: random.Random) -> list[str]:
     return words.split()
 
 
-def cases(rng: random.Random, count: int) -> Iterator[list[str]]:
-    for _ in range(count):
+def cases(rng: random.Random, count: int, folder: Path) -> Iterator[list[str]]:
+    for number in range(count):
         words = expression(rng) if rng.random() < 0.7 else named(rng)
         executes = rng.random() < 0.5
         target = rng.choice(EXECUTED if executes else SOLVED + ROWS)
-        limit = ["--timeout", str(SECONDS)]
-        commands = [
-            ["solve", *words, "--target", target, *limit],
-            ["explain", *words, "--target", target, *limit],
-            ["explain", "--chosen", *words, "--target", target, *limit],
-        ]
+        commands = [["solve"], ["explain"], ["explain", "--chosen"]]
         if executes or target in ("vta_1x16x16", "complex_mac", *ROWS):
-            commands.append(["run", *words, "--target", target, *limit])
+            commands += [["run"], ["build", "-o", str(folder / f"built{number}")]]
         command = rng.choice(commands)
-        if rng.random() < 0.2:
-            command += ["--constraints", rng.choice(["complete", "relaxed", "fused", "strict"])]
-        if command[0] != "run" and rng.random() < 0.3:
-            command.append("--json")
-        yield command
+        yield [*command, *words, "--target", target, *options(rng, command)]
+
+
+def options(rng: random.Random, command: list[str]) -> list[str]:
+    found = ["--timeout", str(SECONDS)]
+    if rng.random() < 0.2:
+        found += ["--constraints", rng.choice(["complete", "relaxed", "fused", "strict"])]
+    if command[0] in ("solve", "explain") and rng.random() < 0.3:
+        found.append("--json")
+    return found
 
 
 def test_every_expression_is_answered_or_refused_in_one_line(tmp_path: Path) -> None:
-    rng = random.Random(34)
-    found = run_all(list(cases(rng, 600)), tmp_path)
+    found = run_all(list(cases(random.Random(34), 500, tmp_path)), tmp_path)
     wrong = [f"{o.arguments}: {fault}" for o in found if (fault := o.fault(60)) is not None]
     assert not wrong, "\n".join(wrong[:10])
+
+
+def test_models_choose_for_processors_that_are_not_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``explain --chosen`` compares candidates without executing any."""
+    monkeypatch.setattr("cpembed.api.chosen.missing_for", lambda spec: ())
+    cpembed, rng = Caller(capsys), random.Random(35)
+    for _ in range(150):
+        words = expression(rng) if rng.random() < 0.7 else named(rng)
+        command = ["explain", "--chosen", *words, "--target", rng.choice(MODELLED)]
+        called = cpembed(*command, *options(rng, command))
+        assert called.code in (0, 2, 3, 4, 5), (command, called)
+        assert "Traceback" not in called.err, (command, called)
