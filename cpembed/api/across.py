@@ -40,7 +40,8 @@ class Time:
 @dataclass(frozen=True)
 class Figure:
     """A layer on a target: ``embedded_on`` is the target or an alternative that computes it, None
-    where none does, for what ``reason`` says; ``count``: how often the network has the layer;
+    where none does or this is not known (``outcome``: ``no``, or how the search ended), for what
+    ``reason`` says; ``count``: how often the network has the layer;
     ``moved_bytes`` are read and written by packing and unpacking."""
 
     macs: int
@@ -50,12 +51,14 @@ class Figure:
     moved_bytes: int | None = None
     time: Time | None = None
     reason: str | None = None
+    outcome: str = "no"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "macs": self.macs,
             "count": self.count,
             "embedded_on": self.embedded_on,
+            "outcome": "yes" if self.embedded_on is not None else self.outcome,
             "utilisation": self.utilisation,
             "moved_bytes": self.moved_bytes,
             "time": None if self.time is None else self.time.to_json(),

@@ -11,6 +11,7 @@ from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow
 from cpembed.api.chosen import Request
 from cpembed.api.matching import match_in_worker
+from cpembed.embedding.cpsat import Status
 from cpembed.provenance import Provenance
 from cpembed.workloads.suites import Layer
 
@@ -84,7 +85,7 @@ def across(benches: Sequence[Bench], progress: Progress | None = None) -> Across
 def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
     maker, best = bench.maker, row.best
     if row.error is not None and best is None:
-        return Figure(row.macs, row.count, reason=row.error.message)
+        return Figure(row.macs, row.count, reason=row.error.message, outcome="failed")
     run, reason = row.run, None if best is None or best.reason is None else best.reason.text
     time = None if run is None else _time(run)
     # Rows of older versions do not say how much is used.
@@ -92,7 +93,9 @@ def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
         on = run.instead or maker.spec.name
         return Figure(row.macs, row.count, on, run.utilisation, run.moved_bytes, time, reason)
     if run is None and (best is None or best.embedding is None):
-        return Figure(row.macs, row.count, reason=reason)
+        stopped = best is not None and best.status == Status.UNKNOWN.value
+        outcome = "stopped" if stopped else "no"
+        return Figure(row.macs, row.count, reason=reason, outcome=outcome)
     asked = Request(
         maker.workload(layer),
         maker.spec,

@@ -175,19 +175,21 @@ def choose(asked: Request) -> Chosen | SolveResult:
     Raises as :func:`~cpembed.api.run.run` does before anything is built.
     """
     target, missing = executing(asked)
+    if len(asked.workload.statements) > 1:
+        return _of_several_statements(asked, target)
     epilogue = asked.epilogue or target.epilogue(asked.workload, asked.storing)
     solved, candidate, found = _searched(asked, target)
     if not solved.count:
-        other = None
-        if asked.anything and solved.status is Status.INFEASIBLE:
-            other = _alternative(asked, solved)
-        return other or solved
+        if not (asked.anything and solved.status is Status.INFEASIBLE):
+            return solved
+        other, stopped = _alternative(asked, solved)
+        return other or replace(solved, stopped_alternatives=stopped)
     candidate = candidate or pick(solved, asked.rank or 1)
     storing = None if asked.epilogue else asked.storing
     plan = Plan(target, candidate, (), epilogue, missing, asked.backend == "native", storing)
     forced = asked.anything and is_forced(solved)
     if not plan.native:
-        other = _alternative(asked, solved) if forced else None
+        other = _alternative(asked, solved)[0] if forced else None
         return other or Chosen(solved, plan.portable(*missing))
     if asked.progress is not None:
         asked.progress("build", 0)
@@ -202,8 +204,22 @@ def choose(asked: Request) -> Chosen | SolveResult:
     chosen = Chosen(solved, replace(plan, choices=options))
     poorly = asked.anything and (forced or solved.occupancy < POOR)
     ours = options[0].scored
-    other = _alternative(asked, solved, ours.cost) if poorly and ours is not None else None
+    other = _alternative(asked, solved, ours.cost)[0] if poorly and ours is not None else None
     return other or chosen
+
+
+def _of_several_statements(asked: Request, target: AnyTarget) -> SolveResult:
+    """The search of a workload of several statements, where it found nothing.
+
+    Raises :class:`BackendUnavailable` where it did: nothing executes several statements.
+    """
+    solved, _, _ = _searched(asked, target)
+    if not solved.count:
+        return solved
+    raise BackendUnavailable(
+        f"nothing executes {asked.workload.name}, which has {len(asked.workload.statements)} "
+        f"statements: `solve` and `explain` show how {solved.target.name} is embedded in it"
+    )
 
 
 def is_forced(solved: SolveResult) -> bool:
@@ -273,11 +289,15 @@ def _choices(
     return choices(target, considered, plan.epilogue)
 
 
-def _alternative(asked: Request, solved: SolveResult, ours: float | None = None) -> Chosen | None:
+def _alternative(
+    asked: Request, solved: SolveResult, ours: float | None = None
+) -> tuple[Chosen | None, tuple[str, ...]]:
     """The fastest of the alternatives by estimate, each solved once; None where none runs the
-    workload here, or is faster than ``ours`` by more than estimates can tell."""
+    workload here, or is faster than ``ours`` by more than estimates can tell. And those of which
+    this is not known, because a limit stopped their search."""
     unit = open_target(solved.target).unit if ours is not None else "us"
     best: Chosen | None = None
+    stopped: list[str] = []
     for name in solved.target.alternatives:
         try:
             found = choose(replace(asked, target=name))
@@ -285,17 +305,18 @@ def _alternative(asked: Request, solved: SolveResult, ours: float | None = None)
             # Also of types that the other one does not multiply.
             continue
         if not isinstance(found, Chosen):
+            stopped += [name] if found.is_stopped else []
             continue
         if ours is not None and (found.plan.target.unit != unit or _cost(found) == float("inf")):
             continue
         if best is None or _cost(found) < _cost(best):
             best = found
     if best is None:
-        return None
+        return None, tuple(stopped)
     if ours is not None and _cost(best) * best.plan.target.equal >= ours:
-        return None
+        return None, tuple(stopped)
     theirs = None if ours is None else _cost(best)
-    return replace(best, instead=Instead(solved, ours, theirs, unit))
+    return replace(best, instead=Instead(solved, ours, theirs, unit)), tuple(stopped)
 
 
 def _cost(chosen: Chosen) -> float:

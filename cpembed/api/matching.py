@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from cpembed import worker
 from cpembed.api.across import Figure, Time
@@ -35,6 +35,7 @@ class Match:
     nothing was found, for what ``reason`` says. With an alternative, ``reason`` says why it is
     taken.
 
+    ``ended``: whether the search came to its end, was stopped by a limit, or its process died.
     ``retyped``: the model has other element types than the instruction takes, and was matched as if
     it had these. ``estimated``: by a model, packing and unpacking included but for what is packed
     ahead. ``moved_bytes`` are read and written by packing and unpacking.
@@ -48,6 +49,14 @@ class Match:
     reason: str | None = None
     retyped: bool = False
     seconds: float = 0.0
+    ended: Literal["searched", "stopped", "failed"] = "searched"
+
+    @property
+    def outcome(self) -> str:
+        """``yes`` or ``no``; ``stopped`` or ``failed`` where neither is known."""
+        if self.embedded_on is not None:
+            return "yes"
+        return "no" if self.ended == "searched" else self.ended
 
     @property
     def family(self) -> Mapping[str, tuple[str, ...]]:
@@ -64,11 +73,13 @@ class Match:
             self.moved_bytes,
             self.estimated,
             self.reason,
+            self.outcome,
         )
 
     def to_json(self) -> dict[str, Any]:
         embedding = self.embedding
         return {
+            "outcome": self.outcome,
             "embedded_on": self.embedded_on,
             "embedding": None if embedding is None else embedding.identifier(),
             "family": {axis: list(axes) for axis, axes in self.family.items()},
@@ -113,7 +124,8 @@ def match_in_worker(asked: Request) -> Match:
     try:
         return worker.call(matched, asked)
     except CrashError as error:
-        return Match(reason=str(error), seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Match(reason=str(error), seconds=seconds, ended="failed")
 
 
 def matched(asked: Request) -> Match:
@@ -133,7 +145,8 @@ def matched(asked: Request) -> Match:
             seconds = time.perf_counter() - started
             if isinstance(found, Chosen):
                 return _of_chosen(found, spec, retyped, seconds)
-            return Match(reason=found.why_nothing, retyped=retyped, seconds=seconds)
+            ended = "stopped" if found.is_stopped else "searched"
+            return Match(reason=found.why_nothing, retyped=retyped, seconds=seconds, ended=ended)
     except InvariantError:
         raise
     except CpembedError as error:

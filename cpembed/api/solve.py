@@ -37,7 +37,7 @@ from cpembed.ir.written import require_written
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.selection.search import find_best
 from cpembed.targets.known import require_known
-from cpembed.time_limit import Clock, OutOfTime, within
+from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.proof import require
 from cpembed.workloads.naming import parse_workload
 
@@ -210,6 +210,7 @@ def _search(
 
     def prove_all() -> None:
         for number, item in enumerate((keep or tuple)(ranking.candidates), 1):
+            check_time()
             report("prove", number)
             if found.problem is not None:
                 check_embedding(found.problem, chosen, item.candidate.embedding)
@@ -239,6 +240,7 @@ def _search(
         proven,
         exchanged or _is_out_of_order(workload, spec.instruction, chosen),
         unsearched=found.unsearched,
+        timeout=limits.seconds,
     )
 
 

@@ -42,7 +42,9 @@ class SolveResult:
     lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
     are no axis maps and never have one. ``exchanged``: the factors have each other's roles, because
     in their own nothing fits. Of the sets that a command uses that is told none, ``narrower`` was
-    searched before this one, ``wider`` after it; ``wider`` may also be a bound.
+    searched before this one, ``wider`` after it; ``wider`` may also be a bound. ``timeout`` is the
+    limit of the search in seconds. ``stopped_alternatives`` are targets that would run the workload
+    in the place of this one, but for a search of theirs that a limit stopped.
     """
 
     workload: Computation
@@ -65,6 +67,28 @@ class SolveResult:
     narrower: OtherSet | None = None
     wider: OtherSet | None = None
     unsearched: tuple[str, ...] = ()
+    timeout: float | None = None
+    stopped_alternatives: tuple[str, ...] = ()
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if it is not known whether there is a candidate: a limit stopped this search or that
+        of an alternative, or a part of the problem was not searched."""
+        return self.status is Status.UNKNOWN or bool(self.stopped_alternatives)
+
+    @property
+    def stopped_by(self) -> str:
+        """The limit that stopped a search: without one of time it is the solver's memory."""
+        return "memory limit" if self.timeout is None else "time limit"
+
+    @property
+    def why_stopped(self) -> str:
+        """The end of a sentence about a candidate that there is not, and the remedy."""
+        if self.unsearched:
+            return f"was found, which is no proof; not searched: {'; '.join(self.unsearched)}"
+        smaller = "take a smaller workload or a narrower set"
+        remedy = smaller if self.timeout is None else "give a longer --timeout"
+        return f"was found and proven before the {self.stopped_by}: {remedy}"
 
     @property
     def utilisation(self) -> float:
@@ -78,7 +102,14 @@ class SolveResult:
 
     @property
     def why_nothing(self) -> str:
-        """One line: why there is no candidate, and which set might have one."""
+        """One line: why there is no candidate, and which set or target might have one."""
+        if not self.stopped_alternatives:
+            return self._why_nothing
+        listed = ", ".join(self.stopped_alternatives)
+        return f"{self._why_nothing}; {listed} not searched to the end: give a longer --timeout"
+
+    @property
+    def _why_nothing(self) -> str:
         if self.conflict is not None:
             other = self.wider
             if other is None or other.searched:
@@ -89,9 +120,7 @@ class SolveResult:
             return f"no program: {self.not_derivable[0]}"
         if self.count:
             return "no program: the embeddings found are not axis maps"
-        if self.unsearched:
-            return f"nothing found, which is no proof; not searched: {'; '.join(self.unsearched)}"
-        return "the search was stopped before it found anything: give a longer --timeout"
+        return f"no candidate {self.why_stopped}"
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
@@ -118,6 +147,8 @@ class SolveResult:
             document["unsearched"] = list(self.unsearched)
         if self.conflict is not None:
             document["conflict"] = self.conflict.to_json()
+        if self.stopped_alternatives:
+            document["stopped_alternatives"] = list(self.stopped_alternatives)
         if self.not_derivable:
             document["not_derivable"] = list(self.not_derivable)
         if self.irregular:

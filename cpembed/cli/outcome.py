@@ -69,13 +69,15 @@ def _say(result: SolveResult) -> int:
     print_notes(result)
     what = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
     if result.status is Status.INFEASIBLE:
-        message(f"no embedding of {what}: proven infeasible")
+        open_ones = ", ".join(result.stopped_alternatives)
+        more = f"; {open_ones} not searched to the end: give a longer --timeout"
+        message(f"no embedding of {what}: proven infeasible{more if open_ones else ''}")
         return INFEASIBLE
     if result.status is Status.UNKNOWN and result.unsearched:
         message(f"no embedding of {what}: {result.why_nothing}")
         return STOPPED
     if result.status is Status.UNKNOWN:
-        message(f"no embedding of {what} found before the limit: give a longer --timeout")
+        message(f"no embedding of {what} {result.why_stopped}")
         return STOPPED
     better = better_order(result)
     if better is not None:

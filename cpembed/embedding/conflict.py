@@ -28,6 +28,7 @@ from cpembed.embedding.relaxation import feed_words, relaxations
 from cpembed.embedding.roles import axis_words, candidates, join, refusal, role_words, sized
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
+from cpembed.time_limit import check_time
 
 _DELETION_ORDER = (
     "fixed_origin",
@@ -122,9 +123,13 @@ class _Explanation:
         ]
         minimal &= settled
         if not minimal:
+            left_open = (
+                "time ran out before it was known"
+                if time.perf_counter() >= self.deadline
+                else "it would take too long to decide"
+            )
             words.append(
-                "time ran out before it was known whether each of these constraints is needed: "
-                "fewer may be at fault"
+                f"{left_open} whether each of these constraints is needed: fewer may be at fault"
             )
         at_fault = dict.fromkeys(name for some in failing for name in some)
         excluding = {name for core, _ in cores for name in core}
@@ -132,6 +137,7 @@ class _Explanation:
         return Conflict(axes, names, tuple(words), fixes, minimal)
 
     def _solve(self, problem: EmbeddingProblem, constraints: ConstraintSet) -> Answer:
+        check_time()
         left = self.deadline - time.perf_counter()
         if left <= 0:
             return Answer(None)

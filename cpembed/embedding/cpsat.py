@@ -15,6 +15,7 @@ import numpy as np
 from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.embedding.proto_writer import CompiledModel, Ids
+from cpembed.time_limit import check_time, seconds_left
 
 _PATIENCE = 0.1
 """Seconds until an interrupted search is stopped."""
@@ -72,13 +73,14 @@ class _Collector(cmh.SolutionCallback):
 
 
 def solve_in_thread(wrapper: Any, proto: Any) -> Any:
-    """Solve in a thread, so that this one can take an interrupt and stop the search."""
+    """Solve in a thread, so that this one can take an interrupt, or keep a time limit, and stop the
+    search."""
     responses: list[Any] = []
     thread = threading.Thread(target=lambda: responses.append(wrapper.solve(proto)))
     thread.start()
     try:
         while thread.is_alive():
-            # An exception that another thread raises in this one waits for a step of Python code.
+            check_time()
             thread.join(_PATIENCE)
     except BaseException:
         wrapper.stop_search()
@@ -157,8 +159,9 @@ def _parameters(limits: SearchLimits) -> Any:
     parameters.num_workers = 1
     parameters.max_memory_in_mb = _MEMORY_MIB
     parameters.random_seed = limits.seed
-    if limits.seconds is not None:
-        parameters.max_time_in_seconds = limits.seconds
+    seconds = min(seconds_left(), math.inf if limits.seconds is None else limits.seconds)
+    if seconds < math.inf:
+        parameters.max_time_in_seconds = seconds
     # CP-SAT would turn an interrupt into an incomplete answer; here it stays an interrupt.
     parameters.catch_sigint_signal = False
     return parameters

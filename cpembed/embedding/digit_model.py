@@ -20,6 +20,7 @@ from cpembed.embedding.flatten import adds_tiles, candidate_groups
 from cpembed.embedding.model_builder import ModelBuilder
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.proto_writer import CompiledModel, Ids
+from cpembed.time_limit import check_time
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,11 @@ def possible_digits(
                     continue
                 for axis in workload.axes:
                     for stride in strides(axis.name, count):
+                        check_time()
                         digit = Digit(axis.name, count, stride)
                         yield DigitOption(ours.name, weight, digit, (axis.name,), axis.extent)
                 for name, members in groups.items():
+                    check_time()
                     if adds_tiles(workload, members, count, plain=plain):
                         digit = Digit(name, count)
                         extent = math.prod(workload.extents[member] for member in members)

@@ -15,11 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cpembed.embedding.proto_writer import CompiledModel, Ids, ProtoWriter, Rows
+from cpembed.time_limit import check_time
 
 
 @dataclass
 class ModelBuilder:
-    """Records variables and constraints; variables are integers numbered from 0."""
+    """Records variables and constraints; variables are integers numbered from 0.
+
+    Each is recorded within the surrounding time limit: whoever posts in a loop need not ask.
+    """
 
     _starts: list[int] = field(default_factory=list[int])
     _low: list[Ids] = field(default_factory=list[Ids])
@@ -41,6 +45,7 @@ class ModelBuilder:
 
     def variables(self, shape: Sequence[int], low: int, high: int) -> Ids:
         """New integer variables ``low <= v <= high`` as an array of ids of the given shape."""
+        check_time()
         size = int(np.prod(shape, dtype=np.int64))
         ids = np.arange(self._count, self._count + size, dtype=np.int64)
         self._starts.append(self._count)
@@ -68,6 +73,7 @@ class ModelBuilder:
 
     def restrict(self, variable: int, values: Sequence[int]) -> None:
         """Only the listed values; several restrictions of one variable intersect."""
+        check_time()
         allowed = set(values)
         if variable in self._domains:
             allowed &= set(self._domains[variable])
@@ -75,6 +81,7 @@ class ModelBuilder:
 
     def restrict_unless(self, literal: int, variable: int, values: Sequence[int]) -> None:
         """Only the listed values, unless the literal is true."""
+        check_time()
         self._conditional.append((literal, variable, tuple(values)))
 
     def linear(
@@ -84,6 +91,7 @@ class ModelBuilder:
         high: int | None = None,
     ) -> None:
         """``low <= sum coefficient * variable <= high`` elementwise over broadcast id arrays."""
+        check_time()
         arrays = np.broadcast_arrays(*(ids for _, ids in terms))
         variables = np.stack([a.ravel() for a in arrays], axis=1)
         coefficients = np.broadcast_to(
@@ -107,6 +115,7 @@ class ModelBuilder:
         self._exactly_one.append(list(literals))
 
     def at_most_one(self, literals: Sequence[int]) -> None:
+        check_time()
         if len(literals) > 1:
             self._at_most_one.append(list(literals))
 
@@ -116,10 +125,12 @@ class ModelBuilder:
 
     def all_different(self, tuples: Ids) -> None:
         """Rows of ``tuples`` (ids) pairwise different."""
+        check_time()
         self._different.append(tuples)
 
     def differ(self, left: Ids, right: Ids) -> None:
         """Two tuples of variables that must not be equal."""
+        check_time()
         self._not_equal.append((left, right))
 
     def decide(self, ids: Ids, *, largest_first: bool = False) -> None:
@@ -167,6 +178,7 @@ def _merge(count: int, equalities: list[tuple[Ids, Ids]]) -> Ids:
     a = np.concatenate([pair[0] for pair in equalities])
     b = np.concatenate([pair[1] for pair in equalities])
     while True:
+        check_time()
         smaller = np.minimum(label[a], label[b])
         updated = label.copy()
         np.minimum.at(updated, label[a], smaller)

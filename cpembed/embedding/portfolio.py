@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 
 from cpembed.embedding.asset_run import AssetRun, Solutions
@@ -25,7 +26,7 @@ from cpembed.embedding.result import (
 )
 from cpembed.errors import InvariantError
 from cpembed.ir.computation import AxisKind
-from cpembed.time_limit import OutOfTime, within
+from cpembed.time_limit import OutOfTime, check_time, within
 
 _PATIENCE, _LATE = 0.1, 0.2
 """Seconds until an interrupted search is stopped, and for which one that is not done by its limit
@@ -202,9 +203,12 @@ class _Portfolio:
                         other.stop.stop()
 
         pool = ThreadPoolExecutor(min(len(runs), self.workers))
-        futures: list[Future[None]] = [pool.submit(go, position) for position in range(len(runs))]
+        futures: list[Future[None]] = [
+            pool.submit(copy_context().run, go, position) for position in range(len(runs))
+        ]
         try:
             while wait(futures, _PATIENCE, FIRST_EXCEPTION).not_done:
+                check_time()
                 if any(future.done() and future.exception() for future in futures):
                     break
             for future in futures:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model_helper as cmh
 
 from cpembed.errors import SpecError
+from cpembed.time_limit import check_time
 
 Ids = NDArray[np.int64]
 INFINITY = 2**62
@@ -102,6 +103,7 @@ class ProtoWriter:
         width = roots.shape[1]
         # Hashing rows beats sorting them by far: most models repeat each row many times.
         for row in dict.fromkeys(map(tuple, table.tolist())):
+            check_time()
             terms: dict[int, int] = {}
             for root, coefficient in zip(row[:width], row[width : 2 * width], strict=True):
                 if root >= 0:
@@ -126,12 +128,14 @@ class ProtoWriter:
         constraint.linear.domain.extend(domain)
 
     def exactly_one(self, variables: list[int]) -> None:
+        check_time()
         literals = self._free_literals(variables)
         if literals is not None:
             self.contradiction |= not literals
             self.proto.constraints.add().exactly_one.literals.extend(literals)
 
     def at_most_one(self, variables: list[int]) -> None:
+        check_time()
         literals = self._free_literals(variables)
         if literals is not None and len(literals) > 1:
             self.proto.constraints.add().at_most_one.literals.extend(literals)
@@ -164,6 +168,7 @@ class ProtoWriter:
             self._linear({root: 1}, [low, high], enforced)
 
     def restrict_unless(self, literal: int, variable: int, values: tuple[int, ...]) -> None:
+        check_time()
         root, excuse = int(self.representative[variable]), int(self.representative[literal])
         if self.fixed[excuse] and self.low[excuse] == 1:
             return
@@ -210,10 +215,12 @@ class ProtoWriter:
             if len(tuples) > _COMPARED:
                 raise _too_large()
             for one, other in itertools.combinations(tuples, 2):
+                check_time()
                 self.differ(one, other)
             return
         constraint = self.proto.constraints.add().all_diff
         for row in tuples:
+            check_time()
             terms, offset = self._weighted(row, weights)
             expression = constraint.exprs.add()
             expression.offset = offset
@@ -268,6 +275,7 @@ class ProtoWriter:
         roots = self.representative
         # Every class that no constraint mentions is still part of the solution.
         for root in np.unique(roots[~self.fixed[roots]]).tolist():
+            check_time()
             self.variable(root)
         return CompiledModel(
             self.proto,

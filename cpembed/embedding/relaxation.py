@@ -15,6 +15,7 @@ from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.projection import Answer, dropping
 from cpembed.embedding.roles import all_or_nothing, candidates, join, obstacles
+from cpembed.time_limit import check_time
 
 Solve = Callable[[EmbeddingProblem, ConstraintSet], Answer]
 
@@ -103,6 +104,7 @@ def _paddings(
     ]
     plans: list[dict[str, int]] = []
     for chosen in itertools.product(*per_axis):
+        check_time()
         merged = {name: to for option in chosen for name, to in option.items()}
         disjoint = len(merged) == sum(len(option) for option in chosen)
         room = {name: to for name, to in merged.items() if to > extents[name]}
@@ -142,6 +144,7 @@ def _options(
     whole = {other: all_or_nothing(problem, constraints, other) for other in open_axes}
     for extent in problem.instruction.axis(axis).allowed:
         for shares in _factorisations(extent, len(open_axes)):
+            check_time()
             shared = zip(open_axes, shares, strict=True)
             if any(whole[other] and share not in (1, extent) for other, share in shared):
                 continue

@@ -65,7 +65,9 @@ int NAME_run_steps(NAME_handle *handle, int first, int last, const void *const i
                    void *const outputs[], void *workspace);
 
 /* The memory of a buffer by its name, as the last steps left it, with its type and number of
-   elements; NULL where there is none. Steps that follow may write over it. */
+   elements. It is the handle's own: valid until NAME_close; steps that follow, and NAME_pack, may
+   write over it. NULL where there is none: of a name that is no buffer's, and of what lies in the
+   caller's memory (inputs, outputs, weights that were only packed, a workspace that was given). */
 const void *NAME_tensor(const NAME_handle *handle, const char *name, const char **dtype,
                         int64_t *elements);
 

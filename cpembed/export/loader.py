@@ -138,13 +138,12 @@ class Library:
         contiguous."""
         return self._run("run", inputs, out)
 
-    def run_steps(self, first: int, last: int, *inputs: Any) -> tuple[Array, ...]:
-        """The steps from ``first`` to ``last`` - 1 alone."""
-        arrays = self._accepted("inputs", self.inputs, inputs)
-        made = tuple(aligned(info.shape, info.stored) for info in self.outputs)
-        given = _pointers(arrays), _pointers(made), None
-        self._check(self._function("run_steps")(self._handle, first, last, *given))
-        return made
+    def run_steps(
+        self, first: int, last: int, *inputs: Any, out: Sequence[Array] | None = None
+    ) -> tuple[Array, ...]:
+        """The steps from ``first`` to ``last`` - 1 alone; ``out`` as of :meth:`run`, the same
+        arrays for all steps of a run: later ones may read what earlier ones wrote."""
+        return self._run("run_steps", inputs, out, before=(first, last))
 
     def run_timed(self, *inputs: Any) -> tuple[tuple[Array, ...], Array]:
         """The outputs, and the nanoseconds of each step."""
@@ -171,8 +170,10 @@ class Library:
     def tensor(self, name: str) -> Array:
         """A copy of a buffer, flat, as the last steps left it.
 
-        Raises :class:`LibraryError` where there is none.
+        Raises :class:`LibraryError` where there is none now: what a call is given, and its
+        results, are in the caller's memory.
         """
+        self._require_open()
         dtype, elements = ctypes.c_char_p(), ctypes.c_int64()
         found = self._function("tensor")(
             self._handle, name.encode(), ctypes.byref(dtype), ctypes.byref(elements)
@@ -199,7 +200,12 @@ class Library:
         self.close()
 
     def _run(
-        self, function: str, inputs: Sequence[Any], out: Sequence[Array] | None, *more: Any
+        self,
+        function: str,
+        inputs: Sequence[Any],
+        out: Sequence[Array] | None,
+        *more: Any,
+        before: tuple[int, ...] = (),
     ) -> tuple[Array, ...]:
         arrays = self._accepted("inputs", self.inputs, inputs)
         if out is None:
@@ -210,18 +216,21 @@ class Library:
             if info.accepted(array).shape != array.shape or not array.flags.c_contiguous:
                 raise LibraryError(f"output {info.name} is not contiguous")
         given = _pointers(arrays), _pointers(out), None
-        self._check(self._function(function)(self._handle, *given, *more))
+        self._check(self._function(function)(self._handle, *before, *given, *more))
         return tuple(out)
 
     def _accepted(
         self, what: str, infos: Sequence[TensorInfo], given: Sequence[Any]
     ) -> list[Array]:
-        if not self._handle:
-            raise LibraryError(f"the library {self._name} is closed")
+        self._require_open()
         if len(given) != len(infos):
             names = ", ".join(info.name for info in infos) or "none"
             raise LibraryError(f"{len(given)} {what} are given, the library takes: {names}")
         return [info.accepted(array) for info, array in zip(infos, given, strict=True)]
+
+    def _require_open(self) -> None:
+        if not self._handle:
+            raise LibraryError(f"the library {self._name} is closed")
 
     def _function(self, name: str) -> Any:
         return getattr(self._library, f"{self._name}_{name}")

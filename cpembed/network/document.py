@@ -170,7 +170,7 @@ def _counts(plan: NetworkPlan) -> dict[str, int]:
         "operators": len(plan.graph.operators),
         "products": len(kinds),
         "embedded": sum(layer.is_native for layer in layers),
-        "on_target": sum(layer.target == plan.target.name for layer in layers),
+        "on_target": sum(layer.spec == plan.target for layer in layers),
         "macs": sum(kind.computation.macs for kind in kinds),
         "conversions": len(plan.conversions),
     }

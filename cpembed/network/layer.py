@@ -34,12 +34,12 @@ _LANES = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True)
 class Layer:
-    """A kernel for a product: on ``target``, of ``candidate`` by ``schedule`` (None: portable
-    code), as ``cost_us`` estimates it, packing and unpacking included (infinite where nothing
-    estimates it). ``reason``: why it is not on the target that was asked for, or not by its
-    instruction."""
+    """A kernel for a product: by the instruction of ``spec`` (None: portable code), of
+    ``candidate`` by ``schedule``, as ``cost_us`` estimates it, packing and unpacking included
+    (infinite where nothing estimates it). ``reason``: why it is not on the target that was asked
+    for, or not by its instruction."""
 
-    target: str
+    spec: HardwareSpec | None
     candidate: Candidate
     schedule: Any
     epilogue: Epilogue | None
@@ -49,7 +49,12 @@ class Layer:
 
     @property
     def is_native(self) -> bool:
-        return self.schedule is not None
+        return self.spec is not None
+
+    @property
+    def target(self) -> str:
+        """Its name, for people."""
+        return "portable" if self.spec is None else self.spec.name
 
     @property
     def places(self) -> bool:
@@ -79,13 +84,13 @@ def choose_layer(
         choice, spec = found.choice, found.solved.target
         cost = choice.estimated
         return Layer(
-            spec.name,
+            spec,
             choice.candidate.candidate,
             choice.schedule,
             epilogue,
             float("inf") if cost is None else cost,
             choice.candidate.overheads.occupancy,
-            None if spec.name == target.name else f"{target.name}: {_why(found)}",
+            None if spec == target else f"{target.name}: {_why(found)}",
         )
     reason = "; ".join(found.plan.missing) if isinstance(found, Chosen) else found
     return _portable(workload, epilogue, reason)
@@ -129,7 +134,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
             failed = error
             continue
         used = candidate.overheads.occupancy
-        return Layer("portable", candidate.candidate, None, epilogue, float("inf"), used, reason)
+        return Layer(None, candidate.candidate, None, epilogue, float("inf"), used, reason)
     raise failed
 
 
@@ -157,10 +162,10 @@ def recorded(
 
 def _kernel(layer: Layer, epilogue: Epilogue | None, recorder: Recorder) -> CompiledKernel:
     program = layer.candidate.program
-    if layer.schedule is None:
+    if layer.spec is None:
         plan = portable.plan(program, recorder.thread_count(), epilogue)
         return CompiledKernel(program, plan, layer.reason, epilogue, processor=recorder)
-    target = open_target(load_hardware_spec(layer.target))
+    target = open_target(layer.spec)
     kernel = target.planned(target.lower(program, epilogue), layer.schedule, recorder)
     if kernel is None:
         raise LoweringError(f"{layer.target} has no kernels that a library can hold")

@@ -25,6 +25,7 @@ Each product is matched like a workload by itself; products that compute the sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -87,7 +88,7 @@ class OperatorMatch:
             "layer": self.layer,
         }
         if self.found is None:
-            return {**document, "embedded_on": None, "reason": NO_PRODUCT}
+            return {**document, "outcome": "no", "embedded_on": None, "reason": NO_PRODUCT}
         return {**document, **self.found.to_json()}
 
 
@@ -109,6 +110,13 @@ class TargetMatch:
     def fitting(self) -> tuple[OperatorMatch, ...]:
         """The products that are embedded."""
         return tuple(o for o in self.matched if o.is_embedded)
+
+    @cached_property
+    def undecided(self) -> dict[str, int]:
+        """Products of which it is not known whether they can be embedded, by how their search
+        ended."""
+        outcomes = Counter(o.found.outcome for o in self.matched if o.found is not None)
+        return {name: outcomes[name] for name in ("stopped", "failed") if outcomes[name]}
 
     @property
     def products(self) -> int:
@@ -139,6 +147,8 @@ class TargetMatch:
             "mapped": self.embedded,
             "products": self.products,
             "embedded": self.embedded,
+            "stopped": self.undecided.get("stopped", 0),
+            "failed": self.undecided.get("failed", 0),
             "on_alternatives": self.on_alternatives,
             "distinct": self.layers,
             "retyped": self.retyped,

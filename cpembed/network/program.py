@@ -12,7 +12,6 @@ from cpembed.errors import InvariantError
 from cpembed.export.program import Buffer, Call, Program, Role
 from cpembed.graph.graph import Operator
 from cpembed.graph.kinds import Product
-from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import BIAS, SCALE, Epilogue, channel_axes
 from cpembed.kernel.plan import KernelPlan
@@ -69,8 +68,8 @@ def network_program(
 def asked_features(plan: NetworkPlan) -> Iterator[str]:
     """The processor features that the kernels' instructions are."""
     for execution in plan.executions.values():
-        if execution.layer is not None and execution.layer.is_native:
-            yield from load_hardware_spec(execution.layer.target).cpu_features
+        if execution.layer is not None and execution.layer.spec is not None:
+            yield from execution.layer.spec.cpu_features
 
 
 @dataclass

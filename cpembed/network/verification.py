@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpembed.export.loader import Library
+from cpembed.export.loader import Library, aligned
 from cpembed.graph.graph import Array, Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -67,14 +67,16 @@ def judge_network(
     values: dict[str, Array] = {**graph.constants, **inputs}
     given = [in_memory(inputs[info.name]) for info in library.inputs]
     read = _Reader(plan, network, library)
+    results = [aligned(info.shape, info.stored) for info in library.outputs]
+    outputs = {info.name: array for info, array in zip(library.outputs, results, strict=True)}
     judged: list[Judged] = []
     done = 0
     for number, operator in enumerate(graph.operators):
         last = network.calls[operator.name][1]
         # Conversions before it belong to the tensors that were written.
-        results = library.run_steps(done, last, *given) if last > done else ()
+        if last > done:
+            library.run_steps(done, last, *given, out=results)
         done = max(done, last)
-        outputs = dict(zip((info.name for info in library.outputs), results, strict=False))
         for name in operator.outputs:
             values[name] = read.tensor(name, outputs)
         judged.append(_judge(graph, operator, values))
@@ -92,7 +94,7 @@ class _Reader:
         """A tensor that was just written, in the order of its axes."""
         kind, layout = self.plan.graph.types[name], self.plan.written[name]
         buffer = self.network.tensors[name]
-        flat = outputs[buffer] if buffer in outputs else self.library.tensor(buffer)
+        flat = outputs[buffer].copy() if buffer in outputs else self.library.tensor(buffer)
         return typed(_row_major(flat.reshape(-1), layout), kind.dtype)
 
 

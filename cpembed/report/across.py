@@ -72,7 +72,7 @@ def _cells(target: str, figure: Figure | None) -> tuple[str, str]:
     if figure is None:
         return "", ""
     if figure.embedded_on is None:
-        return "no", ""
+        return figure.outcome, ""
     used = "" if figure.utilisation is None else f"{figure.utilisation:.1%}"
     other = "" if figure.embedded_on == target else f"{figure.embedded_on} "
     return other + used, "" if figure.time is None else time_text(figure.time)

@@ -44,7 +44,8 @@ def _operators(found: TargetMatch) -> RenderableType:
 def _row(operator: OperatorMatch) -> tuple[str, ...]:
     found, macs = operator.found, across.macs_text(operator.macs)
     if found is None or found.embedding is None:
-        return operator.name, operator.label, macs, "no", "", "", "", operator.reason or ""
+        outcome = "no" if found is None else found.outcome
+        return operator.name, operator.label, macs, outcome, "", "", "", operator.reason or ""
     time = found.estimated
     return (
         operator.name,
@@ -63,6 +64,8 @@ def _totals(result: MatchResult, found: TargetMatch) -> RenderableType:
     products = f"{found.embedded} of {found.products} embedded"
     if found.on_alternatives:
         products += f", {found.on_alternatives} of them on alternatives"
+    for outcome, count in found.undecided.items():
+        products += f", {count} {outcome}: whether these can be embedded is not known"
     if found.layers != found.products:
         products += f"; {found.layers} distinct"
     macs = f"{across.share(line.embedded_macs, line.macs)} of {across.macs_text(line.macs)}"

@@ -14,7 +14,7 @@ Row = tuple[str, str]
 def asked_rows(workload: Computation, solved: SolveResult, method: Compared | None) -> list[Row]:
     """What was asked for, by which method it is computed, and the set under which the workload, or
     the method's product, was searched."""
-    if workload is solved.workload:
+    if workload == solved.workload:
         return [*problem_rows(solved), *method_rows(method)]
     given = given_rows(workload, solved.target)
     return [*given, *method_rows(method), ("constraints", set_words(solved))]

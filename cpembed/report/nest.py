@@ -120,5 +120,6 @@ def _head(loop: Loop) -> str:
 def shortened(index: IndexExpr, extents: Mapping[str, int]) -> IndexExpr:
     """The expression without iterators of one step, which are 0."""
     return IndexExpr.of(
-        (term for term in index.terms if extents[term.iterator] > 1), index.constant
+        (term for term in index.terms if any(extents[name] > 1 for name in term.iterators)),
+        index.constant,
     )

@@ -17,7 +17,8 @@ from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.methods import asked_rows, error_words
 from cpembed.report.solve import found, searched
-from cpembed.targets.choice import Choice, Estimated, ModelChoice
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.choice import Choice, ModelChoice
 from cpembed.tuning.plain import figure
 
 _Row = tuple[str, str]
@@ -79,7 +80,7 @@ def schedule(
         return [("schedule", f"the best of {trials}: {described}")]
     rows = [("schedule", f"untuned: {described}")]
     if choice.model is not None and choice.scored is not None:
-        first = choice.model.of(solved.embeddings[0]) if solved.embeddings else None
+        first = solved.embeddings[0] if solved.embeddings else None
         rows.append(("chosen", _why(target, choice.model, choice.scored.cost, first, method)))
     return rows
 
@@ -88,10 +89,10 @@ def _why(
     target: AnyTarget,
     model: ModelChoice,
     cost: float,
-    first: Estimated | None,
+    first: RankedCandidate | None,
     method: Compared | None,
 ) -> str:
-    """``first`` is the estimate of the candidate with the least overheads."""
+    """``first`` is the candidate with the least overheads."""
     included = ", packing and unpacking included" if target.unit == "us" else ""
     if method is not None and method.rewritten is not None:
         included = " for a product, without the parts around it"
@@ -100,10 +101,14 @@ def _why(
         return times
     among = f"{times}: the fastest of the {model.considered} candidates that were estimated"
     if first is None:
-        return f"{among} (rank 1: the instruction cannot execute it)"
-    if first is model.estimates[0]:
         return among
-    return f"{among} (rank 1: {figure(first.cost, target.unit)})"
+    refusal = model.why_refused(first)
+    if refusal is not None:
+        return f"{among} (rank 1 is refused: {refusal})"
+    estimated = model.of(first)
+    if estimated is None or estimated == model.estimates[0]:
+        return among
+    return f"{among} (rank 1: {figure(estimated.cost, target.unit)})"
 
 
 def _verified(result: RunResult) -> str:

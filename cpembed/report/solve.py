@@ -193,10 +193,11 @@ def found(result: SolveResult) -> str:
     if result.status is Status.UNKNOWN and result.unsearched:
         return f"nothing, which is no proof; {left_out}; {took}"
     if result.status is Status.UNKNOWN:
-        return f"nothing yet: the search was stopped by its limit; {took}"
+        return f"nothing that is proven: the search was stopped by its {result.stopped_by}; {took}"
     many = wording.plural(result.count, "embedding")
     families = wording.plural(result.families, "family", "families")
-    extent = "all there are" if result.complete else "stopped by the limit, there may be more"
+    extent = f"stopped by the {result.stopped_by}, there may be more"
+    extent = "all there are" if result.complete else extent
     if result.unsearched:
         extent = f"there may be more; {left_out}"
     if result.top_proven and not result.complete:

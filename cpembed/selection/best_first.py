@@ -22,6 +22,7 @@ from cpembed.embedding.space import EmbeddingSpace, spaces_of
 from cpembed.hw.instruction import Instruction
 from cpembed.ir.computation import Computation
 from cpembed.selection.bounds import Lower, Maps, SpaceBounds
+from cpembed.time_limit import check_time
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def best_first(
     for number in range(len(spaces)):
         grow(number, ())
     while heap:
+        check_time()
         lower, _, node = heapq.heappop(heap)
         if isinstance(node, _Leaf):
             members = [
@@ -87,6 +89,7 @@ def best_first(
                 for classes, at in zip(bounds[node.space].classes, node.chosen, strict=True)
             ]
             for place in itertools.product(*members):
+                check_time()
                 yield Bounded(lower, node.space, spaces[node.space].embedding(place))
         else:
             at = node.position

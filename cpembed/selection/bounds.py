@@ -26,6 +26,7 @@ from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.ir.computation import Operand
 from cpembed.ir.dtypes import size_bytes
 from cpembed.selection.footprint import Dimension, Fused, State, Tile, dimensions_of
+from cpembed.time_limit import check_time
 
 Floats = NDArray[np.float64]
 Maps = Sequence[AxisMaps | Embedding]
@@ -97,6 +98,7 @@ class _Joint:
             itertools.product(*(self.states[c] for c in self.components)),
             strict=True,
         ):
+            check_time()
             known: dict[str, State] = {}
             for component, states in zip(self.components, chosen, strict=True):
                 known |= dict(zip(axes[component], states, strict=True))
@@ -159,6 +161,7 @@ class SpaceBounds:
         known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
         owned = [axis for axis, owner in self._owner.items() if owner == component]
         for number, found in enumerate(maps):
+            check_time()
             states, fused = _states(found, self._extents)
             calls = math.prod(group.tile.calls(group.extent) for group in fused) * math.prod(
                 self._axis_calls(axis, states.get(axis)) for axis in owned

@@ -16,7 +16,7 @@ from cpembed.selection.best_first import Bounded, best_first
 from cpembed.selection.bounds import Lower
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import Overheads, overheads
-from cpembed.time_limit import OutOfTime, within
+from cpembed.time_limit import OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
 
 
@@ -77,6 +77,7 @@ def rank(
     def derive_all() -> None:
         nonlocal derived
         for item in _in_order(workload, instruction, embeddings, weights, top):
+            check_time()
             if top is not None and len(best) >= top:
                 last = best[-1][0]
                 if item.lower > last.cost:

@@ -32,11 +32,11 @@ class Estimated:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Candidates as the model ranks them, the fastest first; ``refused`` says why the instruction
-    cannot execute the others."""
+    """Candidates as the model ranks them, the fastest first; ``refused`` are the ids of those that
+    the target cannot execute, each with the reason."""
 
     estimates: tuple[Estimated, ...]
-    refused: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
 
     @property
     def considered(self) -> int:
@@ -44,8 +44,14 @@ class ModelChoice:
         return len(self.estimates) + len(self.refused)
 
     def of(self, ranked: RankedCandidate) -> Estimated | None:
-        """The estimate of a candidate; None where it was refused."""
-        return next((item for item in self.estimates if item.ranked is ranked), None)
+        """The estimate of a candidate, by its id: it may come from another process; None where it
+        was refused or is not among those looked at."""
+        wanted = ranked.candidate.identifier
+        return next((e for e in self.estimates if e.ranked.candidate.identifier == wanted), None)
+
+    def why_refused(self, ranked: RankedCandidate) -> str | None:
+        """Why the target cannot execute a candidate; None where it was not refused."""
+        return dict(self.refused).get(ranked.candidate.identifier)
 
 
 @dataclass(frozen=True)
@@ -92,13 +98,13 @@ def compared(
     """Candidates by their estimates; first the one that is given first among those that the model
     takes for equally fast."""
     found: list[Estimated] = []
-    refused: list[str] = []
+    refused: list[tuple[str, str]] = []
     for ranked in candidates:
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
             found.append(Estimated(ranked, target.space(lowered).best()))
         except LoweringError as error:
-            refused.append(str(error))
+            refused.append((ranked.candidate.identifier, str(error)))
     if found:
         least = min(item.cost for item in found)
         first = next(item for item in found if item.cost <= target.equal * least)
@@ -116,7 +122,7 @@ def choices(
     """
     model = compared(target, candidates, epilogue)
     if not model.estimates:
-        raise LoweringError(model.refused[0])
+        raise LoweringError(model.refused[0][1])
     return [
         Choice(item.ranked, item.scored.schedule, item.scored, None, model)
         for item in model.estimates

@@ -26,6 +26,8 @@ TOTALS = {
     "mapped": int,
     "products": int,
     "embedded": int,
+    "stopped": int,
+    "failed": int,
     "on_alternatives": int,
     "distinct": int,
     "retyped": int,

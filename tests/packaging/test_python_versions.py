@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.cli.test_time_limit import SOLVE, STOPPED, WATCHERS
 from tests.packaging.test_wheel import CHECKOUT, run, wheel  # noqa: F401
 
 LAYER = ("gemm", "m=8", "n=32", "k=64")
@@ -44,6 +45,16 @@ def test_the_wheel_works_with_the_pins_of_the_lock_file(wheel, tmp_path, version
         run(cpembed, "run", *LAYER, "--target", "vta_1x16x16", "--json", cwd=tmp_path)
     )
     assert simulated["verified"] is True
+    # A limit is kept where something watches: an exception from outside would not arrive.
+    own_python = str(own / "python")
+    for watcher in WATCHERS.values():
+        for arguments in (SOLVE, STOPPED):
+            command = (own_python, *watcher, *arguments)
+            done = subprocess.run(
+                command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+            )
+            assert done.returncode in (0, 4), done.stderr
+            assert "Traceback" not in done.stderr
 
 
 def test_the_versions_that_are_named_are_the_same_everywhere():

@@ -20,7 +20,7 @@ from cpembed.ir.computation import Computation
 from cpembed.selection.best_first import best_first
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import Overheads, overheads
-from cpembed.time_limit import Clock, OutOfTime, within
+from cpembed.time_limit import Clock, OutOfTime, check_time, within
 from cpembed.transform.derive import LayoutCache
 from cpembed.transform.proof import require
 
@@ -149,6 +149,7 @@ class _Ordered:
         for item in best_first(
             self._workload, self._instruction, self._embeddings, EXECUTIONS_ONLY
         ):
+            check_time()
             floor = self._cost.of(item.lower.calls, 0)
             if floor >= self._least:
                 break

@@ -162,6 +162,7 @@ static int call(Handle *handle, const Call *step) {
 
 static int prepare(Handle *handle) {
   int status = CPEMBED_OK;
+  adopt(handle->pool);
   current = handle->pool;
   own_number = 0;
   for (int k = 0; k < PREPARE_COUNT && status == CPEMBED_OK; k++)
@@ -205,13 +206,22 @@ static int bind(Handle *handle, const void *const in[], void *const out[], void 
   return CPEMBED_OK;
 }
 
+/* Forget the caller's memory, which lives no longer than the call: NAME_tensor gives none of it. */
+static void unbind(Handle *handle, const void *workspace) {
+  for (int k = 0; k < BUFFER_COUNT; k++) {
+    int role = buffers[k].role;
+    if (role == INPUT || role == OUTPUT || (role == WORKSPACE && workspace != NULL))
+      handle->tensors[k].data = NULL;
+  }
+}
+
 static int execute(Handle *handle, int first, int last, const void *const in[], void *const out[],
                    void *workspace, double *ns) {
   if (handle == NULL || first < 0 || last > STEP_COUNT || first > last)
     return CPEMBED_BAD_ARGUMENT;
   if (!handle->packed) return CPEMBED_NOT_PACKED;
   int status = bind(handle, in, out, workspace);
-  if (status != CPEMBED_OK) return status;
+  adopt(handle->pool);
   current = handle->pool;
   own_number = 0;
   for (int k = first; k < last && status == CPEMBED_OK; k++) {
@@ -222,6 +232,7 @@ static int execute(Handle *handle, int first, int last, const void *const in[], 
   for (int k = 0; k < OUTPUT_COUNT && status == CPEMBED_OK; k++)
     if (!is_aligned(out[k]))
       memcpy(out[k], handle->staged[output_buffers[k]], (size_t)buffers[output_buffers[k]].bytes);
+  unbind(handle, workspace);
   return status;
 }
 
@@ -293,8 +304,10 @@ API int PUBLIC(pack)(Handle *handle, const void *const weights[]) {
   }
   if (status == CPEMBED_OK) status = prepare(handle);
   for (int k = 0; k < WEIGHT_COUNT; k++) { /* copies that were for packing only */
-    free(handle->staged[weight_buffers[k]]);
-    handle->staged[weight_buffers[k]] = NULL;
+    int number = weight_buffers[k];
+    free(handle->staged[number]);
+    handle->staged[number] = NULL;
+    if (buffers[number].copy < 0) handle->tensors[number].data = NULL;
   }
   return status;
 }

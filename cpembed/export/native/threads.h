@@ -15,7 +15,8 @@ typedef int (*Task)(int number, Group *group, void *data);
 typedef struct { void *memory; size_t bytes; int taken; } Block;
 
 typedef struct {
-  int threads;
+  int threads, rooms; /* `rooms`: threads when it was opened, which have blocks */
+  int forks;
   pthread_t ids[MOST_THREADS];
   int started;
   Task task;
@@ -34,6 +35,12 @@ typedef struct {
 } Pool;
 
 typedef struct { Pool *pool; int number; } Start;
+
+/* How often this process was forked off since the library was loaded. */
+static int forks;
+static pthread_once_t watched = PTHREAD_ONCE_INIT;
+static void forked(void) { forks++; }
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forked); }
 
 static _Thread_local Pool *current;
 static _Thread_local int own_number, inside;
@@ -238,7 +245,24 @@ void *__TVMBackendParallelLaunch = (void *)TVMBackendParallelLaunch;
 void *__TVMBackendParallelBarrier = (void *)TVMBackendParallelBarrier;
 void *__TVMFFIErrorSetRaisedFromCStr = (void *)TVMFFIErrorSetRaisedFromCStr;
 
+/* In a forked child the pool is the calling thread's alone: its threads, and whoever held its lock
+   or waited, stayed behind. */
+static void adopt(Pool *pool) {
+  if (pool->forks == forks) return;
+  pool->forks = forks;
+  pool->threads = 1;
+  pool->started = 0;
+  atomic_store(&pool->sleeping, 0);
+  atomic_store(&pool->waiting, 0);
+  pthread_mutex_init(&pool->lock, NULL);
+  pthread_cond_init(&pool->wake, NULL);
+  pthread_cond_init(&pool->done, NULL);
+  inside = 0;
+  for (int k = 0; k < MOST_BLOCKS; k++) pool->blocks[0][k].taken = 0;
+}
+
 static void pool_close(Pool *pool) {
+  adopt(pool);
   if (pool->started > 0) {
     atomic_store(&pool->stop, 1);
     launch(pool, 0);
@@ -247,7 +271,7 @@ static void pool_close(Pool *pool) {
   pthread_cond_destroy(&pool->wake);
   pthread_cond_destroy(&pool->done);
   pthread_mutex_destroy(&pool->lock);
-  for (int t = 0; pool->blocks != NULL && t < pool->threads; t++)
+  for (int t = 0; pool->blocks != NULL && t < pool->rooms; t++)
     for (int k = 0; k < MOST_BLOCKS; k++) free(pool->blocks[t][k].memory);
   free(pool->blocks);
   free(pool->claimed);
@@ -258,7 +282,9 @@ static int pool_open(Pool *pool, int threads) {
     cpu_set_t cores;
     threads = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
   }
-  pool->threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+  pthread_once(&watched, watch_forks);
+  pool->forks = forks;
+  pool->threads = pool->rooms = threads < MOST_THREADS ? threads : MOST_THREADS;
   pthread_mutex_init(&pool->lock, NULL);
   pthread_cond_init(&pool->wake, NULL);
   pthread_cond_init(&pool->done, NULL);

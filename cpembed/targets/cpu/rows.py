@@ -36,7 +36,10 @@ def over_rows(
             extent = fused_extent(workload, members, {members[-1]: pitch})
             if digit.axis not in members or set(members) & set(others):
                 continue
-            count = max(e for e in instruction.axis(lane).allowed if e <= extent or e == 1)
+            fitting = [e for e in instruction.axis(lane).allowed if e <= extent]
+            if not fitting:
+                continue
+            count = max(fitting)
             sizes = [workload.extents[member] for member in members]
             own = members.index(digit.axis)
             now = -(-sizes[own] // digit.count) * sizes[1 - own]

@@ -57,15 +57,26 @@ def _axes(embedding: Embedding, digits: Iterable[Digit]) -> set[str]:
 
 def _window(workload: Computation) -> tuple[str, ...]:
     """The reduction axes of an input that is read by windows, in the order in which it has them;
-    none where none is."""
+    none where none is, or where another input lacks some of them, so that they are no one axis."""
     kinds = {axis.name: axis.kind for axis in workload.axes}
     for operand in workload.inputs:
         index = workload.access(operand.name).index
         if any({kinds[name] for name in i.iterators} == set(AxisKind) for i in index):
             walked = dict.fromkeys(name for i in index for name in i.iterators)
-            return tuple(
+            window = tuple(
                 name
                 for name in walked
                 if kinds[name] is AxisKind.REDUCTION and workload.extents[name] > 1
             )
+            if len({_readers(workload, name) for name in window}) == 1:
+                return window
     return ()
+
+
+def _readers(workload: Computation, axis: str) -> frozenset[str]:
+    """The operands that an axis moves along."""
+    return frozenset(
+        operand
+        for operand, accesses in workload.access_maps.items()
+        if any(axis in index.iterators for access in accesses for index in access.index)
+    )

@@ -51,6 +51,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cpembed.errors import InvariantError
+from cpembed.ir.polyhedral import in_time
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import general
 from cpembed.transform.proof.factored import Factored
@@ -78,23 +79,23 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
     """
     if program.original is not None:
         # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
-        failed = flattening(program)
+        failed = in_time(flattening, program)
         return Proof((*failed, *prove_whole(program).failed))
     if program.overlaps or _has_digits_of_sums(program):
         # The lemmas take every point to be executed once, and every digit to be an iterator's.
         return prove_whole(program)
     lemmas, whole = Factored(program, shared), general.Relations(program)
     outputs = {operand.name for operand in program.workload.outputs}
-    failed = [] if lemmas.coverage() else general.coverage(whole)
+    failed = [] if lemmas.coverage() else in_time(general.coverage, whole)
     written = not failed
     for operand in program.operands:
-        wrong = [] if lemmas.access(operand) else general.access(whole, operand)
+        wrong = [] if lemmas.access(operand) else in_time(general.access, whole, operand)
         written = written and not (wrong and operand.name in outputs)
         failed += wrong
-    failed += [] if lemmas.neutral() else general.neutral(whole)
+    failed += [] if lemmas.neutral() else in_time(general.neutral, whole)
     # The lemmas about the output build on coverage and on where the program writes.
     for name in sorted(outputs):
-        failed += [] if written and lemmas.output(name) else general.output(whole, name)
+        failed += [] if written and lemmas.output(name) else in_time(general.output, whole, name)
     failed += [] if lemmas.tile() else general.tile(program)
     return Proof(tuple(failed))
 
@@ -113,10 +114,10 @@ def prove_whole(program: DerivedProgram) -> Proof:
     """Decide every obligation on the whole program, without lemmas: slow, for comparison."""
     whole = general.Relations(program)
     failed = [
-        *general.coverage(whole),
-        *(text for operand in program.operands for text in general.access(whole, operand)),
-        *general.neutral(whole),
-        *(t for operand in program.workload.outputs for t in general.output(whole, operand.name)),
+        *in_time(general.coverage, whole),
+        *(text for operand in program.operands for text in in_time(general.access, whole, operand)),
+        *in_time(general.neutral, whole),
+        *(t for o in program.workload.outputs for t in in_time(general.output, whole, o.name)),
         *general.tile(program),
     ]
     return Proof(tuple(failed))

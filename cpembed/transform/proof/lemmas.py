@@ -14,7 +14,7 @@ from functools import lru_cache
 import islpy as isl
 
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.ir.polyhedral import index_text
+from cpembed.ir.polyhedral import in_time, index_text
 from cpembed.transform.proof.normal_form import Plain, Term, normal_form
 
 Goal = tuple[Plain, tuple[tuple[Hashable, Plain], ...]]
@@ -109,7 +109,7 @@ def _same_form(left: Goal, right: Goal) -> bool:
 
 @lru_cache(CACHE_SIZE)
 def _decide(lemma: Lemma, goals: tuple[Goal, ...], sizes: tuple[int, ...]) -> bool:
-    return lemma(Question(goals), sizes)
+    return in_time(lemma, Question(goals), sizes)
 
 
 @lru_cache(CACHE_SIZE)

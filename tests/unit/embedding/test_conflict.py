@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from cpembed.embedding import boxless
+from cpembed.embedding import boxless, projection
 from cpembed.embedding.boxless import feasible_without_boxes
 from cpembed.embedding.conflict import Conflict, explain_infeasible
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
@@ -377,6 +377,16 @@ def test_out_of_time_is_said() -> None:
     conflict = explain_infeasible(workload, instruction, strict, SearchLimits(seconds=0.0))
     assert not conflict.minimal
     assert "time ran out" in conflict.words[-1]
+
+
+def test_what_is_too_large_is_not_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(projection, "feasible_without_boxes", lambda *_: None)
+    instruction = load_hardware_spec("vta_1x16x16").instruction
+    workload = suite("deepbench")[0].workload()
+    conflict = explain_infeasible(workload, instruction, load_constraint_set("strict"))
+    assert not conflict.minimal
+    assert any("it would take too long to decide whether" in words for words in conflict.words)
+    assert not any("time ran out" in words for words in conflict.words)
 
 
 def test_relaxations_keep_their_promise() -> None:

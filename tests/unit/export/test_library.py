@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -150,6 +151,87 @@ def test_a_closed_library_says_so(path: Path) -> None:
     library.close()
     with pytest.raises(LibraryError, match="closed"):
         library.run(X)
+
+
+@pytest.mark.parametrize("asleep", [0.0, 0.05], ids=["spinning", "sleeping"])
+def test_a_forked_child_runs_alone_and_ends(path: Path, asleep: float) -> None:
+    """Its handle's threads, and what they hold, stay in the parent: closing waits for none."""
+    script = f"""
+import os, sys, time
+import numpy as np
+from cpembed.export.loader import Library
+X, W = np.arange({SIZE}, dtype=np.int32).reshape(-1, 10), np.arange({SIZE}, dtype=np.int32)
+library = Library({str(path)!r}, "sums", threads=4)
+closed = Library({str(path)!r}, "sums", threads=3)
+library.pack(W)
+right = library.run(X)[0]
+time.sleep({asleep})
+child = os.fork()
+if child == 0:
+    assert (library.threads, closed.threads) == (4, 3)
+    assert np.array_equal(library.run(X)[0], right)
+    library.pack(W)
+    assert np.array_equal(library.run(X)[0], right)
+    assert library.threads == 1
+    closed.close()
+    with Library({str(path)!r}, "sums", threads=2) as another:
+        another.pack(W)
+        assert np.array_equal(another.run(X)[0], right)
+        grandchild = os.fork()
+        if grandchild:
+            sys.exit(os.waitpid(grandchild, 0)[1])
+    sys.exit()
+status = os.waitpid(child, 0)[1]
+assert np.array_equal(library.run(X)[0], right) and library.threads == 4
+sys.exit(status != 0)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+def test_no_memory_of_the_caller_is_looked_at(library: Library, shift: int) -> None:
+    """It may be freed: of what a call was given nothing can be read after it."""
+
+    def placed(array: np.ndarray) -> np.ndarray:
+        room = aligned((array.nbytes + shift,), np.uint8)[shift:]
+        found = room.view(array.dtype).reshape(array.shape)
+        found[:] = array
+        return found
+
+    library.pack(placed(W))
+    for name in ("x", "w", "y"):
+        with pytest.raises(LibraryError, match=f"no buffer {name} now"):
+            library.tensor(name)
+    library.run(placed(X), out=[placed(Y)])
+    for name in ("x", "w", "y"):
+        with pytest.raises(LibraryError, match=f"no buffer {name} now"):
+            library.tensor(name)
+    assert np.array_equal(library.tensor("sum"), X.reshape(-1) + 2 * W)
+    library.close()
+    with pytest.raises(LibraryError, match="closed"):
+        library.tensor("sum")
+
+
+def test_a_workspace_of_the_caller_is_not_looked_at(library: Library) -> None:
+    library.pack(W)
+    library.run(X)
+    room, out = aligned((library.workspace_bytes,), np.uint8), aligned((SIZE,), np.int32)
+    pointers = (ctypes.c_void_p * 1)(X.ctypes.data), (ctypes.c_void_p * 1)(out.ctypes.data)
+    run = library._function("run")
+    assert run(library._handle, *pointers, room.ctypes.data) == 0
+    assert np.array_equal(out, Y)
+    with pytest.raises(LibraryError, match="no buffer sum now"):
+        library.tensor("sum")
+    # Also after a call that was refused half-way.
+    nothing = (ctypes.c_void_p * 1)(None)
+    assert run(library._handle, pointers[0], nothing, None) != 0
+    for name in ("x", "y"):
+        with pytest.raises(LibraryError, match=f"no buffer {name} now"):
+            library.tensor(name)
+    library.run(X)
+    assert np.array_equal(library.tensor("sum"), X.reshape(-1) + 2 * W)
 
 
 def test_handles_run_beside_each_other(path: Path) -> None:

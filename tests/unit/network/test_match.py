@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cpembed.api import chosen as chosen_module
 from cpembed.api.chosen import Request
 from cpembed.api.matching import Match, matched, typed_for
 from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
 from cpembed.graph.kinds.product import Product
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.ir.computation import Computation
 from cpembed.network import match as match_module
 from cpembed.network.match import MatchResult, match
 from tests.unit.network.networks import macs, network
@@ -156,6 +161,42 @@ def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     found = only(match(network("n", {"a": FULL}), [VTA], prepares=False))
     assert found.embedded == 0
     assert "SIGKILL" in (found.matched[0].reason or "")
+
+
+def test_a_search_that_was_stopped_does_not_say_no() -> None:
+    """A limit leaves open whether the instruction fits; so does that of an alternative."""
+    net = network("net", {"first": "gemm m=8 n=16 k=16"})
+    found = only(match(net, ["vta_1x16x16"], timeout=1e-9, prepares=False))
+    operator = found.matched[0]
+    assert operator.found is not None
+    assert (operator.found.outcome, found.undecided) == ("stopped", {"stopped": 1})
+    assert operator.reason is not None
+    assert "before the time limit: give a longer --timeout" in operator.reason
+    assert operator.to_json()["outcome"] == "stopped"
+    assert found.totals_json()["stopped"] == 1
+
+
+def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = hardware_spec("vta_1x16x16")
+    other = replace(spec, name="other")
+    nothing = workload("C[m,n] max= A[m,k] * B[k,n] m=8 n=16 k=16", "vta_1x16x16")
+    usual = chosen_module.searches
+
+    def searches(layer: Computation, target: HardwareSpec, *rest: Any, **more: Any) -> Any:
+        found = usual(layer, target, *rest, **more)
+        if target.name != "other":
+            return found
+        return tuple(replace(f, status=Status.UNKNOWN, conflict=None, embeddings=()) for f in found)
+
+    monkeypatch.setattr(chosen_module, "searches", searches)
+    names = {"other": other}
+    monkeypatch.setattr(chosen_module, "hardware_spec", lambda n: names.get(str(n), n))
+    asked = Request(nothing, replace(spec, alternatives=("other",)), timeout=20)
+    found = matched(asked)
+    assert found.outcome == "stopped"
+    assert found.reason is not None
+    assert found.reason.endswith("other not searched to the end: give a longer --timeout")
+    assert matched(replace(asked, target=replace(spec, alternatives=()))).outcome == "no"
 
 
 def test_several_targets_have_a_result_each_in_the_order_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -176,3 +177,25 @@ def test_a_target_without_a_back_end_is_an_error() -> None:
         open_target(solved.target)
     with pytest.raises(BackendUnavailable, match="gemm_16x16x16"):
         schedule_space(solved.embeddings[0].candidate.program, solved.target)
+
+
+def test_candidates_of_another_process_are_known_by_their_ids() -> None:
+    """Programs are built in the worker: what comes back is equal to what was sent, not the same."""
+    target = open_target(hardware_spec("avx2_int8"))
+    ranked = solve(workload("gemm m=8 n=16 k=16", target.spec), target.spec, top=3).embeddings
+    model = compared(target, ranked)
+    for item in ranked:
+        again = pickle.loads(pickle.dumps(item))
+        assert again is not item
+        assert model.of(again) == model.of(item)
+        assert (model.of(again) is None) == (model.why_refused(again) is not None)
+    assert model.of(ranked[0]) is not None
+
+
+def test_a_refused_candidate_is_said_with_its_reason() -> None:
+    target = open_target(hardware_spec("avx2_int8"))
+    ranked = solve(workload("gemm m=8 n=16 k=16", target.spec), target.spec, top=1).embeddings
+    (name,) = (item.candidate.identifier for item in ranked)
+    model = ModelChoice((), ((name, "the unit cannot read z with a stride"),))
+    assert model.why_refused(ranked[0]) == "the unit cannot read z with a stride"
+    assert model.of(ranked[0]) is None
