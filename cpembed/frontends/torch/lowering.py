@@ -47,6 +47,11 @@ _CHECKS = ("aten._assert_",)
 """Beginnings of the names of operators that compute nothing."""
 _COMPUTED_AT_ONCE = ("aten", "prims", "prim")
 """Namespaces of operators that PyTorch computes where all their tensors are constants."""
+_UNDEFINED = ("aten.empty", "aten.new_empty", "aten.resize")
+"""Beginnings of the names of operators whose results are whatever lies in memory."""
+_COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
+"""Constants that are computed have these bytes together, and so many times those of the model's
+parameters: a small file makes no large ones."""
 
 
 def is_known(target: Any) -> bool:
@@ -103,6 +108,7 @@ class Lowering:
     tensors: dict[Any, torch.Tensor] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=dict)
     dynamic: dict[str, tuple[str, str]] = field(default_factory=dict)
+    computed_bytes: int = -_COMPUTED_BYTES
 
     def input(self, node: torch.fx.Node, name: str) -> None:
         """A placeholder that is an input of the network."""
@@ -113,6 +119,7 @@ class Lowering:
         """A placeholder, or an attribute, that is a parameter."""
         type_of(f"{self.builder.name}: {name}", tensor)
         self.tensors[node.name] = tensor.detach()
+        self.computed_bytes -= _COMPUTED_SHARE * tensor.numel() * tensor.itemsize
         self.values[node.name] = self.builder.constant(array_of(tensor), name)
 
     def run(self, nodes: Sequence[torch.fx.Node]) -> None:
@@ -214,6 +221,9 @@ class Lowering:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags:
             return False
+        if str(target).startswith(_UNDEFINED):
+            return False
+        self._count(node)
 
         def tensor(source: torch.fx.Node) -> torch.Tensor:
             return self.tensors[source.name]
@@ -228,6 +238,19 @@ class Lowering:
         else:
             self.values[node.name] = self._kept(node.name, value, node)
         return True
+
+    def _count(self, node: torch.fx.Node) -> None:
+        """Raise :class:`ModelError` for a constant that is too large to be computed."""
+        results = node.meta["val"]
+        for value in results if isinstance(results, list | tuple) else [results]:
+            if isinstance(value, torch.Tensor):
+                self.computed_bytes += value.numel() * value.itemsize
+        if self.computed_bytes > 0:
+            raise ModelError(
+                f"{self.builder.name}: {place_of(node)} ({node.target}): constants that are "
+                f"computed have more than {_COMPUTED_BYTES:,} bytes and {_COMPUTED_SHARE} times "
+                "the parameters': make them parameters"
+            )
 
     def _kept(self, key: Any, value: Any, node: torch.fx.Node) -> Any:
         if not isinstance(value, torch.Tensor):

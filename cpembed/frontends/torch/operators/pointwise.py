@@ -172,9 +172,9 @@ def _filled(value: float | None) -> Handler:
         known = call.value(number) if isinstance(number, str) else number
         if known is None:
             raise call.error("the number that fills a tensor is computed while the model runs")
-        dtype = call.result.dtype
-        filled = np.full(call.result.shape, known, "float32" if dtype == "bfloat16" else dtype)
-        return call.cast(call.tensor(filled), dtype)
+        shape, dtype = call.result.shape, call.result.dtype
+        one = np.full((1,) * len(shape), known, "float32" if dtype == "bfloat16" else dtype)
+        return call.expanded(call.cast(call.tensor(one), dtype), shape)
 
     return handler
 
@@ -241,7 +241,10 @@ OPERATORS: Mapping[str, Handler] = {
     **overloads("new_zeros", _filled(0), "default"),
     **overloads("ones_like", _filled(1), "default"),
     **overloads("new_ones", _filled(1), "default"),
+    # What an empty tensor holds is undefined: zeros are as good as anything.
     **overloads("empty_like", _filled(0), "default"),
+    **overloads("new_empty", _filled(0), "default"),
+    **overloads("empty", _filled(0), "memory_format"),
     **overloads("full_like", _filled(None), "default"),
     **overloads("new_full", _filled(None), "default"),
     "aten.lift_fresh_copy.default": _convert,
