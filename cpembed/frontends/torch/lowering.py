@@ -157,12 +157,16 @@ class Lowering:
         call = self._call(node)
         try:
             self.values[node.name] = handler(call)
+            call.check_read()
         except WorkloadError as error:
             raise call.error(str(error)) from error
 
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments
-        arguments = {argument.name: argument.default_value for argument in schema}
+        defaults = {
+            a.name: self._argument(a.default_value) for a in schema if a.has_default_value()
+        }
+        arguments = dict(defaults)
         arguments |= {argument.name: value for argument, value in zip(schema, node.args)}  # noqa: B905
         arguments |= node.kwargs
         place = place_of(node)
@@ -183,6 +187,7 @@ class Lowering:
             {name: self._argument(value) for name, value in arguments.items()},
             kinds,
             first is not None and len(first.users) == 1,
+            defaults,
         )
 
     def _argument(self, value: Any) -> Any:

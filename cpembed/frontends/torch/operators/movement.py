@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from cpembed.frontends.movements import repeated
-from cpembed.frontends.torch.call import Call, Handler, per_axis
+from cpembed.frontends.torch.call import Call, Handler, Results, per_axis
 from cpembed.graph.kinds import Concat, Slice
 
 
@@ -14,13 +14,16 @@ def _same(call: Call) -> str:
     return call["self"]
 
 
-def _dropout(call: Call) -> str:
-    if call["train"]:
+def _dropout(call: Call) -> Results:
+    share = call["p"]
+    # native_dropout trains where it does not say.
+    if call["train"] is not False and share:
         raise call.error("elements are dropped at random: call model.eval() before the export")
-    return call["input"]
+    return call.first_of(call["input"])
 
 
 def _view(call: Call) -> str:
+    call.in_result("start_dim", "end_dim", "dim", "other")
     return call.reshaped(call["self"], call.result.shape)
 
 
@@ -65,6 +68,7 @@ def _move_axes(call: Call) -> str:
 
 def _expand(call: Call) -> str:
     x, shape = call["self"], call.result.shape
+    call.in_result("other")
     return call.expanded(x, shape)
 
 
@@ -101,6 +105,7 @@ def _slice(call: Call) -> str:
 def _copy(call: Call) -> str:
     """The source in the shape and the type of what it is stored in."""
     source = call.cast(call["src"], call.result.dtype)
+    call.in_result("self")
     return call.expanded(source, call.result.shape)
 
 
@@ -149,6 +154,7 @@ def _narrow(call: Call) -> str:
 def _split(call: Call) -> tuple[str, ...]:
     """Parts of the sizes that the results have."""
     x = call["self"]
+    call.in_result("indices")
     axis = call.axis(x, call["dim"])
     parts: list[str] = []
     start = 0
@@ -224,7 +230,10 @@ _VIEWS = (
 OPERATORS: Mapping[str, Handler] = {
     **{f"aten.{name}.default": _same for name in _SAME},
     **{f"aten.{name}": _view for name in _VIEWS},
-    **{f"aten.{name}dropout.default": _dropout for name in ("", "alpha_", "feature_")},
+    **{
+        f"aten.{name}dropout.default": _dropout
+        for name in ("", "alpha_", "feature_", "feature_alpha_", "native_")
+    },
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose,
     "aten.swapaxes.default": _transpose,

@@ -76,39 +76,48 @@ def _reversed_sub(call: Call) -> str:
     return write(call, call.result.dtype, expression, call["self"], call["other"])
 
 
-def _identity(x: Scalar) -> Scalar:
-    return x
+def _other_sign(a: Scalar, b: Scalar) -> Scalar:
+    """Whether exactly one of two numbers is below 0."""
+    return apply("not", apply("equal", ex.less(a, 0), ex.less(b, 0)))
 
 
-def _floor(x: Scalar) -> Scalar:
-    return apply("floor", x)
+def _remainder(a: Scalar, b: Scalar) -> Scalar:
+    """What a division rounded down leaves, exactly: it has the sign of the divisor."""
+    rest = apply("rem", a, b)
+    is_below = apply("and", apply("not", apply("equal", rest, 0)), _other_sign(rest, b))
+    return ex.where(is_below, ex.add(rest, b), rest)
 
 
-_ROUNDINGS: Mapping[str | None, Callable[[Scalar], Scalar]] = {
-    None: _identity,
-    "floor": _floor,
-    "trunc": ex.truncated,
-}
-"""Of quotients, by PyTorch's names."""
+def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
+    """A quotient of floats rounded down, as PyTorch computes it: what is left is taken off first,
+    so that the quotient is next to an integer."""
+    near = ex.div(ex.sub(a, _remainder(a, b)), b)
+    low = apply("floor", near)
+    rounded = ex.where(ex.less(0.5, ex.sub(near, low)), ex.add(low, 1), low)
+    return ex.where(apply("equal", b, 0), ex.div(a, b), rounded)
 
 
-def _quotient(call: Call, make: Callable[[Scalar, Scalar], Scalar]) -> str:
-    """What a quotient is part of; that of integers is computed in float64."""
-    computing = call.result.dtype if is_float(call.result.dtype) else "float64"
-    return write(call, computing, make, call["self"], call["other"])
-
-
-def _divide(call: Call) -> str:
-    rounding = _ROUNDINGS[call.get("rounding_mode")]
-    return _quotient(call, lambda a, b: rounding(ex.div(a, b)))
+def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
+    quotient = ex.div(a, b)
+    is_rounded = apply("not", apply("equal", apply("rem", a, b), 0))
+    return ex.where(apply("and", is_rounded, _other_sign(a, b)), ex.sub(quotient, 1), quotient)
 
 
 def _floor_divide(call: Call) -> str:
-    return _quotient(call, lambda a, b: _floor(ex.div(a, b)))
+    whole = not is_float(call.result.dtype)
+    make = _floor_quotient_of_integers if whole else _floor_quotient
+    return write(call, call.result.dtype, make, call["self"], call["other"])
 
 
-def _remainder(rounding: Callable[[Scalar], Scalar]) -> Handler:
-    return lambda call: _quotient(call, lambda a, b: ex.sub(a, ex.mul(rounding(ex.div(a, b)), b)))
+def _divide(call: Call) -> str:
+    rounding = call.get("rounding_mode")
+    if rounding == "floor":
+        return _floor_divide(call)
+    values = call["self"], call["other"]
+    if rounding is None or not is_float(call.result.dtype):
+        # Of integers division rounds towards zero.
+        return write(call, call.result.dtype, ex.div, *values)
+    return write(call, call.result.dtype, lambda a, b: ex.truncated(ex.div(a, b)), *values)
 
 
 def _power(call: Call) -> str:
@@ -168,6 +177,7 @@ def _filled(value: float | None) -> Handler:
     """A constant of the shape of a tensor, or of one that is given."""
 
     def handler(call: Call) -> str:
+        call.in_result("self")
         number = call["fill_value"] if value is None else value
         known = call.value(number) if isinstance(number, str) else number
         if known is None:
@@ -179,7 +189,23 @@ def _filled(value: float | None) -> Handler:
     return handler
 
 
+def _exp_minus_one(x: Scalar) -> Scalar:
+    """``exp(x) - 1``, near 0 without the difference of two numbers near 1."""
+    half = apply("tanh", ex.mul(x, 0.5))
+    near = ex.div(ex.mul(half, 2.0), ex.sub(1.0, half))
+    return ex.where(ex.less(apply("abs", x), 1.0), near, ex.sub(apply("exp", x), 1.0))
+
+
+def _log_one_plus(x: Scalar) -> Scalar:
+    """``log(1 + x)``, near 0 with what the rounding of ``1 + x`` lost (Kahan)."""
+    plus = ex.add(x, 1.0)
+    near = ex.div(ex.mul(apply("log", plus), x), ex.sub(plus, 1.0))
+    near = ex.where(apply("equal", plus, 1.0), x, near)
+    return ex.where(ex.less(apply("abs", x), 1.0), near, apply("log", plus))
+
+
 def _convert(call: Call) -> str:
+    call.in_result("other")
     return call.cast(call["self"], call.result.dtype)
 
 
@@ -200,8 +226,8 @@ _FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     "square": lambda x: ex.mul(x, x),
     "sign": ex.sign,
     "trunc": ex.truncated,
-    "expm1": lambda x: ex.sub(apply("exp", x), 1.0),
-    "log1p": lambda x: apply("log", ex.add(x, 1.0)),
+    "expm1": _exp_minus_one,
+    "log1p": _log_one_plus,
     "exp2": lambda x: apply("exp", ex.mul(x, math.log(2))),
     "log2": lambda x: ex.mul(apply("log", x), 1 / math.log(2)),
     "log10": lambda x: ex.mul(apply("log", x), 1 / math.log(10)),
@@ -224,8 +250,8 @@ OPERATORS: Mapping[str, Handler] = {
     **overloads("rsub", _reversed_sub, *EITHER),
     **overloads("mul", _binary(ex.mul), *EITHER),
     **overloads("div", _divide, *EITHER, "Tensor_mode", "Scalar_mode"),
-    **overloads("remainder", _remainder(_floor), *EITHER),
-    **overloads("fmod", _remainder(ex.truncated), *EITHER),
+    **overloads("remainder", _binary(_remainder), *EITHER),
+    **overloads("fmod", _binary(function("rem")), *EITHER),
     **overloads("floor_divide", _floor_divide, "default", "Scalar"),
     **overloads("pow", _power, "Tensor_Scalar", "Tensor_Tensor"),
     **overloads("maximum", _binary(function("max")), "default"),
