@@ -1,6 +1,6 @@
 """Coverage of PyTorch's operators: the samples of its own database, exported, read and evaluated.
 
-``python benchmarks/operators_torch.py`` writes the table of ``docs/operators-torch.md``; the slow test
+``python benchmarks/operators_torch.py --page`` writes ``docs/operators-torch.md``; the slow test
 ``tests/unit/frontends/torch/test_operator_database.py`` runs the same samples.
 """
 
@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from cpembed.errors import CpembedError
 from cpembed.frontends.torch import from_exported
+from cpembed.frontends.torch.lowering import array_of
 from cpembed.graph.graph import Graph, evaluate
 
 PAGE = Path(__file__).parent.parent / "docs" / "operators-torch.md"
@@ -82,7 +83,7 @@ def names() -> list[str]:
 def samples(info: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[int, Any]]:
     """Samples with their numbers: the first, the last, and some between."""
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002: what the database draws from
+    np.random.seed(0)  # noqa: NPY002
     found = list(info.sample_inputs("cpu", dtype, requires_grad=False))
     chosen = sorted({round(k) for k in np.linspace(0, len(found) - 1, min(count, len(found)))})
     for number in chosen:
@@ -152,15 +153,12 @@ def compare(found: Sequence[np.ndarray], wanted: Sequence[torch.Tensor], element
     if len(found) != len(wanted):
         return f"{len(found)} results for {len(wanted)}"
     for number, (mine, tensor) in enumerate(zip(found, wanted, strict=True)):
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-        if tensor.dtype is torch.bfloat16:
-            tensor, mine = tensor.float(), mine.astype(np.float32)
-        theirs = tensor.numpy()
+        theirs = array_of(tensor.resolve_conj().resolve_neg())
         if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             return f"{number}: {mine.dtype}{mine.shape} for {theirs.dtype}{theirs.shape}"
         if not elements or not mine.size:
             continue
-        if theirs.dtype.kind == "f":
+        if theirs.dtype.kind not in "biu":
             finite = np.abs(theirs[np.isfinite(theirs)])
             scale = float(finite.max(initial=0))
             equal = np.isclose(mine, theirs, TOLERANCE, TOLERANCE * scale, equal_nan=True)
@@ -194,7 +192,7 @@ def all_outcomes(chosen: Iterable[str], count: int, processes: int) -> list[Outc
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115: warnings of C++, which nothing filters
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def main() -> int:

@@ -106,11 +106,9 @@ def _nearest(axes: int, middle: float) -> Handler:
 
     def handler(call: Call) -> str:
         x = call.get("input") or call["self"]
-        rank, sizes = len(call.shape(x)), call.result.shape[-axes:]
+        rank, image, sizes = len(call.shape(x)), call.shape(x)[-axes:], call.result.shape[-axes:]
         tables: list[Array] = []
-        for size, result, step in zip(
-            call.shape(x)[-axes:], sizes, _steps(call, axes), strict=True
-        ):
+        for size, result, step in zip(image, sizes, _steps(call, axes), strict=True):
             at = np.arange(result, dtype=np.float32) + np.float32(middle)
             places = np.floor(at * np.float32(step)).astype(np.int64)
             tables.append(np.minimum(places, size - 1))

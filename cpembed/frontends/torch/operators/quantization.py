@@ -91,6 +91,8 @@ def _dequantize(scale: str, zero: str) -> Handler:
     def handler(call: Call) -> str:
         q = call["input"]
         result = call.result.dtype
+        # The integers are what they are, whatever range they were limited to.
+        call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
         found = call.dynamic.get(call[scale])
         if found is not None:
             value = ex.mul(ex.sub(X, Y), Z)

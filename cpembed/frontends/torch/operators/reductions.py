@@ -94,7 +94,7 @@ def _softmax(log: bool) -> Handler:
 
 
 def _log_sum_exp(call: Call) -> str:
-    x = call["self"]
+    x = call.cast(call["self"], call.result.dtype)
     return log_sum_exp(call, x, _axes_of(call, x), call.result.shape)
 
 
