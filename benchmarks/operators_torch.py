@@ -39,6 +39,16 @@ TOLERANCE = 2e-5
 UNDEFINED = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
 """Operators whose results are whatever lies in memory: types are compared, elements are not."""
 
+COMPILED = (
+    *("abs", "add", "clamp", "cumsum", "div.floor_rounding", "exp", "fmod", "log1p", "lt"),
+    *("logsumexp", "matmul", "mean", "permute", "remainder", "roll", "sigmoid", "softmax"),
+    *("std", "where", "nn.functional.avg_pool2d", "nn.functional.conv2d", "nn.functional.gelu"),
+    *("nn.functional.interpolate.bilinear", "nn.functional.interpolate.nearest-exact"),
+    *("nn.functional.layer_norm", "nn.functional.max_pool2d", "nn.functional.pad.reflect"),
+    "nn.functional.scaled_dot_product_attention",
+)
+"""Operators of which a sample is compiled, one or more of every kind of a graph."""
+
 RIGHT, REFUSED, NOT_EXPORTED, WRONG, BROKEN = "right", "refused", "not exported", "WRONG", "BROKEN"
 
 
@@ -115,9 +125,7 @@ def outcomes(name: str, count: int = SAMPLES) -> list[Outcome]:
 
 def outcome(info: Any, sample: Any) -> tuple[str, str]:
     """Export one sample, read it, and compare its evaluation with PyTorch's result."""
-    leaves, spec = pytree.tree_flatten(((sample.input, sample.args), sample.kwargs))
-    model = Called(info.op, leaves, spec).eval()
-    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    model, tensors = called(info, sample)
     try:
         torch.manual_seed(0)
         wanted = model(*(tensor.clone() for tensor in tensors))
@@ -126,18 +134,44 @@ def outcome(info: Any, sample: Any) -> tuple[str, str]:
         return NOT_EXPORTED, _line(error)
     try:
         graph = from_exported(program, name=full_name(info))
+        found = evaluated(graph, tensors)
     except CpembedError as error:
         message = str(error)
         return (BROKEN, "more than one line: " + message) if "\n" in message else (REFUSED, message)
     except Exception:
         return BROKEN, traceback.format_exc()
-    try:
-        found = evaluated(graph, tensors)
-    except Exception:
-        return BROKEN, traceback.format_exc()
     expected = [leaf for leaf in pytree.tree_leaves(wanted) if isinstance(leaf, torch.Tensor)]
     difference = compare(found, expected, full_name(info) not in UNDEFINED)
     return (WRONG, difference) if difference else (RIGHT, "")
+
+
+def called(info: Any, sample: Any) -> tuple[Called, tuple[torch.Tensor, ...]]:
+    """An operator as a model, and its inputs."""
+    leaves, spec = pytree.tree_flatten(((sample.input, sample.args), sample.kwargs))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return Called(info.op, leaves, spec).eval(), tensors
+
+
+def compiled_difference(name: str, target: str) -> str:
+    """What a compiled sample of an operator computes otherwise than PyTorch; of the largest that is
+    read and whose result is not known before it runs."""
+    from cpembed.network.build import compile_graph
+
+    info = next(info for info in op_db if full_name(info) == name)
+    pairs = [called(info, sample) for _, sample in samples(info, torch.float32, SAMPLES)]
+    for model, tensors in sorted(pairs, key=lambda p: -sum(t.numel() for t in p[1])):
+        try:
+            graph = from_exported(torch.export.export(model, tensors), name="compiled")
+        except CpembedError:
+            continue
+        if not graph.operators or not all(tensor.numel() for tensor in tensors):
+            continue
+        arrays = [tensor.contiguous().numpy() for tensor in tensors]
+        network = compile_graph(graph, target, threads=1)
+        results = network.run(dict(zip(graph.inputs, arrays, strict=True)))
+        wanted = pytree.tree_leaves(model(*tensors))
+        return compare([np.asarray(results[name]) for name in graph.outputs], wanted, True)
+    return "no sample is read"
 
 
 def evaluated(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
@@ -195,14 +229,55 @@ def _one_thread() -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def page(found: Sequence[Outcome]) -> str:
+    """The table of the documentation."""
+    groups: dict[str, list[Outcome]] = {}
+    for item in found:
+        groups.setdefault(item.operator, []).append(item)
+    rows = {name: Counter(item.result for item in items) for name, items in groups.items()}
+    read = {name: row for name, row in rows.items() if row[RIGHT]}
+    refused = {name: row for name, row in rows.items() if not row[RIGHT] and row[REFUSED]}
+    counts = Counter(item.result for item in found)
+    text = f"""\
+# Coverage of PyTorch's operators
+
+Made by `python benchmarks/operators_torch.py --page` of the samples in `torch.testing._internal`'s
+database (PyTorch {torch.__version__.partition("+")[0]}, at most {SAMPLES} of an operator for
+each of float32, int64 and bool). Each sample is exported, read and evaluated beside PyTorch.
+*Right*: the same types, integers and Booleans equal, floats within {TOLERANCE:g} of the largest
+element. *Refused*: one line says why. What `torch.export` itself does not take is not counted.
+
+{len(read)} of {len(read) + len(refused)} operators are read; {counts[RIGHT]:,} samples are right,
+{counts[REFUSED]:,} are refused, {counts[WRONG] + counts[BROKEN]:,} are wrong.
+
+| operator | right | refused | the first reason |
+| --- | --: | --: | --- |"""
+    lines = text.splitlines()
+    for name, row in read.items():
+        lines.append(f"| `{name}` | {row[RIGHT]} | {row[REFUSED]} | {_reason(groups[name])} |")
+    lines += ["", "Not read at all:", ""]
+    lines += [", ".join(f"`{name}`" for name in refused) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(items: Iterable[Outcome]) -> str:
+    """Why the first sample that is refused is, without its place."""
+    first = next((item.message for item in items if item.result == REFUSED), "")
+    said = first.partition(": ")[2].replace("|", "\\|")
+    return said if len(said) <= 120 else said[:117] + "…"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*", help="of the database; by default all")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
     chosen = arguments.operators or names()
     found = all_outcomes(chosen, arguments.samples, arguments.processes)
+    if arguments.page:
+        PAGE.write_text(page(found))
     print(Counter(item.result for item in found))
     return int(any(item.result in (WRONG, BROKEN) for item in found))
 

@@ -210,7 +210,7 @@ def _roll(call: Call) -> str:
     for shift, given in zip(call["shifts"], axes, strict=True):
         axis = call.axis(x, given)
         size = call.shape(x)[axis]
-        place = -shift % size
+        place = -shift % size if size else 0
         if place:
             ends = call.part(x, axis, place, size), call.part(x, axis, 0, place)
             x = call.emit(Concat(axis), *ends)

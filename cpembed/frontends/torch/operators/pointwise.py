@@ -189,21 +189,6 @@ def _filled(value: float | None) -> Handler:
     return handler
 
 
-def _exp_minus_one(x: Scalar) -> Scalar:
-    """``exp(x) - 1``, near 0 without the difference of two numbers near 1."""
-    half = apply("tanh", ex.mul(x, 0.5))
-    near = ex.div(ex.mul(half, 2.0), ex.sub(1.0, half))
-    return ex.where(ex.less(apply("abs", x), 1.0), near, ex.sub(apply("exp", x), 1.0))
-
-
-def _log_one_plus(x: Scalar) -> Scalar:
-    """``log(1 + x)``, near 0 with what the rounding of ``1 + x`` lost (Kahan)."""
-    plus = ex.add(x, 1.0)
-    near = ex.div(ex.mul(apply("log", plus), x), ex.sub(plus, 1.0))
-    near = ex.where(apply("equal", plus, 1.0), x, near)
-    return ex.where(ex.less(apply("abs", x), 1.0), near, apply("log", plus))
-
-
 def _convert(call: Call) -> str:
     call.in_result("other")
     return call.cast(call["self"], call.result.dtype)
@@ -226,8 +211,8 @@ _FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     "square": lambda x: ex.mul(x, x),
     "sign": ex.sign,
     "trunc": ex.truncated,
-    "expm1": _exp_minus_one,
-    "log1p": _log_one_plus,
+    "expm1": ex.exp_minus_one,
+    "log1p": ex.log_one_plus,
     "exp2": lambda x: apply("exp", ex.mul(x, math.log(2))),
     "log2": lambda x: ex.mul(apply("log", x), 1 / math.log(2)),
     "log10": lambda x: ex.mul(apply("log", x), 1 / math.log(10)),

@@ -113,6 +113,8 @@ def _choose(call: Call) -> tuple[str, str]:
             f"a tensor is quantized by its own range to {call['quant_min']} … {call['quant_max']} "
             f"of {call['dtype']}: only 0 … 255 of uint8 are known"
         )
+    # A scale below eps, of a tensor that is next to 0, is not widened to it here.
+    call.in_result("eps")
     q, scale, zero = call.emit_all(DynamicQuantize(), x)
     call.dynamic[scale] = x, q
     return scale, zero
