@@ -27,6 +27,7 @@ from cpembed.frontends.torch.operators import HANDLERS
 from cpembed.graph.graph import unused_name
 from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import numpy_dtype
 
 ELEMENT_TYPES = frozenset(
     (
@@ -155,11 +156,24 @@ class Lowering:
         if handler is None:
             raise self._unknown(node, calls)
         call = self._call(node)
+        if call.results and not any(kind is None or kind.elements for kind in call.results):
+            found = self._empty(call)
+            is_list = isinstance(node.meta["val"], list | tuple)
+            self.values[node.name] = found if is_list else found[0]
+            return
         try:
             self.values[node.name] = handler(call)
             call.check_read()
         except WorkloadError as error:
             raise call.error(str(error)) from error
+
+    def _empty(self, call: Call) -> tuple[str, ...]:
+        """Results without elements, which are constants whatever computes them."""
+        return tuple(
+            self.builder.constant(np.zeros(kind.shape, numpy_dtype(kind.dtype)), call.place)
+            for kind in call.results
+            if kind is not None
+        )
 
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments

@@ -73,7 +73,8 @@ def _expand(call: Call) -> str:
 
 
 def _repeat(call: Call) -> str:
-    return repeated(call, call["self"], call.get("repeats") or call["dims"])
+    counts = call.get("dims") if call.get("repeats") is None else call["repeats"]
+    return repeated(call, call["self"], counts)
 
 
 def _repeat_each(call: Call) -> str:

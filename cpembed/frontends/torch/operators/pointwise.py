@@ -131,6 +131,10 @@ def _power(call: Call) -> str:
         -0.5: lambda x: ex.div(1, apply("sqrt", x)),
     }
     result = call.result.dtype
+    if not is_float(result):
+        known = call.value(exponent) if isinstance(exponent, str) else np.asarray(exponent)
+        if known is None or (known < 0).any():
+            raise call.error("a power of integers whose exponent may be below 0: use floats")
     if isinstance(exponent, int | float) and exponent in special and is_float(result):
         return activated(call, special[exponent])
 
