@@ -7,8 +7,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -211,9 +213,12 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
 
 
-def all_outcomes(chosen: Iterable[str], count: int, processes: int) -> list[Outcome]:
-    """Of several operators, in processes of their own."""
+def all_outcomes(
+    chosen: Iterable[str], count: int, processes: int, seconds: float | None = None
+) -> list[Outcome]:
+    """Of several operators, in processes of their own; those that ``seconds`` suffice for."""
     found: list[Outcome] = []
+    end = math.inf if seconds is None else time.monotonic() + seconds
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_one_thread) as pool:
         for part in pool.map(partial(outcomes, count=count), chosen):
@@ -221,6 +226,9 @@ def all_outcomes(chosen: Iterable[str], count: int, processes: int) -> list[Outc
             for item in part:
                 if item.result in (WRONG, BROKEN):
                     print(*item.__dict__.values(), flush=True)
+            if time.monotonic() > end:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     return found
 
 
@@ -229,8 +237,8 @@ def _one_thread() -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def page(found: Sequence[Outcome]) -> str:
-    """The table of the documentation."""
+def page(found: Sequence[Outcome], count: int) -> str:
+    """The table of the documentation, of at most ``count`` samples of each element type."""
     groups: dict[str, list[Outcome]] = {}
     for item in found:
         groups.setdefault(item.operator, []).append(item)
@@ -242,12 +250,13 @@ def page(found: Sequence[Outcome]) -> str:
 # Coverage of PyTorch's operators
 
 Made by `python benchmarks/operators_torch.py --page` of the samples in `torch.testing._internal`'s
-database (PyTorch {torch.__version__.partition("+")[0]}, at most {SAMPLES} of an operator for
+database (PyTorch {torch.__version__.partition("+")[0]}, at most {count} of an operator for
 each of float32, int64 and bool). Each sample is exported, read and evaluated beside PyTorch.
 *Right*: the same types, integers and Booleans equal, floats within {TOLERANCE:g} of the largest
 element. *Refused*: one line says why. What `torch.export` itself does not take is not counted.
 
-{len(read)} of {len(read) + len(refused)} operators are read; {counts[RIGHT]:,} samples are right,
+{len(rows)} of the database's {len(names()):,} operators were run. Of those that can be exported,
+{len(read)} of {len(read) + len(refused)} are read; {counts[RIGHT]:,} samples are right,
 {counts[REFUSED]:,} are refused, {counts[WRONG] + counts[BROKEN]:,} are wrong.
 
 | operator | right | refused | the first reason |
@@ -272,12 +281,13 @@ def main() -> int:
     parser.add_argument("operators", nargs="*", help="of the database; by default all")
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, help="leave out what takes longer")
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
     chosen = arguments.operators or names()
-    found = all_outcomes(chosen, arguments.samples, arguments.processes)
+    found = all_outcomes(chosen, arguments.samples, arguments.processes, arguments.seconds)
     if arguments.page:
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(found, arguments.samples))
     print(Counter(item.result for item in found))
     return int(any(item.result in (WRONG, BROKEN) for item in found))
 

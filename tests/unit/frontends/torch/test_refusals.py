@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpembed.errors import ModelError  # noqa: E402
-from cpembed.frontends.torch import from_exported, load  # noqa: E402
+from cpembed.frontends.torch import from_exported, load, lowering  # noqa: E402
+from cpembed.frontends.torch.operators import HANDLERS  # noqa: E402
 from tests.unit.frontends.torch.archives import PROGRAM, Members, changed, saved  # noqa: E402
 from tests.unit.frontends.torch.comparing import Function  # noqa: E402
 
@@ -39,6 +40,10 @@ def refused(model: nn.Module, *inputs: Any, **options: Any) -> str:
         ),
         (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), ["recompute_scale_factor"]),
         (lambda x: F.dropout(x, 0.5, True), ["model.eval()"]),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), ["model.eval()"]),
+        (lambda x: F.avg_pool2d(x.long(), 2), ["means of integers"]),
+        (lambda x: x.long() ** x.long(), ["exponent may be below 0"]),
+        (lambda x: F.interpolate(x.byte(), scale_factor=2, mode="bilinear"), ["uint8"]),
         (lambda x: F.batch_norm(x, None, None, training=True), ["model.eval()"]),
         (lambda x: x.int() & 3, ["bits of integers"]),
         (lambda x: torch.linalg.vector_norm(x, 3), ["norm of order 3"]),
@@ -50,6 +55,14 @@ def test_an_operator_that_is_not_read(function: Callable[..., Any], parts: list[
     message = refused(Function(function), IMAGE)
     for part in parts:
         assert part in message
+
+
+def test_an_argument_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a handler forgets is refused, where it is not what the schema has by default."""
+    forgetful = {**HANDLERS, "aten.clamp.default": lambda call: call["self"]}
+    monkeypatch.setattr(lowering, "HANDLERS", forgetful)
+    message = refused(Function(lambda x: x.clamp(None, 0.5)), IMAGE)
+    assert "the argument max=0.5 is not known" in message
 
 
 def test_an_operator_is_named_with_its_module() -> None:
