@@ -3,6 +3,10 @@
 ``python benchmarks/operators_torch.py --page`` writes ``docs/operators-torch.md``; the slow test
 ``tests/unit/frontends/torch/test_operator_database.py`` runs the same samples.
 """
+# pyright: basic
+
+# What it imports is an extra, which a type checker need not find.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

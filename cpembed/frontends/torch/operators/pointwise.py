@@ -109,6 +109,10 @@ def _floor_divide(call: Call) -> str:
     return write(call, call.result.dtype, make, call["self"], call["other"])
 
 
+def _truncated_quotient(a: Scalar, b: Scalar) -> Scalar:
+    return ex.truncated(ex.div(a, b))
+
+
 def _divide(call: Call) -> str:
     rounding = call.get("rounding_mode")
     if rounding == "floor":
@@ -117,7 +121,7 @@ def _divide(call: Call) -> str:
     if rounding is None or not is_float(call.result.dtype):
         # Of integers division rounds towards zero.
         return write(call, call.result.dtype, ex.div, *values)
-    return write(call, call.result.dtype, lambda a, b: ex.truncated(ex.div(a, b)), *values)
+    return write(call, call.result.dtype, _truncated_quotient, *values)
 
 
 def _power(call: Call) -> str:

@@ -80,6 +80,9 @@ def _quantize(scale: str, zero: str) -> Handler:
         _check_type(call, dtype)
         found = call.dynamic.get(call[scale])
         if found is not None and found[0] == x:
+            if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
+                raise call.error("a tensor is quantized by its own range to uint8 only")
+            call.in_result(zero)  # It comes with the scale.
             return found[1]
         scales, zeros = _parameters(call, call[scale], call[zero])
         return _quantized(call, x, scales, zeros, dtype)
