@@ -32,6 +32,9 @@ LARGEST_TENSOR = 1 << 31
 """Elements."""
 LARGEST_CONSTANT = 1 << 30
 """Bytes of a constant that is computed: what is larger is left to be computed in every call."""
+_COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
+"""Computed constants have at most these bytes together, and so many times those of the model: a
+small file makes no large ones."""
 _MOST_PRODUCTS = 1 << 30
 """Of numbers, of a product that is computed at once."""
 
@@ -52,6 +55,7 @@ class Builder:
     )
     _dequantized: dict[str, Array] = field(default_factory=dict[str, Array])
     _empty: dict[str, Array] = field(default_factory=dict[str, Array])
+    _room: int = _COMPUTED_BYTES
 
     def new_name(self, wanted: str) -> str:
         """A name that no tensor has, of what is ``wanted``."""
@@ -69,6 +73,10 @@ class Builder:
 
     def constant(self, array: Array, wanted: str = "constant") -> str:
         """The name of a new constant."""
+        self._room += _COMPUTED_SHARE * array.nbytes
+        return self._constant(array, wanted)
+
+    def _constant(self, array: Array, wanted: str) -> str:
         name = self.new_name(wanted)
         self.constants[name] = array
         self.types[name] = TensorType.of(array)
@@ -127,7 +135,8 @@ class Builder:
         if not quantizes and self._folds(kind, inputs, types):
             values = [self.value(tensor) for tensor in inputs]
             results = kind.evaluate([value for value in values if value is not None])
-            return tuple(self.constant(result, wanted) for result in results)
+            self._room -= sum(result.nbytes for result in results)
+            return tuple(self._constant(result, wanted) for result in results)
         outputs: list[str] = []
         for k, result in enumerate(types):
             outputs.append(self.new_name(wanted if len(types) == 1 else f"{wanted}:{k}"))
@@ -142,7 +151,7 @@ class Builder:
             return False
         size = sum(t.elements * np.dtype(t.dtype).itemsize for t in types)
         slow = isinstance(kind, Product) and kind.computation.macs > _MOST_PRODUCTS
-        return size <= LARGEST_CONSTANT and not slow
+        return size <= min(LARGEST_CONSTANT, self._room) and not slow
 
     def _moved(self, kind: Kind, tensor: str, name: str, wanted: str) -> str | None:
         """A quantized constant whose integers are moved instead; None where they cannot be."""

@@ -80,8 +80,23 @@ def sign(x: Scalar) -> Scalar:
     return where(less(0, x), 1, where(less(x, 0), -1, 0))
 
 
+def exp_minus_one(x: Scalar) -> Scalar:
+    """``exp(x) - 1``, near 0 without the difference of two numbers near 1."""
+    half = apply("tanh", mul(x, 0.5))
+    near = div(mul(half, 2.0), sub(1.0, half))
+    return where(less(apply("abs", x), 1.0), near, sub(apply("exp", x), 1.0))
+
+
+def log_one_plus(x: Scalar) -> Scalar:
+    """``log(1 + x)``, near 0 with what the rounding of ``1 + x`` lost (Kahan)."""
+    plus = add(x, 1.0)
+    near = div(mul(apply("log", plus), x), sub(plus, 1.0))
+    near = where(apply("equal", plus, 1.0), x, near)
+    return where(less(apply("abs", x), 1.0), near, apply("log", plus))
+
+
 def elu(x: Scalar, alpha: float = 1.0) -> Scalar:
-    return where(less(x, 0), mul(sub(apply("exp", x), 1.0), alpha), x)
+    return where(less(x, 0), mul(exp_minus_one(x), alpha), x)
 
 
 def selu(x: Scalar, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Scalar:
@@ -89,7 +104,7 @@ def selu(x: Scalar, alpha: float = SELU_ALPHA, gamma: float = SELU_GAMMA) -> Sca
 
 
 def celu(x: Scalar, alpha: float = 1.0) -> Scalar:
-    grown = mul(sub(apply("exp", div(x, alpha)), 1.0), alpha)
+    grown = mul(exp_minus_one(div(x, alpha)), alpha)
     return where(less(x, 0), grown, x)
 
 
@@ -108,7 +123,7 @@ def silu(x: Scalar, alpha: float = 1.0) -> Scalar:
 
 def softplus(x: Scalar) -> Scalar:
     """``log(1 + exp(x))``, of which no step overflows."""
-    return add(relu(x), apply("log", add(apply("exp", apply("neg", apply("abs", x))), 1.0)))
+    return add(relu(x), log_one_plus(apply("exp", apply("neg", apply("abs", x)))))
 
 
 def mish(x: Scalar) -> Scalar:

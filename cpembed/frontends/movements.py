@@ -34,12 +34,15 @@ def padded(
     before, after = (tuple(max(0, n) for n in widths) for widths in (before, after))
     if not any((*before, *after)):
         return x
-    if mode != "constant" and not math.prod(emitter.shape(x)):
+    sizes = emitter.shape(x)
+    if mode != "constant" and any(
+        n and not s for n, s in zip((*before, *after), sizes * 2, strict=True)
+    ):
         raise WorkloadError(f"{mode} padding of {emitter.type_of(x)}, which has no elements")
     if mode == "wrap":
         return _wrapped(emitter, x, before, after)
-    sizes = zip(emitter.shape(x), before, after, strict=True)
-    if mode == "reflect" and any(max(b, a) >= size for size, b, a in sizes if b or a):
+    widths = zip(sizes, before, after, strict=True)
+    if mode == "reflect" and any(max(b, a) >= size for size, b, a in widths if b or a):
         raise WorkloadError(f"a reflection of more than {list(emitter.shape(x))} has")
     if emitter.dtype(x).startswith(("int", "uint", "bool")):
         value = int(value)

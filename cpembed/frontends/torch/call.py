@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,19 @@ from cpembed.frontends.emitter import Emitter
 from cpembed.graph.kinds import Kind, TensorType
 from cpembed.graph.kinds.base import Array, axis_of
 from cpembed.graph.kinds.elementwise import computing_dtype
+
+WITHOUT_EFFECT = frozenset(
+    (
+        # Where a tensor lies, and how it is stored.
+        *("device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit"),
+        # Which implementation computes it, and what training updates.
+        *("cudnn_enabled", "cudnn_enable", "momentum", "generator", "sparse", "scale_grad_by_freq"),
+        # What the type of the result says.
+        *("dtype", "size", "shape", "sizes", "output_size", "half_to_float", "normalized_shape"),
+        *("split_size", "split_sizes", "chunks", "sections", "keepdim", "N", "C", "HxW"),
+    )
+)
+"""Arguments of which the value of a result does not depend, given its type."""
 
 Results = str | None | tuple[str | None, ...]
 """The tensor that a call computes, or those; None for one that has no use in inference."""
@@ -24,7 +37,8 @@ class Call(Emitter):
     schema by name, defaults included: tensors by their names in the ``builder``, element types by
     numpy's. ``results``: the types of what it computes. ``dynamic``: of a scale that is computed
     while the model runs, the tensor whose scale it is, and its integers. ``reads_alone``: nothing
-    else reads its first tensor."""
+    else reads its first tensor. ``defaults``: of arguments that the schema has defaults for;
+    ``read``: arguments that a handler has read (:meth:`check_read`)."""
 
     dynamic: dict[str, tuple[str, str]]
     operator: str
@@ -32,13 +46,30 @@ class Call(Emitter):
     arguments: Mapping[str, Any]
     results: tuple[TensorType | None, ...]
     reads_alone: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    read: set[str] = field(default_factory=set[str])
 
     def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
         return self.arguments[name]
 
     def get(self, name: str) -> Any:
         """An argument that only some overloads have; None where it is missing."""
+        self.read.add(name)
         return self.arguments.get(name)
+
+    def in_result(self, *names: str) -> None:
+        """Mark arguments whose whole effect is the type of the result."""
+        self.read.update(names)
+
+    def check_read(self) -> None:
+        """Raise :class:`ModelError` for an argument that has a value other than its default, is not
+        in the type of the result, and was read by nothing: it would have been ignored."""
+        for name, value in self.arguments.items():
+            if name in self.read or name in WITHOUT_EFFECT:
+                continue
+            if name not in self.defaults or self.defaults[name] != value:
+                raise self.error(f"the argument {name}={value} is not known: leave it out")
 
     @property
     def result(self) -> TensorType:

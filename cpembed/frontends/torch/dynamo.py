@@ -13,42 +13,97 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from cpembed.errors import ModelError
+from cpembed.errors import BackendUnavailable, ModelError
 from cpembed.frontends.torch.exported import decomposed
-from cpembed.frontends.torch.partition import LOGGER, Compile, Runnable, partitioned
+from cpembed.frontends.torch.partition import LOGGER, Compile, Left, Runnable, partitioned
 from cpembed.graph.graph import Graph
 
 RESTS = ("inductor", "eager")
 """Who runs what is no network."""
+FALLBACKS = ("warn", "error")
+"""What happens where an operator is no part of a network."""
+
+
+class FallbackWarning(UserWarning):
+    """Operators of a model are run by PyTorch: which, and why each is no part of a network."""
 
 
 @dataclass(frozen=True)
 class Options:
     """``target``: by its name or file; without one, of those that this processor executes, the one
     whose instruction multiplies the most bytes. ``threads``: of a network, by default the cores of
-    the process. ``rest``: one of :data:`RESTS`."""
+    the process. ``rest``: one of :data:`RESTS`; ``fallback``: one of :data:`FALLBACKS`."""
 
     target: str | None = None
     threads: int | None = None
     rest: str = "inductor"
+    fallback: str = "warn"
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Options:
-        """Raises :class:`ModelError` for options that there are not."""
+        """Check options.
+
+        Raises
+        ------
+        CpembedError
+            For an option that does not exist or has no such value, and for a target that does not
+            exist or that this machine cannot execute.
+        """
         unknown = [name for name in given or {} if name not in cls.__dataclass_fields__]
         if unknown:
             known = ", ".join(cls.__dataclass_fields__)
             raise ModelError(f"torch.compile: options has no {unknown[0]!r}: it has {known}")
         options = cls(**(given or {}))
-        if options.rest not in RESTS:
-            raise ModelError(f"torch.compile: rest={options.rest!r} is none of {', '.join(RESTS)}")
+        for name, values in (("rest", RESTS), ("fallback", FALLBACKS)):
+            value = getattr(options, name)
+            if value not in values:
+                raise ModelError(f"torch.compile: {name}={value!r} is none of {', '.join(values)}")
+        threads = options.threads
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise ModelError(f"torch.compile: threads={threads!r} is no number of threads")
+        if options.target is not None:
+            check_target(options.target)
         return options
+
+
+def check_target(target: Any) -> None:
+    """Raise :class:`CpembedError` for a target that does not exist, or is not executed here."""
+    from cpembed.hw.loader import load_hardware_spec
+    from cpembed.targets.registry import missing_for
+
+    if not isinstance(target, str):
+        raise ModelError(f"torch.compile: target={target!r} is no name and no file")
+    missing = missing_for(load_hardware_spec(target))
+    if missing:
+        raise BackendUnavailable(
+            f"torch.compile: the target {target} is not executed here: {'; '.join(missing)}"
+        )
+
+
+def report(left: Sequence[Left], options: Options) -> None:
+    """Say which operators PyTorch runs, each with its reason: once for a module.
+
+    Raises
+    ------
+    ModelError
+        Where ``fallback`` is ``error``.
+    """
+    if not left:
+        return
+    counts = Counter((item.operator, item.reason) for item in left)
+    parts = [f"{name} ({n} times): {why}" if n > 1 else f"{name}: {why}"
+             for (name, why), n in counts.items()]  # fmt: skip
+    text = f"torch.compile: PyTorch runs {len(left)} operators: {'; '.join(parts)}"
+    if options.fallback == "error":
+        raise ModelError(text)
+    warnings.warn(" ".join(text.split()), FallbackWarning, stacklevel=2)
 
 
 def backend(
@@ -59,16 +114,30 @@ def backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """The back end of ``torch.compile``. With gradients, and for sizes that are left open, all of a
-    module is left to PyTorch.
+    module is left to PyTorch, which a :class:`FallbackWarning` says.
 
-    Raises :class:`ModelError` for unknown options.
+    Raises
+    ------
+    CpembedError
+        As :meth:`Options.of` and :func:`report` do.
     """
     chosen = Options.of(options)
     del mode  # Of inductor's own effort: parts are compiled without gradients and without it.
-    if torch.is_grad_enabled() or not all(isinstance(i, torch.Tensor) for i in inputs):
-        LOGGER.info("left to PyTorch: gradients are recorded, or sizes are left open")
-        return _by_pytorch(module, inputs, chosen.rest)
+    reason = ""
+    if torch.is_grad_enabled():
+        reason = "gradients are recorded: call it under torch.no_grad()"
+    elif not all(isinstance(i, torch.Tensor) for i in inputs):
+        reason = "sizes are left open: compile with dynamic=False"
+    if reason:
+        report([Left(name, reason) for name in operators_of(module)], chosen)
+        return _by_pytorch(module, inputs, chosen)
     return Compiled(module, chosen, lambda graph: compile_network(graph, chosen))
+
+
+def operators_of(module: torch.fx.GraphModule) -> list[str]:
+    """The calls of a module that compute something, by their names."""
+    calls = [n for n in module.graph.nodes if n.op.startswith("call_")]
+    return [getattr(n.target, "__name__", str(n.target)) for n in calls]
 
 
 def compile_network(graph: Graph, options: Options) -> Runnable:
@@ -111,20 +180,21 @@ class Compiled:
             warnings.simplefilter("ignore")
             program = decomposed(torch.export.export(frozen, tuple(rest)))
             flat = program.module(check_guards=False)
-            split, self.networks = partitioned(flat, self.compile_graph, self._rest)
+            split, self.networks, left = partitioned(flat, self.compile_graph, self._rest)
+        report(left, self.options)
         LOGGER.info("%d networks are compiled", len(self.networks))
         return split
 
     def _rest(self, part: torch.fx.GraphModule) -> torch.nn.Module:
-        return Rest(part) if self.options.rest == "inductor" else part
+        return Rest(part, self.options) if self.options.rest == "inductor" else part
 
 
 class Rest(torch.nn.Module):
     """PyTorch's part of a module: compiled by inductor at its first call, if it can be."""
 
-    def __init__(self, part: torch.fx.GraphModule) -> None:
+    def __init__(self, part: torch.fx.GraphModule, options: Options) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.options = part, options
         self._run: Callable[..., Any] | None = None
 
     def forward(self, *tensors: Any) -> Any:
@@ -136,19 +206,26 @@ class Rest(torch.nn.Module):
         try:
             return torch._inductor.compile(self.part, list(tensors))
         except Exception as error:  # Inductor raises many kinds, of its own and of a compiler's.
-            LOGGER.info("a part runs as it is, inductor: %s", error)
+            _report_inductor(self.part, error, self.options)
             return self.part
 
 
 def _by_pytorch(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], rest: str
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options
 ) -> Callable[..., Any]:
-    if rest == "inductor":
+    if options.rest == "inductor":
         try:
             return torch._dynamo.lookup_backend("inductor")(module, list(inputs))
         except Exception as error:  # As above.
-            LOGGER.info("a module runs as it is, inductor: %s", error)
+            _report_inductor(module, error, options)
     return module.forward
+
+
+def _report_inductor(module: torch.fx.GraphModule, error: Exception, options: Options) -> None:
+    """Say that operators that inductor was to run are run as they are."""
+    said = str(error).strip().partition("\n")[0]
+    reason = f"inductor does not compile it ({type(error).__name__}: {said}): give rest='eager'"
+    report([Left(name, reason) for name in operators_of(module)], options)
 
 
 def _is_held(node: torch.fx.Node) -> bool:

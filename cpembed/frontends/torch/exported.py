@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import warnings
 from collections.abc import Mapping
@@ -22,11 +21,12 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from cpembed.errors import ModelError
+from cpembed.errors import CpembedError, ModelError
 from cpembed.frontends.builder import Builder
-from cpembed.frontends.torch.archive import check_archive
+from cpembed.frontends.torch.archive import read_archive
 from cpembed.frontends.torch.lowering import Lowering, is_known, outputs_by_name
 from cpembed.frontends.torch.operators import HANDLERS
+from cpembed.frontends.torch.program import read_program
 from cpembed.graph.graph import Graph
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -35,53 +35,28 @@ _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 def load(path: Path | str) -> Graph:
     """The network of a file that ``torch.export.save`` wrote.
 
+    PyTorch reads no byte of it: the members that a network needs are read here, and nothing of a
+    file is unpickled, evaluated or loaded as code.
+
     Raises :class:`ModelError` for a file that is none, and as :func:`from_exported` does.
     """
     # Registers the operators of quantized models, of which files hold the names.
     import torch.ao.quantization.fx._decomposed
 
     path = Path(path)
-    causes = _Causes()
+    archive = read_archive(path)
     try:
-        with causes, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            check_archive(path)
-            program = torch.export.load(path)
-    except ModelError:
+        program, names = read_program(archive)
+        return _network(program, path.stem, names)
+    except CpembedError:
         raise
-    except FileNotFoundError as error:
-        raise ModelError(f"{path}: there is no such file") from error
     except Exception as error:
-        # Whatever a damaged archive makes PyTorch raise.
-        cause = causes.found[0] if causes.found else error
-        said = str(cause).split(" for node Node(")[0].split("\n")[0].split(". ")[0]
+        # Whatever PyTorch raises for a program that no exporter writes.
+        said = str(error).partition("\n")[0]
         raise ModelError(
-            f"{path} is no program of torch.export.save that PyTorch {torch.__version__} reads: "
-            f"{type(cause).__name__}: {said}"
+            f"{path} is no program that PyTorch {torch.__version__} understands: "
+            f"{type(error).__name__}: {said}"
         ) from error
-    return from_exported(program, name=path.stem)
-
-
-class _Causes(logging.Handler):
-    """While it is entered, what PyTorch logs of a file that it cannot read is kept, not printed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[BaseException] = []
-        self._logger = logging.getLogger("torch.export")
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1] is not None:
-            self.found.append(record.exc_info[1])
-
-    def __enter__(self) -> _Causes:
-        self._propagated = self._logger.propagate
-        self._handlers = self._logger.handlers
-        self._logger.propagate, self._logger.handlers = False, [self]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.propagate, self._logger.handlers = self._propagated, self._handlers
 
 
 def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
@@ -92,6 +67,11 @@ def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
     way that is not, for sizes that are left open, and for a program that changes its buffers.
     """
     _check_targets(program, name)
+    return _network(program, name, {})
+
+
+def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> Graph:
+    """``names``: of parameters and constants in the model, where a program calls them otherwise."""
     program = decomposed(program)
     signature = program.graph_signature
     _check_state(program, name)
@@ -102,7 +82,8 @@ def from_exported(program: ExportedProgram, *, name: str = "model") -> Graph:
         node = placeholders[spec.arg.name]
         if spec.kind in _HELD:
             if node.users:
-                lowering.constant(node, _held(program, spec.target), str(spec.target))
+                target = str(spec.target)
+                lowering.constant(node, _held(program, target), names.get(target, target))
         elif isinstance(spec.arg, TensorArgument):
             lowering.input(node, spec.arg.name)
         elif isinstance(spec.arg, ConstantArgument):

@@ -27,6 +27,7 @@ from cpembed.frontends.torch.operators import HANDLERS
 from cpembed.graph.graph import unused_name
 from cpembed.graph.kinds import TensorType
 from cpembed.graph.kinds.base import Array
+from cpembed.ir.dtypes import numpy_dtype
 
 ELEMENT_TYPES = frozenset(
     (
@@ -47,6 +48,11 @@ _CHECKS = ("aten._assert_",)
 """Beginnings of the names of operators that compute nothing."""
 _COMPUTED_AT_ONCE = ("aten", "prims", "prim")
 """Namespaces of operators that PyTorch computes where all their tensors are constants."""
+_UNDEFINED = ("aten.empty", "aten.new_empty", "aten.resize")
+"""Beginnings of the names of operators whose results are whatever lies in memory."""
+_COMPUTED_BYTES, _COMPUTED_SHARE = 1 << 28, 4
+"""Constants that are computed have these bytes together, and so many times those of the model's
+parameters: a small file makes no large ones."""
 
 
 def is_known(target: Any) -> bool:
@@ -103,6 +109,7 @@ class Lowering:
     tensors: dict[Any, torch.Tensor] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=dict)
     dynamic: dict[str, tuple[str, str]] = field(default_factory=dict)
+    computed_bytes: int = -_COMPUTED_BYTES
 
     def input(self, node: torch.fx.Node, name: str) -> None:
         """A placeholder that is an input of the network."""
@@ -113,6 +120,7 @@ class Lowering:
         """A placeholder, or an attribute, that is a parameter."""
         type_of(f"{self.builder.name}: {name}", tensor)
         self.tensors[node.name] = tensor.detach()
+        self.computed_bytes -= _COMPUTED_SHARE * tensor.numel() * tensor.itemsize
         self.values[node.name] = self.builder.constant(array_of(tensor), name)
 
     def run(self, nodes: Sequence[torch.fx.Node]) -> None:
@@ -148,14 +156,31 @@ class Lowering:
         if handler is None:
             raise self._unknown(node, calls)
         call = self._call(node)
+        if call.results and not any(kind is None or kind.elements for kind in call.results):
+            found = self._empty(call)
+            is_list = isinstance(node.meta["val"], list | tuple)
+            self.values[node.name] = found if is_list else found[0]
+            return
         try:
             self.values[node.name] = handler(call)
+            call.check_read()
         except WorkloadError as error:
             raise call.error(str(error)) from error
 
+    def _empty(self, call: Call) -> tuple[str, ...]:
+        """Results without elements, which are constants whatever computes them."""
+        return tuple(
+            self.builder.constant(np.zeros(kind.shape, numpy_dtype(kind.dtype)), call.place)
+            for kind in call.results
+            if kind is not None
+        )
+
     def _call(self, node: torch.fx.Node) -> Call:
         schema = node.target._schema.arguments
-        arguments = {argument.name: argument.default_value for argument in schema}
+        defaults = {
+            a.name: self._argument(a.default_value) for a in schema if a.has_default_value()
+        }
+        arguments = dict(defaults)
         arguments |= {argument.name: value for argument, value in zip(schema, node.args)}  # noqa: B905
         arguments |= node.kwargs
         place = place_of(node)
@@ -176,6 +201,7 @@ class Lowering:
             {name: self._argument(value) for name, value in arguments.items()},
             kinds,
             first is not None and len(first.users) == 1,
+            defaults,
         )
 
     def _argument(self, value: Any) -> Any:
@@ -214,6 +240,9 @@ class Lowering:
             return False
         if torch.Tag.nondeterministic_seeded in target.tags:
             return False
+        if str(target).startswith(_UNDEFINED):
+            return False
+        self._count(node)
 
         def tensor(source: torch.fx.Node) -> torch.Tensor:
             return self.tensors[source.name]
@@ -228,6 +257,19 @@ class Lowering:
         else:
             self.values[node.name] = self._kept(node.name, value, node)
         return True
+
+    def _count(self, node: torch.fx.Node) -> None:
+        """Raise :class:`ModelError` for a constant that is too large to be computed."""
+        results = node.meta["val"]
+        for value in results if isinstance(results, list | tuple) else [results]:
+            if isinstance(value, torch.Tensor):
+                self.computed_bytes += value.numel() * value.itemsize
+        if self.computed_bytes > 0:
+            raise ModelError(
+                f"{self.builder.name}: {place_of(node)} ({node.target}): constants that are "
+                f"computed have more than {_COMPUTED_BYTES:,} bytes and {_COMPUTED_SHARE} times "
+                "the parameters': make them parameters"
+            )
 
     def _kept(self, key: Any, value: Any, node: torch.fx.Node) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.base import Array
 
 LOGGER = logging.getLogger(__name__)
-"""Says which parts are networks, and why others are not."""
+"""Says how many networks a module has."""
 
 
 class Runnable(Protocol):
@@ -41,14 +42,42 @@ Compile = Callable[[Graph], Runnable]
 """Compiles a network; raises :class:`CpembedError` where it cannot."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """A call of ``operator`` that is part of no network, and the ``reason``."""
+
+    operator: str
+    reason: str
+
+
 def partitioned(
     module: torch.fx.GraphModule, compile_graph: Compile, rest: Callable[[Any], Any]
-) -> tuple[torch.fx.GraphModule, tuple[Graph, ...]]:
-    """The module with its networks compiled, and what these are. ``rest`` makes the module that
-    runs a part of PyTorch's operators, in place of that part."""
+) -> tuple[torch.fx.GraphModule, tuple[Graph, ...], tuple[Left, ...]]:
+    """Compile the networks in a module.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        Calls of ATen operators.
+    compile_graph : callable
+        Compiles a network.
+    rest : callable
+        Makes the module that runs a part of PyTorch's operators, in place of that part.
+
+    Returns
+    -------
+    tuple
+        The module, its networks, and the calls that are part of none.
+    """
     support = _Support(module)
     partitioner = CapabilityBasedPartitioner(module, support, allows_single_node_partition=True)
     wanted = [p for p in partitioner.propose_partitions() if _has_quantized_product(p)]
+    parts = {node for partition in wanted for node in partition.nodes}
+    left = [
+        Left(str(node.target), support.reason(node))
+        for node in module.graph.nodes
+        if _computes(node) and node not in parts
+    ]
     fused = partitioner.fuse_partitions(wanted)
     networks: list[Graph] = []
     for node in list(fused.graph.nodes):
@@ -58,7 +87,8 @@ def partitioned(
             graph, inputs = _network(fused, node, f"network_{len(networks)}")
             compiled = compile_graph(graph)
         except CpembedError as error:
-            LOGGER.info("%s is left to PyTorch: %s", node.target, error)
+            calls = filter(_computes, fused.get_submodule(node.target).graph.nodes)
+            left.extend(Left(str(call.target), str(error)) for call in calls)
             continue
         networks.append(graph)
         part = fused.get_submodule(node.target)
@@ -67,7 +97,11 @@ def partitioned(
         node.args = inputs
     fused.graph.eliminate_dead_code()
     fused.recompile()
-    return _split(fused, rest), tuple(networks)
+    return _split(fused, rest), tuple(networks), tuple(left)
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem
 
 
 class Network(torch.nn.Module):
@@ -94,6 +128,13 @@ class _Support(OperatorSupportBase):
     def __init__(self, module: torch.fx.GraphModule) -> None:
         self.module = module
         self.known: dict[torch.fx.Node, bool] = {}
+        self.errors: dict[torch.fx.Node, str] = {}
+
+    def reason(self, node: torch.fx.Node) -> str:
+        """Why a call is part of no network."""
+        if not is_known(node.target):
+            return "the operator is not known"
+        return self.errors.get(node, "no product of quantized tensors is connected with it")
 
     def is_node_supported(self, submodules: Mapping[str, Any], node: torch.fx.Node) -> bool:
         if node not in self.known:
@@ -111,7 +152,8 @@ class _Support(OperatorSupportBase):
                 _take(lowering, self.module, source, source)
             lowering.run([node])
         except CpembedError as error:
-            LOGGER.info("%s is left to PyTorch: %s", node.name, error)
+            # Without the place, so that equal reasons are said once.
+            self.errors[node] = str(error).rpartition("): ")[2]
             return False
         return True
 

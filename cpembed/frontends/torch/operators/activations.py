@@ -21,7 +21,7 @@ def _elu(call: Call) -> str:
 
     def expression(x: Scalar) -> Scalar:
         scaled = x if inside == 1 else ex.mul(x, inside)
-        grown = ex.mul(ex.sub(apply("exp", scaled), 1.0), alpha * scale)
+        grown = ex.mul(ex.exp_minus_one(scaled), alpha * scale)
         return ex.where(ex.less(x, 0), grown, x if scale == 1 else ex.mul(x, scale))
 
     return activated(call, expression)

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from cpembed.frontends.emitter import is_float
 from cpembed.frontends.movements import padded
 from cpembed.frontends.torch.call import Call, Handler
 from cpembed.graph.kinds import Gather, Resize
+from cpembed.graph.kinds.base import Array
 
 
 def _pad(call: Call, mode: str, widths: Sequence[int], value: float = 0) -> str:
@@ -33,7 +35,8 @@ def _replication_pad(call: Call) -> str:
 
 def _any_pad(call: Call) -> str:
     modes = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-    return _pad(call, modes[call["mode"]], call["pad"], call["value"] or 0)
+    value = call["value"]
+    return _pad(call, modes[call["mode"]], call["pad"], value or 0)
 
 
 def _pixel_shuffle(call: Call) -> str:
@@ -64,40 +67,57 @@ def _channel_shuffle(call: Call) -> str:
 
 def _scales(call: Call, axes: int) -> list[float | None]:
     """Scale factors that were given, of each axis of the image."""
-    if call.get("scale_factors") is not None:
-        return list(call["scale_factors"])
     names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
-    return [call.get(name) for name in names[axes]]
+    given = [call.get(name) for name in names[axes]]
+    return given if call.get("scale_factors") is None else list(call["scale_factors"])
 
 
-def _upsample(mode: str, axes: int) -> Handler:
+def _steps(call: Call, axes: int) -> list[float]:
+    """Pixels of the image from one of the result to the next, by the factor where one is given."""
+    x = call.get("input") or call["self"]
+    sizes = zip(_scales(call, axes), call.shape(x)[-axes:], call.result.shape[-axes:], strict=True)
+    return [size / result if not scale else 1 / scale for scale, size, result in sizes]
+
+
+def _linear(axes: int) -> Handler:
     def handler(call: Call) -> str:
         x = call.get("input") or call["self"]
+        if not is_float(call.dtype(x)):
+            raise call.error(f"a linear interpolation of {call.dtype(x)}: convert it to float32")
         sizes = call.shape(x)[-axes:], call.result.shape[-axes:]
-        aligned = bool(call.get("align_corners"))
+        aligned, scales = bool(call.get("align_corners")), _scales(call, axes)
         if not aligned:
-            for scale, size, result in zip(_scales(call, axes), *sizes, strict=True):
+            for scale, size, result in zip(scales, *sizes, strict=True):
                 if scale is not None and abs(size * scale - result) > 1e-6:
                     raise call.error(
                         f"an axis of {size} is resized by {scale}, which is no whole size: give "
                         "the size, or recompute_scale_factor=True"
                     )
-        if mode == "nearest":
-            return call.emit(Resize(sizes[1], "nearest", "asymmetric", "floor"), x)
-        places = "align_corners" if aligned else "half_pixel"
-        return call.emit(Resize(sizes[1], "linear", places), x)
+        return call.emit(
+            Resize(sizes[1], "linear", "align_corners" if aligned else "half_pixel"), x
+        )
 
     return handler
 
 
-def _nearest_exact(axes: int) -> Handler:
+def _nearest(axes: int, middle: float) -> Handler:
+    """The pixel in which a pixel of the result lies: its corner, or its ``middle`` of 0.5. Places
+    are computed in float32, as PyTorch does: where they meet a pixel's border it matters."""
+
     def handler(call: Call) -> str:
         x = call.get("input") or call["self"]
-        for axis in range(len(call.shape(x)) - axes, len(call.shape(x))):
-            size, result = call.shape(x)[axis], call.result.shape[axis]
-            places = np.floor((np.arange(result) + 0.5) * (size / result))
-            index = call.tensor(np.clip(places, 0, size - 1).astype(np.int64))
-            x = call.emit(Gather(axis), x, index)
+        rank, image, sizes = len(call.shape(x)), call.shape(x)[-axes:], call.result.shape[-axes:]
+        tables: list[Array] = []
+        for size, result, step in zip(image, sizes, _steps(call, axes), strict=True):
+            at = np.arange(result, dtype=np.float32) + np.float32(middle)
+            places = np.floor(at * np.float32(step)).astype(np.int64)
+            tables.append(np.minimum(places, size - 1))
+        plain = Resize(sizes, "nearest", "asymmetric", "floor")
+        pairs = zip(image, sizes, tables, strict=True)
+        if all(np.array_equal(plain.indices(size, result), t) for size, result, t in pairs):
+            return call.emit(plain, x)
+        for axis, table in enumerate(tables, rank - axes):
+            x = call.emit(Gather(axis), x, call.tensor(table))
         return x
 
     return handler
@@ -112,19 +132,13 @@ OPERATORS: Mapping[str, Handler] = {
     "aten.pixel_unshuffle.default": _pixel_unshuffle,
     "aten.channel_shuffle.default": _channel_shuffle,
     **{
-        f"aten.{name}.{overload}": _upsample(mode, axes)
-        for name, mode, axes in (
-            ("upsample_nearest1d", "nearest", 1),
-            ("upsample_nearest2d", "nearest", 2),
-            ("upsample_nearest3d", "nearest", 3),
-            ("upsample_linear1d", "linear", 1),
-            ("upsample_bilinear2d", "linear", 2),
-            ("upsample_trilinear3d", "linear", 3),
-        )
+        f"aten.upsample_{name}.{overload}": _linear(axes)
+        for name, axes in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3))
         for overload in ("default", "vec")
     },
     **{
-        f"aten._upsample_nearest_exact{n}d.{overload}": _nearest_exact(n)
+        f"aten.{name}{n}d.{overload}": _nearest(n, middle)
+        for name, middle in (("upsample_nearest", 0.0), ("_upsample_nearest_exact", 0.5))
         for n in (1, 2, 3)
         for overload in ("default", "vec")
     },

@@ -95,10 +95,21 @@ def _masked_fill(call: Call) -> str:
 
 
 def _is_nan(call: Call) -> str:
+    if not is_float(call.dtype(call["self"])):
+        return _never(call)
     return activated(call, lambda x: _xor(x, x), call.dtype(call["self"]))
 
 
+def _never(call: Call) -> str:
+    """False at every element."""
+    return call.expanded(
+        call.tensor(np.zeros((1,) * len(call.result.shape), np.bool_)), call.result.shape
+    )
+
+
 def _is_infinite(call: Call) -> str:
+    if not is_float(call.dtype(call["self"])):
+        return _never(call)
     size = call.dtype(call["self"])
     return activated(call, lambda x: apply("equal", apply("abs", x), math.inf), size)
 

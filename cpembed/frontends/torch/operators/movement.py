@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from cpembed.frontends.movements import repeated
-from cpembed.frontends.torch.call import Call, Handler, per_axis
+from cpembed.frontends.torch.call import Call, Handler, Results, per_axis
 from cpembed.graph.kinds import Concat, Slice
 
 
@@ -14,13 +14,16 @@ def _same(call: Call) -> str:
     return call["self"]
 
 
-def _dropout(call: Call) -> str:
-    if call["train"]:
+def _dropout(call: Call) -> Results:
+    share = call["p"]
+    # native_dropout trains where it does not say.
+    if call["train"] is not False and share:
         raise call.error("elements are dropped at random: call model.eval() before the export")
-    return call["input"]
+    return call.first_of(call["input"])
 
 
 def _view(call: Call) -> str:
+    call.in_result("start_dim", "end_dim", "dim", "other")
     return call.reshaped(call["self"], call.result.shape)
 
 
@@ -65,11 +68,13 @@ def _move_axes(call: Call) -> str:
 
 def _expand(call: Call) -> str:
     x, shape = call["self"], call.result.shape
+    call.in_result("other")
     return call.expanded(x, shape)
 
 
 def _repeat(call: Call) -> str:
-    return repeated(call, call["self"], call.get("repeats") or call["dims"])
+    counts = call.get("dims") if call.get("repeats") is None else call["repeats"]
+    return repeated(call, call["self"], counts)
 
 
 def _repeat_each(call: Call) -> str:
@@ -101,6 +106,7 @@ def _slice(call: Call) -> str:
 def _copy(call: Call) -> str:
     """The source in the shape and the type of what it is stored in."""
     source = call.cast(call["src"], call.result.dtype)
+    call.in_result("self")
     return call.expanded(source, call.result.shape)
 
 
@@ -149,6 +155,7 @@ def _narrow(call: Call) -> str:
 def _split(call: Call) -> tuple[str, ...]:
     """Parts of the sizes that the results have."""
     x = call["self"]
+    call.in_result("indices")
     axis = call.axis(x, call["dim"])
     parts: list[str] = []
     start = 0
@@ -204,7 +211,7 @@ def _roll(call: Call) -> str:
     for shift, given in zip(call["shifts"], axes, strict=True):
         axis = call.axis(x, given)
         size = call.shape(x)[axis]
-        place = -shift % size
+        place = -shift % size if size else 0
         if place:
             ends = call.part(x, axis, place, size), call.part(x, axis, 0, place)
             x = call.emit(Concat(axis), *ends)
@@ -224,7 +231,10 @@ _VIEWS = (
 OPERATORS: Mapping[str, Handler] = {
     **{f"aten.{name}.default": _same for name in _SAME},
     **{f"aten.{name}": _view for name in _VIEWS},
-    **{f"aten.{name}dropout.default": _dropout for name in ("", "alpha_", "feature_")},
+    **{
+        f"aten.{name}dropout.default": _dropout
+        for name in ("", "alpha_", "feature_", "feature_alpha_", "native_")
+    },
     "aten.permute.default": _permute,
     "aten.transpose.int": _transpose,
     "aten.swapaxes.default": _transpose,

@@ -76,7 +76,10 @@ def _statistics_of_one(call: Call) -> Results:
 
 
 def _instance_norm(call: Call) -> Results:
-    return _by_channels(call) if call["use_input_stats"] else _batch_norm(call)
+    if not call["use_input_stats"]:
+        return _batch_norm(call)
+    call.in_result("running_mean", "running_var")  # They are updated, and not returned.
+    return _by_channels(call)
 
 
 OPERATORS: Mapping[str, Handler] = {

@@ -76,39 +76,52 @@ def _reversed_sub(call: Call) -> str:
     return write(call, call.result.dtype, expression, call["self"], call["other"])
 
 
-def _identity(x: Scalar) -> Scalar:
-    return x
+def _other_sign(a: Scalar, b: Scalar) -> Scalar:
+    """Whether exactly one of two numbers is below 0."""
+    return apply("not", apply("equal", ex.less(a, 0), ex.less(b, 0)))
 
 
-def _floor(x: Scalar) -> Scalar:
-    return apply("floor", x)
+def _remainder(a: Scalar, b: Scalar) -> Scalar:
+    """What a division rounded down leaves, exactly: it has the sign of the divisor."""
+    rest = apply("rem", a, b)
+    is_below = apply("and", apply("not", apply("equal", rest, 0)), _other_sign(rest, b))
+    return ex.where(is_below, ex.add(rest, b), rest)
 
 
-_ROUNDINGS: Mapping[str | None, Callable[[Scalar], Scalar]] = {
-    None: _identity,
-    "floor": _floor,
-    "trunc": ex.truncated,
-}
-"""Of quotients, by PyTorch's names."""
+def _floor_quotient(a: Scalar, b: Scalar) -> Scalar:
+    """A quotient of floats rounded down, as PyTorch computes it: what is left is taken off first,
+    so that the quotient is next to an integer."""
+    near = ex.div(ex.sub(a, _remainder(a, b)), b)
+    low = apply("floor", near)
+    rounded = ex.where(ex.less(0.5, ex.sub(near, low)), ex.add(low, 1), low)
+    return ex.where(apply("equal", b, 0), ex.div(a, b), rounded)
 
 
-def _quotient(call: Call, make: Callable[[Scalar, Scalar], Scalar]) -> str:
-    """What a quotient is part of; that of integers is computed in float64."""
-    computing = call.result.dtype if is_float(call.result.dtype) else "float64"
-    return write(call, computing, make, call["self"], call["other"])
-
-
-def _divide(call: Call) -> str:
-    rounding = _ROUNDINGS[call.get("rounding_mode")]
-    return _quotient(call, lambda a, b: rounding(ex.div(a, b)))
+def _floor_quotient_of_integers(a: Scalar, b: Scalar) -> Scalar:
+    quotient = ex.div(a, b)
+    is_rounded = apply("not", apply("equal", apply("rem", a, b), 0))
+    return ex.where(apply("and", is_rounded, _other_sign(a, b)), ex.sub(quotient, 1), quotient)
 
 
 def _floor_divide(call: Call) -> str:
-    return _quotient(call, lambda a, b: _floor(ex.div(a, b)))
+    whole = not is_float(call.result.dtype)
+    make = _floor_quotient_of_integers if whole else _floor_quotient
+    return write(call, call.result.dtype, make, call["self"], call["other"])
 
 
-def _remainder(rounding: Callable[[Scalar], Scalar]) -> Handler:
-    return lambda call: _quotient(call, lambda a, b: ex.sub(a, ex.mul(rounding(ex.div(a, b)), b)))
+def _truncated_quotient(a: Scalar, b: Scalar) -> Scalar:
+    return ex.truncated(ex.div(a, b))
+
+
+def _divide(call: Call) -> str:
+    rounding = call.get("rounding_mode")
+    if rounding == "floor":
+        return _floor_divide(call)
+    values = call["self"], call["other"]
+    if rounding is None or not is_float(call.result.dtype):
+        # Of integers division rounds towards zero.
+        return write(call, call.result.dtype, ex.div, *values)
+    return write(call, call.result.dtype, _truncated_quotient, *values)
 
 
 def _power(call: Call) -> str:
@@ -122,6 +135,10 @@ def _power(call: Call) -> str:
         -0.5: lambda x: ex.div(1, apply("sqrt", x)),
     }
     result = call.result.dtype
+    if not is_float(result):
+        known = call.value(exponent) if isinstance(exponent, str) else np.asarray(exponent)
+        if known is None or (known < 0).any():
+            raise call.error("a power of integers whose exponent may be below 0: use floats")
     if isinstance(exponent, int | float) and exponent in special and is_float(result):
         return activated(call, special[exponent])
 
@@ -168,18 +185,20 @@ def _filled(value: float | None) -> Handler:
     """A constant of the shape of a tensor, or of one that is given."""
 
     def handler(call: Call) -> str:
+        call.in_result("self")
         number = call["fill_value"] if value is None else value
         known = call.value(number) if isinstance(number, str) else number
         if known is None:
             raise call.error("the number that fills a tensor is computed while the model runs")
-        dtype = call.result.dtype
-        filled = np.full(call.result.shape, known, "float32" if dtype == "bfloat16" else dtype)
-        return call.cast(call.tensor(filled), dtype)
+        shape, dtype = call.result.shape, call.result.dtype
+        one = np.full((1,) * len(shape), known, "float32" if dtype == "bfloat16" else dtype)
+        return call.expanded(call.cast(call.tensor(one), dtype), shape)
 
     return handler
 
 
 def _convert(call: Call) -> str:
+    call.in_result("other")
     return call.cast(call["self"], call.result.dtype)
 
 
@@ -200,8 +219,8 @@ _FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = {
     "square": lambda x: ex.mul(x, x),
     "sign": ex.sign,
     "trunc": ex.truncated,
-    "expm1": lambda x: ex.sub(apply("exp", x), 1.0),
-    "log1p": lambda x: apply("log", ex.add(x, 1.0)),
+    "expm1": ex.exp_minus_one,
+    "log1p": ex.log_one_plus,
     "exp2": lambda x: apply("exp", ex.mul(x, math.log(2))),
     "log2": lambda x: ex.mul(apply("log", x), 1 / math.log(2)),
     "log10": lambda x: ex.mul(apply("log", x), 1 / math.log(10)),
@@ -224,8 +243,8 @@ OPERATORS: Mapping[str, Handler] = {
     **overloads("rsub", _reversed_sub, *EITHER),
     **overloads("mul", _binary(ex.mul), *EITHER),
     **overloads("div", _divide, *EITHER, "Tensor_mode", "Scalar_mode"),
-    **overloads("remainder", _remainder(_floor), *EITHER),
-    **overloads("fmod", _remainder(ex.truncated), *EITHER),
+    **overloads("remainder", _binary(_remainder), *EITHER),
+    **overloads("fmod", _binary(function("rem")), *EITHER),
     **overloads("floor_divide", _floor_divide, "default", "Scalar"),
     **overloads("pow", _power, "Tensor_Scalar", "Tensor_Tensor"),
     **overloads("maximum", _binary(function("max")), "default"),
@@ -241,7 +260,10 @@ OPERATORS: Mapping[str, Handler] = {
     **overloads("new_zeros", _filled(0), "default"),
     **overloads("ones_like", _filled(1), "default"),
     **overloads("new_ones", _filled(1), "default"),
+    # What an empty tensor holds is undefined: zeros are as good as anything.
     **overloads("empty_like", _filled(0), "default"),
+    **overloads("new_empty", _filled(0), "default"),
+    **overloads("empty", _filled(0), "memory_format"),
     **overloads("full_like", _filled(None), "default"),
     **overloads("new_full", _filled(None), "default"),
     "aten.lift_fresh_copy.default": _convert,

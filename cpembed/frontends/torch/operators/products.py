@@ -86,13 +86,13 @@ def _added(first: str, second: str) -> Handler:
     """``beta * self + alpha * product``."""
 
     def handler(call: Call) -> str:
-        result = matmul(call, call[first], call[second])
+        result, added = matmul(call, call[first], call[second]), call["self"]
         alpha, beta = call["alpha"], call["beta"]
         if beta == 0:
             return call.elementwise(ex.mul(X, alpha), result)
         scaled = X if alpha == 1 else ex.mul(X, alpha)
         other = Y if beta == 1 else ex.mul(Y, beta)
-        return call.elementwise(ex.add(scaled, other), result, call["self"])
+        return call.elementwise(ex.add(scaled, other), result, added)
 
     return handler
 

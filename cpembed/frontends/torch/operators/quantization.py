@@ -80,6 +80,9 @@ def _quantize(scale: str, zero: str) -> Handler:
         _check_type(call, dtype)
         found = call.dynamic.get(call[scale])
         if found is not None and found[0] == x:
+            if (call["quant_min"], call["quant_max"], dtype) != (0, 255, "uint8"):
+                raise call.error("a tensor is quantized by its own range to uint8 only")
+            call.in_result(zero)  # It comes with the scale.
             return found[1]
         scales, zeros = _parameters(call, call[scale], call[zero])
         return _quantized(call, x, scales, zeros, dtype)
@@ -91,6 +94,8 @@ def _dequantize(scale: str, zero: str) -> Handler:
     def handler(call: Call) -> str:
         q = call["input"]
         result = call.result.dtype
+        # The integers are what they are, whatever range they were limited to.
+        call.in_result("quant_min", "quant_max", "out_dtype", zero, "axis")
         found = call.dynamic.get(call[scale])
         if found is not None:
             value = ex.mul(ex.sub(X, Y), Z)
@@ -111,6 +116,8 @@ def _choose(call: Call) -> tuple[str, str]:
             f"a tensor is quantized by its own range to {call['quant_min']} … {call['quant_max']} "
             f"of {call['dtype']}: only 0 … 255 of uint8 are known"
         )
+    # A scale below eps, of a tensor that is next to 0, is not widened to it here.
+    call.in_result("eps")
     q, scale, zero = call.emit_all(DynamicQuantize(), x)
     call.dynamic[scale] = x, q
     return scale, zero

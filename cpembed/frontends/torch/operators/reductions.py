@@ -85,14 +85,16 @@ def _norm(call: Call) -> str:
 
 def _softmax(log: bool) -> Handler:
     def handler(call: Call) -> str:
-        x = call.cast(call["self"], call.result.dtype)
-        return call.emit(Softmax(call.axis(x, call["dim"]), log), x) if call.shape(x) else x
+        x, axis = call.cast(call["self"], call.result.dtype), call["dim"]
+        if call.shape(x):
+            return call.emit(Softmax(call.axis(x, axis), log), x)
+        return call.reshaped(call.emit(Softmax(0, log), call.reshaped(x, (1,))), ())
 
     return handler
 
 
 def _log_sum_exp(call: Call) -> str:
-    x = call["self"]
+    x = call.cast(call["self"], call.result.dtype)
     return log_sum_exp(call, x, _axes_of(call, x), call.result.shape)
 
 

@@ -6,10 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from cpembed.frontends.emitter import is_float
 from cpembed.frontends.expressions import X, mul
 from cpembed.frontends.torch.call import Call, Handler, Results, per_axis
 from cpembed.frontends.windows import Window, pooled
 from cpembed.graph.kinds import Reduce
+
+
+def _check_mean(call: Call) -> None:
+    """Raise :class:`ModelError` for a mean of integers, which PyTorch rounds towards zero."""
+    if not is_float(call.dtype(call["self"])):
+        raise call.error("means of integers are not known: convert the image to float32")
 
 
 def _pool(call: Call, what: str, axes: int, counts_padding: bool = False) -> str:
@@ -36,6 +43,7 @@ def _max_pool(axes: int) -> Handler:
 
 def _average_pool(axes: int) -> Handler:
     def handler(call: Call) -> str:
+        _check_mean(call)
         divisor = call.get("divisor_override")
         counts = bool(call["count_include_pad"])
         if divisor is None:
@@ -55,6 +63,8 @@ def _adaptive(what: str, axes: int) -> Handler:
 
     def handler(call: Call) -> Results:
         x = call["self"]
+        if what == "mean":
+            _check_mean(call)
         sizes = call.shape(x)[-axes:]
         results = call.result.shape[-axes:]
         value: Any

@@ -1,5 +1,6 @@
 """torch.compile: quantized parts become networks, the rest stays with PyTorch."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
-from cpembed.errors import LoweringError, ModelError  # noqa: E402
+from cpembed.errors import CpembedError, LoweringError, ModelError  # noqa: E402
 from cpembed.frontends.torch import dynamo  # noqa: E402
 from cpembed.graph.graph import Graph, evaluate  # noqa: E402
 from cpembed.graph.kinds import Product  # noqa: E402
@@ -171,12 +172,100 @@ def test_a_part_that_is_not_compiled_stays_with_pytorch(monkeypatch: pytest.Monk
         assert_same(by(model)(x), model(x))
 
 
-@pytest.mark.parametrize(
-    "options, message", [({"tarjet": "x"}, "has no 'tarjet'"), ({"rest": "llvm"}, "rest='llvm'")]
-)
-def test_options_that_there_are_not(options: dict[str, str], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"tarjet": "x"}, "has no 'tarjet'"),
+    ({"rest": "llvm"}, "rest='llvm'"),
+    ({"fallback": "silent"}, "fallback='silent'"),
+    ({"threads": 0}, "threads=0"),
+    ({"threads": True}, "threads=True"),
+    ({"threads": "2"}, "threads='2'"),
+    ({"target": 7}, "target=7"),
+    ({"target": "typo"}, "typo"),
+    ({"target": "vta_1x16x16.toml.missing"}, "vta_1x16x16"),
+]
+
+
+@pytest.mark.parametrize("options, message", OPTIONS)
+def test_options_that_do_not_exist(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CpembedError, match=message) as caught:
         dynamo.Options.of(options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("options", [{"target": "typo"}, {"rest": "llvm"}])
+def test_a_wrong_option_ends_the_call(options: dict[str, str], grad: bool) -> None:
+    torch._dynamo.reset()
+    fast = torch.compile(nn.Linear(4, 3), backend="cpembed", options=options)
+    with (
+        torch.set_grad_enabled(grad),
+        pytest.raises(
+            torch._dynamo.exc.BackendCompilerFailed, match=next(iter(options.values()))
+        ) as caught,
+    ):
+        fast(torch.randn(2, 4))
+    assert isinstance(caught.value.inner_exception, CpembedError)
+
+
+def test_a_target_that_is_not_executed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpembed.targets.registry.missing_for", lambda spec: ("a feature",))
+    with pytest.raises(CpembedError, match="not executed here: a feature"):
+        dynamo.Options.of({"target": "avx512_vnni"})
+
+
+def test_what_pytorch_runs_is_said_once(compiled: list[Evaluated]) -> None:
+    x = torch.randn(1, 8, 6, 6)
+    model = quantized(models.seeded(Mixed()), x)
+    fast = by(model)
+    with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fast(x)
+        fast(x)
+    (said,) = [str(w.message) for w in caught if w.category is dynamo.FallbackWarning]
+    assert "\n" not in said
+    assert "aten.sort.default: the operator is not known" in said
+
+
+def test_a_network_without_a_rest_says_nothing(compiled: list[Evaluated]) -> None:
+    x = torch.randn(2, 5)
+    model = quantized(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), x)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", dynamo.FallbackWarning)
+        by(model, fallback="error")(x)
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "make, grad, options, reason",
+    [
+        (lambda: nn.Linear(4, 3), False, {}, "no product of quantized tensors"),
+        (lambda: nn.Linear(4, 3), True, {}, "gradients are recorded"),
+        (lambda: Function(lambda x: x.sort()[0]), False, {}, "aten.sort.default"),
+    ],
+)
+def test_a_fallback_can_be_an_error(
+    compiled: list[Evaluated], make: Any, grad: bool, options: dict[str, Any], reason: str
+) -> None:
+    x = torch.randn(2, 4)
+    with torch.set_grad_enabled(grad):
+        with pytest.warns(dynamo.FallbackWarning, match=reason):
+            by(make(), **options)(x)
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=reason):
+            by(make(), fallback="error", **options)(x)
+
+
+def test_a_part_that_is_not_compiled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+
+    def refuse(graph: Graph, options: dynamo.Options) -> Any:
+        raise LoweringError("nothing compiles this")
+
+    monkeypatch.setattr(dynamo, "compile_network", refuse)
+    x = torch.randn(2, 5)
+    model = quantized(nn.Sequential(nn.Linear(5, 7), nn.ReLU()), x)
+    with torch.no_grad(), pytest.warns(dynamo.FallbackWarning, match="nothing compiles this"):
+        by(model)(x)
 
 
 def test_the_target_without_a_name_is_one_that_this_processor_executes() -> None:

@@ -1,7 +1,5 @@
 """What is not read, and what is said of it: one line, with its place and the remedy."""
 
-import io
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cpembed.errors import ModelError  # noqa: E402
-from cpembed.frontends.torch import from_exported, load  # noqa: E402
+from cpembed.frontends.torch import from_exported, load, lowering  # noqa: E402
+from cpembed.frontends.torch.operators import HANDLERS  # noqa: E402
+from tests.unit.frontends.torch.archives import PROGRAM, Members, changed, saved  # noqa: E402
 from tests.unit.frontends.torch.comparing import Function  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -40,6 +40,10 @@ def refused(model: nn.Module, *inputs: Any, **options: Any) -> str:
         ),
         (lambda x: F.interpolate(x, scale_factor=1.3, mode="bilinear"), ["recompute_scale_factor"]),
         (lambda x: F.dropout(x, 0.5, True), ["model.eval()"]),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), ["model.eval()"]),
+        (lambda x: F.avg_pool2d(x.long(), 2), ["means of integers"]),
+        (lambda x: x.long() ** x.long(), ["exponent may be below 0"]),
+        (lambda x: F.interpolate(x.byte(), scale_factor=2, mode="bilinear"), ["uint8"]),
         (lambda x: F.batch_norm(x, None, None, training=True), ["model.eval()"]),
         (lambda x: x.int() & 3, ["bits of integers"]),
         (lambda x: torch.linalg.vector_norm(x, 3), ["norm of order 3"]),
@@ -51,6 +55,14 @@ def test_an_operator_that_is_not_read(function: Callable[..., Any], parts: list[
     message = refused(Function(function), IMAGE)
     for part in parts:
         assert part in message
+
+
+def test_an_argument_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a handler forgets is refused, where it is not what the schema has by default."""
+    forgetful = {**HANDLERS, "aten.clamp.default": lambda call: call["self"]}
+    monkeypatch.setattr(lowering, "HANDLERS", forgetful)
+    message = refused(Function(lambda x: x.clamp(None, 0.5)), IMAGE)
+    assert "the argument max=0.5 is not known" in message
 
 
 def test_an_operator_is_named_with_its_module() -> None:
@@ -108,53 +120,14 @@ def test_a_truncated_file(tmp_path: Path) -> None:
             load(path)
 
 
-class Touching:
-    """Makes a file when it is unpickled."""
+def test_a_file_that_names_a_function(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model.pt2", Function(lambda x: x.relu()), IMAGE)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
-def changed(path: Path, change: Callable[[str, bytes], tuple[str, bytes]]) -> None:
-    """The archive with other contents, or names, of its files."""
-    with zipfile.ZipFile(path) as archive:
-        files = [change(name, archive.read(name)) for name in archive.namelist()]
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in files:
-            archive.writestr(name, content)
-
-
-@pytest.mark.parametrize("place", ["sample_inputs", "weights", "constants"])
-def test_nothing_in_a_file_is_executed(tmp_path: Path, place: str) -> None:
-    path, made = tmp_path / "model.pt2", tmp_path / "made"
-    torch.export.save(torch.export.export(nn.Linear(5, 3), (torch.randn(2, 5),)), path)
-    buffer = io.BytesIO()
-    torch.save({"args": Touching(made)}, buffer)
-
-    def change(name: str, content: bytes) -> tuple[str, bytes]:
-        if place == "sample_inputs" and name.endswith("sample_inputs/model.pt"):
-            return name, buffer.getvalue()
-        if place == "weights" and name.endswith("weights/weight_0"):
-            return name, buffer.getvalue()
-        if place == "weights" and name.endswith("weights_config.json"):
-            return name, content.replace(b'"use_pickle": false', b'"use_pickle": true')
-        if place == "constants" and name.endswith("byteorder"):
-            return name.replace("byteorder", "data/constants/custom_obj_0"), content
-        return name, content
+    def change(members: Members) -> None:
+        content = members[PROGRAM].replace(b"torch.ops.aten.relu.default", b"torch.is_tensor")
+        members[PROGRAM] = content
 
     changed(path, change)
-    with pytest.raises(ModelError, match="tensors"):
-        load(path)
-    assert not made.exists()
-
-
-def test_a_file_that_names_a_function(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt2"
-    torch.export.save(torch.export.export(Function(lambda x: x.relu()), (IMAGE,)), path)
-    changed(path, lambda n, c: (n, c.replace(b"torch.ops.aten.relu.default", b"torch.is_tensor")))
     with pytest.raises(ModelError, match="is_tensor"):
         load(path)
 

@@ -1,0 +1,300 @@
+"""Coverage of PyTorch's operators: the samples of its own database, exported, read and evaluated.
+
+``python benchmarks/operators_torch.py --page`` writes ``docs/operators-torch.md``; the slow test
+``tests/unit/frontends/torch/test_operator_database.py`` runs the same samples.
+"""
+# pyright: basic
+
+# What it imports is an extra, which a type checker need not find.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from cpembed.errors import CpembedError
+from cpembed.frontends.torch import from_exported
+from cpembed.frontends.torch.lowering import array_of
+from cpembed.graph.graph import Graph, evaluate
+
+PAGE = Path(__file__).parent.parent / "docs" / "operators-torch.md"
+ELEMENT_TYPES = (torch.float32, torch.int64, torch.bool)
+SAMPLES = 4
+"""Of an operator and an element type, spread over those that the database has."""
+TOLERANCE = 2e-5
+"""Relative to an element, or to the largest element of a result."""
+UNDEFINED = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
+"""Operators whose results are whatever lies in memory: types are compared, elements are not."""
+
+COMPILED = (
+    *("abs", "add", "clamp", "cumsum", "div.floor_rounding", "exp", "fmod", "log1p", "lt"),
+    *("logsumexp", "matmul", "mean", "permute", "remainder", "roll", "sigmoid", "softmax"),
+    *("std", "where", "nn.functional.avg_pool2d", "nn.functional.conv2d", "nn.functional.gelu"),
+    *("nn.functional.interpolate.bilinear", "nn.functional.interpolate.nearest-exact"),
+    *("nn.functional.layer_norm", "nn.functional.max_pool2d", "nn.functional.pad.reflect"),
+    "nn.functional.scaled_dot_product_attention",
+)
+"""Operators of which a sample is compiled, one or more of every kind of a graph."""
+
+RIGHT, REFUSED, NOT_EXPORTED, WRONG, BROKEN = "right", "refused", "not exported", "WRONG", "BROKEN"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a sample: one of the words above, and the message that comes with it."""
+
+    operator: str
+    dtype: str
+    sample: int
+    result: str
+    message: str = ""
+
+
+class Called(torch.nn.Module):
+    """An operator as a model whose inputs are the tensors of a sample."""
+
+    def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], spec: Any) -> None:
+        super().__init__()
+        self.function, self.spec = function, spec
+        self.leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self.places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        (first, args), kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.function(first, *args, **kwargs)
+
+
+def full_name(info: Any) -> str:
+    """The database's name of an operator, with that of its variant."""
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+
+
+def names() -> list[str]:
+    """All operators of the database."""
+    return sorted({full_name(info) for info in op_db})
+
+
+def samples(info: Any, dtype: torch.dtype, count: int) -> Iterator[tuple[int, Any]]:
+    """Samples with their numbers: the first, the last, and some between."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    found = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+    chosen = sorted({round(k) for k in np.linspace(0, len(found) - 1, min(count, len(found)))})
+    for number in chosen:
+        yield number, found[number]
+
+
+def outcomes(name: str, count: int = SAMPLES) -> list[Outcome]:
+    """What becomes of an operator's samples."""
+    found: list[Outcome] = []
+    for info in op_db:
+        if full_name(info) != name:
+            continue
+        for dtype in ELEMENT_TYPES:
+            if dtype not in info.supported_dtypes("cpu"):
+                continue
+            short = str(dtype).removeprefix("torch.")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    taken = list(samples(info, dtype, count))
+                except Exception as error:  # Of the database itself.
+                    found.append(Outcome(name, short, 0, NOT_EXPORTED, _line(error)))
+                    continue
+                for number, sample in taken:
+                    result, message = outcome(info, sample)
+                    found.append(Outcome(name, short, number, result, message))
+    return found
+
+
+def outcome(info: Any, sample: Any) -> tuple[str, str]:
+    """Export one sample, read it, and compare its evaluation with PyTorch's result."""
+    model, tensors = called(info, sample)
+    try:
+        torch.manual_seed(0)
+        wanted = model(*(tensor.clone() for tensor in tensors))
+        program = torch.export.export(model, tensors)
+    except Exception as error:  # PyTorch's own limits.
+        return NOT_EXPORTED, _line(error)
+    try:
+        graph = from_exported(program, name=full_name(info))
+        found = evaluated(graph, tensors)
+    except CpembedError as error:
+        message = str(error)
+        return (BROKEN, "more than one line: " + message) if "\n" in message else (REFUSED, message)
+    except Exception:
+        return BROKEN, traceback.format_exc()
+    expected = [leaf for leaf in pytree.tree_leaves(wanted) if isinstance(leaf, torch.Tensor)]
+    difference = compare(found, expected, full_name(info) not in UNDEFINED)
+    return (WRONG, difference) if difference else (RIGHT, "")
+
+
+def called(info: Any, sample: Any) -> tuple[Called, tuple[torch.Tensor, ...]]:
+    """An operator as a model, and its inputs."""
+    leaves, spec = pytree.tree_flatten(((sample.input, sample.args), sample.kwargs))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return Called(info.op, leaves, spec).eval(), tensors
+
+
+def compiled_difference(name: str, target: str) -> str:
+    """What a compiled sample of an operator computes otherwise than PyTorch; of the largest that is
+    read and whose result is not known before it runs."""
+    from cpembed.network.build import compile_graph
+
+    info = next(info for info in op_db if full_name(info) == name)
+    pairs = [called(info, sample) for _, sample in samples(info, torch.float32, SAMPLES)]
+    for model, tensors in sorted(pairs, key=lambda p: -sum(t.numel() for t in p[1])):
+        try:
+            graph = from_exported(torch.export.export(model, tensors), name="compiled")
+        except CpembedError:
+            continue
+        if not graph.operators or not all(tensor.numel() for tensor in tensors):
+            continue
+        arrays = [tensor.contiguous().numpy() for tensor in tensors]
+        network = compile_graph(graph, target, threads=1)
+        results = network.run(dict(zip(graph.inputs, arrays, strict=True)))
+        wanted = pytree.tree_leaves(model(*tensors))
+        return compare([np.asarray(results[name]) for name in graph.outputs], wanted, True)
+    return "no sample is read"
+
+
+def evaluated(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """The outputs of a graph by numpy."""
+    arrays = [tensor.detach().contiguous() for tensor in tensors]
+    given = {name: array.numpy() for name, array in zip(graph.inputs, arrays, strict=True)}
+    values = evaluate(graph, given, keep=lambda name: False)
+    return [values[name] for name in graph.outputs]
+
+
+def compare(found: Sequence[np.ndarray], wanted: Sequence[torch.Tensor], elements: bool) -> str:
+    """What differs, in words; nothing where all is equal."""
+    if len(found) != len(wanted):
+        return f"{len(found)} results for {len(wanted)}"
+    for number, (mine, tensor) in enumerate(zip(found, wanted, strict=True)):
+        theirs = array_of(tensor.resolve_conj().resolve_neg())
+        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            return f"{number}: {mine.dtype}{mine.shape} for {theirs.dtype}{theirs.shape}"
+        if not elements or not mine.size:
+            continue
+        if theirs.dtype.kind not in "biu":
+            finite = np.abs(theirs[np.isfinite(theirs)])
+            scale = float(finite.max(initial=0))
+            equal = np.isclose(mine, theirs, TOLERANCE, TOLERANCE * scale, equal_nan=True)
+        else:
+            equal = mine == theirs
+        if not equal.all():
+            place = tuple(int(k) for k in np.argwhere(~equal)[0])
+            return (
+                f"{number}: {int((~equal).sum())} of {mine.size} elements, at {place} "
+                f"{mine[place]!r} for {theirs[place]!r}"
+            )
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+
+
+def all_outcomes(
+    chosen: Iterable[str], count: int, processes: int, seconds: float | None = None
+) -> list[Outcome]:
+    """Of several operators, in processes of their own; those that ``seconds`` suffice for."""
+    found: list[Outcome] = []
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=_one_thread) as pool:
+        for part in pool.map(partial(outcomes, count=count), chosen):
+            found.extend(part)
+            for item in part:
+                if item.result in (WRONG, BROKEN):
+                    print(*item.__dict__.values(), flush=True)
+            if time.monotonic() > end:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    return found
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def page(found: Sequence[Outcome], count: int) -> str:
+    """The table of the documentation, of at most ``count`` samples of each element type."""
+    groups: dict[str, list[Outcome]] = {}
+    for item in found:
+        groups.setdefault(item.operator, []).append(item)
+    rows = {name: Counter(item.result for item in items) for name, items in groups.items()}
+    read = {name: row for name, row in rows.items() if row[RIGHT]}
+    refused = {name: row for name, row in rows.items() if not row[RIGHT] and row[REFUSED]}
+    counts = Counter(item.result for item in found)
+    text = f"""\
+# Coverage of PyTorch's operators
+
+Made by `python benchmarks/operators_torch.py --page` of the samples in `torch.testing._internal`'s
+database (PyTorch {torch.__version__.partition("+")[0]}, at most {count} of an operator for
+each of float32, int64 and bool). Each sample is exported, read and evaluated beside PyTorch.
+*Right*: the same types, integers and Booleans equal, floats within {TOLERANCE:g} of the largest
+element. *Refused*: one line says why. What `torch.export` itself does not take is not counted.
+
+{len(rows)} of the database's {len(names()):,} operators were run. Of those that can be exported,
+{len(read)} of {len(read) + len(refused)} are read; {counts[RIGHT]:,} samples are right,
+{counts[REFUSED]:,} are refused, {counts[WRONG] + counts[BROKEN]:,} are wrong.
+
+| operator | right | refused | the first reason |
+| --- | --: | --: | --- |"""
+    lines = text.splitlines()
+    for name, row in read.items():
+        lines.append(f"| `{name}` | {row[RIGHT]} | {row[REFUSED]} | {_reason(groups[name])} |")
+    lines += ["", "Not read at all:", ""]
+    lines += [", ".join(f"`{name}`" for name in refused) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(items: Iterable[Outcome]) -> str:
+    """Why the first sample that is refused is, without its place."""
+    first = next((item.message for item in items if item.result == REFUSED), "")
+    said = first.partition(": ")[2].replace("|", "\\|")
+    return said if len(said) <= 120 else said[:117] + "…"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("operators", nargs="*", help="of the database; by default all")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, help="leave out what takes longer")
+    parser.add_argument("--page", action="store_true", help=f"write {PAGE.name}")
+    arguments = parser.parse_args()
+    chosen = arguments.operators or names()
+    found = all_outcomes(chosen, arguments.samples, arguments.processes, arguments.seconds)
+    if arguments.page:
+        PAGE.write_text(page(found, arguments.samples))
+    print(Counter(item.result for item in found))
+    return int(any(item.result in (WRONG, BROKEN) for item in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

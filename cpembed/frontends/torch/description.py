@@ -1,0 +1,239 @@
+"""The JSON in which ``torch.export.save`` describes a program: its types, checked as it is decoded.
+
+The names are those of PyTorch's ``torch/_export/serde/schema.py`` (version 8). What a network has
+no use for is not declared and so not decoded: call graphs, ranges of sizes, guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from cpembed.errors import ModelError
+
+SCHEMA = 8
+"""The major version of PyTorch's schema."""
+
+Union = dict[str, msgspec.Raw]
+"""A value in an object whose only key names its type."""
+
+
+class Named(msgspec.Struct):
+    """A tensor, by the name of the node that computes it."""
+
+    name: str
+
+
+class Device(msgspec.Struct):
+    """A device, such as ``cpu``."""
+
+    type: str
+
+
+class TensorMeta(msgspec.Struct):
+    """A tensor's element type, in PyTorch's numbers, its sizes, and its place in a storage."""
+
+    dtype: int
+    sizes: list[Union]
+    device: Device
+    strides: list[Union]
+    storage_offset: Union
+    layout: int
+
+
+class Payload(msgspec.Struct):
+    """A parameter, buffer or constant: the member that holds it, and its type."""
+
+    path_name: str
+    use_pickle: bool
+    tensor_meta: TensorMeta | None
+
+
+class PayloadIndex(msgspec.Struct):
+    """Payloads by the names that a program's inputs have."""
+
+    config: dict[str, Payload]
+
+
+class Argument(msgspec.Struct):
+    """An argument of an operator. ``kind``: 1 where it is given by its place, 2 by its name."""
+
+    name: str
+    arg: Union
+    kind: int | None = None
+
+
+class Node(msgspec.Struct):
+    """A call of an operator."""
+
+    target: str
+    inputs: list[Argument]
+    outputs: list[Union]
+    metadata: dict[str, str]
+    name: str | None = None
+
+
+class Graph(msgspec.Struct):
+    """The calls of a program, and the types of their results."""
+
+    inputs: list[Union]
+    outputs: list[Union]
+    nodes: list[Node]
+    tensor_values: dict[str, TensorMeta]
+
+
+class Signature(msgspec.Struct):
+    """What the inputs and outputs of a program are."""
+
+    input_specs: list[Union]
+    output_specs: list[Union]
+
+
+class Module(msgspec.Struct):
+    """A graph with its signature."""
+
+    graph: Graph
+    signature: Signature
+
+
+class Version(msgspec.Struct):
+    """The version of the schema."""
+
+    major: int
+
+
+class Program(msgspec.Struct):
+    """An exported program."""
+
+    graph_module: Module
+    schema_version: Version
+
+
+class HeldSpec(msgspec.Struct):
+    """An input that is a parameter, a buffer or a constant tensor of the model."""
+
+    arg: Named
+    parameter_name: str | None = None
+    buffer_name: str | None = None
+    tensor_constant_name: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The name in the index of payloads."""
+        return self.parameter_name or self.buffer_name or self.tensor_constant_name or ""
+
+
+class UserSpec(msgspec.Struct):
+    """An input or output of the model's own."""
+
+    arg: Union
+
+
+class ConstantSpec(msgspec.Struct):
+    """An input that was a number, a word or None at the export."""
+
+    name: str
+    value: Union
+
+
+class MutationSpec(msgspec.Struct):
+    """An output that is the new value of a buffer, a parameter or an input."""
+
+    arg: Named
+    buffer_name: str | None = None
+    parameter_name: str | None = None
+    user_input_name: str | None = None
+
+    @property
+    def target(self) -> str:
+        """The name of what changes."""
+        return self.buffer_name or self.parameter_name or self.user_input_name or ""
+
+
+_TYPES: Mapping[str, Any] = {
+    "as_none": bool,
+    "as_tensor": Named,
+    "as_tensors": list[Named],
+    "as_int": int,
+    "as_ints": list[int],
+    "as_float": float | str,
+    "as_floats": list[float | str],
+    "as_string": str,
+    "as_strings": list[str],
+    "as_bool": bool,
+    "as_bools": list[bool],
+    "as_name": str,
+    "as_sym_int": Union,
+    "as_sym_ints": list[Union],
+    "as_sym_float": Union,
+    "as_sym_floats": list[Union],
+    "as_sym_bool": Union,
+    "as_sym_bools": list[Union],
+    "as_optional_tensor": Union,
+    "as_optional_tensors": list[Union],
+    "as_scalar_type": int,
+    "as_memory_format": int,
+    "as_layout": int,
+    "as_device": Device,
+    "parameter": HeldSpec,
+    "buffer": HeldSpec,
+    "tensor_constant": HeldSpec,
+    "user_input": UserSpec,
+    "constant_input": ConstantSpec,
+    "user_output": UserSpec,
+    "buffer_mutation": MutationSpec,
+    "parameter_mutation": MutationSpec,
+    "user_input_mutation": MutationSpec,
+}
+"""Values of unions by their keys: graphs and objects of Python are none of them."""
+
+
+def decoded(place: str, content: bytes, kind: Any) -> Any:
+    """Decode JSON into one of the types above.
+
+    Raises
+    ------
+    ModelError
+        For JSON that is damaged or describes something else; ``place`` says what it was.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{place} is damaged: {error}") from error
+
+
+def tagged(place: str, union: Union) -> tuple[str, Any]:
+    """The key and the value of a union.
+
+    Raises
+    ------
+    ModelError
+        For a size that is an expression, and for a value that no network has.
+    """
+    if len(union) != 1:
+        raise ModelError(f"{place} is damaged: a value has {len(union)} types")
+    ((key, raw),) = union.items()
+    if key in ("as_expr", "as_name"):
+        raise ModelError(
+            f"{place} has no fixed size or number ({bytes(raw).decode(errors='replace')[:60]}): "
+            "export the model without dynamic_shapes"
+        )
+    if key not in _TYPES:
+        raise ModelError(f"{place} holds a value {key!r}, which no network has")
+    return key, decoded(place, bytes(raw), _TYPES[key])
+
+
+def integer(place: str, union: Union) -> int:
+    """A fixed size, stride or offset.
+
+    Raises
+    ------
+    ModelError
+        For one that is an expression or negative.
+    """
+    key, value = tagged(place, union)
+    if key != "as_int" or value < 0:
+        raise ModelError(f"{place} is damaged: {key} {value!r} is no size")
+    return value

@@ -1,0 +1,423 @@
+"""An exported program made of its description: nodes of fx, types by PyTorch's own rules.
+
+Operators are looked up in a table of ATen's, so that a name in a file reaches nothing else. The
+type of each result is computed with tensors that have no elements and compared with the file's.
+"""
+# pyright: basic
+
+# What it imports is an extra, which a type checker need not find, and not this package.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import functools
+import keyword
+import math
+import operator
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._export.verifier import load_verifier
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram, default_decompositions
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from cpembed.errors import ModelError
+from cpembed.frontends.builder import LARGEST_TENSOR
+from cpembed.frontends.torch import description as d
+from cpembed.frontends.torch.archive import CONSTANTS, PROGRAM, WEIGHTS, Archive
+from cpembed.frontends.torch.operators import HANDLERS
+from cpembed.frontends.torch.payloads import ELEMENT_TYPES, STRIDED, Payloads, check_layout
+
+_MEMORY_FORMATS = {
+    1: torch.contiguous_format,
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
+    4: torch.preserve_format,
+}
+_MOST_RESULTS = 1 << 16
+"""Of an operator that returns a list."""
+_NAME = re.compile(r"[A-Za-z_]\w{0,999}", re.ASCII)
+_HELD = {
+    "parameter": (InputKind.PARAMETER, WEIGHTS),
+    "buffer": (InputKind.BUFFER, WEIGHTS),
+    "tensor_constant": (InputKind.CONSTANT_TENSOR, CONSTANTS),
+}
+_MUTATIONS = {
+    "buffer_mutation": OutputKind.BUFFER_MUTATION,
+    "parameter_mutation": OutputKind.PARAMETER_MUTATION,
+    "user_input_mutation": OutputKind.USER_INPUT_MUTATION,
+}
+
+
+@functools.cache
+def operators() -> Mapping[str, Any]:
+    """Operators by their names in a file: those that are written in kinds or with others, and the
+    core of ATen. None of them reads or writes a file, or calls a function of Python's."""
+    found: dict[str, Any] = {}
+    for operation in list(default_decompositions().keys()):
+        found[f"torch.ops.{operation}"] = operation
+    for schema in torch._C._dispatch_get_all_op_names():
+        space, _, rest = schema.partition("::")
+        name, _, overload = rest.partition(".")
+        full = f"{space}.{name}.{overload or 'default'}"
+        if space not in ("aten", "quantized_decomposed"):
+            continue
+        is_check = name.startswith("_assert_")
+        operation = getattr(getattr(getattr(torch.ops, space), name), overload or "default", None)
+        if operation is None:
+            continue
+        if full in HANDLERS or is_check or torch.Tag.core in operation.tags:
+            found[f"torch.ops.{full}"] = operation
+    return found
+
+
+def read_program(archive: Archive) -> tuple[ExportedProgram, Mapping[str, str]]:
+    """Make the program that an archive describes.
+
+    Parameters
+    ----------
+    archive : Archive
+        Its members.
+
+    Returns
+    -------
+    tuple of ExportedProgram and dict
+        The program, and the names that the file gives its parameters and constants, by those that
+        they have in the program (which become attributes of a module, so that no name of the
+        file's is taken for them).
+
+    Raises
+    ------
+    ModelError
+        For a description that is damaged, is of another version, or names what no network has.
+    """
+    program = d.decoded(f"{archive.path}: {PROGRAM}", archive.texts[PROGRAM], d.Program)
+    if program.schema_version.major != d.SCHEMA:
+        raise ModelError(
+            f"{archive.path}: the schema has version {program.schema_version.major}, and "
+            f"{d.SCHEMA} is read: export and save the model again with PyTorch 2.9 or later"
+        )
+    reader = _Reader(archive)
+    return reader.program(program.graph_module), reader.names
+
+
+class _Reader:
+    """The nodes so far, by their names in the file."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.path: Path = archive.path
+        self.payloads = Payloads(archive)
+        self.graph = torch.fx.Graph()
+        self.nodes: dict[str, torch.fx.Node] = {}
+        self.names: dict[str, str] = {}
+        self.held: dict[str, torch.Tensor] = {}
+        self.types: Mapping[str, d.TensorMeta] = {}
+        self.fake = FakeTensorMode(
+            allow_fallback_kernels=False, allow_non_fake_inputs=False, shape_env=ShapeEnv()
+        )
+
+    def error(self, what: str) -> ModelError:
+        return ModelError(f"{self.path}: {what}")
+
+    def program(self, module: d.Module) -> ExportedProgram:
+        graph, signature = module.graph, module.signature
+        self.types = graph.tensor_values
+        if len(graph.inputs) != len(signature.input_specs):
+            raise self.error("is damaged: its inputs and their kinds differ in number")
+        if len(graph.outputs) != len(signature.output_specs):
+            raise self.error("is damaged: its outputs and their kinds differ in number")
+        inputs = [
+            self._input(value, spec)
+            for value, spec in zip(graph.inputs, signature.input_specs, strict=True)
+        ]
+        for node in graph.nodes:
+            self._call(node)
+        returned = [self._argument("an output", value) for value in graph.outputs]
+        outputs = [
+            self._output(value, spec)
+            for value, spec in zip(returned, signature.output_specs, strict=True)
+        ]
+        node = self.graph.output(tuple(returned))
+        node.meta["val"] = tuple(
+            v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in returned
+        )
+        return self._exported(inputs, outputs)
+
+    def _exported(self, inputs: list[InputSpec], outputs: list[OutputSpec]) -> ExportedProgram:
+        kinds = InputKind.CONSTANT_TENSOR
+        constants = {s.target for s in inputs if s.kind is kinds or s.persistent is False}
+        given = [s.arg for s in inputs if s.kind is InputKind.USER_INPUT]
+        returned = [s.arg for s in outputs if s.kind is OutputKind.USER_OUTPUT]
+        call = ModuleCallSignature(
+            inputs=given,
+            outputs=returned,
+            in_spec=pytree.tree_structure((tuple(range(len(given))), {})),
+            out_spec=pytree.tree_structure(tuple(range(len(returned)))),
+            forward_arg_names=[arg.name for arg in given],
+        )
+        return ExportedProgram(
+            root=torch.nn.Module(),
+            graph=self.graph,
+            graph_signature=ExportGraphSignature(inputs, outputs),
+            state_dict={n: t for n, t in self.held.items() if n not in constants},
+            range_constraints={},
+            module_call_graph=[ModuleCallEntry(fqn="", signature=call)],
+            constants={n: t for n, t in self.held.items() if n in constants},
+            verifiers=[load_verifier("TRAINING")],
+        )
+
+    # -- inputs and outputs -----------------------------------------------------------------------
+
+    def _input(self, value: d.Union, spec: d.Union) -> InputSpec:
+        key, described = d.tagged(f"{self.path}: an input", spec)
+        if key == "constant_input":
+            number = self._argument(f"the input {described.name}", described.value)
+            self._name(described.name)
+            node = self.graph.placeholder(described.name)
+            self._add(described.name, node, number)
+            return InputSpec(
+                InputKind.USER_INPUT, ConstantArgument(described.name, number), target=None
+            )
+        if key not in ("user_input", *_HELD):
+            raise self.error(f"an input is of the kind {key}, which no network has")
+        kind, argument = d.tagged(f"{self.path}: an input", value)
+        if kind != "as_tensor":
+            raise self.error("an input is no tensor: export it as a constant")
+        name = self._name(argument.name)
+        node = self.graph.placeholder(name)
+        if key == "user_input":
+            self._add(name, node, self._described(name))
+            return InputSpec(InputKind.USER_INPUT, TensorArgument(name), target=None)
+        if described.arg.name != name:
+            raise self.error(f"is damaged: the input {name} is named {described.arg.name}, too")
+        held_as, folder = _HELD[key]
+        tensor = self.payloads.tensor(described.target, folder)
+        if held_as is InputKind.PARAMETER:
+            tensor = torch.nn.Parameter(tensor, requires_grad=False)
+        target = f"held_{len(self.held)}"
+        self.held[target], self.names[target] = tensor, described.target
+        self._add(name, node, self.fake.from_tensor(tensor, static_shapes=True))
+        self._check(name, node.meta["val"])
+        persistent = True if held_as is InputKind.BUFFER else None
+        return InputSpec(held_as, TensorArgument(name), target, persistent)
+
+    def _output(self, value: Any, spec: d.Union) -> OutputSpec:
+        key, described = d.tagged(f"{self.path}: an output", spec)
+        is_node = isinstance(value, torch.fx.Node)
+        if key in _MUTATIONS and is_node:
+            return OutputSpec(_MUTATIONS[key], TensorArgument(value.name), described.target)
+        if key != "user_output":
+            raise self.error(f"an output is of the kind {key}, which no network has")
+        argument = TensorArgument(value.name) if is_node else ConstantArgument("", value)
+        return OutputSpec(OutputKind.USER_OUTPUT, argument, target=None)
+
+    def _described(self, name: str) -> torch.Tensor:
+        """A tensor without elements of the type that the file gives."""
+        meta = self._meta(name)
+        place = f"{self.path}: {name}"
+        sizes, strides = (
+            [d.integer(place, u) for u in unions] for unions in (meta.sizes, meta.strides)
+        )
+        check_layout(place, meta, sizes, strides)
+        with self.fake:
+            return torch.empty_strided(sizes, strides, dtype=ELEMENT_TYPES[meta.dtype])
+
+    def _meta(self, name: str) -> d.TensorMeta:
+        if name not in self.types:
+            raise self.error(f"is damaged: it does not say what type {name} has")
+        return self.types[name]
+
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def _name(self, name: str) -> str:
+        """A name that is an identifier: fx writes names into the code of a module."""
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+            raise self.error(f"is damaged: {name!r} is no name of a node")
+        return name
+
+    def _add(self, name: str, node: torch.fx.Node, value: Any) -> None:
+        if name in self.nodes:
+            raise self.error(f"is damaged: two nodes are named {name}")
+        node.name = name
+        node.meta["val"] = value
+        self.nodes[name] = node
+
+    def _call(self, described: d.Node) -> None:
+        place = described.name or described.target
+        target = operators().get(described.target)
+        if target is None:
+            raise self.error(f"{place}: {described.target} is no operator that is known")
+        arguments = {a.name: self._argument(place, a.arg) for a in described.inputs}
+        by_place = {a.name for a in described.inputs if a.kind == 1}
+        positional, named = _bound(target, arguments, by_place)
+        if len(positional) + len(named) != len(arguments):
+            raise self.error(f"{place}: {described.target} has other arguments")
+        node = self.graph.call_function(target, positional, named)
+        node.meta["nn_module_stack"] = module_stack(described.metadata.get("nn_module_stack", ""))
+        self._check_count(place, target, positional, named)
+        value = self._result(place, node)
+        self._results(described, node, value)
+
+    def _result(self, place: str, node: torch.fx.Node) -> Any:
+        def value(source: torch.fx.Node) -> Any:
+            return source.meta["val"]
+
+        arguments = torch.fx.map_arg((node.args, node.kwargs), value)
+        try:
+            with self.fake, torch.no_grad():
+                return node.target(*arguments[0], **arguments[1])
+        except Exception as error:
+            # Whatever PyTorch raises for arguments that an operator does not take.
+            said = str(error).partition("\n")[0]
+            raise self.error(
+                f"{place}: {node.target} does not take its arguments: {said}"
+            ) from error
+
+    def _results(self, described: d.Node, node: torch.fx.Node, value: Any) -> None:
+        outputs = [d.tagged(f"{self.path}: {described.name}", u) for u in described.outputs]
+        if len(outputs) == 1 and outputs[0][0] == "as_tensor":
+            name = self._name(outputs[0][1].name)
+            self._add(name, node, value)
+            self._check(name, value)
+            return
+        node.meta["val"] = value
+        if described.name is not None:
+            self._add(self._name(described.name), node, value)
+        if not outputs or (len(outputs) == 1 and outputs[0][0] == "as_none"):
+            return
+        if len(outputs) == 1 and outputs[0][0] == "as_tensors":
+            outputs = [("as_tensor", part) for part in outputs[0][1]]
+        if not isinstance(value, list | tuple) or len(value) != len(outputs):
+            raise self.error(f"{described.name}: {node.target} has another number of results")
+        for index, (key, part) in enumerate(outputs):
+            if key == "as_none":
+                continue
+            if key != "as_tensor":
+                raise self.error(f"{described.name}: a result is of the kind {key}")
+            item = self.graph.call_function(operator.getitem, (node, index))
+            item.meta["nn_module_stack"] = node.meta["nn_module_stack"]
+            self._add(self._name(part.name), item, value[index])
+            self._check(part.name, value[index])
+
+    def _check(self, name: str, value: Any) -> None:
+        """Raise :class:`ModelError` for a tensor of another type than the file says."""
+        meta = self._meta(name)
+        sizes = [d.integer(f"{self.path}: {name}", union) for union in meta.sizes]
+        if not isinstance(value, torch.Tensor):
+            raise self.error(f"{name} is no tensor")
+        found = [int(size) for size in value.shape]
+        if found != sizes or value.dtype is not ELEMENT_TYPES.get(meta.dtype):
+            raise self.error(
+                f"is damaged: {name} has the type {value.dtype} {found}, and the file says "
+                f"{ELEMENT_TYPES.get(meta.dtype)} {sizes}"
+            )
+        if math.prod(found) > LARGEST_TENSOR:
+            raise self.error(f"{name} has {math.prod(found):,} elements: at most 2^31 are taken")
+
+    def _check_count(
+        self, place: str, target: Any, positional: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> None:
+        """Raise :class:`ModelError` before an operator returns a list without end."""
+        if not any("[]" in str(r.type) or "List" in str(r.type) for r in target._schema.returns):
+            return
+        schema = target._schema.arguments
+        bound = {a.name: a.default_value for a in schema}
+        bound |= dict(zip((a.name for a in schema), positional))  # noqa: B905
+        bound |= named
+        part = bound.get("split_size") or 1
+        source = bound.get("self") or bound.get("input")
+        sections = [v for k, v in bound.items() if k in ("chunks", "sections")]
+        if isinstance(source, torch.fx.Node) and isinstance(part, int):
+            longest = max((int(s) for s in source.meta["val"].shape), default=0)
+            sizes = [longest // max(1, part), *(s for s in sections if isinstance(s, int))]
+            if (max(sizes) if sections else sizes[0]) > _MOST_RESULTS:
+                raise self.error(f"{place}: {target} has more than {_MOST_RESULTS:,} results")
+
+    def _argument(self, place: str, union: d.Union) -> Any:
+        key, value = d.tagged(f"{self.path}: {place}", union)
+        match key:
+            case "as_none":
+                return None
+            case "as_tensor":
+                return self._node(place, value.name)
+            case "as_tensors":
+                return [self._node(place, part.name) for part in value]
+            case "as_int" | "as_ints" | "as_string" | "as_strings" | "as_bool" | "as_bools":
+                return value
+            case "as_float":
+                return self._number(place, value)
+            case "as_floats":
+                return [self._number(place, part) for part in value]
+            case "as_sym_int" | "as_sym_float" | "as_sym_bool" | "as_optional_tensor":
+                return self._argument(place, value)
+            case "as_sym_ints" | "as_sym_floats" | "as_sym_bools" | "as_optional_tensors":
+                return [self._argument(place, part) for part in value]
+            case "as_scalar_type" if value in ELEMENT_TYPES:
+                return ELEMENT_TYPES[value]
+            case "as_memory_format" if value in _MEMORY_FORMATS:
+                return _MEMORY_FORMATS[value]
+            case "as_layout" if value == STRIDED:
+                return torch.strided
+            case "as_device" if value.type == "cpu":
+                return torch.device("cpu")
+            case "as_device":
+                raise self.error(
+                    f"{place}: a tensor is put on {value.type[:40]}: export the model on the CPU"
+                )
+            case _:
+                raise self.error(f"{place}: {key} {str(value)[:60]} is not known")
+
+    def _node(self, place: str, name: str) -> torch.fx.Node:
+        if name not in self.nodes:
+            raise self.error(f"{place} reads {name[:60]}, which nothing computes")
+        return self.nodes[name]
+
+    def _number(self, place: str, value: float | str) -> float:
+        words = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+        if isinstance(value, str) and value not in words:
+            raise self.error(f"{place}: {value[:40]!r} is no number")
+        return words[value] if isinstance(value, str) else float(value)
+
+
+def module_stack(text: str) -> dict[str, tuple[str, str]]:
+    """Modules around a node, outermost first, as the file writes them: ``key,path,type;…``."""
+    stack: dict[str, tuple[str, str]] = {}
+    for entry in text.split(";"):
+        key, _, rest = entry.partition(",")
+        path, _, kind = rest.rpartition(",")
+        if key:
+            stack[key] = path, kind
+    return stack
+
+
+def _bound(
+    target: Any, arguments: Mapping[str, Any], by_place: set[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as an operator's schema takes them."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in target._schema.arguments:
+        if parameter.name not in arguments:
+            continue
+        required = not parameter.has_default_value() and not parameter.kwarg_only
+        at_place = parameter.name in by_place or required or keyword.iskeyword(parameter.name)
+        if at_place and not parameter.kwarg_only and not named:
+            positional.append(arguments[parameter.name])
+        else:
+            named[parameter.name] = arguments[parameter.name]
+    return tuple(positional), named
