@@ -166,6 +166,7 @@ def test_a_target_without_back_end_is_solved_only(cpembed: Caller, tmp_path: Pat
     native.is_one_line_error(5, "no back end executes gemm_16x16x16")
 
 
+@pytest.mark.slow
 def test_a_simulated_target_has_cycles(bench: Callable[..., Called]) -> None:
     called = bench("--layers", "41", "--json")
     assert (called.code, called.err) == (0, "")
@@ -215,6 +216,7 @@ def test_unknown_suites_and_targets(cpembed: Caller) -> None:
     cpembed("bench", "deepbench", "--target", "nosuch").is_one_line_error(2, "nosuch")
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_loud_and_exits_1(
     bench: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
+@pytest.mark.slow
 def test_rows_of_several_processes_are_those_of_one(
     bench: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_rows_that_are_timed_are_made_by_a_worker_that_measures(
     scheduler.wait_for(0)
 
 
+@pytest.mark.slow
 def test_trials_of_several_processes_are_those_of_one(cpembed: Caller, tmp_path: Path) -> None:
     documents = []
     for name, options in (("one", ()), ("two", ("--workers", "2"))):

@@ -95,6 +95,7 @@ def test_an_empty_command_line_is_answered_by_the_help(cpembed: Caller) -> None:
     assert called.err == cpembed("--help").out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("words", [("--help",), ("targets",), ("operators", "--json")])
@@ -103,6 +104,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], buffered: bool) -> None
     called.is_one_line_error(1, "cannot be written", "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_is_one_line() -> None:
     command = ["sh", "-c", 'exec "$0" -m cpembed targets >&-', sys.executable]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -110,6 +112,7 @@ def test_a_closed_stdout_is_one_line() -> None:
     called.is_one_line_error(1, "cannot be written", "Bad file descriptor")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", [("--help",), ("targets",), ("operators", "--json")])
 def test_a_reader_that_goes_away_ends_the_command_as_shells_have_it(words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
@@ -129,6 +132,7 @@ def test_nothing_is_done_after_the_result_is_printed(
     assert done == ["looked further", "printed"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "environment",
     [

@@ -142,6 +142,7 @@ dram = { read_bytes_per_cycle = 1, write_bytes_per_cycle = 1 }
     assert (entry["estimate"], entry["estimate_missing"]) == (None, reason)
 
 
+@pytest.mark.slow
 def test_a_machine_that_takes_operands_as_they_come_packs_nothing(
     cpembed: Caller, tmp_path: Path
 ) -> None:

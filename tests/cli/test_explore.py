@@ -83,6 +83,7 @@ def test_a_second_call_evaluates_nothing(explored: Explored) -> None:
     assert len(explored.lines()) > count
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", ["exact", "nsga2"])
 def test_workers_say_the_same(explored: Explored, method: str) -> None:
     alone = explored("--json", "--method", method, "--trials", "12")
@@ -90,6 +91,7 @@ def test_workers_say_the_same(explored: Explored, method: str) -> None:
     assert same(alone.json) == same(together.json)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", ["exact", "random"])
 def test_a_killed_exploration_goes_on(
     explored: Explored, method: str, monkeypatch: pytest.MonkeyPatch
@@ -116,6 +118,7 @@ def test_a_killed_exploration_goes_on(
     assert same(resumed.json) == same(fresh.json)
 
 
+@pytest.mark.slow
 def test_an_interrupt_says_where_it_goes_on(explored: Explored) -> None:
     words = [*explored.words, "--json"]
     path = os.pathsep.join(path for path in sys.path if path)
@@ -186,5 +189,6 @@ def test_wrong_words_are_one_line(
     explored(*words).is_one_line_error(code, said)
 
 
+@pytest.mark.slow
 def test_a_space_that_is_not_there() -> None:
     in_a_process("explore", "nowhere.toml", "resnet50").is_one_line_error(2, "nowhere.toml")

@@ -20,6 +20,7 @@ VNNI_MISSING = missing_features(load_hardware_spec("avx512_vnni"))
 needs_vnni = pytest.mark.skipif(bool(VNNI_MISSING), reason=f"missing: {', '.join(VNNI_MISSING)}")
 
 
+@pytest.mark.slow
 def test_an_id_is_that_candidate_whatever_set_it_came_from(cpembed: Caller) -> None:
     words = ("conv2d", "n=1", "c=3", "h=6", "w=6", "k=16", "r=3", "s=3")
     target = ("--target", "vta_1x16x16")

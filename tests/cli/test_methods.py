@@ -32,6 +32,7 @@ def cpembed(capsys: pytest.CaptureFixture[str]) -> Caller:
     return Caller(capsys)
 
 
+@pytest.mark.slow
 @needs_fma
 def test_the_document_says_which_method(cpembed: Caller) -> None:
     asked = ("run", *LAYER, "--target", TARGET, "--threads", "1", "--json")

@@ -59,6 +59,7 @@ def test_portable_code_that_was_asked_for_is_a_result(cpembed: Caller) -> None:
     assert "latency_us" not in called.json
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare_cpu")
 def test_a_machine_without_the_feature_verifies_with_portable_code(cpembed: Caller) -> None:
     called = cpembed("run", *GEMM, "--target", "amx_int8", "--json")
@@ -89,6 +90,7 @@ def test_operands_too_large_for_a_kernel_are_one_line(cpembed: Caller) -> None:
     assert cpembed("solve", *huge, "--top", "1").code == 0
 
 
+@pytest.mark.slow
 def test_a_program_that_the_back_end_cannot_express_is_said(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +120,7 @@ def test_wrong_numbers_are_never_a_result(cpembed: Caller, monkeypatch: pytest.M
     called.is_one_line_error(1, "generic kernel", "seed 3", "report")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", [(), ("--relu",)])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "bfloat16", None])
 def test_results_are_stored_as_asked(
@@ -137,7 +139,7 @@ def test_results_are_stored_as_asked(
         assert words in cpembed("run", *GEMM, *target, *asked).out
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "float32", "bfloat16"])
 def test_sums_are_requantized_as_asked(cpembed: Caller, dtype: str) -> None:
     target = ("--target", "avx512_vnni", "--backend", "generic", "--output", dtype)
@@ -164,6 +166,7 @@ def test_a_stored_result_that_is_wrong_is_none(
     called.is_one_line_error(1, "generic kernel", "report")
 
 
+@pytest.mark.slow
 def test_data_are_fresh_unless_a_seed_is_given(
     cpembed: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +185,7 @@ def test_data_are_fresh_unless_a_seed_is_given(
     assert seeds[2] == 5
 
 
+@pytest.mark.slow
 def test_rank_chooses_the_candidate(cpembed: Caller) -> None:
     layer = ("conv2d", "n=1", "c=4", "h=6", "w=6", "k=16", "r=3", "s=3")
     target = ("--target", "avx512_vnni", "--json")

@@ -21,7 +21,7 @@ CONV = ("conv2d", "n=1", "c=20", "h=9", "w=7", "k=24", "r=3", "s=3", "pad=1", "s
 VTA = ("--target", "vta_1x16x16")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["vta_1x16x16", "vta_8x8x8"])
 @pytest.mark.parametrize("layer", [GEMM, CONV], ids=lambda layer: layer[0])
 @pytest.mark.parametrize("form", ["requantized", "int32", "int8"])
@@ -44,6 +44,7 @@ def test_a_run_is_verified_and_simulated(
     assert not {"latency_us", "gops", "generic_latency_us", "missing"} & document.keys()
 
 
+@pytest.mark.slow
 def test_all_bits_are_four_times_the_stores(cpembed: Caller) -> None:
     low, all_bits = (
         cpembed("run", *GEMM, *VTA, "--output", form, "--json").json for form in ("int8", "int32")
@@ -52,6 +53,7 @@ def test_all_bits_are_four_times_the_stores(cpembed: Caller) -> None:
     assert low["bytes"]["OUT"] == 9 * 48
 
 
+@pytest.mark.slow
 def test_the_shift_is_reported_and_can_be_chosen(cpembed: Caller) -> None:
     chosen = cpembed("run", *GEMM, *VTA, "--json").json["output"]
     # 7 bits and half those of 48 products, rounded up: docs/vta.md.
@@ -70,6 +72,7 @@ def test_an_output_of_int8_is_cut_off(cpembed: Caller) -> None:
         refused.is_one_line_error(2, f"cannot be {form}", "give it the type int32")
 
 
+@pytest.mark.slow
 def test_a_machine_of_ones_own(cpembed: Caller, tmp_path: Path) -> None:
     text = hardware_spec_files()["vta_1x16x16"].read_text(encoding="utf-8")
     for old, new in (
@@ -102,6 +105,7 @@ def test_a_machine_without_a_clock_is_refused(cpembed: Caller, tmp_path: Path) -
     called.is_one_line_error(2, "own.toml: machine: is missing", "clock")
 
 
+@pytest.mark.slow
 def test_the_program_is_saved_and_drawn(cpembed: Caller, tmp_path: Path) -> None:
     saved, drawn = tmp_path / "program.zip", tmp_path / "timeline.json"
     files = ("--save", str(saved), "--trace", str(drawn))
@@ -116,6 +120,7 @@ def test_the_program_is_saved_and_drawn(cpembed: Caller, tmp_path: Path) -> None
     assert np.load(tmp_path / "o.npy").any()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, inputs",
     [
@@ -176,6 +181,7 @@ def test_files_are_for_targets_that_have_such(cpembed: Caller) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cpu_shifts_too(cpembed: Caller) -> None:
     found = cpembed("run", *GEMM, *VTA, "--backend", "generic", "--shift", "3", "--relu", "--json")
     assert (found.code, found.json["stored"], found.json["shift"]) == (0, "int8", 3)

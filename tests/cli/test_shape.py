@@ -94,6 +94,7 @@ def test_the_document(call: Caller, suite: str) -> None:
     assert document["runner_up"]["cost"] >= document["executions"] >= document["ideal"]
 
 
+@pytest.mark.slow
 def test_the_document_is_the_same_on_every_machine(call: Caller, suite: str) -> None:
     """Also by two workers: a golden document of the best two shapes."""
     words = ("shape", suite, "--macs", "32", "--shapes", "2", "--json")
@@ -112,6 +113,7 @@ def test_the_tables(call: Caller, suite: str) -> None:
         assert words in found.out
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("words", [(), ("--shapes", "2"), ("--packing", "64", "--powers")])
 def test_what_costs_little_more_is_listed(call: Caller, suite: str, words: tuple[str, ...]) -> None:
     asked = ("shape", suite, "--macs", "12", *words, "--within", "20")
@@ -202,6 +204,7 @@ def test_no_layer_embeds(call: Caller, tmp_path: Path) -> None:
     assert call("shape", str(file), "--macs", "64", "--json").json["best"] == []
 
 
+@pytest.mark.slow
 def test_shapes_that_are_as_good_are_listed(call: Caller) -> None:
     """Rows and columns of a square product are the same to it."""
     words = ("shape", "resnet18", "--macs", "16", "--constraints", "complete")
@@ -212,6 +215,7 @@ def test_shapes_that_are_as_good_are_listed(call: Caller) -> None:
     assert "as good" in call(*words).out
 
 
+@pytest.mark.slow
 def test_packing_counts(call: Caller, suite: str) -> None:
     words = ("shape", suite, "--macs", "16", "--powers", "--packing", "32")
     document = call(*words, "--json").json
@@ -276,6 +280,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_int8("tiny", tmp_path_factory.mktemp("models") / "tiny.onnx"))
 
 
+@pytest.mark.slow
 def test_layouts_between_the_layers_of_a_model(call: Caller, model: str) -> None:
     """Copies cost no more than packing each layer by itself, and the sum is what was minimised."""
     words = ("shape", model, "--macs", "64", "--powers", "--packing", "32", "--json")

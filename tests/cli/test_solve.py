@@ -36,6 +36,7 @@ def test_an_exact_fit_wastes_nothing(cpembed: Caller) -> None:
     assert best["operands"] == {"A": "A", "B": "B", "C": "C"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["avx512_vnni", "amx_int8", "avx512_vnni_dot", "vta_1x16x16"])
 @pytest.mark.parametrize(
     "words",
@@ -170,6 +171,7 @@ def test_a_search_is_named_as_the_library_names_it() -> None:
 CONV = ("conv2d", "n=1", "c=16", "h=6", "w=6", "k=16", "r=2", "s=2", *VTA)
 
 
+@pytest.mark.slow
 def test_every_search_gives_the_same_candidates(cpembed: Caller) -> None:
     documents = {
         way: cpembed("solve", *CONV, "--constraints", "relaxed", "--json", "--search", way).json
@@ -291,6 +293,7 @@ def test_embeddings_without_a_program_are_no_result(
     assert ("No program can be derived" in called.out) == (command == "solve")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("command", ["solve", "explain", "run"])
 def test_padding_that_has_no_effect_is_said(cpembed: Caller, tmp_path: Path, command: str) -> None:
     path = tmp_path / "set.toml"
@@ -364,6 +367,7 @@ def test_solving_loads_neither_compiler_nor_tables() -> None:
     assert not packages & {"tvm", "pandas", "torch", "rich"}
 
 
+@pytest.mark.slow
 def test_explaining_does_not_load_the_compiler() -> None:
     assert not loaded_by("explain", *GEMM, *VTA) & {"tvm", "pandas", "torch"}
 

@@ -31,6 +31,7 @@ sys.exit(f"left: {left}" if left else code)
 WATCHERS = {"profile": ("-m", "cProfile", "-m", "cpembed"), "trace": ("-c", TRACED)}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("watcher", WATCHERS)
 @pytest.mark.parametrize("arguments, codes", [(SOLVE, {0}), (STOPPED, {0, 4})])
 def test_a_watched_command_ends(watcher: str, arguments: tuple[str, ...], codes: set[int]) -> None:

@@ -146,6 +146,7 @@ def test_an_interruption_keeps_and_reports_what_was_measured(
     assert tune(*call).json["measured"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_says_that_it_is_tuned(tune: Callable[..., Called], cpembed: Caller) -> None:
     tuned = tune(*GEMM, *VTA, "--trials", "4", "--json").json
     document = cpembed("run", *GEMM, *VTA, "--json").json

@@ -46,7 +46,7 @@ def test_what_never_embeds_is_left_out() -> None:
     assert counts["DEP"] == 6
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", run.TARGETS)
 def test_an_operator_counts_as_committed(target: str) -> None:
     """The operator with the fewest layers of those that have many families."""

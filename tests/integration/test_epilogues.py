@@ -91,6 +91,7 @@ def test_native_kernels_store_what_numpy_computes(target: str, name: str, part: 
         check(solved.embeddings[0].candidate.program, target, epilogue, "native")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("epilogue", EPILOGUES[::2], ids=str)
 def test_portable_kernels_store_the_same(epilogue: Epilogue) -> None:
     workload = depthwise(n=1, c=20, h=8, w=8, r=3, s=3, dtype="int8")

@@ -98,7 +98,7 @@ GENERIC = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", GENERIC)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_generic_kernel_matches_the_reference_for_every_target(target: str, layout: str) -> None:
@@ -162,7 +162,7 @@ DERIVED: dict[str, tuple[Any, dict[str, tuple[Digit, ...]]]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("backend", ["generic", pytest.param("native", marks=needs_vnni)])
 @pytest.mark.parametrize("name", DERIVED)
 def test_derived_program_is_bit_exact(name: str, backend: Any) -> None:
@@ -217,7 +217,7 @@ def amx_results(emulator: Path | None, request: pytest.FixtureRequest) -> dict[s
     return run_amx("amx_cases", emulator, ",".join(names))
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_amx_kernel_matches_the_reference(
     name: str, amx_results: dict[str, Any], emulator: Path | None

@@ -91,7 +91,7 @@ def _exact(layer: Computation, inputs: dict[str, Any]) -> Any:
     return reference(wide, {name: array.astype(np.float64) for name, array in inputs.items()})
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("outputs", [2, 4, 3])
 @pytest.mark.parametrize("words", LAYERS)
 def test_transforms_are_the_method(words: str, outputs: int) -> None:
@@ -110,7 +110,7 @@ def test_transforms_are_the_method(words: str, outputs: int) -> None:
     assert (allowed <= bound(method, inputs) * (1 + 1e-9)).all()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @needs_fma
 @pytest.mark.parametrize("method", ["explicit", "winograd_2x2", "winograd_4x4"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
@@ -131,6 +131,7 @@ def test_methods_run(method: Any, layout: str) -> None:
         assert document["method"]["relative_multiplications"] < 0.8
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("outputs", [2, 4])
 @pytest.mark.parametrize(
     "words",
@@ -156,7 +157,7 @@ def test_generated_code_transforms_weights(words: str, outputs: int) -> None:
     assert np.abs(found - expected).max() <= 2.0**-23 * np.abs(expected).max()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @needs_fma
 @pytest.mark.parametrize("method", ["winograd_4x4", "winograd_2x2", "explicit"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -176,6 +177,7 @@ def test_libraries_of_methods(method: Any, layout: str, tmp_path: Path) -> None:
             inputs["W"] = inputs["W"][::-1].copy()
 
 
+@pytest.mark.slow
 @needs_fma
 def test_the_model_compares_methods() -> None:
     """Where tiles are whole and channels many, transforms are worth it; a pixel is not."""

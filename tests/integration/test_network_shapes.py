@@ -143,6 +143,7 @@ def test_names_of_tensors_and_what_is_returned_without_being_computed(
         assert np.array_equal(found[name], array), name
 
 
+@pytest.mark.slow
 def test_what_is_broadcast_to_an_image_lies_in_its_order(target: str, tmp_path: Path) -> None:
     onnx.save(made("normalized"), tmp_path / "model.onnx")
     inputs = inputs_of(tmp_path / "model.onnx")

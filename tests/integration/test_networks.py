@@ -79,6 +79,7 @@ def onnx_runtime(model: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarray]
     return session.run(None, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
@@ -117,6 +118,7 @@ def test_outputs_beside_those_of_onnx_runtime(
         assert np.corrcoef(array.reshape(-1), other.reshape(-1))[0, 1] > 0.99
 
 
+@pytest.mark.slow
 def test_a_library_without_this_package(
     target: str, model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_a_library_under_valgrind(model: Callable[[str], Path], tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_simulated_target(model: Callable[[str], Path]) -> None:
     document = network(model("tiny"), "vta_1x16x16")
     products = [o for o in document["operators"] if o["kind"] == "product"]
@@ -170,6 +173,7 @@ def test_a_simulated_target(model: Callable[[str], Path]) -> None:
     assert document["totals"]["total_cycles"] == sum(o["cycles"] for o in products)
 
 
+@pytest.mark.slow
 def test_layouts_of_a_policy_cost_no_less(target: str, model: Callable[[str], Path]) -> None:
     best = network(model("tiny"), target, "--plan-only")
     for policy in ("channels_last", "alone"):
@@ -177,6 +181,7 @@ def test_layouts_of_a_policy_cost_no_less(target: str, model: Callable[[str], Pa
         assert other["totals"]["predicted_us"] >= best["totals"]["predicted_us"] - 1e-9
 
 
+@pytest.mark.slow
 def test_wrong_inputs_are_one_line(
     target: str, model: Callable[[str], Path], tmp_path: Path
 ) -> None:

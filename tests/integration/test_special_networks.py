@@ -101,6 +101,7 @@ def test_special_values_are_those_of_the_definitions(tmp_path: Path) -> None:
         assert difference(found[name], wanted[name]) <= 1e-6, name
 
 
+@pytest.mark.slow
 def test_what_was_verified_is_said() -> None:
     net = graph(
         {"x": floats(8, 8), "mask": TensorType((8, 8), "bool")},
@@ -130,6 +131,7 @@ def test_special_inputs_are_no_indices() -> None:
     assert found["n"].min() == np.iinfo(np.int64).min
 
 
+@pytest.mark.slow
 def test_an_empty_cache_is_put_before_new_rows(tmp_path: Path) -> None:
     net = graph(
         {"cache": floats(2, 0, 4), "new": floats(2, 3, 4), "mask": floats(0, 4)},
@@ -150,6 +152,7 @@ def test_an_empty_cache_is_put_before_new_rows(tmp_path: Path) -> None:
         assert difference(found[name], wanted[name]) == 0, name
 
 
+@pytest.mark.slow
 def test_a_network_of_nothing_runs(tmp_path: Path) -> None:
     net = graph({"x": floats(0, 4)}, (Softmax(1), ("x",), "y"))
     with compile_network(net, TARGET, tmp_path).open() as running:

@@ -140,6 +140,7 @@ def test_a_matrix_instruction_is_none_of_these() -> None:
         schedule_space(program, INT8)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["amx_int8", "avx512_vnni", "amx_bf16"])
 def test_what_cannot_be_embedded_runs_otherwise(target: str) -> None:
     given = workload("depthwise n=1 c=24 h=7 w=8 r=3 s=3 layout=NHWC", target=target)

@@ -87,7 +87,7 @@ LAYERS = {
 ALONG_LANES = ("avx2_lanes", "avx2_f32_lanes", "avx2_bf16_fma")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("spec", TARGETS)
@@ -106,7 +106,7 @@ def test_two_hundred_random_layers_are_exact(spec: HardwareSpec, seed: int) -> N
     check_random_layer(spec, seed)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("spec", TARGETS[1:])
 def test_random_layers_are_exact(spec: HardwareSpec, seed: int) -> None:
@@ -120,6 +120,7 @@ def check_random_layer(spec: HardwareSpec, seed: int) -> None:
     check_schedules(f"{words} {rng.choice(TYPES.get(spec.name, ['']))}", spec, rng, 1)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("spec", TARGETS)
 def test_the_instruction_is_used_and_no_register_is_wider(spec: HardwareSpec) -> None:
     backend, instruction, words = BACK_ENDS[spec.name]
@@ -145,6 +146,7 @@ def test_blocks_fit_sixteen_registers(spec: HardwareSpec) -> None:
         space.applied(Knobs({space.model.rows(space.nest)[-1].origin: 17}))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "types, first, second", [("uint7,int8", 127, -128), ("uint8,int7", 255, -64)]
 )
@@ -174,7 +176,7 @@ def test_products_that_saturate_are_refused() -> None:
     assert "take avx2_int8" in str(build(program, spec).fallback)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", TARGETS)
 def test_a_cpu_without_avx512_runs_everything(spec: HardwareSpec) -> None:
     """Packing and unpacking included."""

@@ -45,7 +45,7 @@ def test_a_tiny_instance_runs_and_its_magnitudes_stay_sensible(name, tmp_path):
     assert 0.01 < first.std() < 30
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_quantized_model_computes_nearly_the_same(name, signed, tmp_path):
@@ -75,7 +75,7 @@ def test_weights_are_int8_a_scale_a_channel_and_activations_of_the_kind_asked_fo
         assert {constants[name].data_type for name in stored} == {activation}
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MULTIPLICATIONS)
 def test_a_full_instance_multiplies_as_often_as_published(name):
     assert multiplications(MODELS[name]()) == pytest.approx(MULTIPLICATIONS[name], rel=0.03)

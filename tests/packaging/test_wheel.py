@@ -58,6 +58,7 @@ def evaluate(installed, expression, folder):
     return run(str(installed / "bin" / "python"), "-c", code, cwd=folder).strip()
 
 
+@pytest.mark.slow
 def test_the_package_comes_from_the_wheel(installed, tmp_path):
     assert evaluate(installed, "cpembed.__file__", tmp_path).startswith(str(installed))
 

@@ -124,6 +124,7 @@ def _of_one_machine(text: str) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.quick(67)
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_what_belongs_to_one_machine_is_in_its_folder(path: Path) -> None:
     module = path.relative_to(PACKAGE).as_posix()

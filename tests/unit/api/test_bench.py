@@ -165,6 +165,7 @@ def test_the_json_document_has_the_promised_fields(tmp_path: Path) -> None:
     assert summary["run"]["executed"] == 0
 
 
+@pytest.mark.slow
 def test_portable_code_verifies_where_no_back_end_executes(tmp_path: Path) -> None:
     bench = solving(tmp_path, layers="6", execute=True, backend="generic")
     run = complete(bench).finished()[0].run
@@ -186,6 +187,7 @@ def test_a_target_without_back_end_is_solved_only(tmp_path: Path) -> None:
         solving(tmp_path, execute=True, backend="native", target=NO_BACK_END)
 
 
+@pytest.mark.slow
 def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     bench = complete(solving(tmp_path, layers="6,41", execute=True))
     assert bench.missing == ()
@@ -226,6 +228,7 @@ def test_a_simulated_target_has_cycles_and_no_latency(tmp_path: Path) -> None:
     assert [name for name in summary if f"`{name}`" not in page] == []
 
 
+@pytest.mark.slow
 def test_a_layer_that_cannot_be_lowered_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +250,7 @@ def test_a_layer_that_cannot_be_lowered_says_why(
 # ------------------------------------------------------------------------------------- failures
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_a_failed_row_and_the_suite_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

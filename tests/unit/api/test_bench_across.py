@@ -34,6 +34,7 @@ def done(path: Path, target: str, results: Path, **options: object) -> Bench:
     return bench
 
 
+@pytest.mark.slow
 def test_a_table_is_run_like_a_suite_and_kept(table: Path, tmp_path: Path) -> None:
     bench = done(table, VTA, tmp_path)
     rows = bench.finished()

@@ -86,6 +86,7 @@ def complete(bench: Bench) -> Bench:
     return bench
 
 
+@pytest.mark.slow
 def test_a_row_has_both_sides(baseline: FakeBaseline, opened: Callable[..., Bench]) -> None:
     bench = complete(opened())
     row = bench.finished()[0]
@@ -228,6 +229,7 @@ def test_a_disturbed_comparison_is_worth_another_try(
     assert [layer.index for layer in again.pending] == [41]
 
 
+@pytest.mark.slow
 def test_what_a_baseline_cannot_do_is_said(
     baseline: FakeBaseline, opened: Callable[..., Bench]
 ) -> None:

@@ -27,6 +27,7 @@ def usual_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     calibration.calibration.cache_clear()
 
 
+@pytest.mark.slow
 def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -> None:
     layer, target = workload(STEM, target=TARGET), open_target(SPEC)
 

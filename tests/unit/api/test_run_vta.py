@@ -89,7 +89,7 @@ def test_cycles_and_bytes_of_a_product_are_those_of_its_tiles() -> None:
     assert result.timing.bytes["WGT"] >= weights
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("form", ["requantized", "int32", "int8"])
 @pytest.mark.parametrize(
     "words",
@@ -140,5 +140,6 @@ def test_the_document_has_every_field_and_says_how_the_time_came_about() -> None
     assert phases <= set(document["seconds"])
 
 
+@pytest.mark.slow
 def test_bytes_that_were_stored_apart_are_put_together_in_the_unpacking() -> None:
     assert simulated("gemm m=8 n=32 k=64", form="int32").timing.unpacking_us > 0

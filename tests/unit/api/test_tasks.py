@@ -52,6 +52,7 @@ def lines(opened: OpenTuning) -> list[str]:
     return opened.tuning.store.path.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_trials_that_come_backwards_are_kept_and_told_in_their_order(tmp_path: Path) -> None:
     one, two = tuning(tmp_path / "one"), tuning(tmp_path / "two", Backwards())
     assert list(two.run()) == list(one.run())
@@ -59,6 +60,7 @@ def test_trials_that_come_backwards_are_kept_and_told_in_their_order(tmp_path: P
     assert two.tuning.measured == 20
 
 
+@pytest.mark.slow
 def test_what_is_lost_ends_the_run_and_is_made_by_the_next_one(tmp_path: Path) -> None:
     whole = tuning(tmp_path / "whole")
     trials = list(whole.run())
@@ -129,6 +131,7 @@ def test_which_rows_are_timed(tmp_path: Path) -> None:
     assert native.measures == (not native.missing)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("noise", [0.0, 1e9], ids=["disturbed", "quiet"])
 def test_a_simulated_row_has_no_time_of_the_worker_s_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float
@@ -148,6 +151,7 @@ def test_a_simulated_row_has_no_time_of_the_worker_s_processor(
     assert there == msgspec.structs.replace(here, packing_us=None, unpacking_us=None, noisy=False)
 
 
+@pytest.mark.slow
 def test_a_worker_that_knows_other_trials_makes_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

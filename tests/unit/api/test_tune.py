@@ -43,6 +43,7 @@ def ran(
     return result
 
 
+@pytest.mark.slow
 def test_other_embeddings_are_found_for_few_channels(tmp_path: Path) -> None:
     result = tuned(tmp_path)
     assert result.untuned.cycles == ran().timing.cycles
@@ -55,6 +56,7 @@ def test_other_embeddings_are_found_for_few_channels(tmp_path: Path) -> None:
     assert result.best.cycles >= result.best.busiest_module >= result.best.lower_bound
 
 
+@pytest.mark.slow
 def test_the_same_call_measures_nothing_twice(tmp_path: Path) -> None:
     first, again, more = tuned(tmp_path), tuned(tmp_path), tuned(tmp_path, 16)
     assert (first.measured, again.measured) == (12, 0)
@@ -85,6 +87,7 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(
     assert resumed.trials == whole.trials
 
 
+@pytest.mark.slow
 def test_a_time_limit_keeps_what_was_measured(tmp_path: Path) -> None:
     result = tune(layer(), TARGET, trials=100_000, timeout=3.0, database=tmp_path)
     assert isinstance(result, TuneResult)
@@ -92,6 +95,7 @@ def test_a_time_limit_keeps_what_was_measured(tmp_path: Path) -> None:
     assert 0 < result.measured == len(result.trials) < 100_000
 
 
+@pytest.mark.slow
 def test_runs_use_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     result = tuned(tmp_path)
@@ -109,6 +113,7 @@ def test_runs_use_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ran(constraints="relaxed").timing.cycles == under.best.cycles
 
 
+@pytest.mark.slow
 def test_rows_of_a_suite_are_of_what_tuning_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

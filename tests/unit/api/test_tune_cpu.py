@@ -77,6 +77,7 @@ def tuned(folder: Path, trials: int = 24, **how: Any) -> tuple[TuneResult, FakeM
     return result_of(searched), measurer
 
 
+@pytest.mark.slow
 def test_the_fastest_is_kept_with_its_ratio_to_what_runs_untuned(tmp_path: Path) -> None:
     result, measurer = tuned(tmp_path)
     times = {trial.key: trial.us("total") for trial in result.trials}
@@ -91,6 +92,7 @@ def test_the_fastest_is_kept_with_its_ratio_to_what_runs_untuned(tmp_path: Path)
     assert measurer.beside[0] is None
 
 
+@pytest.mark.slow
 def test_each_trial_is_timed_beside_the_best_one_before_it(tmp_path: Path) -> None:
     result, measurer = tuned(tmp_path)
     best: CpuTrial | None = None
@@ -105,6 +107,7 @@ def test_each_trial_is_timed_beside_the_best_one_before_it(tmp_path: Path) -> No
         assert ratios[trial.key] == (None if us is None else pytest.approx(us / first))
 
 
+@pytest.mark.slow
 def test_rejected_trials_and_those_without_a_kernel_are_never_the_best(tmp_path: Path) -> None:
     untuned = kernels(designs()[0])[0]
 
@@ -137,6 +140,7 @@ def _rejected(trial: CpuTrial) -> CpuTrial:
     return CpuTrial(**{**values, "ratio": 0.01, "rejected": True, "final": 0})
 
 
+@pytest.mark.slow
 def test_the_same_call_measures_nothing_twice(tmp_path: Path) -> None:
     first, _ = tuned(tmp_path)
     again, measurer = tuned(tmp_path)
@@ -164,6 +168,7 @@ def test_what_was_interrupted_continues_as_if_it_had_not_been(tmp_path: Path) ->
     assert resumed.best == whole.best
 
 
+@pytest.mark.slow
 def test_the_best_are_timed_again_and_that_decides(tmp_path: Path) -> None:
     class Lucky(FakeMeasurer):
         """One schedule had luck in its rounds."""
@@ -195,6 +200,7 @@ def test_the_best_are_timed_again_and_that_decides(tmp_path: Path) -> None:
     assert (again.trials, measurer.finals) == (result.trials, [])
 
 
+@pytest.mark.slow
 def test_later_trials_are_compared_with_the_last_final_ones(tmp_path: Path) -> None:
     first, _ = tuned(tmp_path, 8)
     searched, _ = tuning(tmp_path, 200, limit=60)
@@ -206,6 +212,7 @@ def test_later_trials_are_compared_with_the_last_final_ones(tmp_path: Path) -> N
     assert best.ratio <= first.best.ratio
 
 
+@pytest.mark.slow
 def test_what_runs_untuned_may_change(tmp_path: Path) -> None:
     """A calibration changes the model's choice: ratios are still over the file's first trial."""
     first, _ = tuned(tmp_path, 8)
@@ -216,6 +223,7 @@ def test_what_runs_untuned_may_change(tmp_path: Path) -> None:
     assert result.trials[0].ratio == pytest.approx(ratio)
 
 
+@pytest.mark.slow
 def test_runs_take_the_best_of_the_objective_and_set(tmp_path: Path) -> None:
 
     def best(**of: Any) -> Record[Any] | None:
@@ -264,6 +272,7 @@ def test_what_changes_times_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> 
     assert len({repr(key) for key in (base, *others)}) == len(others) + 1
 
 
+@pytest.mark.slow
 def test_kept_trials_are_read_as_they_were_written(tmp_path: Path) -> None:
     result, _ = tuned(tmp_path)
     (file,) = stored(tmp_path, CpuTrial)
@@ -279,6 +288,7 @@ def executes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(X86Target, "missing", lambda self: ())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("executes")
 def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -309,6 +319,7 @@ def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
     assert modelled[0].to_json(open_target(SPEC))["model"]["considered"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("executes")
 def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned(tmp_path: Path) -> None:
     opened = open_tuning(layer(), SPEC, candidates=4, database=tmp_path)
@@ -339,6 +350,7 @@ def test_options_of_other_targets_are_refused_before_a_search(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_disturbed_decision_is_repeated(tmp_path: Path) -> None:
     searched, measurer = tuning(tmp_path, 8)
     final = measurer.final

@@ -105,6 +105,7 @@ def test_where_no_set_fits_none_is_named() -> None:
     assert result.why_nothing == result.conflict.words[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["vta_8x8x8", "amx_int8", "avx512_vnni", SYSTOLIC, DOT_ARRAY])
 @pytest.mark.parametrize(
     "words",

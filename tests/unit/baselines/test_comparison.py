@@ -92,6 +92,7 @@ def test_the_fastest_right_form_by_its_own_account(
     assert found.call_ratio(packing=False).median > 0
 
 
+@pytest.mark.slow
 def test_ours_stores_what_the_baseline_stores(
     fought: Callable[..., Comparison | NotCovered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_ours_stores_what_the_baseline_stores(
         fought(*forms())
 
 
+@pytest.mark.slow
 def test_both_store_what_is_asked_for(kernel: CompiledKernel) -> None:
     """The library may add the bias after the scale, and be off by that rounding; it may not leave
     a step out, nor may ours."""

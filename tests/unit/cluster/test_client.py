@@ -127,6 +127,7 @@ def test_tasks_are_taken_as_there_is_room(workers: Workers, seconds: float, ahea
     run.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_joins_late_gets_work(workers: Workers, scheduler: Scheduler) -> None:
     run = workers.outcomes(tasks.squares(range(30), 0.6))
     early = {next(run).result[1] for _ in range(2)}
@@ -162,6 +163,7 @@ def test_an_address_where_nobody_answers() -> None:
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 def test_measuring_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*names: str) -> list[Task]:
         return [Task(name, tasks.variable, (name,), "timing", measures=True) for name in names]

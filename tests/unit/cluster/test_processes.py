@@ -76,6 +76,7 @@ def test_errors_are_outcomes_and_bugs_are_raised(workers: Workers) -> None:
     assert any("in fail" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_who_is_killed_once_is_replaced_and_its_task_is_done(
     workers: Workers, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def _poison(folder: Path, name: str) -> None:
     tasks.poison(folder, name, whole_worker=False)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "function, attempts, signal_name", [(_poison, 2, "SIGKILL"), (tasks.read_nowhere, 1, "SIGSEGV")]
 )
@@ -134,6 +136,7 @@ def test_nothing_is_measured_beside_others(workers: Workers) -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_who_stops_waiting_ends_what_is_executed(workers: Workers) -> None:
     run = workers.outcomes([*tasks.squares(range(1)), *tasks.squares(range(1, 3), 60.0)])
     assert next(run).result[0] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cpembed.api.solve import default_dtypes, solve
 from cpembed.embedding.checks import check_embedding
@@ -62,6 +63,7 @@ def test_a_symmetric_instruction_has_no_second_order() -> None:
     assert once.count == twice.count > 0
 
 
+@pytest.mark.slow
 def test_every_rank_reads_each_operand_from_its_own_layout() -> None:
     """Layouts are shared between embeddings, but never between operands in the same role."""
     spec = load_hardware_spec("vta_1x16x16")

@@ -77,7 +77,7 @@ def check_conflict(problem: EmbeddingProblem, constraints: ConstraintSet) -> Con
     return conflict
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(8))
 def test_conflicts_are_minimal_and_real(block: int) -> None:
     found = [infeasible_problem(seed) for seed in range(block * 25, block * 25 + 25)]
@@ -94,6 +94,7 @@ def test_conflicts_are_minimal_and_real_at_length(block: int) -> None:
             check_conflict(*some)
 
 
+@pytest.mark.slow
 def test_what_has_an_embedding_has_one_in_every_projection() -> None:
     compared = 0
     for seed in range(120):
@@ -107,6 +108,7 @@ def test_what_has_an_embedding_has_one_in_every_projection() -> None:
     assert compared > 50
 
 
+@pytest.mark.slow
 def test_no_embedding_contradicts_what_is_said_about_workload_axes() -> None:
     compared = 0
     for seed in range(300):
@@ -316,6 +318,7 @@ def test_strides_and_partial_factors() -> None:
     assert parts.relaxations[0] == "padding of b from 3 to 4: utilisation 0.75"
 
 
+@pytest.mark.slow
 def test_every_deepbench_layer_with_few_channels_names_the_channels() -> None:
     instruction = load_hardware_spec("vta_1x16x16").instruction
     layers = [layer for layer in suite("deepbench") if int(layer.parameters["c"]) < 16]

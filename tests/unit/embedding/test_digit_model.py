@@ -26,6 +26,7 @@ def keys(problem: EmbeddingProblem, constraints: object, formulation: Formulatio
     return [expand(problem, e).key() for e in result.embeddings]  # type: ignore[union-attr]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(10))
 def test_random_problems_have_the_same_embeddings(block: int) -> None:
     compared = found = 0
@@ -43,6 +44,7 @@ def test_random_problems_have_the_same_embeddings(block: int) -> None:
     assert found > 5
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", ["strict", "strict_padded", "in_place", "in_place_padded"])
 @pytest.mark.parametrize("target", ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "wmma_f16"])
 def test_shipped_sets_have_the_same_embeddings(target: str, name: str) -> None:

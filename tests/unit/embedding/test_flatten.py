@@ -65,7 +65,7 @@ def test_a_flattened_workload_computes_the_same(case: tuple[str, dict[str, int]]
         assert (interpret(flat, inputs) == interpret(workload, inputs)).all()
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 @pytest.mark.parametrize(
     "seed, constraints",
@@ -105,6 +105,7 @@ def test_fused_digits_are_those_of_the_flattened_workload(
         assert ours == expected, (str(workload), members)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_digit_of_whole_members_is_fused_where_it_is_asked_for(plain: bool) -> None:
     """Four channels with 16 steps of a window's row of 7: two digits, one of them padded."""

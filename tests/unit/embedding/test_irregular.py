@@ -115,6 +115,7 @@ def assert_equal_to_interpreter(result: SolveResult) -> None:
             np.testing.assert_array_equal(found[name], values)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("constraints", ["relaxed", "complete"])
 @pytest.mark.parametrize("name", EMBEDS)
 def test_they_embed_and_their_programs_compute_the_workload(name: str, constraints: str) -> None:
@@ -124,6 +125,7 @@ def test_they_embed_and_their_programs_compute_the_workload(name: str, constrain
     assert_equal_to_interpreter(result)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_they_are_refused_with_the_reason(name: str) -> None:
     *problem, reason = REFUSED[name]
@@ -223,7 +225,7 @@ def compare(seed: int) -> bool:
     return True
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_all_embeddings_are_found(block: int) -> None:
     compared = sum(compare(seed) for seed in range(40 * block, 40 * block + 40))

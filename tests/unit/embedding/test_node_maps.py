@@ -177,7 +177,7 @@ def compare(seed: int) -> int | None:
     return None if found is None else len(found)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(30))
 def test_the_solver_finds_the_node_maps_that_hold(block: int) -> None:
     found = [compare(seed) for seed in range(block * 40, block * 40 + 40)]

@@ -74,6 +74,7 @@ def compare_bound(seed: int) -> tuple[int, int] | None:
     return len(expected), len(without)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(2))
 def test_domain_bound_agrees_with_brute_force(block: int) -> None:
     counts = [compare_bound(seed) for seed in range(block * 45, block * 45 + 45)]
@@ -130,6 +131,7 @@ def test_bounds_are_those_of_equation_11_where_strides_are_known() -> None:
     assert (bounds["k"], bounds["p"]) == (480, 30)
 
 
+@pytest.mark.slow
 def test_no_embedding_is_beyond_the_bounds() -> None:
     compared = cut = 0
     for seed in range(60):
@@ -171,7 +173,7 @@ def test_every_asset_finds_what_the_digits_or_brute_force_find(seed: int) -> Non
         assert len(found.irregular) == len(alone.irregular)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("constraints", ["strict", "in_place_padded", "relaxed"])
 def test_the_answer_depends_on_neither_workers_nor_seed_nor_winner(constraints: str) -> None:
     problem, chosen = vta(SMALL), load_constraint_set(constraints)
@@ -208,6 +210,7 @@ def test_all_solutions_come_in_the_same_order_whichever_asset_wins() -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
+@pytest.mark.slow
 def test_the_first_solution_is_the_same_in_every_run() -> None:
     problem = vta(CONV)
     constraints = load_constraint_set("strict").without("dense", "padding")
@@ -265,6 +268,7 @@ def test_a_problem_that_takes_longer_is_given_to_the_portfolio(
     assert alone.embeddings == found.embeddings
 
 
+@pytest.mark.slow
 def test_an_asset_that_loses_solutions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portfolio, "_FIRST_WORK", 0.1)
     problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
@@ -400,6 +404,7 @@ def test_the_time_limit_is_that_of_all_assets_together() -> None:
     assert 1 <= len(found.effort.assets) < len(assets)
 
 
+@pytest.mark.slow
 def test_what_a_stopped_search_found_is_kept() -> None:
     problem, relaxed = vta(LONGER), load_constraint_set("relaxed")
     found = solve_portfolio(

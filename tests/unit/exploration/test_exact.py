@@ -44,7 +44,7 @@ def brute_front(search: ExactSearch) -> dict[tuple[float, ...], int]:
     return found
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("limits", LIMITS, ids=lambda limits: " ".join(limits) or "no limit")
 @pytest.mark.parametrize("objectives", OBJECTIVE_SETS)
@@ -61,6 +61,7 @@ def test_the_front_equals_brute_force(
     assert {vector: number for number, vector in front(found)} == brute_front(everything)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_discarded_point_is_covered_by_an_evaluated_one(tmp_path: Path, seed: int) -> None:
     made = space(tmp_path, seed=seed, coarse=1000)
@@ -92,6 +93,7 @@ def test_a_point_is_discarded_after_some_of_its_layers(tmp_path: Path) -> None:
     assert partly & {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path: Path) -> None:
     made = space(tmp_path, seed=5, slack=0.6)
     alone = exact(made, "cycles,energy,area")

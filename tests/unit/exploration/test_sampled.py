@@ -50,7 +50,7 @@ def test_trials_are_distinct_machines(tmp_path: Path, method: Method) -> None:
         assert found.space.flaw(trial.point.point) is None
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["random", "tpe", "nsga2"])
 def test_a_seed_makes_the_same_trials_whoever_evaluates(tmp_path: Path, method: Method) -> None:
     made = space(tmp_path)

@@ -268,6 +268,7 @@ def test_libraries_with_the_same_kernels_share_nothing(path: Path, tmp_path: Pat
         assert np.array_equal(one.run(X)[0], Y)
 
 
+@pytest.mark.slow
 def test_known_weights_are_packed_when_it_is_built(tmp_path: Path) -> None:
     library = write_library(sums(known=True), tmp_path)
     assert "sums.weights" not in library.files
@@ -303,6 +304,7 @@ def test_a_library_in_the_place_of_an_open_one_is_another(tmp_path: Path) -> Non
         library.close()
 
 
+@pytest.mark.slow
 def test_a_file_of_weights_is_found_beside_the_library_or_where_one_says(
     in_file: Path, tmp_path: Path
 ) -> None:
@@ -344,6 +346,7 @@ def test_exchanged_and_lost_weights_are_damage(in_file: Path, tmp_path: Path) ->
             Library(in_file, "net", weights_file=tmp_path / "damaged")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shift", [0, 4])
 def test_weights_that_runs_read_are_copied_when_they_are_packed(tmp_path: Path, shift: int) -> None:
     buffers = (
@@ -364,6 +367,7 @@ def test_weights_that_runs_read_are_copied_when_they_are_packed(tmp_path: Path, 
         assert np.array_equal(opened.run(X.reshape(-1))[0], X.reshape(-1) + W)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_meet_at_a_barrier(tmp_path: Path, threads: int) -> None:
     out = Buffer("y", "int32", 8, Role.OUTPUT, (8,))
@@ -376,6 +380,7 @@ def test_threads_meet_at_a_barrier(tmp_path: Path, threads: int) -> None:
             assert (found[:threads] == sum(range(1, threads + 1))).all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_kernel_that_fails_is_said(tmp_path: Path, threads: int) -> None:
     out = Buffer("y", "int32", 8, Role.OUTPUT, (8,))
@@ -443,6 +448,7 @@ def test_a_program_of_parts_that_do_not_fit_is_refused() -> None:
             replace(program, name=name)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_where_a_check_fails(tmp_path: Path) -> None:
     kept = tmp_path / "mine.txt"
     kept.write_text("mine")
@@ -474,6 +480,7 @@ def test_a_missing_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_python_file_needs_numpy_alone(tmp_path: Path) -> None:
     """In an interpreter that sees nothing else of what is installed here."""
     write_library(sums(), tmp_path)

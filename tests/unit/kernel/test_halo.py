@@ -29,6 +29,7 @@ def applied(words: str, **blocks: int) -> Nest:
     return schedule_space(program, VNNI).applied(Knobs(named))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, blocks, share",
     [
@@ -123,6 +124,7 @@ def test_kernels_that_leave_out_steps_are_right(target: HardwareSpec, seed: int)
     check_schedules(words, target, rng, 3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "target, words, blocks, kinds",
     [
@@ -151,6 +153,7 @@ def test_an_unpadded_image_is_read_where_it_is(
     assert _counted(nest) == pytest.approx(executed_share(nest))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, blocks, kinds",
     [
@@ -202,7 +205,7 @@ def unpadded(target: HardwareSpec, words: str, blocks: dict[str, int]) -> Nest |
     )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "target, words, blocks",
     [

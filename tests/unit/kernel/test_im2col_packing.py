@@ -42,6 +42,7 @@ def windows_of(image: PackedOperand) -> Im2colPacking | None:
     return Im2colPacking.of(extents, image.source, image.original_shape)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "layer, run, runs",
     [
@@ -81,6 +82,7 @@ def test_neighbours_are_packed_together(layer: str, run: int, runs: int) -> None
     assert np.count_nonzero(used) <= run * runs * used.size // windows.size
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "layer",
     [
@@ -126,6 +128,7 @@ def test_what_is_no_window_has_no_runs() -> None:
     assert windows_of(ranked.candidate.program.operand("I")) is None
 
 
+@pytest.mark.slow
 def test_random_windows() -> None:
     """Executed operation by operation, and proven."""
     draw, found = random.Random(11), 0

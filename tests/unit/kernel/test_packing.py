@@ -82,7 +82,7 @@ def elements(layout: PackedOperand) -> list[tuple[tuple[int, ...], tuple[int, ..
     return found
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CASES)
 def test_packing_follows_the_source_map_and_zeroes_the_rest(name: str) -> None:
     layout = CASES[name]
@@ -95,7 +95,7 @@ def test_packing_follows_the_source_map_and_zeroes_the_rest(name: str) -> None:
     assert np.array_equal(packed, runtime.bits(expected).reshape(-1))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -83,6 +83,7 @@ def value(text: str, **names: int) -> int:
     return int(eval(text, {"T": SimpleNamespace(min=min, max=max)}, dict(names)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target, layer", LAYERS)
 def test_which_rows_each_task_reads(target: str, layer: str) -> None:
     seen = 0
@@ -97,6 +98,7 @@ def test_which_rows_each_task_reads(target: str, layer: str) -> None:
     assert seen
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target, layer", LAYERS)
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_packing_blocks_are_all_tasks_in_order(target: str, layer: str, chunks: int) -> None:

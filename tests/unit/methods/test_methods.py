@@ -91,6 +91,7 @@ def test_winograd_of_integers_is_exact(seed: int) -> None:
     _check(method, layer, draw)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_winograd_of_rationals_is_exact(seed: int) -> None:
     """The same code on ``Fraction`` objects, with the matrices that floats are computed with."""

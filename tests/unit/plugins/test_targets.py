@@ -110,12 +110,14 @@ def done(cpembed: Caller) -> Callable[..., Called]:
     return call
 
 
+@pytest.mark.slow
 def test_it_works_in_a_process_and_a_worker_of_its_own() -> None:
     called = in_a_process("run", *GEMM, *WORKS, "--json")
     assert called.code == 0, called.err
     assert (called.json["backend"], called.json["verified"]) == ("works", True)
 
 
+@pytest.mark.slow
 def test_it_is_listed(done: Callable[..., Called]) -> None:
     listed = {entry["name"]: entry for entry in done("targets", "--json").json["targets"]}
     for kind in KINDS:
@@ -124,6 +126,7 @@ def test_it_is_listed(done: Callable[..., Called]) -> None:
     assert "yes (works)" in done("targets").out
 
 
+@pytest.mark.slow
 def test_its_kernels_are_verified_and_timed(done: Callable[..., Called]) -> None:
     document = done("run", *GEMM, *WORKS, "--seed", "5", "--json").json
     assert_matches(document, {**RUN, "latency_us": QUANTILES, "gops": NUMBER})
@@ -151,6 +154,7 @@ def test_its_machine_is_estimated(done: Callable[..., Called]) -> None:
     assert all(entry["estimate"]["us"] > 0 for entry in document["embeddings"])
 
 
+@pytest.mark.slow
 def test_the_tvm_plug_in_takes_it() -> None:
     from tvm.relax import op
 
@@ -170,11 +174,13 @@ def test_the_tvm_plug_in_takes_it() -> None:
     assert np.array_equal(run(changed, *arrays), run(module, *arrays))
 
 
+@pytest.mark.slow
 def test_what_it_stores_is_asked_for_as_elsewhere(done: Callable[..., Called]) -> None:
     document = done("run", *GEMM, *WORKS, "--output", "uint8", "--relu", "--bias", "--json").json
     assert (document["verified"], document["stored"], document["relu"]) == (True, "uint8", True)
 
 
+@pytest.mark.slow
 def test_it_is_tuned_and_what_was_tuned_runs(done: Callable[..., Called]) -> None:
     call = ("tune", *GEMM, *WORKS, "--trials", "4", "--candidates", "2")
     document = done(*call, "--json").json
@@ -197,6 +203,7 @@ def test_it_is_tuned_and_what_was_tuned_runs(done: Callable[..., Called]) -> Non
     assert done("run", *GEMM, *WORKS, "--untuned", "--json").json["tuned"] is None
 
 
+@pytest.mark.slow
 def test_its_trials_are_of_its_source(done: Callable[..., Called], unit: Path) -> None:
     call = ("tune", *GEMM, *WORKS, "--trials", "2", "--candidates", "2", "--json")
     assert done(*call).json["measured"] == 2
@@ -208,6 +215,7 @@ def test_its_trials_are_of_its_source(done: Callable[..., Called], unit: Path) -
     assert done(*call).json["measured"] == 2
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_none_is_left_out(done: Callable[..., Called]) -> None:
     document = done(
         "tune", *GEMM, *WORKS, "--trials", "2", "--candidates", "2", "--json"
@@ -229,6 +237,7 @@ def test_a_faulty_one_leaves_the_others_listed(unit: Path, done: Callable[..., C
     assert "cpembed-unit" in listed["aborts"]["missing"][0]
 
 
+@pytest.mark.slow
 def test_a_suite_runs_on_it(cpembed: Caller, done: Callable[..., Called], tmp_path: Path) -> None:
     call = ("bench", "amos", "--layers", "0,1", *WORKS, "--results", str(tmp_path / "rows"))
     document = done(*call, "--json").json

@@ -39,6 +39,7 @@ def target() -> TemplateTarget:
     return found
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("words", LAYERS)
 @pytest.mark.parametrize("constraints", ["strict_padded", "in_place_padded", "complete"])
 def test_every_candidate_is_right_and_takes_its_estimate(words: str, constraints: str) -> None:
@@ -70,6 +71,7 @@ def test_every_order_is_right_and_the_best_is_the_best() -> None:
     assert min(counted) == space.best().cost < max(counted)
 
 
+@pytest.mark.slow
 def test_it_is_run_and_tuned_as_any_other(tmp_path: Path) -> None:
     layer = workload(LAYERS[2], SPEC)
     result = run(layer, SPEC, seed=5)

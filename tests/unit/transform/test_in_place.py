@@ -109,6 +109,7 @@ def test_programs_on_data_in_place_compute_the_workload(layer: str, axes: set[st
     assert inputs_in_place
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "layer",
     [
@@ -183,6 +184,7 @@ def test_the_proof_sees_what_would_be_added_twice() -> None:
     assert not prove(damaged(candidate, axis_map={**program.axis_map, "c": forwards})).holds
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     channels=st.integers(4, 13),
@@ -209,6 +211,7 @@ def test_random_convolutions_in_place(
 SMALL = small_amx()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target, axes", [("amx_int8", {"c", "q"}), ("amx_bf16", {"q"})])
 def test_floats_are_padded_where_zeros_would_have_to_absorb(target: str, axes: set[str]) -> None:
     """A zero times an infinity is no zero."""

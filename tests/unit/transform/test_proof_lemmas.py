@@ -81,6 +81,7 @@ def random_question(
     return tuple(goals), found, tuple(sizes)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lemma", LEMMAS, ids=lambda lemma: lemma.__name__)
 def test_lemmas_equal_enumeration(lemma: lemmas.Lemma) -> None:
     rng = random.Random(lemma.__name__)

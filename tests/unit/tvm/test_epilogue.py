@@ -115,6 +115,7 @@ def results():
 FOLLOW = REQUANTIZED | EXACT
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [*FOLLOW, *LAYOUTS])
 def test_what_follows_gives_the_same_bits(results, name):
     _, found, expected = results[name]
@@ -123,6 +124,7 @@ def test_what_follows_gives_the_same_bits(results, name):
     assert np.unique(expected).size > 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [*FOLLOW, *LAYOUTS])
 def test_what_is_exact_in_the_alu_and_nothing_else_moves_into_the_program(results, name):
     assert results[name][0] == ("int32" if name in EXACT else "requantized")

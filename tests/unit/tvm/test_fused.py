@@ -96,7 +96,7 @@ PART = {
 FOLLOW = WHOLE | {name: made for name, (made, _) in PART.items()}
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FOLLOW)
 def test_what_follows_gives_the_same_bits(name):
     module = module_of(lambda x: FOLLOW[name](sums_of(x)), x=(DATA, "uint8"))
@@ -112,6 +112,7 @@ def test_what_follows_gives_the_same_bits(name):
     assert (entry.reason is None) == (name in WHOLE)
 
 
+@pytest.mark.quick(17)
 @pytest.mark.parametrize("name", FOLLOW)
 def test_as_much_as_stores_the_same_is_in_the_kernel(name):
     module = module_of(lambda x: FOLLOW[name](sums_of(x)), x=(DATA, "uint8"))

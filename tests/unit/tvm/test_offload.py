@@ -42,6 +42,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_convolution_gives_the_same_bits(name):
     build, data = CONVOLUTIONS[name]
@@ -49,6 +50,7 @@ def test_a_convolution_gives_the_same_bits(name):
     assert [entry.output for entry in report.operators] == ["int8" if name == "int8" else "int32"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "shapes",
     [((5, 32), (32, 17)), ((2, 5, 32), (32, 17)), ((3, 4, 8), (3, 8, 6)), ((32,), (32, 9))],
@@ -61,6 +63,7 @@ def test_a_matrix_product_of_variables_gives_the_same_bits(shapes):
     assert same_result(module, random(1, first), random(2, second)).replaced
 
 
+@pytest.mark.slow
 def test_a_transposed_convolution_is_one_over_reflected_weights():
     def build(stride):
         weight = relax.const(random(1, (8, 4, 3, 3)))
@@ -90,6 +93,7 @@ def test_extreme_values_keep_all_their_bits():
     assert same_result(module, ends).replaced
 
 
+@pytest.mark.slow
 def test_a_depthwise_convolution_has_the_roles_exchanged():
     """Its filters and its image share the channel, so the image has to take the weights' place."""
     build, data = convolution((1, 6, 6, 6), (6, 1, 3, 3), groups=6, padding=1)
@@ -97,6 +101,7 @@ def test_a_depthwise_convolution_has_the_roles_exchanged():
     assert same_result(module, random(2, data)).replaced
 
 
+@pytest.mark.slow
 def test_another_constraint_set_is_used():
     build, data = convolution((1, 3, 6, 6), (16, 3, 3, 3), padding=1)
     module = module_of(build, x=(data, "int8"))
@@ -106,6 +111,7 @@ def test_another_constraint_set_is_used():
     assert usual.utilisation > relaxed.utilisation > narrow.utilisation
 
 
+@pytest.mark.slow
 def test_functions_of_an_already_legalised_module_are_replaced():
     build, data = convolution((1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     module = relax.transform.LegalizeOps()(module_of(build, x=(data, "int8")))
@@ -113,6 +119,7 @@ def test_functions_of_an_already_legalised_module_are_replaced():
     assert [entry.operator for entry in report.replaced] == ["conv2d"]
 
 
+@pytest.mark.slow
 def test_a_compiled_module_runs_after_it_was_written_and_loaded(tmp_path):
     build, data = convolution((1, 16, 6, 6), (16, 16, 3, 3), padding=1)
     module = module_of(build, x=(data, "int8"))

@@ -124,6 +124,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_network_compiled_by_the_pipeline_alone_is_the_same(name):
     found, expected, report = CASES[name]()
@@ -223,6 +224,7 @@ def test_a_module_compiled_for_another_kind_of_machine_is_refused():
         pipeline(network("int8"))
 
 
+@pytest.mark.slow
 def test_an_exported_library_has_its_kernels(tmp_path):
     executable, _ = compiled(processor(), "uint8")
     executable.export_library(str(tmp_path / "network.so"))

@@ -49,6 +49,7 @@ def functions(module: tvm.IRModule) -> dict[str, tvm.tirx.PrimFunc]:
     }
 
 
+@pytest.mark.slow
 def test_products_are_scheduled_by_the_rule_and_the_rest_by_those_that_follow():
     rule, target = cpembed.tvm.dlight_rule(processor()), cpembed.tvm.llvm_target()
     with target:
@@ -63,6 +64,7 @@ def test_products_are_scheduled_by_the_rule_and_the_rest_by_those_that_follow():
         assert given == [(tuple(map(int, p.shape)), str(p.dtype)) for p in before[name].params]
 
 
+@pytest.mark.slow
 def test_a_module_that_is_compiled_for_less_than_this_processor_is_left_alone():
     rule = cpembed.tvm.dlight_rule(processor())
     module = fused(network())
@@ -95,6 +97,7 @@ def test_a_function_of_a_gpu_is_the_kernel_that_the_emulator_runs():
     assert sum(sum(counted.mma.values()) for counted in emulation.counted.values())
 
 
+@pytest.mark.slow
 def test_functions_that_a_database_names_are_put_in_place():
     target = cpembed.tvm.llvm_target()
     with target, cpembed.tvm.schedule_database(processor()):

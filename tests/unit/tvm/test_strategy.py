@@ -46,6 +46,7 @@ def test_other_element_types_are_refused():
         cpembed.tvm.strategy(convolution("float32"), "vta_1x16x16")
 
 
+@pytest.mark.slow
 def test_the_example_network_gives_the_same_scores(capsys):
     spec = importlib.util.spec_from_file_location("vta_network", ROOT / "examples/vta_network.py")
     example = importlib.util.module_from_spec(spec)

@@ -62,6 +62,7 @@ def test_columns_of_none_are_as_many_as_rows() -> None:
     assert FAMILY.group(point()) == FAMILY.group(point(pe_columns=8))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dataflow", ["os", "ws"])
 @pytest.mark.parametrize("banks", [1, 4])
 def test_cycles_are_those_of_the_specifications_machine(
@@ -130,7 +131,7 @@ MORE = (
 )
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("of", [CONV, PRODUCT], ids=["conv", "product"])
 @pytest.mark.parametrize("name, values", MORE, ids=[name for name, _ in MORE])
 @pytest.mark.parametrize("intrinsic", ["gemm", "conv2d", "gemv", "dot"])
@@ -186,6 +187,7 @@ def test_the_bound_is_the_costs() -> None:
     assert FAMILY.bound(given, analysis) == Costs(found.cycles, FAMILY.energy_pj(given, found))
 
 
+@pytest.mark.slow
 def test_filters_of_other_sizes_are_padded_to_the_intrinsics_window() -> None:
     """HASCO, section VII-B: 30.56 % of the computation is redundant with 5 x 5 filters, 39.51 %
     with 7 x 7, where the taps of the workload are those of the intrinsic."""
@@ -201,6 +203,7 @@ def test_filters_of_other_sizes_are_padded_to_the_intrinsics_window() -> None:
         assert 1 - own[0] == pytest.approx(redundant, abs=5e-5)
 
 
+@pytest.mark.slow
 def test_types_of_the_point_are_those_that_are_moved_and_computed() -> None:
     """float32 products over a byte a cycle: four times the bytes of int8, but for the sums."""
     given = point(dma_burst_bytes=1, scratchpad_kib=4096, dma_bits=8, dtype="float32")
@@ -234,6 +237,7 @@ def test_a_second_stage_of_mttkrp_is_no_matrix_product() -> None:
     assert FAMILY.analyse(point(dataflow="ws"), stage).software
 
 
+@pytest.mark.slow
 def test_a_survey_has_the_best_software_and_worse() -> None:
     given = point(local_kib=0)
     found = survey(Core.of(given), FAMILY.typed(CONV))

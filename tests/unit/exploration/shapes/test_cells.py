@@ -51,6 +51,7 @@ def compare(constraints: str, seed: int, pairs: int, largest: int) -> None:
         assert cell.bound == cell.cost(cost) == least, (str(layer), layer.extents, shape, cost)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("constraints", ["in_place_padded", "fused"])
 def test_costs_are_the_least_of_all_candidates(constraints: str) -> None:
     compare(constraints, 1, 12, 12)
@@ -62,6 +63,7 @@ def test_many_costs_are_the_least_of_all_candidates(constraints: str) -> None:
     compare(constraints, 2, 60, 12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, shape, constraints",
     [
@@ -123,6 +125,7 @@ def compare_irregular(seed: int, pairs: int) -> None:
     assert equal > pairs / 2
 
 
+@pytest.mark.slow
 def test_irregular_products() -> None:
     compare_irregular(1, 40)
 
@@ -149,6 +152,7 @@ def suite(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_best_shapes_with_packing_are_those_of_all_cells(suite: Path, count: int) -> None:
     """Most cells are never searched; all of them give the same."""
@@ -214,6 +218,7 @@ def test_the_runner_up_by_tables_is_that_of_all_shapes(suite: Path, count: int) 
     check_others(result, np.stack(rows) * [[2], [1], [3]], shapes, count)
 
 
+@pytest.mark.slow
 def test_a_set_without_tables_gives_the_best_of_its_searches(suite: Path, tmp_path: Path) -> None:
     file = tmp_path / "bound.toml"
     file.write_text(BOUND)
@@ -249,6 +254,7 @@ def test_where_the_fewest_executions_have_no_program_searches_decide(
     assert result.counts.not_dominated is None
 
 
+@pytest.mark.slow
 def test_embeddings_are_found_below_a_ceiling_where_time_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -201,6 +201,7 @@ def test_the_greedy_start_is_a_set(found: Costs, count: int) -> None:
         assert start in all_sets(found, count)
 
 
+@pytest.mark.slow
 def test_a_stopped_search_says_how_far_the_best_can_be() -> None:
     rng = np.random.default_rng(1)
     found = rng.integers(1, 10_000, (60, 300)).astype(np.float64)

@@ -47,11 +47,13 @@ def compare(constraints: str, seed: int, pairs: int, largest: int = MACS) -> Non
     assert fitting > pairs / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constraints", SETS)
 def test_equal_what_solve_finds(constraints: str) -> None:
     compare(constraints, seed=1, pairs=60, largest=24)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("constraints", OTHERS)
 def test_equal_what_solve_finds_under_other_sets(constraints: str) -> None:
     compare(constraints, seed=2, pairs=8, largest=24)
@@ -73,6 +75,7 @@ def test_larger_layers_equal_what_solve_finds(constraints: str) -> None:
         assert read(found, constraints, shape) == least, (str(found), found.extents, shape)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "text",
     [

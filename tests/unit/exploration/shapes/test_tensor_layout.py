@@ -58,6 +58,7 @@ def operands(seed: int, count: int, constraints: str) -> list[tuple[PackedOperan
     return found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("constraints", ["in_place_padded", "relaxed", "complete", "fused"])
 def test_elements_lie_in_the_order_that_the_parts_say(constraints: str) -> None:
     regular = 0
@@ -74,6 +75,7 @@ def test_elements_lie_in_the_order_that_the_parts_say(constraints: str) -> None:
     assert regular > 60
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("constraints", ["in_place_padded", "complete"])
 def test_what_is_packed_lies_more_than_once_or_without_regular_steps(constraints: str) -> None:
     """Nothing that has a place of its own and regular steps is called packed, but for blocks that
@@ -144,6 +146,7 @@ def test_layouts_taken_along(
     assert (None if taken is None else taken.named(image=True)) == expected
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("reshaped", [(2, 3, 4, 5), (6, 20), (1, 6, 4, 5), (2, 12, 5), (120,)])
 def test_reshaped_operands(reshaped: tuple[int, ...]) -> None:
     """The layout of a tensor that a program sees in another shape has the same addresses."""

@@ -260,6 +260,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_way_is_left_out_only_for_one_that_copies_make_no_worse() -> None:
     """By what another way executes more, less the copies of what it reads and of what the first one
     wrote."""
@@ -332,11 +333,13 @@ def check_copies(network: Network, choice: Choice, unit: int) -> None:
     assert len({(copy.tensor, copy.layout) for copy in choice.copies}) == len(choice.copies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_one_shape_equals_brute_force(seed: int) -> None:
     compare(seed, 1, SHAPES, "in_place_padded")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_two_shapes_equal_brute_force(seed: int) -> None:
     compare(100 + seed, 2, SHAPES[::4], "in_place_padded")

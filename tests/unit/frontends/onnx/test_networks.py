@@ -42,7 +42,7 @@ def test_a_network_of_floats(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_a_quantized_network(name: str, tmp_path: Path) -> None:
     path = tmp_path / "whole.onnx"
     onnx.save(MODELS[name](**TINY[name]), path)
@@ -62,7 +62,7 @@ def test_a_quantized_network(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda path: path.stem)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_an_architecture_of_the_format(path: Path) -> None:
     """Their weights are filled by ConstantOfShape; batch normalization leaves no operator."""
     graph = load_model(path)

@@ -39,7 +39,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("number", range(len(PAIRS)))
 def test_a_conversion_moves_every_element_and_nothing_else(number: int) -> None:
     source, target = PAIRS[number]
@@ -73,7 +73,7 @@ MOVES: list[Kind] = [
 ]
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(2 * len(MOVES)))
 def test_moves_in_random_layouts(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ def test_moves_in_random_layouts(seed: int) -> None:
     )
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(12))
 def test_inputs_follow_each_other_on_any_axis(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -112,7 +112,7 @@ def test_inputs_follow_each_other_on_any_axis(seed: int) -> None:
     check(Concat(axis), arrays, layouts, stored[generator.integers(len(stored))], threads=2)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("axis", range(4))
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_gathers_along_any_axis(axis: int, dtype: str) -> None:

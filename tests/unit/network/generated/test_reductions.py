@@ -26,7 +26,7 @@ POOLS = [
 ]
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", range(len(POOLS) * 5))
 def test_pooling(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def test_a_window_over_channels_in_blocks_is_refused() -> None:
 AXES = [((2, 3), True), ((-1,), False), ((1,), True), ((0, 1, 2, 3), False), ((0, 2), False)]
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(60))
 def test_reductions(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -93,7 +93,7 @@ def test_where_the_first_extremum_is(axis: int, what: str) -> None:
     check(Reduce(what, (axis,), axis < 2), [array], [LAYOUTS[2 * axis]], threads=2)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(16))
 def test_softmax(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -103,7 +103,7 @@ def test_softmax(seed: int) -> None:
     check(kind, [array], [source], stored, threads=1 + seed % 2, tolerance=2e-6)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(9))
 def test_layer_normalisation(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ def test_layer_normalisation(seed: int) -> None:
     check(kind, arrays, [source], stored, threads=1 + seed % 2, tolerance=2e-5)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("shift", [0.0, 100.0, -100.0, None])
 def test_a_tensor_quantized_by_its_own_range(shift: float | None) -> None:
     generator = np.random.default_rng(0)
@@ -125,6 +125,7 @@ def test_a_tensor_quantized_by_its_own_range(shift: float | None) -> None:
     check(DynamicQuantize(), [array], [LAYOUTS[3]], LAYOUTS[-1], threads=2)
 
 
+@pytest.mark.slow
 def test_reductions_of_and_to_single_elements() -> None:
     generator = np.random.default_rng(0)
     line = random_array(generator, "float32", (37,))

@@ -14,6 +14,7 @@ pytest.importorskip("tvm")
 ROUNDED_TWICE = Apply("sub", (Input(0), Apply("mul", (Input(1), Number(0.1)))))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "shape", [(1,), (2,), (3,), (30, 2), (30, 3), (30, 6), (30, 7), (243, 12), (243, 16), (81, 17)]
 )

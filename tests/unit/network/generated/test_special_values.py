@@ -106,7 +106,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick(14)
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("operation, expression", CASES, ids=str)
 def test_operations_are_numpy_s(operation: str, expression: Scalar) -> None:
     first, second = np.asarray(list(itertools.product(VALUES, VALUES)), np.float32).T.copy()
@@ -182,7 +182,7 @@ def row_kind(generator: np.random.Generator) -> Kind:
     return options[generator.integers(len(options))]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("seed", range(60))
 def test_rows_and_windows_are_numpy_s(seed: int) -> None:
     generator = np.random.default_rng(seed)

@@ -71,6 +71,7 @@ def test_the_least_total_time_is_first_and_the_order_decides_among_equals(
     assert (found.considered, found.refused) == (3, ())
 
 
+@pytest.mark.slow
 def test_an_expensive_copy_decides_for_what_is_used_in_place() -> None:
     """16 rows waste nothing of 96 and 1 row is in place: which is better is a matter of copies."""
     ranked = candidates(GEMM, "complete", 48)

@@ -101,7 +101,7 @@ def verified(back_end: BackEnd, program: DerivedProgram, epilogue: Epilogue | No
         assert verify(kernel, program.workload).verified, knobs
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size, rows, depth", SHAPES)
 def test_products_and_convolutions_are_exact_in_every_register(
     tmp_path: Path, size: int, rows: int, depth: int

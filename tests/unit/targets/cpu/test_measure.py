@@ -90,6 +90,7 @@ def bench(objective: Objective = "total") -> KernelMeasurer:
     return KernelMeasurer(layer(SMALL), hardware_spec(TARGET), objective)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_clearly_slower_is_dropped_after_a_few_rounds(
     timed: Callable[[Rounds], list[Any]],
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_kernel_that_is_clearly_slower_is_dropped_after_a_few_rounds(
     assert [rounds for rounds, _ in asked] == [FIRST_ROUNDS]
 
 
+@pytest.mark.slow
 def test_one_fast_round_is_enough_to_go_on(timed: Callable[[Rounds], list[Any]]) -> None:
     def disturbed(name: str, rounds: int) -> list[float]:
         return [10.0] * rounds if name == "kernel 0" else [9.0, *[100.0] * (rounds - 1)]
@@ -114,6 +116,7 @@ def test_one_fast_round_is_enough_to_go_on(timed: Callable[[Rounds], list[Any]])
     assert [rounds for rounds, _ in asked] == [FIRST_ROUNDS, ROUNDS]
 
 
+@pytest.mark.slow
 def test_disturbed_rounds_do_not_decide(timed: Callable[[Rounds], list[Any]]) -> None:
     """Most rounds of the faster kernel were disturbed; its latency says so, its ratio does not."""
 
@@ -130,6 +133,7 @@ def test_disturbed_rounds_do_not_decide(timed: Callable[[Rounds], list[Any]]) ->
     assert found.noisy
 
 
+@pytest.mark.slow
 def test_a_minute_in_which_the_champion_is_slower_does_not_decide(
     timed: Callable[[Rounds], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +162,7 @@ def test_a_minute_in_which_the_champion_is_slower_does_not_decide(
     assert (found.rejected, found.noisy, tuple(pauses)) == (False, True, PAUSES)
 
 
+@pytest.mark.slow
 def test_slow_kernels_get_fewer_rounds(timed: Callable[[Rounds], list[Any]]) -> None:
     asked = timed(steady({"kernel": 50e3}))
     bench("kernel").measure(proposals()[0], None)
@@ -165,6 +170,7 @@ def test_slow_kernels_get_fewer_rounds(timed: Callable[[Rounds], list[Any]]) -> 
     assert first == FIRST_ROUNDS < others < ROUNDS
 
 
+@pytest.mark.slow
 def test_moves_count_in_the_total_as_whole_calls(
     timed: Callable[[Rounds], list[Any]],
 ) -> None:
@@ -194,6 +200,7 @@ def test_moves_count_in_the_total_as_whole_calls(
     assert found.ratio == pytest.approx(27 / 18)
 
 
+@pytest.mark.slow
 def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -213,6 +220,7 @@ def test_the_pace_is_looked_at_before_every_turn(monkeypatch: pytest.MonkeyPatch
     assert [unthrottled() for unthrottled in asked] == [False, False]
 
 
+@pytest.mark.slow
 def test_moves_do_not_count_for_the_kernel_alone(timed: Callable[[Rounds], list[Any]]) -> None:
     incumbent, _, other = proposals()
     asked = timed(steady({"kernel 0": 10.0, "kernel 1": 9.0, "packing": 500.0, "unpacking": 9.0}))
@@ -226,6 +234,7 @@ def test_moves_do_not_count_for_the_kernel_alone(timed: Callable[[Rounds], list[
     assert len(asked[-1][1]) == 2
 
 
+@pytest.mark.slow
 def test_the_best_are_timed_beside_each_other(timed: Callable[[Rounds], list[Any]]) -> None:
     asked = timed(steady({"kernel 0": 10.0, "kernel 1": 9.0, "kernel 2": 8.0}))
     found = bench("kernel").final(proposals())
@@ -268,6 +277,7 @@ def test_a_schedule_without_a_kernel_is_a_result(
     assert asked == []
 
 
+@pytest.mark.slow
 def test_kernels_are_timed_here() -> None:
     """Without a fake: portable code on this machine."""
     incumbent, _, other = proposals()

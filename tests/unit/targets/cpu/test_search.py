@@ -31,6 +31,7 @@ def keys(found: list[tuple[float, CpuProposal]]) -> list[str]:
     return [proposal.key for _, proposal in found]
 
 
+@pytest.mark.slow
 def test_the_first_proposal_is_what_runs_untuned() -> None:
     design = designs()[0]
     _, first = search(1)[0]
@@ -38,6 +39,7 @@ def test_the_first_proposal_is_what_runs_untuned() -> None:
     assert first.schedule == kernels(design)[3]
 
 
+@pytest.mark.slow
 def test_several_families_are_among_the_first() -> None:
     """Those whose estimate is not hopeless."""
     best: dict[str, float] = {}
@@ -58,10 +60,12 @@ def test_proposals_are_distinct_and_as_many_as_asked() -> None:
     assert len(set(keys(search(40)))) == 40
 
 
+@pytest.mark.slow
 def test_more_trials_begin_with_the_same_ones() -> None:
     assert keys(search(40))[:13] == keys(search(13))
 
 
+@pytest.mark.slow
 def test_a_seed_decides_the_proposals() -> None:
     first, again, other = (keys(search(40, seed)) for seed in (3, 3, 4))
     assert first == again != other

@@ -40,6 +40,7 @@ def neighbour(
     return Search(every, parent.schedule, 0)._neighbour(parent, source)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", [LAYER, LARGE])
 def test_neighbours_fit_and_everything_moves(words: str) -> None:
     source, every = random.Random(0), designs(words)
@@ -69,6 +70,7 @@ def test_neighbours_fit_and_everything_moves(words: str) -> None:
     assert ("streams" in moved) == space_of(first.design).schedules.model.streams
 
 
+@pytest.mark.slow
 def test_panels_are_added_doubled_halved_and_removed_in_whole_blocks() -> None:
     source, design = random.Random(1), designs(LARGE)[0]
     loop = space_of(design).loops[0][0]
@@ -84,6 +86,7 @@ def test_panels_are_added_doubled_halved_and_removed_in_whole_blocks() -> None:
     assert all(size is None or size % 3 == 0 for size in sizes)
 
 
+@pytest.mark.slow
 def test_a_canonical_schedule_is_the_same_kernel() -> None:
     space, source = space_of(designs()[0]), random.Random(2)
     schedules = space.schedules
@@ -104,6 +107,7 @@ def test_a_canonical_schedule_is_the_same_kernel() -> None:
     assert renamed > 30
 
 
+@pytest.mark.slow
 def test_a_schedule_on_another_embedding_keeps_its_blocks() -> None:
     first, second = (space_of(design) for design in designs()[:2])
     knobs = Knobs({first.loops[0][0].origin: 3, first.loops[1][0].origin: 2}, "rows")

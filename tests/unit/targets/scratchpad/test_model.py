@@ -159,6 +159,7 @@ def check_executions(plan: Plan) -> None:
     assert float(modelled(plan)[0].executing[0]) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_executions_are_those_of_equation_2(target: str) -> None:
     """The counter of executions is compared with the executor's in the tests of counts."""
@@ -168,6 +169,7 @@ def test_executions_are_those_of_equation_2(target: str) -> None:
         check_executions(plan)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_overlaps_takes_as_long_as_the_longer(target: str) -> None:
     for seed in range(403, 409):

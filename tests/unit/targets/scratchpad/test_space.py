@@ -138,18 +138,21 @@ def transfers(of: Counters) -> int:
     return sum(moved.transfers for moved in of.moved.values())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_ranked_is_in_order_and_runs(target: str) -> None:
     for product in some_products(target, range(500, 503)):
         check_ranked(product)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_that_is_compared_is_better(target: str) -> None:
     checked = [check_least(product) for product in some_products(target, range(500, 508))]
     assert sum(checked) > 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_sizes_that_are_left_out_are_dominated(target: str) -> None:
     rng = random.Random(target)

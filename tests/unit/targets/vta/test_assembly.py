@@ -128,6 +128,7 @@ def test_without_data_the_text_still_has_the_micro_ops() -> None:
     assert "dst=0 wgt=3" in text
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

@@ -153,7 +153,7 @@ def test_micro_ops_are_those_computed_by_hand() -> None:
     assert encode_uops([Uop(3, 255, 63)], CONFIGS["small buffers"]) == expected
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @given(data=st.data())
 def test_programs_round_trip(name: str, data: st.DataObject) -> None:

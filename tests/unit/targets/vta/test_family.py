@@ -122,7 +122,7 @@ def test_points_share_a_group_where_programs_and_cycles_are_the_same() -> None:
     assert FAMILY.group(point(log_uop_buff=13)) == group != FAMILY.group(point(log_uop_buff=12))
 
 
-@pytest.mark.quick(4)
+@pytest.mark.slow
 def test_what_fits_is_what_lowers_and_no_buffer_changes_a_program(tmp_path: Path) -> None:
     """Of each schedule the smallest machine that it fits executes it in the cycles of the group's
     largest; where one buffer is half as large, nothing lowers."""
@@ -185,6 +185,7 @@ def test_at_each_size_the_best_by_estimate_are_there(tmp_path: Path) -> None:
         assert best <= found.contenders[first].estimate <= 1.02 * best
 
 
+@pytest.mark.slow
 def test_costs_at_a_point_are_those_of_run(tmp_path: Path) -> None:
     """The same program through the front door: cycles, and the bytes that it moves."""
     made = point(log_batch=1, log_block=3, log_inp_buff=13, log_wgt_buff=14, log_acc_buff=14)
@@ -203,7 +204,7 @@ def test_costs_at_a_point_are_those_of_run(tmp_path: Path) -> None:
     assert target.config.log_batch == 1
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", ODD[:2])
 def test_bounds_hold_at_every_point(words: str) -> None:
     found = analysis(words)

@@ -69,7 +69,7 @@ def check_floor(
     assert floor.cycles >= bounds(lowered.nest, tail, memory).busiest_module
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", ["vta_1x16x16", "vta_8x8x8"])
 @pytest.mark.parametrize("words, constraints", LAYERS)
 def test_no_program_does_less_than_its_floor(words, constraints, target) -> None:

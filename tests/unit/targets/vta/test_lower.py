@@ -44,6 +44,7 @@ FIRST = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tail", TAILS, ids=str)
 @pytest.mark.parametrize("words, target, constraints", FIRST)
 def test_the_default_schedule_computes_the_layer(words, target, constraints, tail) -> None:
@@ -82,6 +83,7 @@ def check_embeddings(words, constraints, spec, seed, programs, schedules) -> Non
             check(lowered, workload(words, target=spec), seed)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("target", CONFIGS)
 @pytest.mark.parametrize("words, constraints", RANDOM)
 def test_any_embedding_with_any_schedule_computes_the_layer(words, constraints, target) -> None:
@@ -127,6 +129,7 @@ def test_an_output_of_int8_is_cut_off_and_nothing_else() -> None:
         lower(program, VtaConfig(), tail=Exact())
 
 
+@pytest.mark.slow
 def test_few_micro_ops_are_loaded_again_and_again() -> None:
     """A buffer of 16 micro-ops holds no kernel whole."""
     program = best_program(*FIRST[1])
@@ -161,6 +164,7 @@ def test_tiles_of_zeros_are_neither_loaded_nor_multiplied() -> None:
     check(lowered, program.workload)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words, tiles, far",
     [
@@ -204,6 +208,7 @@ def test_regions_of_digits_take_the_room_of_the_largest() -> None:
     check(lower(program, VtaConfig(), schedule), program.workload)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words, target, constraints", FIRST)
 def test_compiled_moves_are_those_of_numpy(words, target, constraints) -> None:
     program = best_program(words, target, constraints)

@@ -137,6 +137,7 @@ def test_default_schedules_are_near_the_bound_that_no_schedule_beats(words: str)
     assert taken <= 1.07 * max(bound.compute + padding, bound.read, bound.write) + last_store
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("words", LAYERS)
 def test_the_estimate_of_good_schedules_is_near_the_simulated_time(words: str) -> None:
     nest = nest_of(words)
@@ -230,6 +231,7 @@ def test_operands_that_stay_are_loaded_once() -> None:
     assert sum(isinstance(i, Store) for i in emitted.instructions) == 8
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("words", [CONV[0], "gemm m=7 n=80 k=48"])
 def test_the_tensorir_function_records_the_same_program(words: str, seed: int) -> None:

@@ -39,6 +39,7 @@ def test_proposals_are_distinct_and_as_many_as_asked() -> None:
     assert len({proposal.key for _, proposal in found}) == len(found) == 40
 
 
+@pytest.mark.slow
 def test_more_trials_begin_with_the_same_ones() -> None:
     few, many = search(13), search(40)
     assert [p.key for _, p in many[:13]] == [p.key for _, p in few]
@@ -50,6 +51,7 @@ def test_a_seed_decides_the_proposals() -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.slow
 def test_neighbours_find_what_estimates_do_not_know() -> None:
     found = search(60)
     by_estimate = screened(designs(), 60)

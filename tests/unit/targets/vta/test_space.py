@@ -78,6 +78,7 @@ def test_neighbours_are_schedules_of_the_nest_and_all_knobs_move() -> None:
     assert {"tiles", "order", "thread_loop", "slots"} <= moved
 
 
+@pytest.mark.slow
 def test_screening_finds_the_smallest_estimates_of_all_designs() -> None:
     few = designs(SMALL)
     found = screened(few, 6)

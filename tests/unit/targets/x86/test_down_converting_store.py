@@ -47,6 +47,7 @@ def test_scaled_sums_are_stored_together(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "vcvttss2si" not in assembly
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "blocks, stored",
     [({"k": 4}, "64"), ({"k": 2}, "32"), ({"k": 3}, "32"), ({"k": 1}, None)],

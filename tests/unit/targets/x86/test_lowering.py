@@ -178,6 +178,7 @@ def test_amx_loads_only_into_planned_tiles(monkeypatch: pytest.MonkeyPatch) -> N
     assert {line.split("%tmm")[1][0] for line in loads} == {"1", "2"}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("order", get_args(LoopOrder))
 def test_the_factor_that_inner_tasks_move_can_go_past_the_near_cache(
     monkeypatch: pytest.MonkeyPatch, order: LoopOrder
