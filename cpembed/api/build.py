@@ -203,7 +203,9 @@ def _written(
     def check(path: Path) -> None:
         report("verify", 0)
         subject = target, workload, plan.epilogue
-        found.append(worker.call(_verified, path, program.name, *subject, secrets.randbits(31)))
+        found.append(
+            worker.call(verify_library, path, program.name, *subject, secrets.randbits(31))
+        )
 
     runs_here = cpu_features().issuperset(program.features)
     library = write_library(program, folder, contents, check=check if runs_here else None)
@@ -232,7 +234,7 @@ def _about(chosen: Chosen, method: MethodChoice | None = None) -> str:
     return f"`{workload}` with {sizes}, by {how}.{stored}"
 
 
-def _verified(
+def verify_library(
     path: Path,
     name: str,
     target: AnyTarget,
@@ -252,12 +254,12 @@ def _verified(
     with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
 
         def judged_on(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
-            found = _typed(_called(library, {**data, **named}), library)
+            found = _typed(call_library(library, {**data, **named}), library)
             return [target.judge(Expected(workload, data), epilogue, vectors, found)]
 
         judged = worst_judged(workload, inputs, seed, judged_on, finite=finite)
         judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
-        out = [_called(library, {**inputs, **named})]
+        out = [call_library(library, {**inputs, **named})]
         arrays = [info.accepted({**inputs, **named}[info.name]) for info in library.inputs]
         started = time.perf_counter()
         library.run(*arrays, out=out)
@@ -265,7 +267,7 @@ def _verified(
         return judged, time_work(lambda: library.run(*arrays, out=out), rounds, _ROUND_MS)
 
 
-def _called(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+def call_library(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """The output of a library for its inputs, of which it packs its weights anew."""
     if library.weights:
         library.pack(*(data[info.name] for info in library.weights))

@@ -6,15 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from cpembed.api import build as building
-from cpembed.api.build import build
+from cpembed.api.build import build, call_library, verify_library
 from cpembed.api.build_result import BuildResult
 from cpembed.api.chosen import Request, choose
 from cpembed.api.solve import SolveResult, workload
@@ -135,12 +136,15 @@ def test_a_library_that_loses_infinities_is_not_verified(
     found = built("gemm m=5 n=16 k=7", "avx2_f32", tmp_path)
     assert found.verification is not None
     assert found.verification.special_values == "all"
-    call = building._called
-    monkeypatch.setattr(building, "_called", lambda *given: np.nan_to_num(call(*given)))
+
+    def call(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        return np.nan_to_num(call_library(library, data))
+
+    monkeypatch.setattr("cpembed.api.build.call_library", call)
     workload, target = found.workload, found.chosen.plan.target
     library = tmp_path / "libkernel.so"
     with pytest.raises(InvariantError, match="is wrong by up to"):
-        building._verified(library, "kernel", target, workload, None, 1)
+        verify_library(library, "kernel", target, workload, None, 1)
 
 
 def test_both_factors_are_inputs_where_both_vary(tmp_path: Path) -> None:
