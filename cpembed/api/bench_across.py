@@ -11,6 +11,7 @@ from cpembed.api.bench import Bench
 from cpembed.api.bench_rows import BenchRow, RunRow
 from cpembed.api.chosen import Request
 from cpembed.api.matching import match_in_worker
+from cpembed.api.solve import hardware_specs
 from cpembed.embedding.cpsat import Status
 from cpembed.provenance import Provenance
 from cpembed.workloads.suites import Layer
@@ -62,7 +63,11 @@ class Across:
 
 def across(benches: Sequence[Bench], progress: Progress | None = None) -> Across:
     """The rows of finished benches of one suite. Where a row has no time of the instruction, the
-    embedding that a run would choose is looked for, and its time estimated."""
+    embedding that a run would choose is looked for, and its time estimated.
+
+    Raises :class:`~cpembed.errors.SpecError` where two targets have one name.
+    """
+    hardware_specs([bench.maker.spec for bench in benches])
     figures: dict[str, dict[str, Figure]] = {}
     total, done = sum(len(bench.finished()) for bench in benches), 0
     for bench in benches:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from cpembed import worker
 from cpembed.api.build_method import Named, built_method
@@ -36,6 +38,7 @@ from cpembed.export.program import CompiledObject, Program, require_name
 from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
+from cpembed.ir.dtypes import is_integer
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import described
 from cpembed.kernel.epilogue import Epilogue, Storing
@@ -46,7 +49,7 @@ from cpembed.kernel.runtime import compile_host_object, compile_object
 from cpembed.measure.runner import Quantiles, time_work
 from cpembed.measure.verification import Expected, Verification
 from cpembed.targets.choice import Choice, built_first
-from cpembed.targets.verification import verified
+from cpembed.targets.verification import verified, worst_judged
 from cpembed.worker import step
 
 _ROUNDS, _ROUND_MS = 9, 5.0
@@ -200,7 +203,9 @@ def _written(
     def check(path: Path) -> None:
         report("verify", 0)
         subject = target, workload, plan.epilogue
-        found.append(worker.call(_verified, path, program.name, *subject, secrets.randbits(31)))
+        found.append(
+            worker.call(verify_library, path, program.name, *subject, secrets.randbits(31))
+        )
 
     runs_here = cpu_features().issuperset(program.features)
     library = write_library(program, folder, contents, check=check if runs_here else None)
@@ -229,7 +234,7 @@ def _about(chosen: Chosen, method: MethodChoice | None = None) -> str:
     return f"`{workload}` with {sizes}, by {how}.{stored}"
 
 
-def _verified(
+def verify_library(
     path: Path,
     name: str,
     target: AnyTarget,
@@ -237,28 +242,37 @@ def _verified(
     epilogue: Any,
     seed: int,
 ) -> tuple[Verification, Quantiles]:
-    """A library's results beside the reference on random data of a seed, and the time of a call:
-    in the worker.
+    """A library's results beside the reference on random data of a seed, and on the same with
+    special values, and the time of a call: in the worker.
 
     Raises :class:`InvariantError` where they are wrong.
     """
     inputs = random_inputs(workload, seed)
-    expected = Expected(workload, inputs)
-    vectors = target.vectors(expected, epilogue, seed)
+    vectors = target.vectors(Expected(workload, inputs), epilogue, seed)
     named = {vector_name(workload, key): vector for key, vector in vectors.items()}
-    given = {**inputs, **named}
-    with step(f"running the library {name}", 10 * workload.macs), Library(path, name) as library:
-        if library.weights:
-            library.pack(*(given[info.name] for info in library.weights))
-        arrays = [info.accepted(given[info.name]) for info in library.inputs]
-        (found,) = library.run(*arrays)
-        judged = target.judge(expected, epilogue, vectors, _typed(found, library))
+    finite = isinstance(epilogue, Epilogue) and is_integer(epilogue.dtype)
+    with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
+
+        def judged_on(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
+            found = _typed(call_library(library, {**data, **named}), library)
+            return [target.judge(Expected(workload, data), epilogue, vectors, found)]
+
+        judged = worst_judged(workload, inputs, seed, judged_on, finite=finite)
         judged.require(f"the library of {target.spec.name} in {workload.name}", seed)
-        out = [found]
+        out = [call_library(library, {**inputs, **named})]
+        arrays = [info.accepted({**inputs, **named}[info.name]) for info in library.inputs]
         started = time.perf_counter()
         library.run(*arrays, out=out)
         rounds = _ROUNDS if time.perf_counter() - started < 1 else 1
         return judged, time_work(lambda: library.run(*arrays, out=out), rounds, _ROUND_MS)
+
+
+def call_library(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """The output of a library for its inputs, of which it packs its weights anew."""
+    if library.weights:
+        library.pack(*(data[info.name] for info in library.weights))
+    (found,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
+    return found
 
 
 def _emulated(plan: Plan, choice: Choice, workload: Computation) -> Verification:

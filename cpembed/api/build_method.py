@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from cpembed import worker
 from cpembed.api.build_result import BuildResult
@@ -130,11 +133,15 @@ def _verified(
     """A library's results beside the convolution, and the time of a call: in the worker."""
     workload = method.convolution.workload
     inputs = random_inputs(workload, seed)
-    with step(f"running the library {name}", 10 * workload.macs), Library(path, name) as library:
-        library.pack(*(inputs[info.name] for info in library.weights))
-        arrays = [info.accepted(inputs[info.name]) for info in library.inputs]
-        (found,) = library.run(*arrays)
-        judged_output, _ = judged(method, inputs, found)
+    with step(f"running the library {name}", 20 * workload.macs), Library(path, name) as library:
+
+        def called(data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+            library.pack(*(data[info.name] for info in library.weights))
+            (found,) = library.run(*(info.accepted(data[info.name]) for info in library.inputs))
+            return found
+
+        judged_output, _ = judged(method, inputs, seed, called)
         judged_output.require(f"the library of {method.name} in {workload.name}", seed)
-        out = [found]
+        out = [called(inputs)]
+        arrays = [info.accepted(inputs[info.name]) for info in library.inputs]
         return judged_output, time_work(lambda: library.run(*arrays, out=out), _ROUNDS, _ROUND_MS)

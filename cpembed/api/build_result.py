@@ -66,6 +66,7 @@ class BuildResult:
             "cpu_features": list(self.features),
             "verified": None if verification is None else verification.verified,
             "max_error": None if verification is None else verification.max_error,
+            "special_values": None if verification is None else verification.special_values,
             **({} if self.method is None else {"method": self._method()}),
             "call_us": None if self.call_us is None else self.call_us.median,
         }

@@ -176,7 +176,7 @@ def choose(asked: Request) -> Chosen | SolveResult:
     """
     target, missing = executing(asked)
     if len(asked.workload.statements) > 1:
-        return _of_several_statements(asked, target)
+        return of_several_statements(asked, target)
     epilogue = asked.epilogue or target.epilogue(asked.workload, asked.storing)
     solved, candidate, found = _searched(asked, target)
     if not solved.count:
@@ -208,7 +208,7 @@ def choose(asked: Request) -> Chosen | SolveResult:
     return other or chosen
 
 
-def _of_several_statements(asked: Request, target: AnyTarget) -> SolveResult:
+def of_several_statements(asked: Request, target: AnyTarget) -> SolveResult:
     """The search of a workload of several statements, where it found nothing.
 
     Raises :class:`BackendUnavailable` where it did: nothing executes several statements.

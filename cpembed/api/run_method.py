@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from cpembed.methods.rewritten import Rewritten
 from cpembed.methods.winograd import Winograd
 from cpembed.targets.choice import Choice, built_first
 from cpembed.targets.methods import MethodArtifact
+from cpembed.targets.verification import worst_judged
 from cpembed.worker import step
 
 _TIMED_CALLS = 10
@@ -38,6 +39,33 @@ def built(chosen: MethodChoice) -> tuple[MethodArtifact, Choice]:
 
 
 def judged(
+    method: Rewritten,
+    inputs: Mapping[str, Array],
+    seed: int,
+    run: Callable[[Mapping[str, Array]], Array],
+) -> tuple[Verification, MethodError | None]:
+    """What a method computes on data, and on the same with special values, beside the convolution.
+
+    Winograd's method sums up whole tiles: of floats, a NaN or an infinity would make NaN of all
+    results of its tile, so that its special values are finite.
+
+    Returns
+    -------
+    Verification, MethodError or None
+        The worst of both, and the error on the data as they are, of methods that have one.
+    """
+    errors: list[MethodError | None] = []
+
+    def judged_on(data: Mapping[str, Array]) -> list[Verification]:
+        verification, error = _judged(method, data, run(data))
+        errors.append(error)
+        return [verification]
+
+    workload, finite = method.convolution.workload, isinstance(method, Winograd)
+    return worst_judged(workload, inputs, seed, judged_on, finite=finite), errors[0]
+
+
+def _judged(
     method: Rewritten, inputs: Mapping[str, Array], found: Array
 ) -> tuple[Verification, MethodError | None]:
     """An output beside the convolution: im2col sums the same products, in another order, and is
@@ -74,9 +102,12 @@ def executed_method(compared: Compared, seed: int) -> RunResult:
     seconds["build"] = time.perf_counter() - started
     started = time.perf_counter()
     inputs = random_inputs(workload, seed)
-    with step(f"running {chosen.method.name}", workload.macs):
-        found = artifact.run(inputs)
-    verification, error = judged(chosen.method, inputs, found)
+
+    def run(data: Mapping[str, Array]) -> Array:
+        with step(f"running {chosen.method.name}", workload.macs):
+            return artifact.run(data)
+
+    verification, error = judged(chosen.method, inputs, seed, run)
     verification.require(f"{chosen.method.name} of {workload.name}", seed)
     seconds["verify"] = time.perf_counter() - started
     started = time.perf_counter()

@@ -100,7 +100,7 @@ class RunResult:
             "backend": self.backend,
             "provenance": self.provenance,
             "verified": self.verification.verified,
-            "verified_with_special_values": self.verification.with_special_values,
+            "special_values": self.verification.special_values,
             "spreads_nan": self.verification.spreads_nan,
             "max_error": self.verification.max_error,
             "tolerance": self.verification.tolerance,

@@ -113,6 +113,22 @@ def hardware_spec(name: str | HardwareSpec) -> HardwareSpec:
     return name if isinstance(name, HardwareSpec) else require_known(load_hardware_spec(name))
 
 
+def hardware_specs(targets: Sequence[str | HardwareSpec]) -> list[HardwareSpec]:
+    """Specifications that stand beside each other by their names.
+
+    Raises :class:`SpecError` where two have one name.
+    """
+    specs = [hardware_spec(target) for target in targets]
+    for number, spec in enumerate(specs):
+        for other in specs[:number]:
+            if other.name == spec.name:
+                raise SpecError(
+                    f"{spec.path}: the name {spec.name} is that of {other.path} too: give one of "
+                    "them another name"
+                )
+    return specs
+
+
 def default_dtypes(spec: HardwareSpec) -> tuple[str, ...]:
     """First choice of each operand's dtype: inputs in order, then the output."""
     return tuple(spec.instruction.dtypes[o.name][0] for o in spec.instruction.computation.operands)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from cpembed import worker
-from cpembed.api.chosen import AnyTarget, Chosen, Request, choose
+from cpembed.api.chosen import AnyTarget, Chosen, Request, choose, of_several_statements
 from cpembed.api.solve import Progress, SolveResult, hardware_spec, solve
 from cpembed.api.solve_result import workload_json
 from cpembed.api.tune_tasks import made_together, measured_by, measures
@@ -219,12 +219,14 @@ def open_tuning(
     machine = open_target(spec)
     storing = Storing(output)
     _check_options(machine, output, objective)
-    machine.epilogue(workload, storing)
     limit = None if timeout is None else timeout * SEARCH_SHARE
     asked = Request(
         workload, spec, constraints, timeout=limit, seed=seed, progress=progress,
         storing=storing, untuned=True,
     )  # fmt: skip
+    if len(workload.statements) > 1:
+        return of_several_statements(asked, machine)
+    machine.epilogue(workload, storing)
     # Without a set, what runs untuned takes part: tuning never does worse.
     usual: Chosen | SolveResult | None = None
     if constraints is None:

@@ -33,6 +33,7 @@ def build_model(
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.run import random_inputs
     from cpembed.network.service import Asked, network
+    from cpembed.report.network import with_special_values
 
     graph = load_model(model, shapes or None)
     how = Planning(timeout=timeout or SEARCH_LIMIT)
@@ -52,7 +53,7 @@ def build_model(
     if as_json:
         print_json({**result.document, "folder": str(folder), "files": files})
         return 0
-    totals = result.document["totals"]
+    totals, special = result.document["totals"], result.document.get("special_inputs", ())
     sizes = ""
     if "bytes_weights" in totals:
         sizes = (
@@ -60,7 +61,8 @@ def build_model(
             f"{totals['bytes_workspace'] / 1e6:.1f} MB of workspace"
         )
     print_text(
-        f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}, verified",
+        f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
+        f"verified: each operator on the inputs{with_special_values(special)}",
         f"files: {', '.join(files)}",
     )
     return 0

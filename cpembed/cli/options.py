@@ -287,10 +287,13 @@ def folder_option(name: str, words: str) -> Callable[[F], F]:
 
 def distinct(targets: Sequence[str]) -> list[str]:
     """Targets in the order given; a usage error where one is given twice."""
+    from cpembed.api.solve import hardware_specs
+
     for number, target in enumerate(targets):
         if target in targets[:number]:
             twice = f"target {target} is given more than once: keep one"
             raise click.UsageError(twice, click.get_current_context())
+    hardware_specs(targets)
     return list(targets)
 
 

@@ -14,6 +14,7 @@ from cpembed.embedding.constraints.strides import Strides
 from cpembed.embedding.digit_model import AxisMaps, DigitOption, possible_digits
 from cpembed.embedding.flatten import candidate_groups, members_of
 from cpembed.embedding.problem import EmbeddingProblem
+from cpembed.embedding.roles import every_axis_has_a_role
 from cpembed.errors import SpecError
 
 MOST_DIGITS = 200_000
@@ -67,10 +68,22 @@ def digit_model_obstacle(problem: EmbeddingProblem, constraints: ConstraintSet) 
 def unfused_groups(problem: EmbeddingProblem, constraints: ConstraintSet) -> tuple[str, ...]:
     """What the scalar model leaves out of a set, in words: embeddings with fused axes."""
     fused = constraints.flatten
+    if _lacks_a_role(problem, constraints):
+        return ()
     if not candidate_groups(problem.workload, fused.max_axes, fused.min_extent):
         return ()
     reason = digit_model_obstacle(problem, constraints) or "the scalar model was asked for"
     return (f"fused axes: {reason}",)
+
+
+def _lacks_a_role(problem: EmbeddingProblem, constraints: ConstraintSet) -> bool:
+    """Whether nothing can feed an instruction axis, fused or not: members of a fused axis index the
+    same operands, so that it has their role."""
+    deciding = ("hyper_rectangle", "dataflow", "all_different")
+    if any(constraints.get(name) is None for name in deciding):
+        return False
+    affine = all(i.is_affine for pair in problem.pairs for i in pair.workload.index)
+    return affine and not every_axis_has_a_role(problem)
 
 
 def joint_digits(problem: EmbeddingProblem, constraints: ConstraintSet) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ _SMALLEST_NORMAL = 2.0**-126
 _LEAST_ROUNDING = {"float16": 2.0**-25}
 """What an addition of small numbers can be off by, where they are not flushed: half the distance of
 subnormal numbers."""
+SpecialValues = Literal["none", "finite", "all"]
 NO_VECTORS: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
 
@@ -47,7 +48,8 @@ class Verification:
     cancellation does not fail a right kernel and a wrong one does not pass. The roundings of an
     epilogue that is judged within them come on top. ``max_error`` is the largest absolute
     difference from what is expected in the stored type, or from exact arithmetic's float.
-    ``with_special_values``: results on such inputs, too, were judged. ``spreads_nan``: some results
+    ``special_values``: which of them inputs had whose results were judged, too; ``finite``: of the
+    floats zeros and the smallest numbers, without NaN and infinities. ``spreads_nan``: some results
     are no numbers though the reference has numbers there, as it may be where inputs are infinite or
     no numbers: zeros that pad a sum are multiplied by them.
     """
@@ -56,7 +58,14 @@ class Verification:
     verified: bool
     tolerance: float
     spreads_nan: bool = False
-    with_special_values: bool = False
+    special_values: SpecialValues = "none"
+
+    @property
+    def data(self) -> str:
+        """Which special values the inputs had, in words that follow "data"."""
+        named = {"none": "without special values", "all": "and with special values"}
+        words = named.get(self.special_values, "and with finite special values")
+        return f"{words}; padding spreads NaN" if self.spreads_nan else words
 
     def require(self, what: str, seed: int) -> None:
         """Raises :class:`InvariantError` where ``what`` computed this, wrongly, on random data of

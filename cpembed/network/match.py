@@ -34,7 +34,7 @@ from typing import Any
 from cpembed.api.across import Figure, Line, line
 from cpembed.api.chosen import Request
 from cpembed.api.matching import Match, match_in_worker, prepared_for
-from cpembed.api.solve import hardware_spec
+from cpembed.api.solve import hardware_specs
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
@@ -195,9 +195,10 @@ def match(
     specification names are tried. ``timeout`` bounds each search in seconds, None does not.
     ``prepares`` False takes the operators as they are, without passes. Searches run in the worker.
 
-    Raises :class:`~cpembed.errors.SpecError` for a wrong target, and what the passes raise.
+    Raises :class:`~cpembed.errors.SpecError` for a wrong target and for two of one name, and what
+    the passes raise.
     """
-    specs = [hardware_spec(name) for name in targets]
+    specs = hardware_specs(targets)
     prepared = [prepared_for(graph, spec) if prepares else graph for spec in specs]
     work = [_distinct(network) for network in prepared]
     total, done = sum(len(layers) for layers in work), 0

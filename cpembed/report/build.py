@@ -44,6 +44,7 @@ def _checked(result: BuildResult) -> list[tuple[str, str]]:
     if result.verification.tolerance:
         within = "rounding of the reference" if result.method is None else "its error bound"
         accuracy = f"largest error {error:.3g}, within {within}"
+    accuracy += f" (random data, {result.verification.data})"
     if not result.linked:
         how = result.chosen.plan.target.provenance
         made = "; `make` links the library on its machine" if "Makefile" in result.files else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -127,11 +127,16 @@ def _verified(network: Network) -> str:
     """What was compared with the definitions."""
     wrong = sum(operator.is_wrong for operator in network.operators)
     result = "each operator" if not wrong else f"{plural(wrong, 'operator')} WRONG, the others"
-    if not network.special_inputs:
-        return f"{result} on the inputs; no special values (NaN, infinities, extremes)"
-    names = ", ".join(network.special_inputs[:3])
-    more = ", …" if len(network.special_inputs) > 3 else ""
-    return f"{result} on the inputs, and with special values in {names}{more}"
+    return f"{result} on the inputs{with_special_values(network.special_inputs)}"
+
+
+def with_special_values(inputs: Sequence[str]) -> str:
+    """Whether a network was verified with special values too, and in which inputs: the end of a
+    sentence."""
+    if not inputs:
+        return "; no special values (NaN, infinities, extremes)"
+    more = ", …" if len(inputs) > 3 else ""
+    return f", and with special values in {', '.join(inputs[:3])}{more}"
 
 
 def _rate(found: Totals) -> str:

@@ -119,9 +119,7 @@ def _verified(result: RunResult) -> str:
         accuracy = "bit for bit equal to the reference"
     else:
         accuracy = f"largest error {check.max_error:.3g}, within rounding of the reference"
-    special = ", and with special values" if check.with_special_values else ""
-    spreads = "; padding spreads NaN" if check.spreads_nan else ""
-    return f"yes, {accuracy} (data of seed {result.seed}{special}{spreads})"
+    return f"yes, {accuracy} (data of seed {result.seed}, {check.data})"
 
 
 def _times(result: RunResult) -> list[_Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +31,54 @@ def verified(
     values, beside the reference, and the random data; in the worker."""
     inputs = random_inputs(workload, seed)
     vectors = target.vectors(Expected(workload, inputs), epilogue, seed)
-    judged: list[Verification] = []
-    stores_integers = epilogue is not None and is_integer(epilogue.dtype)
-    for data in (inputs, special_data(workload, inputs, seed, finite=stores_integers)):
+
+    def judged(data: Mapping[str, NDArray[Any]]) -> list[Verification]:
         expected = Expected(workload, data)
         with step(f"running the {target.executed_by(artifact)} kernel", workload.macs):
             execution = target.execute(artifact, {**data, **vectors})
-        judged += [target.judge(expected, epilogue, vectors, found) for found in execution.outputs]
-    worst = max(judged, key=lambda one: (not one.verified, one.max_error))
-    spreads = any(one.spreads_nan for one in judged)
-    worst = replace(worst, spreads_nan=spreads, with_special_values=True)
-    return worst, inputs | vectors
+        return [target.judge(expected, epilogue, vectors, found) for found in execution.outputs]
+
+    finite = epilogue is not None and is_integer(epilogue.dtype)
+    return worst_judged(workload, inputs, seed, judged, finite=finite), inputs | vectors
+
+
+def worst_judged(
+    workload: Computation,
+    inputs: Mapping[str, NDArray[Any]],
+    seed: int,
+    judged: Callable[[Mapping[str, NDArray[Any]]], Sequence[Verification]],
+    *,
+    finite: bool = False,
+) -> Verification:
+    """The worst of what is computed on data and on the same with special values.
+
+    Parameters
+    ----------
+    workload : Computation
+        What is computed.
+    inputs : mapping of str to ndarray
+        The data, by tensor.
+    seed : int
+        Chooses the places of the special values.
+    judged : callable
+        Computes results of such data and judges each.
+    finite : bool, optional
+        Without NaN and infinities (:func:`special_data`).
+
+    Returns
+    -------
+    Verification
+    """
+    special = special_data(workload, inputs, seed, finite=finite)
+    found = [*judged(inputs), *judged(special)]
+    worst = max(found, key=lambda one: (not one.verified, one.max_error))
+    numbers = all(np.isfinite(a.astype(np.float64)).all() for a in special.values())
+    floats = not all(is_integer(operand.dtype) for operand in workload.inputs)
+    return replace(
+        worst,
+        spreads_nan=any(one.spreads_nan for one in found),
+        special_values="finite" if numbers and floats else "all",
+    )
 
 
 def special_data(

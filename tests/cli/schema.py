@@ -96,7 +96,7 @@ RUN = {
         "of_instruction": bool,
     },
     "verified": bool,
-    "verified_with_special_values": bool,
+    "special_values": str,
     "spreads_nan": bool,
     "max_error": NUMBER,
     "packing_us": NUMBER,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.api.solve import hardware_spec
 from cpembed.cli.match import SECONDS
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module
@@ -111,6 +112,17 @@ def test_several_targets_stand_beside_each_other(
     assert [line.split()[1:4] for line in called.out.splitlines() if " of 3 " in line][:2] == [
         ["2", "of", "3"]
     ] * 2
+
+
+def test_targets_of_one_name_are_refused(
+    cpembed: Caller, model: Callable[[Graph], Path], tmp_path: Path
+) -> None:
+    """Tables and documents know a target by its name."""
+    path, file = str(model(network("net", PRODUCTS))), tmp_path / "other.toml"
+    text = Path(hardware_spec("gemm_16x16x16").path).read_text(encoding="utf-8")
+    file.write_text(text.replace('"gemm_16x16x16"', '"vta_1x16x16"'), encoding="utf-8")
+    called = cpembed("match", path, *VTA, "--target", str(file))
+    called.is_one_line_error(2, str(file), "vta_1x16x16", "another name")
 
 
 def test_names_of_a_model_are_no_markup(cpembed: Caller, model: Callable[[Graph], Path]) -> None:

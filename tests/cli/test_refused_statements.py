@@ -26,6 +26,19 @@ def test_several_statements_are_not_executed(
     assert not out.exists()
 
 
+TWICE = ("C[m,n,0] += A[m,k]*B[k,n]; C[m,n,1] += A[m,k]*D[k,n]", "m=4", "n=8", "k=8")
+
+
+@pytest.mark.parametrize("words", [COMPLEX, TWICE])
+@pytest.mark.parametrize("target", ["avx2_int8", "vta_1x16x16"])
+def test_several_statements_are_not_tuned(
+    cpembed: Caller, target: str, words: tuple[str, ...]
+) -> None:
+    called = cpembed("tune", *words, "--target", target, "--trials", "1")
+    assert called.code == 3, called
+    assert "computes one result at a point, the workload 2 results" in called.out
+
+
 @pytest.mark.parametrize("command", [("run",), ("explain", "--chosen")])
 def test_that_they_do_not_fit_comes_first(cpembed: Caller, command: tuple[str, ...]) -> None:
     called = cpembed(*command, *COMPLEX, "--target", "gemm_16x16x16")

@@ -6,18 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from cpembed.api.build import build
+from cpembed.api.build import build, call_library, verify_library
 from cpembed.api.build_result import BuildResult
 from cpembed.api.chosen import Request, choose
 from cpembed.api.solve import SolveResult, workload
-from cpembed.errors import BackendUnavailable
+from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program
 from cpembed.export.library import write_library
 from cpembed.export.loader import Library, LibraryError
@@ -126,6 +128,23 @@ def test_valgrind_finds_nothing_in_a_library(tmp_path: Path) -> None:
     done = subprocess.run(checked, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("OK: ")
+
+
+def test_a_library_that_loses_infinities_is_not_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = built("gemm m=5 n=16 k=7", "avx2_f32", tmp_path)
+    assert found.verification is not None
+    assert found.verification.special_values == "all"
+
+    def call(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        return np.nan_to_num(call_library(library, data))
+
+    monkeypatch.setattr("cpembed.api.build.call_library", call)
+    workload, target = found.workload, found.chosen.plan.target
+    library = tmp_path / "libkernel.so"
+    with pytest.raises(InvariantError, match="is wrong by up to"):
+        verify_library(library, "kernel", target, workload, None, 1)
 
 
 def test_both_factors_are_inputs_where_both_vary(tmp_path: Path) -> None:

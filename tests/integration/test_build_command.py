@@ -43,6 +43,7 @@ def test_a_library_is_said_in_a_document(tmp_path: Path) -> None:
     assert (called.code, called.err) == (0, "")
     document = called.json
     assert document["verified"]
+    assert document["special_values"] == "all"
     assert document["linked"]
     assert document["native"]
     assert document["stored"] == "float32"

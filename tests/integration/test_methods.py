@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from cpembed.kernel.tile_transforms import (
     output_transform,
     weights_transform,
 )
+from cpembed.measure.verification import Verification
 from cpembed.methods.accuracy import bound, running_bound
 from cpembed.methods.winograd import Winograd, winograd
 from cpembed.targets.x86.features import missing_features
@@ -119,6 +121,8 @@ def test_methods_run(method: Any, layout: str) -> None:
     found = run(layer, AVX2, method=method)
     assert isinstance(found, RunResult)
     assert found.verification.verified
+    expected = "all" if method == "explicit" else "finite"
+    assert found.verification.special_values == expected
     assert found.workload is layer
     document = found.to_json()
     assert document["method"]["name"] == method
@@ -203,14 +207,23 @@ def test_wrong_numbers_are_seen() -> None:
     layer = _given("conv2d n=1 c=16 h=10 w=9 k=24 r=3 s=3 pad=1 layout=NHWC")
     inputs = random_inputs(layer, seed=1)
     method = winograd(layer, 4)
-    right = _exact(layer, inputs).astype(np.float32)
-    assert judged(method, inputs, right)[0].verified
-    wrong = right.copy()
-    wrong[0, 3, 4, 5] += 0.01
+
+    def verify(wrong: float, *, on_special: bool = False) -> Verification:
+        def run(data: Mapping[str, Any]) -> Any:
+            found = _exact(layer, dict(data)).astype(np.float32)
+            if data is not inputs or not on_special:
+                found[0, 3, 4, 5] += wrong
+            return found
+
+        return judged(method, inputs, 1, run)[0]
+
+    assert verify(0.0).verified
     with pytest.raises(InvariantError, match="winograd_4x4 is wrong by up to"):
-        judged(method, inputs, wrong)[0].require("winograd_4x4", 1)
-    wrong[0, 3, 4, 5] = np.nan
-    assert not judged(method, inputs, wrong)[0].verified
+        verify(0.01).require("winograd_4x4", 1)
+    assert not verify(np.nan).verified
+    assert not verify(0.01, on_special=True).verified
+    # A NaN would be one of its whole tile, in which the convolution has numbers.
+    assert verify(0.0).special_values == "finite"
 
 
 def test_what_a_method_is_not_for_is_said() -> None:

@@ -266,6 +266,19 @@ def test_what_cannot_be_searched_is_named_and_nothing_is_proven() -> None:
         assert (result.status in (Status.OPTIMAL, Status.INFEASIBLE)) is not groups
 
 
+def test_an_axis_that_nothing_can_feed_is_a_proof_without_fused_axes() -> None:
+    """No axis of the workload, and so no group of them, has the role of y."""
+    loose = load_constraint_set("flattened").without("fixed_origin")
+    instruction = fixed_instruction("C[x,y] += A[x,z] * B[z,y]", {"x": 2, "y": 2, "z": 2})
+    sizes = {"m": 2, "k": 2, "l": 2}
+    workload = parse_computation("O[m] += I[m,k,l] * W[k,l]", sizes)
+    found = find_embeddings(workload, instruction, loose)
+    assert (found.status, found.complete) == (Status.INFEASIBLE, True)
+    # Elements that may be the same one need no axis.
+    same = find_embeddings(workload, instruction, loose.without("all_different"))
+    assert not same.complete
+
+
 def test_axes_of_one_role_in_an_index_leave_the_other_groups() -> None:
     """c and r meet in an index; d and e, which do not, are fused as ever."""
     sizes = {"k": 4, "p": 2, "c": 2, "r": 2, "d": 3, "e": 5}
