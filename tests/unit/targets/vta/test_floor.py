@@ -34,6 +34,15 @@ LAYERS = (
     ("conv2d n=1 c=3 h=20 w=20 k=17 r=7 s=7 pad=3 stride=2", "fused"),
     ("depthwise n=1 c=32 h=12 w=12 r=3 s=3 pad=1 stride=2", "complete"),
 )
+PARTLY_READ = (
+    ("conv2d n=1 c=64 h=13 w=13 k=16 r=2 s=2 pad=0 stride=3", "complete"),  # rows skipped
+    ("O[2*p,k] += I[p,c]*W[c,k] p=5 k=40 c=40", "complete"),  # rows not written
+    ("conv2d n=1 c=64 h=1 w=1 k=64 r=3 s=3 pad=1", "strict_padded"),  # weights on padding only
+    ("conv2d n=1 c=128 h=1 w=1 k=16 r=1 s=1 pad=5", "strict_padded"),  # outputs of zeros first
+    # Steps that load what no product reads.
+    ("conv2d n=1 c=64 h=1 w=1 k=32 r=2 s=2 pad=4 dilation=3 stride=2", "strict_padded"),
+)
+"""Layers of which a program need not read or write everything, or not wait for it."""
 BUSES = (
     MemorySystem(),
     MemorySystem(40, 128, 8),
@@ -66,7 +75,13 @@ def check_floor(
     assert floor.work.operations <= work.operations
     lower_counts, exact = counts(floor.work, config), counts(work, config)
     assert all(lower_counts[name] <= value for name, value in exact.items())
-    assert floor.cycles >= bounds(lowered.nest, tail, memory).busiest_module
+    least = bounds(lowered.nest, tail, memory)
+    assert least.busiest_module <= timing.cycles
+    assert least.gemm <= work.products
+    size = {kind: config.element_bytes(kind) for kind in Memory}
+    read = sum(work.moved[kind] * size[kind] for kind in (Memory.INP, Memory.WGT))
+    # Each operand's last beat may be a part of one.
+    assert least.read <= read // memory.beat_bytes + 2
 
 
 @pytest.mark.quick(6)
@@ -89,6 +104,46 @@ def test_floors_of_many_programs(words, constraints, batch, block, tmp_path: Pat
     for program in random_programs(words, spec, constraints, 60, 5):
         for _ in range(3):
             check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
+
+
+@pytest.mark.parametrize("words, constraints", PARTLY_READ)
+def test_nothing_counts_that_no_program_has_to_do(words, constraints) -> None:
+    rng = random.Random(words)
+    spec = load_hardware_spec("vta_1x16x16")
+    programs = random_programs(words, spec, constraints, 4, 1)
+    for program in itertools.islice(itertools.cycle(programs), 40):
+        check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
+
+
+def test_outputs_of_zeros_are_stored_while_the_first_operands_are_loaded() -> None:
+    spec, memory, tail = load_hardware_spec("vta_1x16x16"), MemorySystem(), Exact()
+    words, constraints = PARTLY_READ[3]
+    (program,) = random_programs(words, spec, constraints, 1, 0)
+    lowered = lower(program, vta_config(spec), None, tail)
+    nest = lowered.nest
+    tiles = {name: 9 if name == "q.o" else extent for name, extent in nest.extents.items()}
+    schedule = replace(lowered.schedule, tiles=tiles | {"p.o": 1}, slots=(1, 1))
+    image = lower(program, vta_config(spec), schedule, tail).empty_image()
+    assert Floors(nest, tail, memory).of(schedule).cycles <= time_program(image, memory).cycles
+
+
+def test_loads_that_no_product_reads_are_not_waited_for() -> None:
+    spec, tail = load_hardware_spec("vta_1x16x16"), Exact()
+    words, constraints = PARTLY_READ[4]
+    (program,) = random_programs(words, spec, constraints, 1, 0)
+    lowered = lower(program, vta_config(spec), None, tail)
+    nest = lowered.nest
+    extents = nest.extents
+    for q, c, k in itertools.product((1, 2, 3), (1, 3, 4), (1, 2)):
+        sizes = {"q.o": q, "c.o": c, "k.o": k, "p.o": 1, "r.o": 1, "s.o": 1}
+        tiles = {name: min(extents[name], sizes.get(name, 1)) for name in extents}
+        for threads, memory in itertools.product((1, 2), BUSES):
+            schedule = replace(
+                lowered.schedule, tiles=tiles, threads=threads, thread_loop=None, slots=(2, 2)
+            )
+            image = lower(program, vta_config(spec), schedule, tail).empty_image()
+            floor = Floors(nest, tail, memory).of(schedule)
+            assert floor.cycles <= time_program(image, memory).cycles
 
 
 def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
