@@ -20,7 +20,8 @@ from cpembed.targets.vta.floor import Floors
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.tail import Exact, Requantized, Tail
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated
 from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.work import counts, work_of
@@ -115,35 +116,27 @@ def test_nothing_counts_that_no_program_has_to_do(words, constraints) -> None:
         check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
 
 
-def test_outputs_of_zeros_are_stored_while_the_first_operands_are_loaded() -> None:
-    spec, memory, tail = load_hardware_spec("vta_1x16x16"), MemorySystem(), Exact()
-    words, constraints = PARTLY_READ[3]
+@pytest.mark.parametrize(
+    "layer, tail, order, tiles, threads, slots",
+    [
+        # Outputs of zeros are stored while the first operands are loaded.
+        (PARTLY_READ[3], Requantized(9), "q p n k s r c", "1 1 1 5 8 1 1", 2, (2, 1)),
+        (PARTLY_READ[3], Requantized(9), "k n p q s c r", "1 1 1 9 8 1 1", 2, (1, 3)),
+        # Nothing waits for what no product reads.
+        (PARTLY_READ[4], Truncated(), "q p n k s c r", "1 2 1 3 2 2 1", 2, (1, 2)),
+        (PARTLY_READ[4], Requantized(9), "p n k q r s c", "1 2 2 3 2 1 1", 1, (2, 1)),
+    ],
+)
+def test_nothing_waits_that_need_not(layer, tail, order, tiles, threads, slots) -> None:
+    spec, memory = load_hardware_spec("vta_1x16x16"), MemorySystem()
+    words, constraints = layer
     (program,) = random_programs(words, spec, constraints, 1, 0)
-    lowered = lower(program, vta_config(spec), None, tail)
-    nest = lowered.nest
-    tiles = {name: 9 if name == "q.o" else extent for name, extent in nest.extents.items()}
-    schedule = replace(lowered.schedule, tiles=tiles | {"p.o": 1}, slots=(1, 1))
-    image = lower(program, vta_config(spec), schedule, tail).empty_image()
-    assert Floors(nest, tail, memory).of(schedule).cycles <= time_program(image, memory).cycles
-
-
-def test_loads_that_no_product_reads_are_not_waited_for() -> None:
-    spec, tail = load_hardware_spec("vta_1x16x16"), Exact()
-    words, constraints = PARTLY_READ[4]
-    (program,) = random_programs(words, spec, constraints, 1, 0)
-    lowered = lower(program, vta_config(spec), None, tail)
-    nest = lowered.nest
-    extents = nest.extents
-    for q, c, k in itertools.product((1, 2, 3), (1, 3, 4), (1, 2)):
-        sizes = {"q.o": q, "c.o": c, "k.o": k, "p.o": 1, "r.o": 1, "s.o": 1}
-        tiles = {name: min(extents[name], sizes.get(name, 1)) for name in extents}
-        for threads, memory in itertools.product((1, 2), BUSES):
-            schedule = replace(
-                lowered.schedule, tiles=tiles, threads=threads, thread_loop=None, slots=(2, 2)
-            )
-            image = lower(program, vta_config(spec), schedule, tail).empty_image()
-            floor = Floors(nest, tail, memory).of(schedule)
-            assert floor.cycles <= time_program(image, memory).cycles
+    names = [f"{name}.o" for name in "nkpqcrs"]
+    sizes = dict(zip(names, map(int, tiles.split()), strict=True))
+    schedule = Schedule(sizes, tuple(f"{n}.o" for n in order.split()), threads, None, slots)
+    lowered = lower(program, vta_config(spec), schedule, tail)
+    cycles = time_program(lowered.empty_image(), memory).cycles
+    assert Floors(lowered.nest, tail, memory).of(schedule).cycles <= cycles
 
 
 def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
