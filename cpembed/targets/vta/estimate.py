@@ -262,9 +262,10 @@ def transfers(tensor: TileTensor, sizes: dict[str, Counts]) -> Counts:
 class Bounds:
     """Cycles that no schedule of a nest can beat, each for itself.
 
-    ``gemm``: executions that multiply more than zeros. ``compute``: these, resets and the ALU, all
-    in the compute module. ``read``: beats of each operand once. ``write``: the STOREs of the
-    output, which go beside the reads.
+    ``gemm``: executions that multiply more than zeros for a result that is kept. ``compute``:
+    these, resets and the ALU, all in the compute module. ``read``: beats of what such executions
+    read of each operand, once. ``write``: the STOREs of what the program writes of the output,
+    which go beside the reads.
     """
 
     gemm: int
@@ -287,39 +288,97 @@ def bounds(nest: TileNest, tail: Tail, memory: MemorySystem) -> Bounds:
     """Lower bounds of the cycles of a nest's programs."""
     gemm = _executions(nest)
     passes = 1 + sum(map(len, tail.phases)) + (0 if nest.bias is None else BIAS_PASSES)
-    beats = [
-        int(beats_of(np.array(tensor.tiles), tensor.memory, nest.config, memory))
-        for tensor in nest.inputs
-    ]
-    store = int(store_cycles(np.array(nest.acc.tiles), nest.config, memory))
-    return Bounds(gemm, gemm + passes * nest.acc.tiles, sum(beats), len(tail.phases) * store)
+    masks = _masks(nest)
+    read = 0
+    for tensor in nest.inputs:
+        # What a step multiplies decides which factors it loads; a bias is added to every output.
+        tiles = _reached(nest, tensor, [] if tensor is nest.bias else masks)
+        read += int(beats_of(np.array(tiles), tensor.memory, nest.config, memory))
+    written = _reached(nest, nest.acc, [])
+    store = int(store_cycles(np.array(written), nest.config, memory))
+    return Bounds(gemm, gemm + passes * written, read, len(tail.phases) * store)
+
+
+@dataclass(frozen=True, eq=False)
+class _Mask:
+    """At which values of some loops a condition holds; an axis for each of them."""
+
+    names: tuple[str, ...]
+    holds: NDArray[np.bool_]
+
+    def over(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """At which values of other loops it can hold, as an array that fits a grid of these."""
+        left_out = tuple(k for k, name in enumerate(self.names) if name not in names)
+        left = {n: k for k, n in enumerate(n for n in self.names if n in names)}
+        holds = np.transpose(self.holds.any(axis=left_out), [left[n] for n in names if n in left])
+        return np.expand_dims(holds, tuple(k for k, n in enumerate(names) if n not in left))
 
 
 def _executions(nest: TileNest) -> int:
-    """Points of the loops whose input tile lies in main memory.
-
-    Dimensions of the input that share no loop are counted apart, those that do together.
-    """
+    """Points of the loops whose input and output tiles lie in main memory."""
     total = math.prod(nest.extents.values())
-    for dimensions in _sharing(nest.inp):
-        names = sorted({name for index, _ in dimensions for name in index.iterators})
-        grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
-        inside = np.ones([nest.extents[name] for name in names], bool)
-        for index, size in dimensions:
-            position = index.evaluate(dict(zip(names, grids, strict=True)))
-            inside &= (position >= 0) & (position < size)
-        total = total * int(inside.sum()) // inside.size
+    for mask in _masks(nest):
+        total = total * int(mask.holds.sum()) // mask.holds.size
     return total
 
 
-def _sharing(tensor: TileTensor) -> list[list[tuple[IndexExpr, int]]]:
-    """A tensor's dimensions that depend on loops, each with its size, in sets that share none."""
-    found: list[list[tuple[IndexExpr, int]]] = []
-    for index, size in zip(tensor.access, tensor.shape, strict=True):
-        if not index.iterators:
-            continue
-        names = set(index.iterators)
-        others = [one for one in found if any(names & set(i.iterators) for i, _ in one)]
-        together = [(index, size), *(pair for one in others for pair in one)]
-        found = [*(one for one in found if one not in others), together]
+def _masks(nest: TileNest) -> list[_Mask]:
+    """Where the input and output tiles of an execution lie in main memory: a mask for each set of
+    dimensions that share loops, none for dimensions that lie there always."""
+    dimensions = [
+        (index, size)
+        for tensor in (nest.inp, nest.acc)
+        for index, size in zip(tensor.access, tensor.shape, strict=True)
+        if not _lies_inside(index, size, nest)
+    ]
+    found: list[_Mask] = []
+    for names in _sharing([set(index.iterators) for index, _ in dimensions]):
+        inside = np.ones([nest.extents[name] for name in names], bool)
+        for index, size in dimensions:
+            if set(index.iterators) <= set(names):
+                position = _positions(nest, index, names)
+                inside &= (position >= 0) & (position < size)
+        found.append(_Mask(names, inside))
     return found
+
+
+def _lies_inside(index: IndexExpr, size: int, nest: TileNest) -> bool:
+    low, high = index.bounds(nest.extents)
+    return low >= 0 and high < size
+
+
+def _reached(nest: TileNest, tensor: TileTensor, masks: Sequence[_Mask]) -> int:
+    """Tiles of a tensor in main memory that the points of the loops access at which the masks
+    hold. Strides, and steps that are not their multiples, leave tiles out."""
+    own = [mask for mask in masks if set(mask.names) & set(tensor.loops)]
+    pairs = list(zip(tensor.access, tensor.shape, strict=True))
+    tied = [set(mask.names) & set(tensor.loops) for mask in own]
+    total = 1
+    for names in _sharing([*(set(index.iterators) for index, _ in pairs), *tied]):
+        holds = np.ones([nest.extents[name] for name in names], bool)
+        place = np.zeros(holds.shape, np.int64)
+        for mask, loops in zip(own, tied, strict=True):
+            if loops <= set(names):
+                holds &= mask.over(names)
+        for index, size in pairs:
+            if index.iterators and set(index.iterators) <= set(names):
+                position = _positions(nest, index, names)
+                holds &= (position >= 0) & (position < size)
+                place = place * size + position
+        total *= len(np.unique(place[holds]))
+    return total
+
+
+def _positions(nest: TileNest, index: IndexExpr, names: Sequence[str]) -> NDArray[np.int64]:
+    """An index at every point of some loops; those on which it does not depend have extent 1."""
+    grids = np.ix_(*(np.arange(nest.extents[name]) for name in names))
+    return np.asarray(index.evaluate(dict(zip(names, grids, strict=True))))
+
+
+def _sharing(sets: Sequence[set[str]]) -> list[tuple[str, ...]]:
+    """Unions of the sets that meet, directly or through others, each in alphabetical order."""
+    found: list[set[str]] = []
+    for names in filter(None, sets):
+        meeting = [other for other in found if other & names]
+        found = [*(other for other in found if not other & names), names.union(*meeting)]
+    return [tuple(sorted(names)) for names in found]

@@ -60,6 +60,17 @@ class Floors:
         pairs = zip(ends, self.nest.inp.shape, strict=True)
         return any(low < 0 or high >= size for (low, high), size in pairs)
 
+    @cached_property
+    def _gaps_hide_inputs(self) -> bool:
+        """Whether a region may lie partly in main memory where no product reads it: positions that
+        a tile accesses are at most the largest coefficient apart, so the dimension is shorter."""
+        pairs = zip(self.nest.inp.access, self.nest.inp.shape, strict=True)
+        return any(
+            size < max((abs(term.coefficient) for term in index.terms), default=0)
+            for index, size in pairs
+            if index.is_affine
+        )
+
     @property
     def _operations(self) -> int:
         """Of the ALU on each accumulator."""
@@ -72,8 +83,8 @@ class Floors:
         trimmed = schedule.trim and self._trims
         products = self.least.gemm if trimmed else walked.products
         moved = {memory: loaded.tiles for memory, loaded in loads.items()}
-        moved[Memory.OUT] = len(self.tail.phases) * nest.acc.tiles
-        work = Work(products, nest.acc.tiles, self._operations * nest.acc.tiles, moved)
+        moved[Memory.OUT] = len(self.tail.phases) * walked.stored
+        work = Work(products, walked.stored, self._operations * walked.stored, moved)
         return Floor(self._cycles(walked, products, list(loads.values())), work)
 
     def _cycles(self, walked: Walked, products: int, loads: list[Loaded]) -> int:
@@ -82,26 +93,31 @@ class Floors:
         for the products before."""
         nest, schedule = self.nest, walked.schedule
         steps = int(walked.active.sum())
-        if schedule.trim and self._trims:
+        trimmed = schedule.trim and self._trims
+        # A step that is trimmed to nothing loads its operands, and nothing waits for them.
+        loads_awaited = not (trimmed and self._gaps_hide_inputs)
+        if trimmed:
             steps = -(-products // math.prod(schedule.tiles.values()))
         multiply = products + PIPELINE * steps
         passes = 1 + sum(map(len, self.tail.phases))
-        bias = 0 if nest.bias is None else BIAS_PASSES * nest.acc.tiles
-        ending = passes * (nest.acc.tiles + PIPELINE * walked.outputs) + bias
+        bias = 0 if nest.bias is None else BIAS_PASSES * walked.stored
+        ending = passes * (walked.stored + PIPELINE * walked.outputs) + bias
         pairs = list(zip(nest.factors, loads, strict=True))
         load = [self._load(tensor, one.regions, one.tiles) for tensor, one in pairs]
-        first = sum(self._load(tensor, 1, one.first) for tensor, one in pairs)
+        begun = walked.begun_before_products
+        first = 0
+        if begun is not None and loads_awaited:
+            first = sum(self._load(tensor, 1, one.first) for tensor, one in pairs)
         phases = len(self.tail.phases)
         store = self.least.write + phases * (walked.outputs - 1)
-        # The first GEMM waits for its operands, the end for the last STORE.
-        reset = PIPELINE + largest_regions(nest, schedule)[Memory.ACC]
+        # The first product waits for its operands, the end for the last STORE. Outputs that see
+        # only zeros may be stored before the first product: then nothing is known to wait.
+        reset = (begun or 0) * (PIPELINE + largest_regions(nest, schedule)[Memory.ACC])
         last = phases * int(store_cycles(np.array(1), nest.config, self.memory))
-        chains = [
-            max(0, first - reset) + multiply + ending + last,
-            sum(load) + PIPELINE + last,
-            first + store,
-            multiply + sum(c for c, slots in zip(load, schedule.slots, strict=True) if slots == 1),
-        ]
+        chains = [max(0, first - reset) + multiply + ending + last, first + store]
+        if loads_awaited:
+            one_slot = [c for c, slots in zip(load, schedule.slots, strict=True) if slots == 1]
+            chains += [sum(load) + PIPELINE + last, multiply + sum(one_slot)]
         if schedule.threads == 1:
             chains.append(multiply + ending + store)
         return self.memory.dram_delay_cycles + _START + max(chains) + _END

@@ -102,11 +102,38 @@ class Walked:
         return inp & wgt & acc
 
     @cached_property
+    def _begins(self) -> NDArray[np.bool_]:
+        """Steps that begin an output tile of which something is stored."""
+        return self._at_reductions(0) & (self.walks[Memory.ACC].tiles > 0)
+
+    @property
     def outputs(self) -> int:
         """Output tiles of which something is stored."""
-        names = [loop.name for loop in self.nest.loops if loop.kind is AxisKind.REDUCTION]
-        begins = np.all([self.trips[name] == 0 for name in names], axis=0) if names else True
-        return int(np.sum(begins & (self.walks[Memory.ACC].tiles > 0)))
+        return int(self._begins.sum())
+
+    @property
+    def stored(self) -> int:
+        """Tiles of ACC that all output tiles store, each once."""
+        return int(self.walks[Memory.ACC].tiles[self._begins].sum())
+
+    @property
+    def begun_before_products(self) -> int | None:
+        """Output tiles that are reset before the first step that is not left out; None where there
+        is no such step, or an output tile has ended before it."""
+        if not self.active.any():
+            return None
+        first = int(np.argmax(self.active))
+        if self._at_reductions(-1)[:first].any():
+            return None
+        return int(self._begins[: first + 1].sum())
+
+    def _at_reductions(self, place: int) -> NDArray[np.bool_]:
+        """Steps at the first (0) or last (-1) tile of every reduction loop."""
+        found = np.ones(len(self.walks[Memory.ACC].tiles), bool)
+        for loop in self.nest.loops:
+            if loop.kind is AxisKind.REDUCTION:
+                found &= self.trips[loop.name] == range(len(self._cuts[loop.name]))[place]
+        return found
 
     @cached_property
     def products(self) -> int:

@@ -20,7 +20,8 @@ from cpembed.targets.vta.floor import Floors
 from cpembed.targets.vta.isa import Memory
 from cpembed.targets.vta.lower import lower
 from cpembed.targets.vta.machine import vta_config
-from cpembed.targets.vta.tail import Exact, Requantized, Tail
+from cpembed.targets.vta.schedule import Schedule
+from cpembed.targets.vta.tail import Exact, Requantized, Tail, Truncated
 from cpembed.targets.vta.tiles import TileNest, tile_nest
 from cpembed.targets.vta.timing import MemorySystem, time_program
 from cpembed.targets.vta.work import counts, work_of
@@ -34,6 +35,15 @@ LAYERS = (
     ("conv2d n=1 c=3 h=20 w=20 k=17 r=7 s=7 pad=3 stride=2", "fused"),
     ("depthwise n=1 c=32 h=12 w=12 r=3 s=3 pad=1 stride=2", "complete"),
 )
+PARTLY_READ = (
+    ("conv2d n=1 c=64 h=13 w=13 k=16 r=2 s=2 pad=0 stride=3", "complete"),  # rows skipped
+    ("O[2*p,k] += I[p,c]*W[c,k] p=5 k=40 c=40", "complete"),  # rows not written
+    ("conv2d n=1 c=64 h=1 w=1 k=64 r=3 s=3 pad=1", "strict_padded"),  # weights on padding only
+    ("conv2d n=1 c=128 h=1 w=1 k=16 r=1 s=1 pad=5", "strict_padded"),  # outputs of zeros first
+    # Steps that load what no product reads.
+    ("conv2d n=1 c=64 h=1 w=1 k=32 r=2 s=2 pad=4 dilation=3 stride=2", "strict_padded"),
+)
+"""Layers of which a program need not read or write everything, or not wait for it."""
 BUSES = (
     MemorySystem(),
     MemorySystem(40, 128, 8),
@@ -66,7 +76,13 @@ def check_floor(
     assert floor.work.operations <= work.operations
     lower_counts, exact = counts(floor.work, config), counts(work, config)
     assert all(lower_counts[name] <= value for name, value in exact.items())
-    assert floor.cycles >= bounds(lowered.nest, tail, memory).busiest_module
+    least = bounds(lowered.nest, tail, memory)
+    assert least.busiest_module <= timing.cycles
+    assert least.gemm <= work.products
+    size = {kind: config.element_bytes(kind) for kind in Memory}
+    read = sum(work.moved[kind] * size[kind] for kind in (Memory.INP, Memory.WGT))
+    # Each operand's last beat may be a part of one.
+    assert least.read <= read // memory.beat_bytes + 2
 
 
 @pytest.mark.quick(1)
@@ -89,6 +105,38 @@ def test_floors_of_many_programs(words, constraints, batch, block, tmp_path: Pat
     for program in random_programs(words, spec, constraints, 60, 5):
         for _ in range(3):
             check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
+
+
+@pytest.mark.parametrize("words, constraints", PARTLY_READ)
+def test_nothing_counts_that_no_program_has_to_do(words, constraints) -> None:
+    rng = random.Random(words)
+    spec = load_hardware_spec("vta_1x16x16")
+    programs = random_programs(words, spec, constraints, 4, 1)
+    for program in itertools.islice(itertools.cycle(programs), 40):
+        check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
+
+
+@pytest.mark.parametrize(
+    "layer, tail, order, tiles, threads, slots",
+    [
+        # Outputs of zeros are stored while the first operands are loaded.
+        (PARTLY_READ[3], Requantized(9), "q p n k s r c", "1 1 1 5 8 1 1", 2, (2, 1)),
+        (PARTLY_READ[3], Requantized(9), "k n p q s c r", "1 1 1 9 8 1 1", 2, (1, 3)),
+        # Nothing waits for what no product reads.
+        (PARTLY_READ[4], Truncated(), "q p n k s c r", "1 2 1 3 2 2 1", 2, (1, 2)),
+        (PARTLY_READ[4], Requantized(9), "p n k q r s c", "1 2 2 3 2 1 1", 1, (2, 1)),
+    ],
+)
+def test_nothing_waits_that_need_not(layer, tail, order, tiles, threads, slots) -> None:
+    spec, memory = load_hardware_spec("vta_1x16x16"), MemorySystem()
+    words, constraints = layer
+    (program,) = random_programs(words, spec, constraints, 1, 0)
+    names = [f"{name}.o" for name in "nkpqcrs"]
+    sizes = dict(zip(names, map(int, tiles.split()), strict=True))
+    schedule = Schedule(sizes, tuple(f"{n}.o" for n in order.split()), threads, None, slots)
+    lowered = lower(program, vta_config(spec), schedule, tail)
+    cycles = time_program(lowered.empty_image(), memory).cycles
+    assert Floors(lowered.nest, tail, memory).of(schedule).cycles <= cycles
 
 
 def test_the_floor_of_the_default_schedule_is_near(tmp_path: Path) -> None:
