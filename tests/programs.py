@@ -11,7 +11,7 @@ from cpembed.embedding.problem import EmbeddingProblem
 from cpembed.embedding.search import search
 from cpembed.transform.derive import derive
 from cpembed.transform.program import DerivedProgram
-from tests.unit.embedding.test_brute_force import make_problem
+from tests.unit.embedding.test_node_maps import make_problem
 
 
 def random_programs(seeds: range, name: str = "in_place_padded") -> Iterator[DerivedProgram]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -59,6 +60,26 @@ def orders_left_out(workload: Computation, factors: bool) -> tuple[str, ...]:
     if _count_orders(workload, factors) <= _MOST_ORDERS:
         return ()
     return (f"other orders of the factors: the workload has more than {_MOST_ORDERS:,}",)
+
+
+def same_operations(workload: Computation, instruction: Computation) -> bool:
+    """True if both have the same number of statements and of each operation.
+
+    Exchanging factors or statements changes none of these numbers, so where they differ, no order
+    of the workload matches the instruction.
+    """
+    return len(workload.statements) == len(instruction.statements) and (
+        _operation_counts(workload) == _operation_counts(instruction)
+    )
+
+
+def _operation_counts(computation: Computation) -> Counter[str]:
+    return Counter(
+        node.op
+        for statement in computation.statements
+        for node in walk(statement.value)
+        if isinstance(node, Operation)
+    )
 
 
 def _orders(node: Expression) -> Iterator[Expression]:

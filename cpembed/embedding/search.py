@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import time
 
-from cpembed.embedding.commute import exchanged_problems, fitting_order, orders_left_out
+from cpembed.embedding.commute import (
+    exchanged_problems,
+    fitting_order,
+    orders_left_out,
+    same_operations,
+)
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.digit_search import DigitSearch
@@ -49,6 +54,8 @@ def find_embeddings(
             SearchEffort(None, None, ()),
             mismatch=problems,
         )
+        if not same_operations(workload, instruction.computation):
+            return mismatched
         return mismatched.without(orders_left_out(workload, factors=True))
     given = limits or SearchLimits()
     started = time.perf_counter()

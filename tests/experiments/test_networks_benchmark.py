@@ -11,7 +11,9 @@ import pytest
 
 from benchmarks import networks
 from benchmarks.network_tables import markdown
+from cpembed.hw.loader import load_hardware_spec
 from cpembed.measure.environment import provenance
+from cpembed.targets.x86.features import missing_features
 
 
 @dataclass
@@ -95,7 +97,9 @@ def test_two_runtimes_compute_a_tiny_network_and_agree(tmp_path):
     paths = {"onnxruntime": model, "onnxruntime_unfused": model}
     row = networks.measured(model, 1, paths, {}, 2, 1.0, 2)
     assert set(row["seconds"]) == set(paths)
-    assert row["difference"] == dict.fromkeys(paths, pytest.approx(0, abs=0.03))
+    # Without VNNI, ONNX Runtime's products of bytes saturate at 16 bits.
+    tolerance = 0.1 if missing_features(load_hardware_spec("avx512_vnni")) else 0.03
+    assert row["difference"] == dict.fromkeys(paths, pytest.approx(0, abs=tolerance))
     assert json.dumps(row)
 
 

@@ -22,6 +22,7 @@ from experiments.swatop.executed import TOLERANCE, convolved
 from experiments.swatop.layers import Convolution, Product, listing_1, listing_2, networks
 from experiments.swatop.planning import best, efficiency, machine, products
 from experiments.swatop.rows import HERE, Part, load
+from tests.unit.targets.scratchpad.executor.running import needs_compiler
 
 PARTS = (
     "convolutions",
@@ -133,6 +134,7 @@ def test_a_bound_leaves_out_only_slower_schedules() -> None:
     assert free[0].cost >= ScratchpadSpace(product).lower_bound
 
 
+@needs_compiler
 def test_a_plan_without_borders_takes_what_is_counted() -> None:
     """Whole granules from whole transactions: the model counts what is executed."""
     space, _ = planned(64, 256, 256)
@@ -147,6 +149,7 @@ def test_a_plan_without_borders_takes_what_is_counted() -> None:
     assert efficiency(64 * 256 * 256, executing_cycles(plan, built.counters)) < machine().clock_mhz
 
 
+@needs_compiler
 def test_padding_takes_the_calls_that_the_model_expects() -> None:
     """Rows of an image whose ends are outside: each is a call. Once the model counted one."""
     layer = Convolution("", "", 8, 32, 8, 10, pad=0)

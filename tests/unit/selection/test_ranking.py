@@ -25,8 +25,8 @@ from cpembed.selection.ranking import rank
 from cpembed.transform.derive import LayoutCache
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import suite
-from tests.unit.embedding.test_brute_force import WORKLOADS as EXPRESSIONS
-from tests.unit.embedding.test_brute_force import make_instruction, relaxed
+from tests.unit.embedding.test_node_maps import WORKLOADS as EXPRESSIONS
+from tests.unit.embedding.test_node_maps import make_instruction, relaxed
 
 WEIGHTS = (
     Weights(1, 1),

@@ -167,7 +167,10 @@ def test_what_the_instruction_cannot_execute_is_left_out(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Modelled, "lower", refusing)
     found = choose(ranked, machine())
-    assert (found.considered, found.refused) == (8, ("rows at no constant distance",))
+    assert (found.considered, found.refused) == (
+        8,
+        ((ranked[0].candidate.embedding.identifier(), "rows at no constant distance"),),
+    )
     assert found.of(ranked[0]) is None
     assert found.of(ranked[1]) is not None
 
