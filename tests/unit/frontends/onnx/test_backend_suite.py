@@ -86,4 +86,4 @@ def test_the_table_is_current(tmp_path: Path) -> None:
     text = PAGE.read_text("utf-8")
     if f"of onnx {onnx.__version__} " not in text:
         pytest.skip(f"the table was made with another version than onnx {onnx.__version__}")
-    assert page([*results(tmp_path)]) == text, "run python benchmarks/onnx_operators.py"
+    assert page([*results(tmp_path)]) == text, "run python -m benchmarks.onnx_operators"

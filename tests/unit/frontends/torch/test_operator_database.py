@@ -3,10 +3,6 @@
 The slow tests take all operators; a quick one takes a few that were once read wrongly.
 """
 
-import functools
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +11,11 @@ pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's database of operators imports it")
 
 
-@functools.cache
 def database() -> Any:
-    """The script in benchmarks, loaded when a test runs: the database takes seconds to import."""
-    path = Path(__file__).parents[4] / "benchmarks" / "operators_torch.py"
-    spec = importlib.util.spec_from_file_location("operators_torch", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """The script in benchmarks, imported when a test runs: the database takes seconds to import."""
+    from benchmarks import torch_operators
+
+    return torch_operators
 
 
 QUICK = (
