@@ -29,7 +29,7 @@ def write_whole(path: Path, text: str) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
             # A device or a pipe is written to; to put a file in its place would destroy it.
-            path.write_text(text, encoding="utf-8")
+            _write_through(path, text)
             return
         # Of no name that is longer than the file's own can be.
         handle, draft = tempfile.mkstemp(prefix=".draft.", dir=path.resolve().parent)
@@ -49,6 +49,15 @@ def write_whole(path: Path, text: str) -> None:
         raise CpembedError(
             f"{path} cannot be written: {_reason(error)}; name another file"
         ) from None
+
+
+def _write_through(path: Path, text: str) -> None:
+    """Write into a device, or into a pipe that somebody reads; else :class:`OSError`."""
+    # Opening a pipe waits for a reader unless it is told not to; writing to one may wait.
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def read_regular(path: Path, largest: int) -> bytes:

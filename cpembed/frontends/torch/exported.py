@@ -99,8 +99,8 @@ def _network(program: ExportedProgram, name: str, names: Mapping[str, str]) -> G
         for spec, value in zip(signature.output_specs, nodes[-1].args[0], strict=True)
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
     ]
-    names, values = [n for n, _ in returned], [v for _, v in returned]
-    return builder.graph(outputs_by_name(lowering, names, values))
+    output_names, values = [n for n, _ in returned], [v for _, v in returned]
+    return builder.graph(outputs_by_name(lowering, output_names, values))
 
 
 def decomposed(program: ExportedProgram) -> ExportedProgram:

@@ -340,7 +340,7 @@ class _Reader:
         bound |= dict(zip((a.name for a in schema), positional))  # noqa: B905
         bound |= named
         part = bound.get("split_size") or 1
-        source = bound.get("self") or bound.get("input")
+        source: Any = bound.get("self") or bound.get("input")
         sections = [v for k, v in bound.items() if k in ("chunks", "sections")]
         if isinstance(source, torch.fx.Node) and isinstance(part, int):
             longest = max((int(s) for s in source.meta["val"].shape), default=0)

@@ -513,3 +513,47 @@ def test_the_header_is_c_and_cpp(path: Path, tmp_path: Path, command: list[str])
     (tmp_path / f"use.{kind}").write_text(text)
     options = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{path.parent}"]
     subprocess.run([*command, "-x", kind, *options, str(tmp_path / f"use.{kind}")], check=True)
+
+
+@pytest.mark.slow
+def test_libraries_of_one_name_are_operators_of_pytorch_beside_each_other(tmp_path: Path) -> None:
+    """In two folders, and in one folder after each other: each layer runs its own code."""
+    pytest.importorskip("torch")
+    first = sums()
+    minus = compiled(
+        "KERNEL(add) { UNUSED; for (int64_t k = 0; k < TENSOR(2)->shape[0]; k++) ((int32_t *)"
+        "TENSOR(2)->data)[k] = 1; return 0; }",
+        "add",
+    )
+    second = replace(first, kernels={**first.kernels, "add": minus})
+    write_library(first, tmp_path / "a", Contents(torch=True))
+    write_library(second, tmp_path / "b", Contents(torch=True))
+    write_library(second, tmp_path / "later", Contents(torch=True))
+    script = f"""
+import importlib.util, shutil, sys, types
+import torch
+sys.modules["sums"] = types.ModuleType("sums")  # another module of the library's name
+def layer(folder):
+    path = {str(tmp_path)!r} + f"/{{folder}}/sums_torch.py"
+    spec = importlib.util.spec_from_file_location("sums_torch", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.sums(W)
+X = torch.arange({SIZE}, dtype=torch.int32).reshape(-1, 10)
+W = torch.arange({SIZE}, dtype=torch.int32)
+right, other = -(X.reshape(-1) + 2 * W - 7), torch.full(({SIZE},), -1, dtype=torch.int32)
+def check(a, b):
+    for _ in range(2):
+        assert torch.equal(a(X), right) and torch.equal(b(X), other)
+        for module, result in ((a, right), (b, other)):
+            ran = torch.compile(module, backend="aot_eager", fullgraph=True)
+            assert torch.equal(ran(X), result)
+a = layer("a")
+check(a, layer("b"))
+shutil.move({str(tmp_path / "later/libsums.so")!r}, {str(tmp_path / "a/libsums.so")!r})
+check(a, layer("a"))
+print("done")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
