@@ -259,7 +259,7 @@ Booleans equal, floats within {TOLERANCE:g} of the largest element; of tensors t
 initialized, the type alone. *Refused*: one line says why. What `torch.export` does not take is not
 counted.
 
-{len(counters)} of the database's {len(names()):,} operators were run. Of the
+{len(counters)} of the database's {len(names()):,} operators have such samples. Of the
 {len(read) + len(refused)} that can be exported, {len(read)} are read: {counts[RIGHT]:,} samples are
 right, {counts[REFUSED]:,} are refused, {counts[WRONG] + counts[BROKEN]:,} are wrong.
 """

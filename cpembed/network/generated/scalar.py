@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class Writer:
 
     kernel: Kernel
     computing: str
+    _names: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """Names of the values of one element, by text and type: equal parts are computed once."""
 
     @property
     def let(self) -> Callable[[str], str]:
@@ -71,7 +73,10 @@ class Writer:
     def _named(self, value: Value) -> Value:
         if value.dtype == "bool":
             return value
-        return replace(value, text=self.kernel.kept(value.text, value.dtype))
+        key = value.text, value.dtype
+        if key not in self._names:
+            self._names[key] = self.kernel.kept(*key)
+        return replace(value, text=self._names[key])
 
     def _applied(self, operation: str, given: list[Value]) -> Value:
         if operation in _LOGICAL:

@@ -190,7 +190,7 @@ def resized(site: Site, settings: Settings, factors: list[float], results: list[
     if settings.mode == "nearest" and settings.antialias:
         site.refuse("antialias of the nearest element is not defined: use linear or cubic")
     if settings.mode != "nearest" and not is_float(dtype):
-        # Runtimes interpolate integers as floats and drop the fraction.
+        # The format leaves it open: ONNX Runtime drops the fraction, its reference rounds.
         x = site.cast(x, "float32")
     return site.cast(_resized(site, x, settings, factors, results), dtype)
 

@@ -20,6 +20,7 @@ from cpembed.frontends.torch.operators.pointwise import (
     write,
 )
 from cpembed.graph.kinds import Elementwise, Input, Number, Scalar
+from cpembed.graph.kinds.elementwise import computing_dtype
 
 
 def _promoted(call: Call, *values: Any) -> str:
@@ -79,7 +80,9 @@ def _where(call: Call) -> str:
     names = [condition, *(v for v in taken if isinstance(v, str))]
     places = iter(range(1, len(names)))
     arguments = [Input(next(places)) if isinstance(v, str) else Number(v) for v in taken]
-    return call.emit(Elementwise(ex.where(X, *arguments), result), *names)
+    # Beside a condition alone, the numbers decide the type of the arithmetic.
+    computing = computing_dtype([result]) if len(names) == 1 else None
+    return call.emit(Elementwise(ex.where(X, *arguments), result, computing), *names)
 
 
 def _masked_fill(call: Call) -> str:

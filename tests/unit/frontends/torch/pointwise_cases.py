@@ -1,5 +1,6 @@
 """Operators at every element, beside PyTorch's own."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -138,6 +139,8 @@ ARITHMETIC: dict[str, Case] = {
     "quotients of tensors": (lambda x, y: torch.fmod(x, y) + x % y, (X, Y)),
     "where": (torch.where, (booleans(2, 3, 4), X, ROW)),
     "where number": (lambda c, x: torch.where(c, x, 0.5), (booleans(2, 3, 4), X)),
+    "where numbers": (lambda c: torch.where(c, 0.5, -math.inf), (booleans(2, 3, 4),)),
+    "where large numbers": (lambda c: torch.where(c, 5 << 32, -1), (booleans(2, 3, 4),)),
     "where integers": (torch.where, (booleans(4), integers(4), integers(4) + 1)),
     "masked fill by a tensor": (
         lambda x, m, v: x.masked_fill(m, v[0]),

@@ -260,3 +260,14 @@ def test_functions_of_functions_are_compiled_in_a_moment() -> None:
     wanted, found = computed(Elementwise(mish, "float32"), [x])
     assert time.process_time() - start < 20
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_equal_parts_of_an_expression_are_computed_once() -> None:
+    """Eight parts of two operations each, of which the expression as a tree has 510."""
+    part: Scalar = Input(0)
+    for _ in range(8):
+        half = apply("mul", part, Number(0.5))
+        part = apply("add", half, half)
+    x = np.linspace(-20, 20, 500, dtype=np.float32)
+    plan = generated_plan(Elementwise(part, "float32"), [placed(x)], [placed(x)], 1)
+    assert str(plan).count("alloc_buffer") == 16
