@@ -118,7 +118,7 @@ def make_case(rng: random.Random) -> tuple[Computation, Instruction, ConstraintS
     )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(block: int) -> None:
     compared = 0
@@ -140,7 +140,7 @@ WORKLOADS = [
 ]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["in_place_padded", "relaxed", "complete"])
 @pytest.mark.parametrize("target", ["vta_8x8x8", "avx512_vnni", "wmma_f16"])
 def test_operators(target: str, name: str) -> None:

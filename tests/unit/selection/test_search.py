@@ -63,7 +63,7 @@ def compare(
     return len(found.embeddings), left_out
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(3))
 def test_no_ceiling_excludes_what_is_below_it(block: int) -> None:
     compared = [
@@ -99,6 +99,7 @@ def test_a_low_ceiling_proves_the_best_with_a_small_part_of_the_embeddings() -> 
     assert [(i.candidate.embedding, i.score) for i in below.ranking.candidates] == expected
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("timeout", [0.05, 0.2, 0.5, 1.0])
 def test_what_is_said_to_be_the_best_is_the_best(timeout: float) -> None:
     found, whole = ask(timeout), ask(None)

@@ -83,6 +83,7 @@ def check_data_path(program: DerivedProgram, operand: PackedOperand, data: np.nd
     np.testing.assert_array_equal(moved, pack(operand, data))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(10))
 def test_random_programs_compute_their_workload(block: int) -> None:
     count = 0
@@ -92,6 +93,7 @@ def test_random_programs_compute_their_workload(block: int) -> None:
     assert count > 5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("block", range(10))
 def test_random_relaxed_programs_compute_their_workload(block: int) -> None:
     seeds = range(1000 + block * 30, 1030 + block * 30)
@@ -110,6 +112,7 @@ CUT = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", range(len(CUT)))
 def test_images_cut_along_several_axes_compute_their_workload(number: int) -> None:
     """Independent sub-images on two axes at a time: a sample is judged, proven and run."""
@@ -133,6 +136,7 @@ FLAT = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", range(len(FLAT)))
 def test_fused_axes_compute_their_workload(number: int) -> None:
     """Programs over fused axes, a sample of them, are proven and run on the original operands."""
@@ -170,6 +174,7 @@ SHAPES = [
 TARGETS = ["vta_1x16x16", "vta_8x8x8", "avx512_vnni", "arm_sdot", "amx_int8"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shipped_targets_compute_every_operator(target: str, shape: object) -> None:
@@ -189,6 +194,7 @@ def test_shipped_targets_compute_every_operator(target: str, shape: object) -> N
         check(ranked.candidate.program, ranked.rank)
 
 
+@pytest.mark.slow
 def test_amx_rows_are_fed_in_place_from_a_strided_padded_image() -> None:
     workload = conv2d(n=1, c=5, h=6, w=9, k=6, r=3, s=3, stride=2, pad=1, layout="NHWC")
     result = solve(workload, "amx_int8", DEFAULT_CONSTRAINTS, top=None)
@@ -206,6 +212,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", range(len(WINDOWS)))
 def test_a_fused_window_of_a_channels_last_image_is_read_in_place(number: int) -> None:
     """Columns and channels are one dimension: nothing is unrolled, no element is there twice."""

@@ -175,12 +175,14 @@ def agree(programs: Iterator[DerivedProgram], each: int) -> tuple[int, int]:
     return mutants, accepted
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("constraints", CONSTRAINTS)
 def test_random_programs_have_the_verdict_of_the_whole_proof(constraints: str) -> None:
     mutants, accepted = agree(random_programs(range(15), constraints), 5)
     assert 0 < accepted < mutants / 2
 
 
+@pytest.mark.slow
 def test_several_and_strided_digits_have_the_verdict_of_the_whole_proof() -> None:
     mutants, accepted = agree(hand_programs(range(12)), 5)
     assert 0 < accepted < mutants / 2
@@ -208,6 +210,7 @@ def no_whole_proof(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(general, obligation, refuse)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_whole_proof")
 def test_lemmas_suffice_for_derived_programs() -> None:
     programs = list(random_programs(range(60)))
@@ -280,6 +283,7 @@ def test_only_factors_of_a_sum_make_padding_neutral() -> None:
     assert absorbing(Operation("mul", (left, right)), "max") == ("O",)
 
 
+@pytest.mark.slow
 def test_lanes_of_two_axes_in_digits_that_end_at_neither() -> None:
     """x counts 3 pixels for each of 2 images, and pairs of its 6 points are stored together: a
     pixel is a digit of a sum, of which the lemmas do not speak."""

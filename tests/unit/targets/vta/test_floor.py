@@ -107,6 +107,7 @@ def test_floors_of_many_programs(words, constraints, batch, block, tmp_path: Pat
             check_floor(program, vta_config(spec), rng.choice(TAILS[:3]), rng.choice(BUSES), rng)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words, constraints", PARTLY_READ)
 def test_nothing_counts_that_no_program_has_to_do(words, constraints) -> None:
     rng = random.Random(words)
