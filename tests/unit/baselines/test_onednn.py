@@ -21,6 +21,7 @@ from cpembed.targets.registry import open_target
 from cpembed.targets.x86.baselines import onednn
 from cpembed.targets.x86.baselines.onednn_forms import Form
 from cpembed.targets.x86.baselines.onednn_log import Executed
+from cpembed.targets.x86.features import lacking
 from cpembed.workloads.suites import Layer
 
 INT8, BF16, VNNI, F32 = map(
@@ -40,6 +41,19 @@ def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def subject(label: str, dtypes: tuple[str, ...], layout: str = "NCHW") -> Subject:
     layer = Layer("", 0, "", label)
     return Subject.of(layer, layer.workload(dtypes, layout), layout)
+
+
+def require_exact_products(dtypes: tuple[str, ...]) -> None:
+    """Skip where the processor lacks what oneDNN's primitives of these element types need."""
+    if dtypes == FLOAT:
+        return
+    if dtypes == BFLOAT:
+        # PyTorch's own condition, in `mkldnn_bf16_device_check`.
+        if lacking(("avx512bw", "avx512vl", "avx512dq")) and lacking(("avx_ne_convert",)):
+            pytest.skip("this CPU has neither AVX-512 nor AVX-NE-CONVERT, which bfloat16 needs")
+    elif lacking(("avx512_vnni",)) and lacking(("avx_vnni",)):
+        # Without VNNI, oneDNN adds pairs of products in 16 bits, which saturate.
+        pytest.skip("this CPU has no VNNI, without which oneDNN's sums of int8 are not exact")
 
 
 CONVOLUTIONS = (
@@ -74,6 +88,7 @@ def test_every_form_is_right_and_runs_one_primitive(
     label: str, dtypes: tuple[str, ...], layout: str
 ) -> None:
     pytest.importorskip("torch", reason="torch, which brings oneDNN, is not installed")
+    require_exact_products(dtypes)
     what = subject(label, dtypes, layout)
     inputs = random_inputs(what.workload, 3)
     expected = Expected(what.workload, inputs)
@@ -116,6 +131,7 @@ def test_a_bias_a_scale_and_an_activation_are_the_primitives_own(
     label: str, dtypes: tuple[str, ...], stored: Epilogue
 ) -> None:
     pytest.importorskip("torch", reason="torch, which brings oneDNN, is not installed")
+    require_exact_products(dtypes)
     what = replace(subject(label, dtypes), stored=stored)
     inputs = random_inputs(what.workload, 4)
     expected = Expected(what.workload, inputs)
@@ -195,6 +211,18 @@ def test_what_torch_does_not_store_has_a_reason() -> None:
         found = library.contenders(what, {**inputs, **vectors})
         assert isinstance(found, NotCovered)
         assert reason in found.reason
+
+
+def test_what_torch_refuses_to_pack_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch, which brings oneDNN, is not installed")
+
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("needs the cpu support avx512bw\nmore about it")
+
+    monkeypatch.setattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", refuse)
+    what = subject(CONVOLUTIONS[1], FLOAT)
+    refusal = onednn.open_onednn(BF16).contenders(what, random_inputs(what.workload, 0))
+    assert refusal == NotCovered("oneDNN through torch: needs the cpu support avx512bw")
 
 
 LIMITED = """

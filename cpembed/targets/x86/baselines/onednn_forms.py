@@ -70,7 +70,11 @@ def forms_of(torch: ModuleType, subject: Subject, inputs: Arrays) -> Sequence[Fo
         return NotCovered(f"oneDNN through torch has no {words}")
     # Tensors made here carry no history for gradients, so that calls do not look for any.
     with torch.inference_mode():
-        return make(torch, problem, inputs, subject.stored)
+        try:
+            return make(torch, problem, inputs, subject.stored)
+        except RuntimeError as error:
+            # PyTorch packs weights only for processors that oneDNN has a kernel for.
+            return NotCovered(f"oneDNN through torch: {str(error).splitlines()[0]}")
 
 
 @dataclass(frozen=True)
