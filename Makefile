@@ -3,6 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Tests start some hundred processes, of which each would compile the package anew without byte code.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHARDS := slow-solver slow-kernels slow-vta slow-papers slow-fuzz slow-commands
 SOLVER := tests/unit/embedding tests/unit/selection tests/unit/transform
 KERNELS := tests/integration tests/unit/kernel tests/unit/targets

@@ -68,22 +68,23 @@ def test_the_same_call_measures_nothing_twice(tmp_path: Path) -> None:
 def test_what_was_interrupted_continues_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tuned(tmp_path / "whole", 20)
+    constraints = "in_place_padded"
+    whole = tuned(tmp_path / "whole", 8, constraints)
     count, tried = 0, VtaTarget.tried
 
     def breaks(self: VtaTarget, proposal: Proposal[Schedule], *of: Any) -> VtaTrial:
         nonlocal count
         count += 1
-        if count > 15:
+        if count > 5:
             raise KeyboardInterrupt
         return tried(self, proposal, *of)
 
     with monkeypatch.context() as patch:
         patch.setattr(VtaTarget, "tried", breaks)
         with pytest.raises(KeyboardInterrupt):
-            tuned(tmp_path / "broken", 20)
-    resumed = tuned(tmp_path / "broken", 20)
-    assert resumed.measured == 5
+            tuned(tmp_path / "broken", 8, constraints)
+    resumed = tuned(tmp_path / "broken", 8, constraints)
+    assert resumed.measured == 3
     assert resumed.trials == whole.trials
 
 

@@ -93,14 +93,20 @@ EXACT = {
 
 
 @pytest.fixture(scope="module")
-def results():
-    """By name of what follows: the form of the sums, and the results on VTA and the CPU."""
+def results(request):
+    """By name of what follows, for the cases that are selected in this session: the form of the
+    sums, and the results on VTA and the CPU."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    selected = {call.params.get("name") for call in calls if call is not None}
+    names = [name for name in (*FOLLOW, *LAYOUTS) if name in selected]
     builder = relax.BlockBuilder()
-    shapes = {name: (1, 5, 5, 16) if "last" in name else DATA for name in (*FOLLOW, *LAYOUTS)}
-    for name, follow in FOLLOW.items():
-        add_function(builder, name, lambda x, f=follow: f(sums_of(x)), x=(DATA, "int8"))
-    for name, whole in LAYOUTS.items():
-        add_function(builder, name, whole, x=(shapes[name], "int8"))
+    shapes = {name: (1, 5, 5, 16) if "last" in name else DATA for name in names}
+    for name in names:
+        if name in FOLLOW:
+            function = lambda x, follow=FOLLOW[name]: follow(sums_of(x))  # noqa: E731
+        else:
+            function = LAYOUTS[name]
+        add_function(builder, name, function, x=(shapes[name], "int8"))
     module = builder.get()
     offload = cpembed.tvm.offload("vta_1x16x16")
     on_vta, on_cpu = machine(offload(module)), machine(module)
