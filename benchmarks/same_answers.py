@@ -27,9 +27,31 @@ from cpembed.targets.x86.features import ASSUME_VARIABLE
 from cpembed.workloads.suites import suite
 
 VOLATILE = frozenset(
-    """seconds total_seconds measured calibrated store commit versions machine time elapsed path
-    paths taken_from_store folder created search doubts package source load_average cpu python
-    date""".split()
+    [
+        "seconds",
+        "total_seconds",
+        "measured",
+        "calibrated",
+        "store",
+        "commit",
+        "versions",
+        "machine",
+        "time",
+        "elapsed",
+        "path",
+        "paths",
+        "taken_from_store",
+        "folder",
+        "created",
+        "search",
+        "doubts",
+        "package",
+        "source",
+        "load_average",
+        "cpu",
+        "python",
+        "date",
+    ]
 )
 """Members of documents that differ from run to run or from folder to folder."""
 
