@@ -169,7 +169,9 @@ def _assignment(found: Assignment) -> list[tuple[str, str]]:
 
 def _bounded(found: Assignment) -> str:
     if found.proven:
-        return f", proven the least of the {found.costs} costs"
+        # The solver's costs are whole numbers: what it proves, it proves up to their rounding.
+        rounded = f", up to {found.gap:.1g} of it by rounding" if found.gap else ""
+        return f", proven the least of the {found.costs} costs{rounded}"
     if found.bound_us is None:
         return ""
     gap = "" if found.gap is None else f", within {found.gap:.1%}"
