@@ -1,4 +1,4 @@
-"""What reports say of a choice by estimates: *the fastest* of what was compared only where it is."""
+"""What reports say of choices by estimates: *the fastest* of those compared only where it is."""
 
 from __future__ import annotations
 
