@@ -53,7 +53,9 @@ def build_model(
     if as_json:
         print_json({**result.document, "folder": str(folder), "files": files})
         return 0
-    totals, special = result.document["totals"], result.document.get("special_inputs", ())
+    totals = result.document["totals"]
+    names = ("special_inputs", "spreads_nan")
+    special = with_special_values(*(result.document.get(name, ()) for name in names))
     sizes = ""
     if "bytes_weights" in totals:
         sizes = (
@@ -62,7 +64,7 @@ def build_model(
         )
     print_text(
         f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
-        f"verified: each operator on the inputs{with_special_values(special)}",
+        f"verified: each operator on the inputs{special}",
         f"files: {', '.join(files)}",
     )
     return 0

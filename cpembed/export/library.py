@@ -28,7 +28,7 @@ EMBEDDED_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Library:
-    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``; ``identity`` of the
+    """What was written: ``folder`` with ``lib<name>.so`` and other ``files``; ``identity`` of the
     library's file, by which one that takes its place is told from it."""
 
     name: str

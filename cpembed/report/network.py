@@ -19,6 +19,9 @@ OFF, WORTH_US, WORTH_SHARE = 3.0, 5.0, 0.02
 """A prediction that is off by more is said, where it is by so many microseconds, and by this share
 of the whole time."""
 
+_NAMED = 3
+"""Names that stand in one line."""
+
 _SAID = 8
 """Lines that are printed before the others are only counted."""
 
@@ -127,16 +130,21 @@ def _verified(network: Network) -> str:
     """What was compared with the definitions."""
     wrong = sum(operator.is_wrong for operator in network.operators)
     result = "each operator" if not wrong else f"{plural(wrong, 'operator')} WRONG, the others"
-    return f"{result} on the inputs{with_special_values(network.special_inputs)}"
+    special = with_special_values(network.special_inputs, network.spreads_nan)
+    return f"{result} on the inputs{special}"
 
 
-def with_special_values(inputs: Sequence[str]) -> str:
-    """Whether a network was verified with special values too, and in which inputs: the end of a
-    sentence."""
+def with_special_values(inputs: Sequence[str], spreading: Sequence[str]) -> str:
+    """Whether a network was verified with special values too, in which inputs, and in which
+    operators padding spreads NaN: the end of a sentence."""
     if not inputs:
         return "; no special values (NaN, infinities, extremes)"
-    more = ", …" if len(inputs) > 3 else ""
-    return f", and with special values in {', '.join(inputs[:3])}{more}"
+    spread = f"; padding spreads NaN in {_first(spreading)}" if spreading else ""
+    return f", and with special values in {_first(inputs)}{spread}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
 
 
 def _rate(found: Totals) -> str:

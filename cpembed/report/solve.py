@@ -206,6 +206,8 @@ def found(result: SolveResult) -> str:
         extent = f"there may be more; {left_out}"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
+    if not result.complete and result.constraints.get("fixed_origin") is None:
+        extent += "; the set lacks fixed_origin, so that each place of a tile is another embedding"
     return f"{many} in {families}, {extent}; {took}"
 
 

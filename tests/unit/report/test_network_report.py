@@ -136,3 +136,12 @@ def test_what_the_solver_proves_is_proven_up_to_its_rounding(gap: float) -> None
     given["assignment"] = {**(given["assignment"] or {}), "proven": True, "gap": gap}
     for text in (printed(given), page(given)):
         assert ("up to 1e-07 of it by rounding" in text) is bool(gap)
+
+
+def test_operators_in_which_padding_spreads_nan_are_named() -> None:
+    given = document([{**product("a", ["x"], ["y"]), "verified": True}])
+    given["special_inputs"] = ["x"]
+    assert "spreads" not in printed(given)
+    given["spreads_nan"] = ["a", "b", "c", "d"]
+    text = " ".join(printed(given).split())
+    assert "with special values in x; padding spreads NaN in a, b, c, …" in text

@@ -8,9 +8,12 @@ import pytest
 
 from cpembed.api.chosen import Chosen, Request, choose
 from cpembed.api.methods import Compared
-from cpembed.api.solve import workload
+from cpembed.api.solve import solve, workload
+from cpembed.embedding.constraint_set import load_constraint_set
+from cpembed.embedding.cpsat import Status
 from cpembed.report import run
 from cpembed.report.methods import method_rows
+from cpembed.report.solve import found
 from cpembed.targets.choice import Estimated, ModelChoice
 
 
@@ -58,3 +61,18 @@ def test_methods_that_estimates_cannot_tell_apart_are_not_ranked() -> None:
     assert any(words.startswith("the fastest by estimate: implicit") for words in rows)
     assert "not compared: winograd_2x2: windows of stride 1 alone" in rows
     assert compared.to_json()["refused"] == refused
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_stopped_search_of_every_place_says_what_makes_it_long(fixed: bool) -> None:
+    result = solve(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", "strict_padded")
+    flattened = load_constraint_set("flattened")
+    every = [each for each in flattened.constraints if fixed or each.name != "fixed_origin"]
+    stopped = replace(
+        result,
+        constraints=replace(flattened, constraints=tuple(every)),
+        status=Status.FEASIBLE,
+        complete=False,
+        timeout=1.0,
+    )
+    assert ("each place of a tile is another embedding" in found(stopped)) is not fixed

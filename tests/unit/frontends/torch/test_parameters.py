@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpembed.frontends.torch.dynamo import Compiled, Options
-
+from cpembed.frontends.torch.dynamo import Compiled, Options  # noqa: E402
 
 SIZE = 1000
 
