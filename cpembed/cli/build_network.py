@@ -33,7 +33,8 @@ def build_model(
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.run import random_inputs
     from cpembed.network.service import Asked, network
-    from cpembed.report.network import with_special_values
+    from cpembed.report.network import verified
+    from cpembed.report.network_page.document import read
 
     graph = load_model(model, shapes or None)
     how = Planning(timeout=timeout or SEARCH_LIMIT)
@@ -54,8 +55,6 @@ def build_model(
         print_json({**result.document, "folder": str(folder), "files": files})
         return 0
     totals = result.document["totals"]
-    names = ("special_inputs", "spreads_nan")
-    special = with_special_values(*(result.document.get(name, ()) for name in names))
     sizes = ""
     if "bytes_weights" in totals:
         sizes = (
@@ -64,7 +63,7 @@ def build_model(
         )
     print_text(
         f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
-        f"verified: each operator on the inputs{special}",
+        f"verified: {verified(read(result.document))}",
         f"files: {', '.join(files)}",
     )
     return 0

@@ -96,7 +96,7 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     operators = plural(len(network.operators), "operator")
     rows = [("network", f"{network.network} on {network.target}, {operators}")]
     if any(each.verified is not None for each in network.operators):
-        rows.append(("verified", _verified(network)))
+        rows.append(("verified", verified(network)))
     if found.products is not None:
         products = f"{found.embedded or 0} of {found.products} products embedded"
         others = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
@@ -126,15 +126,21 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     return rows
 
 
-def _verified(network: Network) -> str:
+def verified(network: Network) -> str:
     """What was compared with the definitions."""
     wrong = sum(operator.is_wrong for operator in network.operators)
-    result = "each operator" if not wrong else f"{plural(wrong, 'operator')} WRONG, the others"
-    special = with_special_values(network.special_inputs, network.spreads_nan)
-    return f"{result} on the inputs{special}"
+    compared = sum(operator.verified is not None for operator in network.operators)
+    result, rest = "each operator", ""
+    if compared < len(network.operators):
+        result = f"{compared} of {plural(len(network.operators), 'operator')}"
+        rest = "; the host computes the others by their definitions"
+    if wrong:
+        result = f"{plural(wrong, 'operator')} WRONG, the others"
+    special = _with_special_values(network.special_inputs, network.spreads_nan)
+    return f"{result} on the inputs{special}{rest}"
 
 
-def with_special_values(inputs: Sequence[str], spreading: Sequence[str]) -> str:
+def _with_special_values(inputs: Sequence[str], spreading: Sequence[str]) -> str:
     """Whether a network was verified with special values too, in which inputs, and in which
     operators padding spreads NaN: the end of a sentence."""
     if not inputs:

@@ -145,3 +145,11 @@ def test_operators_in_which_padding_spreads_nan_are_named() -> None:
     given["spreads_nan"] = ["a", "b", "c", "d"]
     text = " ".join(printed(given).split())
     assert "with special values in x; padding spreads NaN in a, b, c, …" in text
+
+
+def test_what_the_host_computes_by_its_definition_is_not_called_verified() -> None:
+    given = document([{**product("a", ["x"], ["y"]), "verified": True}, product("b", ["y"], ["z"])])
+    given["operators"][1]["verified"] = None
+    text = " ".join(printed(given).split())
+    assert "1 of 2 operators on the inputs" in text
+    assert "the host computes the others by their definitions" in text
