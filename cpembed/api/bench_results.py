@@ -89,6 +89,7 @@ def run_row(result: RunResult) -> RunRow:
         backend=result.backend,
         provenance=times.provenance,
         verified=check.verified,
+        spreads_nan=check.spreads_nan,
         max_error=check.max_error if math.isfinite(check.max_error) else None,
         latency_us=latency if measured else None,
         generic_latency_us=None if native else latency,

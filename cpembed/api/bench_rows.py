@@ -103,7 +103,8 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     the comparisons that were asked for, by name. ``chosen`` and ``tuned`` say which embedding ran
     and why; of the instruction, its ``utilisation`` is useful, and packing and unpacking read and
     write ``moved_bytes``. ``method``: by which a convolution was computed, None where it is the
-    implicit one; with another, rates are of its product, and packing is its transforms. ``own`` is
+    implicit one; with another, rates are of its product, and packing is its transforms.
+    ``spreads_nan``: padding made NaN of results beside those of the definition. ``own`` is
     what only this target says; in documents its entries stand beside the others too.
     """
 
@@ -132,6 +133,7 @@ class RunRow(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     moved_bytes: Natural | None = None
     own: dict[str, bool | float | str] = {}
     method: str | None = None
+    spreads_nan: bool = False
 
     @property
     def simulated_us(self) -> float | None:

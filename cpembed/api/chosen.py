@@ -184,6 +184,8 @@ def choose(asked: Request) -> Chosen | SolveResult:
             return solved
         other, stopped = _alternative(asked, solved)
         return other or replace(solved, stopped_alternatives=stopped)
+    if candidate is None and solved.is_stopped:
+        return solved
     candidate = candidate or pick(solved, asked.rank or 1)
     storing = None if asked.epilogue else asked.storing
     plan = Plan(target, candidate, (), epilogue, missing, asked.backend == "native", storing)

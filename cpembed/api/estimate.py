@@ -38,7 +38,7 @@ class EstimateResult:
     ``solved.embeddings``, one on ``machine``, or says why there is none.
 
     Candidates keep their ranks by overheads, whatever ``ranked_by`` orders them; ``considered``
-    were compared for that.
+    have a time, by which they were compared.
     """
 
     solved: SolveResult
@@ -115,7 +115,8 @@ def estimate(
             solved = replace(solved, wider=None)
     solved = explained(solved, clock, options.get("progress"))
     estimates = tuple(of(item) for item in solved.embeddings)
-    return EstimateResult(solved, found, estimates, rank_by, len(known))
+    considered = sum(isinstance(time, Estimate) for _, time in known.values())
+    return EstimateResult(solved, found, estimates, rank_by, considered)
 
 
 def described_estimate(program: DerivedProgram, spec: HardwareSpec) -> Estimate | None:

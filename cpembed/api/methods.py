@@ -12,7 +12,7 @@ False
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from cpembed.api.chosen import AS_IT_IS, Chosen, Request, choose, executing
@@ -71,10 +71,11 @@ class MethodChoice:
 @dataclass(frozen=True)
 class Compared:
     """The method that runs, ``rewritten`` None for the implicit one, and the ``estimates`` of those
-    that were compared, in microseconds by name."""
+    that were compared, in microseconds by name; of the others, why they were ``refused``."""
 
     rewritten: MethodChoice | None
     estimates: Mapping[str, float]
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def name(self) -> str:
@@ -83,7 +84,8 @@ class Compared:
     def to_json(self) -> dict[str, Any]:
         """The member ``method`` of documents."""
         own = {} if self.rewritten is None else self.rewritten.to_json()
-        return {"name": self.name, "estimates_us": dict(self.estimates), **own}
+        compared = {"estimates_us": dict(self.estimates), "refused": dict(self.refused)}
+        return {"name": self.name, **compared, **own}
 
 
 @dataclass(frozen=True)
@@ -163,18 +165,20 @@ def fastest(asked: Request, implicit: Chosen) -> Compared | None:
     if estimate is None or target.unit != "us" or target.methods is None or not compares(asked):
         return None
     estimates: dict[str, float] = {"implicit": estimate}
+    refused: dict[str, str] = {}
     best: MethodChoice | None = None
-    for rewrite in _REWRITES.values():
+    for name, rewrite in _REWRITES.items():
         try:
             found = _estimated(asked, rewrite(asked.workload))
-        except (BackendUnavailable, LoweringError, SpecError, WorkloadError):
+        except (BackendUnavailable, LoweringError, SpecError, WorkloadError) as error:
+            refused[name] = str(error)
             continue
         estimates[found.method.name] = found.estimated
         if best is None or found.estimated < best.estimated:
             best = found
     if best is not None and best.estimated * target.equal >= estimate:
         best = None
-    return Compared(best, estimates)
+    return Compared(best, estimates, refused)
 
 
 def _estimated(asked: Request, method: Rewritten) -> MethodChoice:

@@ -16,18 +16,27 @@ from cpembed.selection.ranking import RankedCandidate
 
 @dataclass(frozen=True)
 class OtherSet:
-    """What another constraint set gives: the ``utilisation`` of its best candidate, 0 where nothing
-    fits, or, where it was not ``searched``, a bound that none of its candidates exceeds."""
+    """What another constraint set gives: the ``utilisation`` of its best candidate, 0 where there
+    is none, or, where it was not ``searched``, a bound that none of its candidates exceeds.
+    ``proven`` is false where a limit stopped its search, so that a better one may be missing."""
 
     constraints: str
     utilisation: float
     searched: bool
+    proven: bool = True
+
+    @staticmethod
+    def of(result: SolveResult) -> OtherSet:
+        """What a search gave."""
+        name = result.constraints.name
+        return OtherSet(name, result.utilisation, searched=True, proven=result.top_proven)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "constraints": self.constraints,
             "utilisation": self.utilisation,
             "searched": self.searched,
+            "proven": self.proven,
         }
 
 
@@ -72,9 +81,18 @@ class SolveResult:
 
     @property
     def is_stopped(self) -> bool:
-        """True if it is not known whether there is a candidate: a limit stopped this search or that
-        of an alternative, or a part of the problem was not searched."""
-        return self.status is Status.UNKNOWN or bool(self.stopped_alternatives)
+        """True if it is not known whether there is a candidate: none was found, and a limit stopped
+        this search or that of a wider set or of an alternative, or a part of the problem was not
+        searched."""
+        is_open = self.status is Status.UNKNOWN or not self.complete or bool(self.open_searches)
+        return is_open and not self.embeddings
+
+    @property
+    def open_searches(self) -> tuple[str, ...]:
+        """The wider set and the alternatives whose searches a limit stopped."""
+        wider = self.wider
+        sets = () if wider is None or wider.proven else (wider.constraints,)
+        return (*sets, *self.stopped_alternatives)
 
     @property
     def stopped_by(self) -> str:
@@ -103,9 +121,9 @@ class SolveResult:
     @property
     def why_nothing(self) -> str:
         """One line: why there is no candidate, and which set or target might have one."""
-        if not self.stopped_alternatives:
+        if not self.open_searches:
             return self._why_nothing
-        listed = ", ".join(self.stopped_alternatives)
+        listed = ", ".join(self.open_searches)
         return f"{self._why_nothing}; {listed} not searched to the end: give a longer --timeout"
 
     @property
@@ -116,10 +134,11 @@ class SolveResult:
                 return self.conflict.words[0]
             most = f"{other.utilisation:.1%}"
             return f"{self.conflict.words[0]}; {other.constraints} might use up to {most} of it"
+        more = "" if self.complete else ", and there may be other embeddings"
         if self.not_derivable:
-            return f"no program: {self.not_derivable[0]}"
+            return f"no program: {self.not_derivable[0]}{more}"
         if self.count:
-            return "no program: the embeddings found are not axis maps"
+            return f"no program: the embeddings found are not axis maps{more}"
         return f"no candidate {self.why_stopped}"
 
     def to_json(self) -> dict[str, Any]:

@@ -80,8 +80,8 @@ def default_searches(
     scored = None if rescored is None else rescored(first)
     second = search(WIDER, timeout=left, weights=scored or weights)
     return (
-        replace(first, wider=OtherSet(WIDER, second.utilisation, searched=True)),
-        replace(second, narrower=OtherSet(DEFAULT_CONSTRAINTS, first.utilisation, searched=True)),
+        replace(first, wider=OtherSet.of(second)),
+        replace(second, narrower=OtherSet.of(first)),
     )
 
 

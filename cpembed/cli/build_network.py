@@ -33,7 +33,8 @@ def build_model(
     from cpembed.network.plan import SEARCH_LIMIT, Planning
     from cpembed.network.run import random_inputs
     from cpembed.network.service import Asked, network
-    from cpembed.report.network import with_special_values
+    from cpembed.report.network import verified
+    from cpembed.report.network_page.document import read
 
     graph = load_model(model, shapes or None)
     how = Planning(timeout=timeout or SEARCH_LIMIT)
@@ -53,7 +54,7 @@ def build_model(
     if as_json:
         print_json({**result.document, "folder": str(folder), "files": files})
         return 0
-    totals, special = result.document["totals"], result.document.get("special_inputs", ())
+    totals = result.document["totals"]
     sizes = ""
     if "bytes_weights" in totals:
         sizes = (
@@ -62,7 +63,7 @@ def build_model(
         )
     print_text(
         f"{where}: {totals['embedded']} of {totals['products']} products embedded{sizes}",
-        f"verified: each operator on the inputs{with_special_values(special)}",
+        f"verified: {verified(read(result.document))}",
         f"files: {', '.join(files)}",
     )
     return 0

@@ -69,9 +69,9 @@ def _say(result: SolveResult) -> int:
     print_notes(result)
     what = f"{result.target.name} in {result.workload.name} under {result.constraints.name}"
     if result.status is Status.INFEASIBLE:
-        open_ones = ", ".join(result.stopped_alternatives)
-        more = f"; {open_ones} not searched to the end: give a longer --timeout"
-        message(f"no embedding of {what}: proven infeasible{more if open_ones else ''}")
+        unfinished = ", ".join(result.open_searches)
+        more = f"; {unfinished} not searched to the end: give a longer --timeout"
+        message(f"no embedding of {what}: proven infeasible{more if unfinished else ''}")
         return INFEASIBLE
     if result.status is Status.UNKNOWN and result.unsearched:
         message(f"no embedding of {what}: {result.why_nothing}")

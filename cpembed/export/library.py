@@ -28,13 +28,13 @@ EMBEDDED_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Library:
-    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``; ``inode``: the
-    number of the library's file, by which one that takes its place is told from it."""
+    """What was written: ``folder`` with ``lib<name>.so`` and other ``files``; ``identity`` of the
+    library's file, by which one that takes its place is told from it."""
 
     name: str
     folder: Path
     files: tuple[str, ...]
-    inode: int | None = None
+    identity: tuple[int, int] | None = None
 
     @property
     def path(self) -> Path:
@@ -44,9 +44,16 @@ class Library:
     @property
     def is_replaced(self) -> bool:
         """Whether another file has the library's name now."""
-        return self.inode is not None and (
-            self.path.exists() and self.path.stat().st_ino != self.inode
+        return self.identity is not None and (
+            self.path.exists() and _identity(self.path) != self.identity
         )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """The number of a file and the time at which it was written: file systems give the number of a
+    file that is gone to the next one."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,11 @@ def write_library(
         for file, text in texts.items():
             (draft / file).write_text(text, encoding="utf-8")
         files = (path.name, *_weights_files(layout), *texts)
+        # Before another process may have replaced it.
+        identity = _identity(path)
         for file in files:
             (draft / file).replace(folder / file)
-    inode = (folder / path.name).stat().st_ino
-    return Library(program.name, folder, files, inode)
+    return Library(program.name, folder, files, identity)
 
 
 def _laid_out(program: Program) -> Layout:

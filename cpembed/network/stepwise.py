@@ -282,6 +282,8 @@ def _macs(operator: Operator) -> int:
 def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
     operator, kind = step.operator, step.operator.kind
     is_product = isinstance(kind, Product)
+    # What the host computes is the definition itself, which is compared with nothing.
+    is_compared = step.executed_on is not None
     return {
         "name": operator.name,
         "kind": type(kind).__name__.lower(),
@@ -300,6 +302,6 @@ def _step_document(graph: Graph, step: StepResult) -> dict[str, Any]:
         f"estimated_{step.unit}": step.estimated,
         f"{step.unit}": step.amount,
         "stored": step.stored,
-        "verified": step.judged.verified,
-        "max_error": step.judged.max_error,
+        "verified": step.judged.verified if is_compared else None,
+        "max_error": step.judged.max_error if is_compared else None,
     }

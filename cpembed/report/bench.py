@@ -94,6 +94,7 @@ def _verified(row: BenchRow) -> str:
         return "not run"
     by = run.backend if run.instead is None else f"{run.backend}, instead: {run.instead}"
     verified = f"yes ({by})" if run.verified else "NO"
+    verified += "; padding spreads NaN" if run.spreads_nan else ""
     return verified + (", noisy" if run.noisy else "") + "".join(f"; {why}" for why in run.missing)
 
 

@@ -77,7 +77,7 @@ def _sampled(result: ExploreResult, search: SampledSearch) -> Iterator[tuple[str
 
 def _status(result: ExploreResult) -> str:
     words = {
-        "proven": "the front of the space, proven",
+        "proven": "the front of the space, proven for the software that the family looks at",
         "unproven": "the front so far: not all points are decided",
         "sampled": "the front of the points that were evaluated",
         "infeasible": "no point of the space holds the limits and has software for all layers",

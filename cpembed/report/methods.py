@@ -31,8 +31,11 @@ def method_rows(compared: Compared | None) -> list[Row]:
         what += f", {share:.3g} times the multiplications of the convolution"
     rows = [("method", what)]
     if len(estimates) > 1:
-        words = (f"{name} {wording.duration(us)}" for name, us in estimates.items())
-        rows.append(("", f"the fastest by estimate: {', '.join(words)}"))
+        words = ", ".join(f"{name} {wording.duration(us)}" for name, us in estimates.items())
+        least = estimates[compared.name] == min(estimates.values())
+        place = "the fastest by estimate" if least else "estimates cannot tell it from the fastest"
+        rows.append(("", f"{place}: {words}"))
+    rows += [("", f"not compared: {name}: {why}") for name, why in compared.refused.items()]
     if chosen is not None:
         count = chosen.plan.count
         times = f", {wording.plural(count, 'time')}, each over a part of the tiles"

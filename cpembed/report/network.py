@@ -19,6 +19,9 @@ OFF, WORTH_US, WORTH_SHARE = 3.0, 5.0, 0.02
 """A prediction that is off by more is said, where it is by so many microseconds, and by this share
 of the whole time."""
 
+_NAMED = 3
+"""Names that stand in one line."""
+
 _SAID = 8
 """Lines that are printed before the others are only counted."""
 
@@ -93,7 +96,7 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     operators = plural(len(network.operators), "operator")
     rows = [("network", f"{network.network} on {network.target}, {operators}")]
     if any(each.verified is not None for each in network.operators):
-        rows.append(("verified", _verified(network)))
+        rows.append(("verified", verified(network)))
     if found.products is not None:
         products = f"{found.embedded or 0} of {found.products} products embedded"
         others = sum(network.state(each) is State.ALTERNATIVE for each in network.operators)
@@ -123,20 +126,31 @@ def _totals(network: Network) -> list[tuple[str, str]]:
     return rows
 
 
-def _verified(network: Network) -> str:
+def verified(network: Network) -> str:
     """What was compared with the definitions."""
     wrong = sum(operator.is_wrong for operator in network.operators)
-    result = "each operator" if not wrong else f"{plural(wrong, 'operator')} WRONG, the others"
-    return f"{result} on the inputs{with_special_values(network.special_inputs)}"
+    compared = sum(operator.verified is not None for operator in network.operators)
+    result, rest = "each operator", ""
+    if compared < len(network.operators):
+        result = f"{compared} of {plural(len(network.operators), 'operator')}"
+        rest = "; the host computes the others by their definitions"
+    if wrong:
+        result = f"{plural(wrong, 'operator')} WRONG, the others"
+    special = _with_special_values(network.special_inputs, network.spreads_nan)
+    return f"{result} on the inputs{special}{rest}"
 
 
-def with_special_values(inputs: Sequence[str]) -> str:
-    """Whether a network was verified with special values too, and in which inputs: the end of a
-    sentence."""
+def _with_special_values(inputs: Sequence[str], spreading: Sequence[str]) -> str:
+    """Whether a network was verified with special values too, in which inputs, and in which
+    operators padding spreads NaN: the end of a sentence."""
     if not inputs:
         return "; no special values (NaN, infinities, extremes)"
-    more = ", …" if len(inputs) > 3 else ""
-    return f", and with special values in {', '.join(inputs[:3])}{more}"
+    spread = f"; padding spreads NaN in {_first(spreading)}" if spreading else ""
+    return f", and with special values in {_first(inputs)}{spread}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
 
 
 def _rate(found: Totals) -> str:
@@ -169,7 +183,9 @@ def _assignment(found: Assignment) -> list[tuple[str, str]]:
 
 def _bounded(found: Assignment) -> str:
     if found.proven:
-        return f", proven the least of the {found.costs} costs"
+        # The solver's costs are whole numbers: what it proves, it proves up to their rounding.
+        rounded = f", up to {found.gap:.1g} of it by rounding" if found.gap else ""
+        return f", proven the least of the {found.costs} costs{rounded}"
     if found.bound_us is None:
         return ""
     gap = "" if found.gap is None else f", within {found.gap:.1%}"

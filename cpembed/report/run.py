@@ -99,7 +99,7 @@ def _why(
     times = f"{figure(cost, target.unit)} by estimate{included}"
     if model.considered == 1:
         return times
-    among = f"{times}: the fastest of the {model.considered} candidates that were estimated"
+    among = f"{times}: {_place(target, model, cost)}"
     if first is None:
         return among
     refusal = model.why_refused(first)
@@ -109,6 +109,17 @@ def _why(
     if estimated is None or estimated == model.estimates[0]:
         return among
     return f"{among} (rank 1: {figure(estimated.cost, target.unit)})"
+
+
+def _place(target: AnyTarget, model: ModelChoice, cost: float) -> str:
+    """Where an estimate stands among all of them."""
+    those = f"the {wording.plural(len(model.estimates), 'candidate')} that were estimated"
+    if cost <= model.least:
+        return f"the fastest of {those}"
+    least = figure(model.least, target.unit)
+    if cost <= target.equal * model.least:
+        return f"of {those}, estimates cannot tell it from the fastest, {least}"
+    return f"of {those}, the fastest, {least}, could not be taken"
 
 
 def _verified(result: RunResult) -> str:

@@ -147,14 +147,18 @@ def set_words(result: SolveResult) -> str:
     if other is None:
         return result.constraints.name
     used = f"{other.utilisation:.1%}"
-    if result.embeddings and other is result.wider and other.utilisation <= result.utilisation:
+    no_more = other is result.wider and other.utilisation <= result.utilisation
+    if result.embeddings and no_more and other.proven:
         return f"{result.constraints.name}; {other.constraints} gives nothing better"
     if not other.searched:
         more = f"--constraints {other.constraints} might use up to {used}"
+    elif other.utilisation:
+        best = "the best" if other.proven else "the best that was found"
+        more = f"{best} under {other.constraints} {used}"
+    elif other.proven:
+        more = f"nothing fits under {other.constraints}"
     else:
-        fits = other.utilisation > 0
-        more = f"{'the best' if fits else 'nothing fits'} under {other.constraints}"
-        more += f" {used}" if fits else ""
+        more = f"{other.constraints} was not searched to the end"
     if not result.embeddings:
         return f"{result.constraints.name}; {more}"
     best = f"whose best uses {result.utilisation:.1%} of the instruction"
@@ -202,6 +206,8 @@ def found(result: SolveResult) -> str:
         extent = f"there may be more; {left_out}"
     if result.top_proven and not result.complete:
         extent += " but none better than these"
+    if not result.complete and result.constraints.get("fixed_origin") is None:
+        extent += "; the set lacks fixed_origin, so that each place of a tile is another embedding"
     return f"{many} in {families}, {extent}; {took}"
 
 

@@ -39,6 +39,11 @@ class ModelChoice:
     refused: tuple[tuple[str, str], ...]
 
     @property
+    def least(self) -> float:
+        """The least estimate; what is first may have a little more (``Target.equal``)."""
+        return min(item.cost for item in self.estimates)
+
+    @property
     def considered(self) -> int:
         """Candidates looked at."""
         return len(self.estimates) + len(self.refused)

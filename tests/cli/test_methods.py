@@ -17,6 +17,7 @@ LAYER = ("conv2d", "n=1", "c=16", "h=8", "w=8", "k=16", "r=3", "s=3", "pad=1", "
 METHOD = {
     "name": str,
     "estimates_us": Map(NUMBER),
+    "refused": Map(str),
     "product": str,
     "extents": Map(int),
     "products": int,

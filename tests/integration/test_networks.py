@@ -169,7 +169,9 @@ def test_a_simulated_target(model: Callable[[str], Path]) -> None:
     document = network(model("tiny"), "vta_1x16x16")
     products = [o for o in document["operators"] if o["kind"] == "product"]
     assert all(o["embedded_on"] == "vta_1x16x16" and o["cycles"] > 0 for o in products)
-    assert all(o["verified"] for o in document["operators"])
+    assert all(o["verified"] for o in products)
+    # The host computes the others by their definitions: nothing is compared.
+    assert all(o["verified"] is None for o in document["operators"] if o not in products)
     assert document["totals"]["total_cycles"] == sum(o["cycles"] for o in products)
 
 

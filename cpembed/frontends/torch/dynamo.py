@@ -161,14 +161,15 @@ class Compiled:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.held = [_is_held(node) for node in placeholders]
         self.networks: tuple[Graph, ...] = ()
-        self._state: list[Any] | None = None
+        self._read: list[_Read] = []
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        state = [_state(a) for a, held in zip(arguments, self.held, strict=True) if held]
-        if self._run is None or state != self._state:
+        given = [a for a, held in zip(arguments, self.held, strict=True) if held]
+        if self._run is None or not all(map(_Read.is_of, self._read, given)):
+            read = list(map(_Read.of, given))
             self._run = self._build(arguments)
-            self._state = state
+            self._read = read
         rest = [a for a, held in zip(arguments, self.held, strict=True) if not held]
         with torch.no_grad():
             return self._run(*rest)
@@ -234,10 +235,27 @@ def _is_held(node: torch.fx.Node) -> bool:
     return bool(described.get("_dynamo_static_input_type")) or node.type is torch.nn.Parameter
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, int]:
-    """Differs when a parameter is another one, or has been written to."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version
+@dataclass(frozen=True)
+class _Read:
+    """A parameter as it was when it was read. The ``memory`` is kept, so that no other parameter
+    gets its address; ``version`` counts writes, and where PyTorch counts none, as of tensors that
+    are made in inference mode, ``memory`` is a copy to compare with."""
+
+    address: int
+    memory: torch.Tensor
+    version: int | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Read:
+        if tensor.is_inference():
+            return cls(tensor.data_ptr(), tensor.clone(), None)
+        return cls(tensor.data_ptr(), tensor.detach(), tensor._version)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a parameter is this one, unchanged."""
+        if self.version is None or tensor.is_inference():
+            return self.version is None and torch.equal(self.memory, tensor)
+        return (self.address, self.version) == (tensor.data_ptr(), tensor._version)
 
 
 def _frozen(

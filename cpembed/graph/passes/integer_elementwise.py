@@ -11,6 +11,7 @@ from cpembed.graph.passes.element_types import conversion
 from cpembed.graph.passes.expressions import apply, both_inputs
 from cpembed.graph.passes.quantization import (
     Quantized,
+    are_factors,
     dequantized,
     float32,
     quantizing,
@@ -82,15 +83,17 @@ def _combined(
     b = moved(Input(1), -second.zero_point)
     if both_inputs(expression, "mul"):
         scale = first.scale * second.scale / unit
-        return apply("mul", apply("mul", a, b), float32(scale))
+        return apply("mul", apply("mul", a, b), float32(scale)) if are_factors(scale) else None
     if both_inputs(expression, "add"):
         signs = 1.0, 1.0
     elif both_inputs(expression, "sub"):
         signs = (1.0, -1.0) if expression == apply("sub", Input(0), Input(1)) else (-1.0, 1.0)
     else:
         return None
-    scaled = apply("mul", b, float32(signs[1] * second.scale / unit))
-    return apply("fma", a, float32(signs[0] * first.scale / unit), scaled)
+    one, other = signs[0] * first.scale / unit, signs[1] * second.scale / unit
+    if not are_factors(one, other, sums=True):
+        return None
+    return apply("fma", a, float32(one), apply("mul", b, float32(other)))
 
 
 def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quantize) -> None:
@@ -101,6 +104,8 @@ def _mean(rewriting: Rewriting, operator: Operator, before: Operator, kind: Quan
     if source is None or pool is None:
         return
     ratio = source.scale / float32(kind.scale[0])
+    if not are_factors(ratio):
+        return
     distance = DISTANCE.get((kind.dtype, source.dtype), 0)
     stored_zero = kind.zero_point[0] + distance
     pool = replace(pool, zero_point=source.zero_point, ratio=ratio, stored_zero_point=stored_zero)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from cpembed.graph.passes.channels import (
 from cpembed.graph.passes.quantization import (
     LARGEST_SCALE,
     Quantized,
+    are_factors,
     dequantized,
     float32,
     range_of,
@@ -70,8 +72,11 @@ def _convert(rewriting: Rewriting, operator: Operator, product: Product) -> None
     if first is None or second is None:
         return
     best: tuple[Chain, _Stored] | None = None
-    for chain in chains(graph, operator, product):
-        found = _stored(graph, chain, first, second)
+    every = list(chains(graph, operator, product))
+    # What floats become in the end says how coarsely they may be rounded before.
+    quantum = next((float32(c.quantize.scale[0]) for c in every if c.quantize), math.inf)
+    for chain in every:
+        found = _stored(graph, chain, first, second, quantum)
         if found is not None:
             best = chain, found
     if best is None:
@@ -137,8 +142,10 @@ class _Stored:
     weights: Array | None
 
 
-def _stored(graph: Graph, chain: Chain, first: Quantized, second: _Weights) -> _Stored | None:
-    """None where an epilogue cannot say it."""
+def _stored(
+    graph: Graph, chain: Chain, first: Quantized, second: _Weights, quantum: float
+) -> _Stored | None:
+    """None where an epilogue cannot say it, or a rounded bias moves results by a ``quantum``."""
     unit, weights = first.scale * second.scale, second.shifted
     bias = _bias(chain, unit)
     if bias is not None and not _fits(chain, bias):
@@ -147,18 +154,20 @@ def _stored(graph: Graph, chain: Chain, first: Quantized, second: _Weights) -> _
         if weights is None or bias is None or not _fits(chain, bias):
             return None
     scale = unit if chain.factor is None else unit * chain.factor
+    kind = chain.quantize
+    stored = scale if kind is None else scale / float32(kind.scale[0])
+    if not are_factors(stored) or not _is_near(chain, bias, scale, quantum):
+        return None
     vectors: dict[str, Array] = {}
     has_bias = bias is not None and bool(bias.any())
     if bias is not None and has_bias:
         vectors["bias"] = bias.astype(np.int32)
-    kind = chain.quantize
+    vectors["scale"] = stored.astype(np.float32)
     if kind is None:
         if chain.limits not in (UNLIMITED, RELU):
             return None
-        vectors["scale"] = scale.astype(np.float32)
         epilogue = Epilogue("float32", scale=True, bias=has_bias, relu=chain.limits == RELU)
         return _Stored(epilogue, vectors, weights)
-    vectors["scale"] = (scale / float32(kind.scale[0])).astype(np.float32)
     clip, zero = stored_limits(chain.limits, kind), kind.zero_point[0]
     epilogue = Epilogue(kind.dtype, scale=True, bias=has_bias, clip=clip, zero_point=zero)
     return _Stored(epilogue, vectors, weights)
@@ -176,6 +185,13 @@ def _bias(chain: Chain, unit: Floats) -> Floats | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = np.where(chain.addend == 0, 0, chain.addend / scale)
     return np.rint(quotient)
+
+
+def _is_near(chain: Chain, bias: Floats | None, scale: Floats, quantum: float) -> bool:
+    """Whether rounding a bias to units of the sums moves no result by more than half a quantum."""
+    if chain.addend is None or bias is None or chain.integers is not None:
+        return True
+    return bool(np.all(np.abs(chain.addend - bias * scale) <= 0.5 * quantum))
 
 
 def _coarser(

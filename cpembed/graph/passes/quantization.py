@@ -8,13 +8,20 @@ import numpy as np
 
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import Dequantize, Quantize
-from cpembed.graph.passes.rewriting import producer_of
+from cpembed.graph.passes.rewriting import Array, producer_of
 from cpembed.ir.dtypes import dtype_info
 from cpembed.kernel.epilogue import BYTES
 
 LARGEST_SCALE = 2.0**48
 """With two such, products of bytes and sums of 2^15 of them are finite in float32, as the sums of
 integers that take their place are."""
+
+
+_LARGEST_FACTOR = 2.0**96
+"""Times an integer of 32 bits finite in float32."""
+
+_LARGEST_TERM = 2.0**12
+"""Times a difference of two bytes some 2^21, of which float32 keeps three bits after the point."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,15 @@ def stored_limits(limits: tuple[float, float], kind: Quantize) -> tuple[int, int
     """The integers that limits become; None where those are the limits of the type."""
     low, high = (stored(limit, kind) for limit in limits)
     return None if (low, high) == range_of(kind.dtype) else (low, high)
+
+
+def are_factors(*factors: Array | float, sums: bool = False) -> bool:
+    """Whether integers times these combined scales are finite in float32, and of bytes, where the
+    products are added (``sums``), rounded by less than one. A scale next to 0 makes a quotient of
+    scales infinite: times 0, or beside one of the other sign, that would be no number, where each
+    quotient by itself is one."""
+    largest = _LARGEST_TERM if sums else _LARGEST_FACTOR
+    return all(bool(np.all(np.abs(factor) <= largest)) for factor in factors)
 
 
 def float32(value: float) -> float:

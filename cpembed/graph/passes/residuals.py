@@ -10,6 +10,7 @@ from cpembed.graph.passes.chains import before_limits
 from cpembed.graph.passes.expressions import both_inputs
 from cpembed.graph.passes.quantization import (
     Quantized,
+    are_factors,
     dequantized,
     float32,
     quantizing,
@@ -40,6 +41,9 @@ def residuals(graph: Graph) -> Graph:
         for name, partner in ((first, second), (second, first)):
             own, other = _own(graph, name), dequantized(graph, partner)
             if own is None or other is None or graph.is_constant(other.tensor):
+                continue
+            unit = float32(kind.scale[0])
+            if not are_factors(own.scale / unit, other.scale / unit, sums=True):
                 continue
             if graph.types[name].shape == graph.types[partner].shape:
                 able.append((own, other))

@@ -78,9 +78,10 @@ class Kernel:
     def kept(self, value: str, dtype: str) -> str:
         """Likewise, and nothing looks through the name: TVM's analysis takes named values apart
         again and again, in a time that is exponential in how deep they lie in each other. In no
-        vectorised loop."""
+        vectorised loop. Buffers of another scope than the default one would be asked of the
+        workspace, of which a library has few blocks, and not lie in registers."""
         name = self.name("kept")
-        self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}", scope="local")')
+        self.script.line(f'{name} = T.alloc_buffer((1,), "{dtype}")')
         self.script.line(f"{name}[0] = {value}")
         return f"{name}[0]"
 

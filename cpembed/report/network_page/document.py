@@ -149,6 +149,7 @@ class Network(msgspec.Struct, frozen=True):
     assignment: Assignment | None = None
     machine: dict[str, Any] = {}
     special_inputs: tuple[str, ...] = ()
+    spreads_nan: tuple[str, ...] = ()
 
     def state(self, operator: Operator) -> State:
         if operator.embedded_on is not None:

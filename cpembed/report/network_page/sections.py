@@ -85,12 +85,17 @@ def assignment(found: Assignment) -> str:
     facts = [
         ("gap", share(found.gap)),
         ("costs", found.costs),
-        ("proven the best", yes(found.proven).lower()),
+        ("proven the least", _proven(found)),
         ("layouts", UNKNOWN if found.layouts is None else f"{found.layouts:,}"),
         ("choices", UNKNOWN if found.options is None else f"{found.options:,}"),
         ("solved in", UNKNOWN if found.seconds is None else f"{found.seconds:.3g} s"),
     ]
     return f'<table class="costs">{rows}</table>{definitions(facts)}'
+
+
+def _proven(found: Assignment) -> str:
+    rounded = f", up to {found.gap:.1g} of it by rounding" if found.proven and found.gap else ""
+    return yes(found.proven).lower() + rounded
 
 
 def definitions(rows: Iterable[tuple[str, str]]) -> str:

@@ -10,7 +10,7 @@ from cpembed.targets.vta.estimate import Bounds
 from cpembed.targets.vta.lower import LoweredVta
 from cpembed.targets.vta.program import VtaProgram
 from cpembed.targets.vta.schedule import Schedule
-from cpembed.targets.vta.tail import Requantized, Tail, Truncated, form_of
+from cpembed.targets.vta.tail import Requantized, form_of
 from cpembed.targets.vta.timing import Timing
 from cpembed.targets.vta.trials import VtaTrial
 from cpembed.wording import data_size, duration, plural
@@ -89,7 +89,7 @@ class VtaDetails(Details):
         least = f"{found.gemm_or_dma:,} cycles, the most of {parts}"
         moved = (f"{name} {data_size(size)}" for name, size in timing.bytes.items())
         return [
-            ("output", _output(self.lowered.tail)),
+            ("output", str(self.lowered.tail)),
             ("program", f"{size}, {len(self.lowered.uops):,} micro-ops"),
             ("simulated", f"{timing.cycles:,} cycles, {time}, {self.gops:.1f} GOPS"),
             ("", f"GEMM core busy {timing.gemm_utilisation:.1%} of them"),
@@ -105,14 +105,6 @@ class VtaDetails(Details):
             return []
         least = f"{found.busiest_module:,} cycles with GEMM's resets and the ALU"
         return [("", f"{least}, which share a module; {self.busiest_module_ratio:.3f} times")]
-
-
-def _output(tail: Tail) -> str:
-    if isinstance(tail, Requantized):
-        return f"int8: sums shifted right by {tail.shift}, clipped to {tail.low}..{tail.high}"
-    if isinstance(tail, Truncated):
-        return "int8: the low eight bits of the sums"
-    return "int32: all bits of the sums, stored byte by byte"
 
 
 def schedule_text(schedule: Schedule) -> str:

@@ -44,6 +44,10 @@ class Requantized:
         if not -128 <= self.low <= self.high <= 127:
             raise LoweringError(f"requantization: clips to {self.low} … {self.high}, not in int8")
 
+    def __str__(self) -> str:
+        bias = "sums with a bias" if self.bias else "sums"
+        return f"int8: {bias} shifted right by {self.shift}, clipped to {self.low}..{self.high}"
+
     @property
     def phases(self) -> tuple[tuple[AluStep, ...], ...]:
         """What the ALU does before each STORE of an output tile."""
@@ -70,6 +74,9 @@ class Exact:
     bias: ClassVar[tuple[int, ...]] = ()
     phases: ClassVar[tuple[tuple[AluStep, ...], ...]] = ((), *[((AluOp.SHR, 8),)] * 3)
 
+    def __str__(self) -> str:
+        return "int32: all bits of the sums, stored byte by byte"
+
     def combine(self, stored: list[Array]) -> Array:
         planes = np.stack([plane.view(np.uint8) for plane in stored], axis=-1)
         return planes.view("<i4")[..., 0]
@@ -85,6 +92,9 @@ class Truncated:
     dtype: ClassVar[str] = "int8"
     bias: ClassVar[tuple[int, ...]] = ()
     phases: ClassVar[tuple[tuple[AluStep, ...], ...]] = ((),)
+
+    def __str__(self) -> str:
+        return "int8: the low eight bits of the sums"
 
     def combine(self, stored: list[Array]) -> Array:
         return stored[0]

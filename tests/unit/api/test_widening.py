@@ -5,6 +5,7 @@ Shares of an instruction are counted by hand: of eight rows, an image alone fill
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import WorkloadError
+from cpembed.report.solve import set_words
 from cpembed.selection.use_bound import utilisation_bound
 from cpembed.targets.choice import choices
 from cpembed.targets.registry import missing_for, open_target
@@ -45,6 +47,7 @@ def test_a_target_that_the_narrow_set_wastes_is_searched_wider(target: str) -> N
         "constraints": DEFAULT_CONSTRAINTS,
         "utilisation": 1 / 8,
         "searched": True,
+        "proven": True,
     }
     assert result.wider is None
 
@@ -56,7 +59,39 @@ def test_a_set_that_is_named_is_used_alone_and_says_what_a_wider_one_might_use()
         "constraints": WIDER,
         "utilisation": 1.0,
         "searched": False,
+        "proven": True,
     }
+
+
+def _stopped(result: SolveResult) -> SolveResult:
+    """A search as a limit leaves it that is over before anything is found."""
+    unknown = {"status": Status.UNKNOWN, "complete": False, "top_proven": False}
+    return replace(result, embeddings=(), count=0, **unknown)
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_set_whose_search_was_stopped_proves_nothing(stopped: bool) -> None:
+    """Neither that nothing in it is better nor that nothing fits."""
+    narrow = solved(WINDOWS, "vta_8x8x8", DEFAULT_CONSTRAINTS)
+    nothing = solved("O[m,n] max= A[m,k] * B[k,n] m=8 n=8 k=8", "vta_8x8x8", DEFAULT_CONSTRAINTS)
+    for first in (narrow, replace(nothing, search=narrow.search)):
+        second = _stopped(first) if stopped else first
+
+        def search(named: str, /, *, first: SolveResult = first, **_: object) -> SolveResult:
+            return first if named == DEFAULT_CONSTRAINTS else second  # noqa: B023
+
+        found = widening.default_searches(search, rescored=lambda _: None)[0]
+        words = set_words(found)
+        assert ("gives nothing better" in words or "nothing fits under" in words) is not stopped
+        assert found.is_stopped is (stopped and not found.embeddings)
+        assert ("not searched to the end" in found.why_nothing) is stopped
+
+
+def test_embeddings_without_programs_of_a_stopped_search_leave_it_open() -> None:
+    first = solved(WINDOWS, "vta_8x8x8", DEFAULT_CONSTRAINTS)
+    without = replace(first, embeddings=(), not_derivable=("no loop moves A",))
+    assert not without.is_stopped
+    assert replace(without, complete=False, status=Status.FEASIBLE).is_stopped
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from cpembed.report.network import report
@@ -127,3 +128,28 @@ def test_costs_that_were_measured_are_said_as_such() -> None:
     for costs in ("measured", "estimated"):
         text = printed({**given, "assignment": {**assignment, "costs": costs}})
         assert f"proven the least of the {costs} costs" in text
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-7])
+def test_what_the_solver_proves_is_proven_up_to_its_rounding(gap: float) -> None:
+    given = document([product("a", ["x"], ["y"])])
+    given["assignment"] = {**(given["assignment"] or {}), "proven": True, "gap": gap}
+    for text in (printed(given), page(given)):
+        assert ("up to 1e-07 of it by rounding" in text) is bool(gap)
+
+
+def test_operators_in_which_padding_spreads_nan_are_named() -> None:
+    given = document([{**product("a", ["x"], ["y"]), "verified": True}])
+    given["special_inputs"] = ["x"]
+    assert "spreads" not in printed(given)
+    given["spreads_nan"] = ["a", "b", "c", "d"]
+    text = " ".join(printed(given).split())
+    assert "with special values in x; padding spreads NaN in a, b, c, …" in text
+
+
+def test_what_the_host_computes_by_its_definition_is_not_called_verified() -> None:
+    given = document([{**product("a", ["x"], ["y"]), "verified": True}, product("b", ["y"], ["z"])])
+    given["operators"][1]["verified"] = None
+    text = " ".join(printed(given).split())
+    assert "1 of 2 operators on the inputs" in text
+    assert "the host computes the others by their definitions" in text

@@ -271,3 +271,17 @@ def test_equal_parts_of_an_expression_are_computed_once() -> None:
     x = np.linspace(-20, 20, 500, dtype=np.float32)
     plan = generated_plan(Elementwise(part, "float32"), [placed(x)], [placed(x)], 1)
     assert str(plan).count("alloc_buffer") == 16
+
+
+def test_many_values_at_one_time_take_no_workspace() -> None:
+    """A library has 16 blocks of that, and what lies in one is in no register."""
+    parts = [apply("mul", Input(0), Number(0.5 + k)) for k in range(40)]
+    total: Scalar = parts[0]
+    for part in (*parts[1:], *reversed(parts)):
+        total = apply("add", total, apply("abs", part))
+    x = np.linspace(-3, 3, 500, dtype=np.float32)
+    kind = Elementwise(total, "float32")
+    wanted, found = computed(kind, [x])
+    np.testing.assert_array_equal(found, wanted)
+    compiled = compile_plan(generated_plan(kind, [placed(x)], [placed(x)], 1))
+    assert "AllocWorkspace" not in compiled.assembly()
