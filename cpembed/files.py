@@ -52,6 +52,19 @@ def write_whole(path: Path, content: str | bytes) -> None:
         ) from None
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are not there.
+
+    Raises :class:`CpembedError` where they cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CpembedError(
+            f"{path} cannot be made: {_reason(error)}; name another folder"
+        ) from None
+
+
 def _write_through(path: Path, data: bytes) -> None:
     """Write into a device, or into a pipe that somebody reads; else :class:`OSError`."""
     # Opening a pipe waits for a reader unless it is told not to; writing to one may wait.
