@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import tempfile
 from collections.abc import Callable, Generator, Mapping
@@ -28,13 +29,14 @@ EMBEDDED_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Library:
-    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``; ``inode``: the
-    number of the library's file, by which one that takes its place is told from it."""
+    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``; ``digest``: of
+    the library's file, by which one that takes its place is told from it. It holds the weights, or
+    the checksum of their file."""
 
     name: str
     folder: Path
     files: tuple[str, ...]
-    inode: int | None = None
+    digest: bytes | None = None
 
     @property
     def path(self) -> Path:
@@ -43,10 +45,8 @@ class Library:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another file has the library's name now."""
-        return self.inode is not None and (
-            self.path.exists() and self.path.stat().st_ino != self.inode
-        )
+        """Whether another library has the name now."""
+        return self.digest is not None and self.path.exists() and _digest(self.path) != self.digest
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def write_library(
     texts = texts_of(layout, contents)
     with drafted(folder) as draft:
         path = link(layout, draft, options)
+        digest = _digest(path)
         if check is not None:
             check(path)
         for file, text in texts.items():
@@ -97,8 +98,12 @@ def write_library(
         files = (path.name, *_weights_files(layout), *texts)
         for file in files:
             (draft / file).replace(folder / file)
-    inode = (folder / path.name).stat().st_ino
-    return Library(program.name, folder, files, inode)
+    return Library(program.name, folder, files, digest)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
 
 
 def _laid_out(program: Program) -> Layout:

@@ -12,6 +12,7 @@ model is first called, and again where they have been changed since.
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cpembed.errors import BackendUnavailable, ModelError
 from cpembed.frontends.torch.exported import decomposed
@@ -161,11 +163,11 @@ class Compiled:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.held = [_is_held(node) for node in placeholders]
         self.networks: tuple[Graph, ...] = ()
-        self._state: list[Any] | None = None
+        self._state: list[State] | None = None
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        state = [_state(a) for a, held in zip(arguments, self.held, strict=True) if held]
+        state = [State.of(a) for a, held in zip(arguments, self.held, strict=True) if held]
         if self._run is None or state != self._state:
             self._run = self._build(arguments)
             self._state = state
@@ -234,10 +236,29 @@ def _is_held(node: torch.fx.Node) -> bool:
     return bool(described.get("_dynamo_static_input_type")) or node.type is torch.nn.Parameter
 
 
-def _state(tensor: torch.Tensor) -> tuple[int, int]:
-    """Differs when a parameter is another one, or has been written to."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version
+@dataclass(frozen=True)
+class State:
+    """What a parameter was: unequal when it is another one, or has been written to.
+
+    ``storage`` does not keep the memory, but its identity: no other storage is equal to it, at
+    whatever address. ``content`` is of a tensor that counts no writes, which is one of inference
+    mode.
+    """
+
+    storage: StorageWeakRef
+    place: tuple[Any, ...]
+    version: int | None
+    content: bytes | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> State:
+        storage = tensor.untyped_storage()
+        place = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(),
+                 tensor.dtype)  # fmt: skip
+        if not tensor.is_inference():
+            return cls(StorageWeakRef(storage), place, tensor._version, None)
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return cls(StorageWeakRef(storage), place, None, hashlib.blake2b(data).digest())
 
 
 def _frozen(

@@ -459,9 +459,7 @@ def test_a_list_of_members_that_is_too_large_is_not_read(path: Path) -> None:
     count, size, start = struct.unpack("<HII", content[end + 10 : end + 20])
     entry = content.rindex(b"PK\1\2", 0, end)
     entries = content[entry:end] * ((17 << 20) // (end - entry))
-    tail = struct.pack(
-        "<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, size + len(entries), start, 0
-    )
+    tail = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, size + len(entries), start, 0)
     path.write_bytes(content[:end] + entries + tail)
     assert "its list of members has" in refused(path)
 
