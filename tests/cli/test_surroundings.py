@@ -88,7 +88,7 @@ def test_a_path_that_is_none_is_one_line(
 
 @pytest.mark.parametrize("name", ["x" * 300, "loop", "file/calibration"])
 @pytest.mark.parametrize(
-    "words", [("calibrate", "--show"), ("solve", *GEMM[:-1], "avx2_maddubs", "--estimate")],
+    "words", [("calibrate", "--show"), ("solve", *GEMM[:-1], "avx512_vnni", "--estimate")],
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_a_folder_of_calibrations_that_is_none_is_no_fault(
