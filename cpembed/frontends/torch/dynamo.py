@@ -258,7 +258,7 @@ class State:
         if not tensor.is_inference():
             return cls(StorageWeakRef(storage), place, tensor._version, None)
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return cls(StorageWeakRef(storage), place, None, hashlib.blake2b(data).digest())
+        return cls(StorageWeakRef(storage), place, None, hashlib.blake2b(data.tobytes()).digest())
 
 
 def _frozen(
