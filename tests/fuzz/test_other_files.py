@@ -95,7 +95,7 @@ def of_program(path: Path) -> list[list[str]]:
 @pytest.mark.parametrize(
     "text, suffix, words, count, seconds",
     [
-        (SPACE, ".toml", of_space, 40, TIMEOUT + 8),
+        (SPACE, ".toml", of_space, 40, 60),
         (SUITE, ".csv", of_suite, 200, 12),
         (PROGRAM, ".s", of_program, 40, 10),
     ],
