@@ -135,7 +135,7 @@ def test_a_scheduler_s_file_is_an_address_or_refused_in_one_line(tmp_path: Path)
             assert address.isprintable()
             assert "://" in address
     assert refusals
-    assert all("\n" not in text and str(path) in text for text in refusals)
+    assert all("\n" not in text for text in refusals)
 
 
 def test_tensors_beside_a_model_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
