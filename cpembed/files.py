@@ -19,23 +19,24 @@ LARGEST_TOML = 2**20
 """Bytes; a specification or a constraint set has a few thousand."""
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step: whoever reads it sees the old text or the new one, never a part.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file in one step: whoever reads it sees the old contents or the new, never a part.
 
     Raises :class:`CpembedError` where it cannot be written.
     """
+    data = content.encode() if isinstance(content, str) else content
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not path.is_file():
             # A device or a pipe is written to; to put a file in its place would destroy it.
-            _write_through(path, text)
+            _write_through(path, data)
             return
         # Of no name that is longer than the file's own can be.
         handle, draft = tempfile.mkstemp(prefix=".draft.", dir=path.resolve().parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
             Path(draft).chmod(0o666 & ~_umask())
             # A link keeps pointing where it points.
             Path(draft).replace(path.resolve())
@@ -51,13 +52,57 @@ def write_whole(path: Path, text: str) -> None:
         ) from None
 
 
-def _write_through(path: Path, text: str) -> None:
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are not there.
+
+    Raises :class:`CpembedError` where they cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CpembedError(
+            f"{path} cannot be made: {_reason(error)}; name another folder"
+        ) from None
+
+
+def _write_through(path: Path, data: bytes) -> None:
     """Write into a device, or into a pipe that somebody reads; else :class:`OSError`."""
     # Opening a pipe waits for a reader unless it is told not to; writing to one may wait.
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(descriptor, True)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def open_regular(path: Path) -> int:
+    """Open a file for reading, which is no folder, pipe or device.
+
+    Parameters
+    ----------
+    path : Path
+        The file, or a link to it.
+
+    Returns
+    -------
+    int
+        A descriptor, which is the caller's to close.
+
+    Raises
+    ------
+    OSError
+        For anything else, without waiting for the other end of a pipe.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def read_regular(path: Path, largest: int) -> bytes:
@@ -65,22 +110,10 @@ def read_regular(path: Path, largest: int) -> bytes:
 
     Raises :class:`OSError`.
     """
-    try:
-        # Not to wait for the other end of a pipe.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, str(error), str(path)) from None
-    try:
-        state = os.fstat(descriptor)
-        if stat.S_ISDIR(state.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(state.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            content = file.read(largest + 1) if state.st_size <= largest else b""
-    finally:
-        os.close(descriptor)
-    if max(state.st_size, len(content)) > largest:
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(largest + 1) if size <= largest else b""
+    if max(size, len(content)) > largest:
         raise OSError(errno.EFBIG, f"more than {largest:,} bytes", str(path))
     return content
 

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     accept_any_text()
     try:
+        _check_words(arguments)
         with interruptible(then_ignored=arguments is None), _store_messages():
             code = cli.main(arguments, "cpembed", complete_var=_COMPLETE, standalone_mode=False)
             if sys.stdout is not None:  # None where the shell closed it: `>&-`.
@@ -83,6 +84,14 @@ def _main(arguments: Sequence[str] | None) -> int:
         traceback.print_exc()
         return _fail(f"internal error: {type(error).__name__}: {error}", INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
+
+
+def _check_words(arguments: Sequence[str] | None) -> None:
+    """Raise :class:`CpembedError` for a null character, which only a program can pass: no path,
+    workload or number has one, and the system's functions raise many errors for it."""
+    for word in arguments or ():
+        if "\0" in word:
+            raise CpembedError(f"{word!r}: a null character: leave it out")
 
 
 def _surroundings(error: OSError) -> str | None:

@@ -46,7 +46,7 @@ def _told(path: Path) -> str:
         found = msgspec.json.decode(read_regular(path, _LARGEST_FILE), type=_Told).address
     except (OSError, ValueError, RecursionError):
         found = None
-    if found is None or _is_file(found):
+    if found is None or _ADDRESS.fullmatch(found) is None or _is_file(found):
         raise CpembedError(f"{path}: not the file of a scheduler, which holds its address")
     return found
 

@@ -26,8 +26,9 @@ class HostLock:
         """Raises :class:`BackendUnavailable` where another holds it alone, or at all."""
         path = _folder() / "workers.lock"
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # A folder of temporary files is everybody's: no link of another person is followed.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise BackendUnavailable(
                 f"{path}: cannot be made ({error.strerror}): name another folder by XDG_RUNTIME_DIR"

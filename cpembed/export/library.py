@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import tempfile
 from collections.abc import Callable, Generator, Mapping
@@ -28,13 +29,14 @@ EMBEDDED_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Library:
-    """What was written: ``folder`` with ``lib<name>.so`` and other ``files``; ``identity`` of the
-    library's file, by which one that takes its place is told from it."""
+    """What was written: ``folder`` with ``lib<name>.so`` and the other ``files``; ``digest``: of
+    the library's file, by which one that takes its place is told from it. It holds the weights, or
+    the checksum of their file."""
 
     name: str
     folder: Path
     files: tuple[str, ...]
-    identity: tuple[int, int] | None = None
+    digest: bytes | None = None
 
     @property
     def path(self) -> Path:
@@ -43,17 +45,8 @@ class Library:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another file has the library's name now."""
-        return self.identity is not None and (
-            self.path.exists() and _identity(self.path) != self.identity
-        )
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """The number of a file and the time at which it was written: file systems give the number of a
-    file that is gone to the next one."""
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns
+        """Whether another library has the name now."""
+        return self.digest is not None and self.path.exists() and _digest(self.path) != self.digest
 
 
 @dataclass(frozen=True)
@@ -97,16 +90,20 @@ def write_library(
     texts = texts_of(layout, contents)
     with drafted(folder) as draft:
         path = link(layout, draft, options)
+        digest = _digest(path)
         if check is not None:
             check(path)
         for file, text in texts.items():
             (draft / file).write_text(text, encoding="utf-8")
         files = (path.name, *_weights_files(layout), *texts)
-        # Before another process may have replaced it.
-        identity = _identity(path)
         for file in files:
             (draft / file).replace(folder / file)
-    return Library(program.name, folder, files, identity)
+    return Library(program.name, folder, files, digest)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
 
 
 def _laid_out(program: Program) -> Layout:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import weakref
 from pathlib import Path
 from typing import ClassVar
@@ -16,16 +17,20 @@ from cpembed.stores import say
 
 class AppendedFile:
     """Open for appending, under a lock that the system releases with the last reference to this
-    object or the end of the process. Those who open the file in the same process share it.
+    object or the end of the process. Those who open the file in the same thread share it; another
+    thread is refused as another process is, as both would find the same rows missing.
     """
 
     _open: ClassVar[weakref.WeakValueDictionary[tuple[int, int, int], AppendedFile]] = (
         weakref.WeakValueDictionary()
     )
     """By process, device and number of the file."""
+    _opening: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._thread = threading.current_thread()
+        self._appending = threading.Lock()
         weakref.finalize(self, os.close, descriptor)
 
     @classmethod
@@ -33,8 +38,13 @@ class AppendedFile:
         """The file, made where there is none.
 
         Raises :class:`OSError` where it cannot be written, :class:`CpembedError` where another
-        process appends to it.
+        process or another thread that lives appends to it.
         """
+        with cls._opening:
+            return cls._locked(path)
+
+    @classmethod
+    def _locked(cls, path: Path) -> AppendedFile:
         # Not to wait for a reader, should it be a pipe.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o644)
@@ -48,11 +58,21 @@ class AppendedFile:
                 _lock(descriptor, path)
                 shared = cls._open[place] = cls(descriptor)
                 return shared
+            shared._take_over(path)
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
         return shared
+
+    def _take_over(self, path: Path) -> None:
+        """Make this thread the one that opened the file, where the former one has ended."""
+        current = threading.current_thread()
+        if self._thread is not current and self._thread.is_alive():
+            raise CpembedError(
+                f"{path}: another thread is writing it: wait until it ends, or name another folder"
+            )
+        self._thread = current
 
     def is_at(self, path: Path) -> bool:
         """Whether the path still names this file, which somebody may have removed."""
@@ -66,14 +86,15 @@ class AppendedFile:
 
         Raises :class:`OSError`, such as for a full disk.
         """
-        size = os.fstat(self._descriptor).st_size
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(self._descriptor, left) :]
-        except OSError:
-            os.ftruncate(self._descriptor, size)
-            raise
+        with self._appending:
+            size = os.fstat(self._descriptor).st_size
+            left = memoryview(data)
+            try:
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            except OSError:
+                os.ftruncate(self._descriptor, size)
+                raise
 
     def clear(self) -> None:
         """Remove the contents."""

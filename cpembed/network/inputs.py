@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from cpembed.errors import CpembedError, WorkloadError
+from cpembed.errors import WorkloadError
+from cpembed.files import make_folder, open_regular, write_whole
 from cpembed.graph.graph import Array, Graph, check_inputs
 
 LARGEST_FILE = 1 << 32
 """Bytes of a file of inputs."""
+
+_LARGEST_ELEMENT, _HEADER_BYTES = 16, 1 << 16
+"""Bytes of an element of any type, and of what stands before the array in a file."""
 
 LONGEST_NAME = 200
 """Letters of a file's name, without its ending."""
@@ -26,34 +33,57 @@ def read_inputs(graph: Graph, path: Path) -> dict[str, Array]:
     Raises :class:`WorkloadError`, which names the file, for anything else.
     """
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        file = os.fdopen(open_regular(path), "rb")
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read: {error.strerror}") from None
+    with file:
+        arrays = _arrays(graph, path, file)
+    check_inputs(graph, arrays)
+    return arrays
+
+
+def _arrays(graph: Graph, path: Path, file: BinaryIO) -> dict[str, Array]:
+    try:
+        if os.fstat(file.fileno()).st_size > LARGEST_FILE:
             raise WorkloadError(f"{path}: more than 4 GiB: not a file of inputs")
-        loaded: Any = np.load(path, allow_pickle=False)
+        if zipfile.is_zipfile(file):
+            _check_unpacked(graph, path, file)
+        file.seek(0)
+        loaded: Any = np.load(file, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             if len(graph.inputs) != 1:
                 names = ", ".join(graph.inputs)
                 raise WorkloadError(f"{path} has one array, the network takes {names}: give a .npz")
-            arrays: dict[str, Array] = {next(iter(graph.inputs)): loaded}
-        else:
-            with loaded:
-                arrays = {name: loaded[name] for name in loaded.files}
+            return {next(iter(graph.inputs)): loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
     except WorkloadError:
         raise
     except Exception as error:  # Of a damaged file numpy and zipfile raise anything.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise WorkloadError(f"{path} is no file of arrays (.npy, .npz): {reason}") from None
-    check_inputs(graph, arrays)
-    return arrays
+
+
+def _check_unpacked(graph: Graph, path: Path, file: BinaryIO) -> None:
+    """Raise :class:`WorkloadError` for a zip that unpacks to more bytes than the inputs have."""
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    sizes = (kind.elements * _LARGEST_ELEMENT for kind in graph.inputs.values())
+    largest = sum(sizes) + _HEADER_BYTES * len(graph.inputs)
+    if unpacked > largest:
+        raise WorkloadError(
+            f"{path}: its arrays have {unpacked:,} bytes unpacked, more than the network's inputs: "
+            f"give {', '.join(graph.inputs)} only"
+        )
 
 
 def write_outputs(folder: Path, outputs: Mapping[str, Array]) -> None:
     """A file ``NAME.npy`` for each output: :func:`file_names`."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, file in file_names(outputs).items():
-            np.save(folder / f"{file}.npy", outputs[name])
-    except OSError as error:
-        raise CpembedError(f"{folder} cannot be written: {error.strerror or error}") from None
+    make_folder(folder)
+    for name, file in file_names(outputs).items():
+        content = io.BytesIO()
+        np.save(content, outputs[name], allow_pickle=False)
+        write_whole(folder / f"{file}.npy", content.getvalue())
 
 
 def file_names(names: Iterable[str]) -> dict[str, str]:

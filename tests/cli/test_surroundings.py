@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cpembed.errors import CpembedError
+from cpembed.targets.cpu import calibration
 from tests.cli.calling import Caller
 
 GEMM = ("gemm", "m=8", "n=16", "k=16", "--target", "vta_1x16x16")
@@ -28,10 +30,26 @@ COMMANDS: dict[str, Sequence[str]] = {
     "explore": ("explore", "PLACE", "gemm"),
     "layouts": ("layouts", *GEMM, "--target", "PLACE"),
     "worker": ("worker", "PLACE"),
+    "assemble": ("vta", "asm", "PLACE", "-o", "program"),
+    "assembled": ("vta", "asm", "OTHER/x.s", "-o", "PLACE"),
+    "zipped": ("vta", "asm", "OTHER/x.s", "-o", "PLACE/x.zip"),
+    "disassemble": ("vta", "disasm", "PLACE"),
+    "disassembled": ("vta", "disasm", "OTHER/x", "-o", "PLACE"),
+    "check": ("vta", "check", "PLACE"),
+    "simulate": ("vta", "run", "PLACE"),
+    "outputs": ("vta", "run", "OTHER/x", "-o", "PLACE/x.npz"),
+    "cycles": ("vta", "cycles", "PLACE"),
+    "trace": ("vta", "cycles", "OTHER/x", "--trace", "PLACE"),
 }
 
+PROGRAM = """\
+.tensor A role=output dtype=int8 shape=1x16
+.code
+finish
+"""
 
-@pytest.fixture(params=["long", "deep", "loop", "full", "no folder"])
+
+@pytest.fixture(params=["long", "deep", "loop", "full", "no folder", "null"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A path that can neither be read nor written."""
     path = tmp_path / "place"
@@ -42,18 +60,58 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         "deep": str(tmp_path / ("x/" * 3000)),
         "full": "/dev/full",
         "no folder": "/proc/nothing/there",
+        "null": f"{path}\0",
     }.get(request.param, str(path))
 
 
-@pytest.mark.quick(12)
+@pytest.fixture
+def other(tmp_path: Path, cpembed: Caller) -> Path:
+    """A folder with a program for VTA, as text and as it is saved."""
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "x.s").write_text(PROGRAM)
+    assert cpembed("vta", "asm", str(folder / "x.s"), "-o", str(folder / "x")).code == 0
+    return folder
+
+
+@pytest.mark.quick(14)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_path_that_is_none_is_one_line(
-    cpembed: Caller, command: str, place: str, tmp_path: Path
+    cpembed: Caller, command: str, place: str, other: Path, tmp_path: Path
 ) -> None:
     before = sorted(tmp_path.rglob("*"))
-    called = cpembed(*(word.replace("PLACE", place) for word in COMMANDS[command]))
+    words = [word.replace("OTHER", str(other)) for word in COMMANDS[command]]
+    called = cpembed(*(word.replace("PLACE", place) for word in words))
     called.is_one_line_error(2, "")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "file/calibration"])
+@pytest.mark.parametrize(
+    "words", [("calibrate", "--show"), ("solve", *GEMM[:-1], "avx512_vnni", "--estimate")],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_a_folder_of_calibrations_that_is_none_is_no_fault(
+    cpembed: Caller, tmp_path: Path, name: str, words: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(calibration.DIRECTORY_VARIABLE, str(tmp_path / name))
+    calibration.calibration.cache_clear()
+    called = cpembed(*words)
+    calibration.calibration.cache_clear()
+    assert called.code == 0
+    assert all(line.startswith("cpembed: ") for line in called.err.splitlines())
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "file/calibration", "/proc/nothing"])
+def test_a_calibration_that_cannot_be_kept_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    measured = calibration.default_calibration(1)
+    with pytest.raises(CpembedError, match=r"cannot be (made|written)"):
+        calibration.store_calibration(measured, tmp_path / name)
 
 
 @pytest.fixture

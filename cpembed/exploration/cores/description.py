@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from cpembed.exploration.cores.intrinsics import Intrinsic, intrinsic
+from cpembed.files import write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.dtypes import size_bytes
@@ -202,5 +203,5 @@ def target(core: Core) -> HardwareSpec:
     """The point as any target from a file."""
     with tempfile.TemporaryDirectory(prefix="cpembed-core-") as folder:
         path = Path(folder) / "core.toml"
-        path.write_text(specification_text(core), encoding="utf-8")
+        write_whole(path, specification_text(core))
         return load_hardware_spec(path)

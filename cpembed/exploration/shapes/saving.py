@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def check_file(path: Path) -> None:
     there."""
     if path.suffix != ".toml":
         raise CpembedError(f"--save {path}: a target is a TOML file: end its name in .toml")
-    if not path.resolve().parent.is_dir():
+    if not Path(os.path.realpath(path)).parent.is_dir():
         raise CpembedError(f"{path} cannot be written: there is no folder {path.parent}")
 
 

@@ -122,6 +122,11 @@ def _sizes(tensor: Any) -> tuple[int | str, ...] | None:
     return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
 
 
+_REPEATED_BYTES, _REPEATED_SHARE = 64 << 20, 4
+"""Tensors in other files have at most these bytes together, and so many times those of the files:
+several tensors may lie in the same place."""
+
+
 class Reading:
     """The conversion of one file's messages."""
 
@@ -129,6 +134,8 @@ class Reading:
         self.path = path
         self.versions = versions
         self.numbers = iter(range(1, 1 << 62))
+        self._files: set[Path] = set()
+        self._room = _REPEATED_BYTES
 
     def body(self, graph: Any, inner: bool = False) -> Body:
         """A graph; ``inner``: an operator's, whose inputs have the types that they are given."""
@@ -286,6 +293,15 @@ class Reading:
             raise ModelError(
                 f"{self.path}: {what} does not lie in {place!r}, which is shorter or of another "
                 "size: get the whole file"
+            )
+        if file not in self._files:
+            self._files.add(file)
+            self._room += _REPEATED_SHARE * file.stat().st_size
+        self._room -= size
+        if self._room < 0:
+            raise ModelError(
+                f"{self.path}: {what} lies where others do: external data are read as "
+                f"{_REPEATED_SHARE} times the bytes of their files at most"
             )
         with file.open("rb") as opened:
             opened.seek(offset)

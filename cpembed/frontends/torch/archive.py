@@ -8,14 +8,17 @@ archive with any other member is refused.
 
 from __future__ import annotations
 
+import io
 import re
 import struct
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cpembed.errors import ModelError
+from cpembed.files import open_regular
 
 PROGRAM = "models/model.json"
 WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
@@ -37,6 +40,8 @@ _REMEDIES = {
 }
 """By the beginning of a member's name."""
 _LARGEST_MEMBERS = 1 << 17
+_LARGEST_DIRECTORY = 1 << 24
+"""Bytes of the list of members, which zipfile reads at once and makes objects of."""
 _LARGEST_TEXT = 1 << 27
 """Bytes of a member of JSON: a program of 100,000 operators has some 50 MB."""
 
@@ -71,7 +76,8 @@ def read_archive(path: Path) -> Archive:
         stored twice, or has a name that no network needs.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _File(open_regular(path)) as file, zipfile.ZipFile(file) as archive:
+            file.longest_read = sys.maxsize
             return _read(path, archive)
     except FileNotFoundError as error:
         raise ModelError(f"{path}: there is no such file") from error
@@ -81,6 +87,20 @@ def read_archive(path: Path) -> Archive:
         raise ModelError(
             f"{path} is no program of torch.export.save, or is damaged: {error}"
         ) from error
+
+
+class _File(io.BufferedReader):
+    """A file of which no more than ``longest_read`` bytes are read at once."""
+
+    longest_read = _LARGEST_DIRECTORY
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(io.FileIO(descriptor))
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > self.longest_read:
+            raise ValueError(f"its list of members has {size:,} bytes")
+        return super().read(size)
 
 
 _DAMAGES = (

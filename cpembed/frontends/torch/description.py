@@ -15,6 +15,9 @@ from cpembed.errors import ModelError
 
 SCHEMA = 8
 """The major version of PyTorch's schema."""
+MOST_VALUES = 1 << 23
+"""Of a text, by its brackets and commas: each becomes an object of some 100 bytes. A program of
+100,000 operators has some six million."""
 
 Union = dict[str, msgspec.Raw]
 """A value in an object whose only key names its type."""
@@ -196,8 +199,12 @@ def decoded(place: str, content: bytes, kind: Any) -> Any:
     Raises
     ------
     ModelError
-        For JSON that is damaged or describes something else; ``place`` says what it was.
+        For JSON that is damaged, describes something else, or has more than
+        :data:`MOST_VALUES` values; ``place`` says what it was.
     """
+    values = sum(map(content.count, (b"{", b"[", b",")))
+    if values > MOST_VALUES:
+        raise ModelError(f"{place} has more than {MOST_VALUES:,} values: split the model in parts")
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -12,6 +12,7 @@ model is first called, and again where they have been changed since.
 from __future__ import annotations
 
 import copy
+import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from cpembed.errors import BackendUnavailable, ModelError
 from cpembed.frontends.torch.exported import decomposed
@@ -161,15 +163,14 @@ class Compiled:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.held = [_is_held(node) for node in placeholders]
         self.networks: tuple[Graph, ...] = ()
-        self._read: list[_Read] = []
+        self._state: list[State] | None = None
         self._run: Callable[..., Any] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        given = [a for a, held in zip(arguments, self.held, strict=True) if held]
-        if self._run is None or not all(map(_Read.is_of, self._read, given)):
-            read = list(map(_Read.of, given))
+        state = [State.of(a) for a, held in zip(arguments, self.held, strict=True) if held]
+        if self._run is None or state != self._state:
             self._run = self._build(arguments)
-            self._read = read
+            self._state = state
         rest = [a for a, held in zip(arguments, self.held, strict=True) if not held]
         with torch.no_grad():
             return self._run(*rest)
@@ -236,26 +237,28 @@ def _is_held(node: torch.fx.Node) -> bool:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """A parameter as it was when it was read. The ``memory`` is kept, so that no other parameter
-    gets its address; ``version`` counts writes, and where PyTorch counts none, as of tensors that
-    are made in inference mode, ``memory`` is a copy to compare with."""
+class State:
+    """What a parameter was: unequal when it is another one, or has been written to.
 
-    address: int
-    memory: torch.Tensor
+    ``storage`` does not keep the memory, but its identity: no other storage is equal to it, at
+    whatever address. ``content`` is of a tensor that counts no writes, which is one of inference
+    mode.
+    """
+
+    storage: StorageWeakRef
+    place: tuple[Any, ...]
     version: int | None
+    content: bytes | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Read:
-        if tensor.is_inference():
-            return cls(tensor.data_ptr(), tensor.clone(), None)
-        return cls(tensor.data_ptr(), tensor.detach(), tensor._version)
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a parameter is this one, unchanged."""
-        if self.version is None or tensor.is_inference():
-            return self.version is None and torch.equal(self.memory, tensor)
-        return (self.address, self.version) == (tensor.data_ptr(), tensor._version)
+    def of(cls, tensor: torch.Tensor) -> State:
+        storage = tensor.untyped_storage()
+        place = (storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(),
+                 tensor.dtype)  # fmt: skip
+        if not tensor.is_inference():
+            return cls(StorageWeakRef(storage), place, tensor._version, None)
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        return cls(StorageWeakRef(storage), place, None, hashlib.blake2b(data.tobytes()).digest())
 
 
 def _frozen(

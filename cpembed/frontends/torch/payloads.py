@@ -47,8 +47,9 @@ ELEMENT_TYPES: Mapping[int, torch.dtype] = {
 """By the numbers that PyTorch gives them in a file."""
 STRIDED = 7
 """PyTorch's number of the layout of dense tensors."""
-_STORAGE_SHARES = 64 << 20
-"""Bytes that a tensor may have beyond its member's, because its strides repeat elements."""
+_REPEATED_BYTES, _REPEATED_SHARE = 64 << 20, 4
+"""Tensors have at most these bytes together, and so many times those of the members: strides may
+repeat elements, and several tensors may share a member."""
 
 
 class Payloads:
@@ -61,6 +62,8 @@ class Payloads:
             index = d.decoded(f"{archive.path}: {name}", archive.texts[name], d.PayloadIndex)
             self.indices[folder] = index.config
         self._storages: dict[str, torch.Tensor] = {}
+        self._stored = sum(map(len, self.members.values()))
+        self._room = _REPEATED_BYTES + _REPEATED_SHARE * self._stored
 
     def tensor(self, target: str, folder: str) -> torch.Tensor:
         """A parameter, buffer or constant by its name in the model.
@@ -97,10 +100,12 @@ class Payloads:
                 f"{place}: the tensor ends at byte {(last + 1) * dtype.itemsize:,} of its storage, "
                 f"which has {len(content):,}"
             )
-        if elements * dtype.itemsize > len(content) + _STORAGE_SHARES:
+        self._room -= elements * dtype.itemsize
+        if self._room < 0:
             raise ModelError(
-                f"{place}: the tensor has {elements * dtype.itemsize:,} bytes, made of "
-                f"{len(content):,} by repetition: expand it in the model's forward"
+                f"{place}: the tensors up to this one are made of {self._stored:,} bytes by "
+                f"repetition, and have more than {_REPEATED_BYTES:,} and {_REPEATED_SHARE} times "
+                "these: expand them in the model's forward"
             )
         if not elements:
             return torch.empty(sizes, dtype=dtype)

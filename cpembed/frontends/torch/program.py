@@ -52,6 +52,8 @@ _MEMORY_FORMATS = {
 _MOST_RESULTS = 1 << 16
 """Of an operator that returns a list."""
 _NAME = re.compile(r"[A-Za-z_]\w{0,999}", re.ASCII)
+_NAMES_IN_CODE = frozenset(torch.fx.graph._custom_builtins)
+"""Globals of the code that fx makes of nodes, such as ``torch``."""
 _HELD = {
     "parameter": (InputKind.PARAMETER, WEIGHTS),
     "buffer": (InputKind.BUFFER, WEIGHTS),
@@ -246,7 +248,7 @@ class _Reader:
 
     def _name(self, name: str) -> str:
         """A name that is an identifier: fx writes names into the code of a module."""
-        if not _NAME.fullmatch(name) or keyword.iskeyword(name):
+        if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in _NAMES_IN_CODE:
             raise self.error(f"is damaged: {name!r} is no name of a node")
         return name
 

@@ -13,6 +13,7 @@ from cpembed import worker
 from cpembed.embedding.constraint_set import ConstraintSet, Weights
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError
+from cpembed.files import make_folder, write_whole
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel import runtime
@@ -128,10 +129,10 @@ class CpuTarget(Target[Lowered, Knobs, CompiledKernel]):
 
     def save(self, artifact: CompiledKernel, path: Path) -> None:
         """A folder with the kernel's assembly, and what its buffers are."""
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "kernel.s").write_text(artifact.assembly())
+        make_folder(path)
+        write_whole(path / "kernel.s", artifact.assembly())
         document = described(artifact, self.spec.name)
-        (path / "kernel.json").write_text(json.dumps(document, indent=2) + "\n")
+        write_whole(path / "kernel.json", json.dumps(document, indent=2) + "\n")
 
     def weights(self, first: Sequence[RankedCandidate]) -> Weights | None:
         found = compared(self, first[:1])

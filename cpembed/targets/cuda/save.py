@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from cpembed.files import write_whole
+from cpembed.files import make_folder, write_whole
 from cpembed.targets.cuda.build import Kernel
 from cpembed.targets.cuda.execute import CudaKernels
 from cpembed.targets.cuda.writer import PARAMETERS
@@ -25,7 +25,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 def save(artifact: CudaKernels, folder: Path) -> None:
     """Write ``kernel.cu``, ``kernel.json``, ``example.cu`` and ``load.py``, and a cubin for each
     architecture where nvcc is there."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_whole(folder / "kernel.cu", artifact.text.source)
     described = json.dumps(document(artifact), indent=2) + "\n"
     write_whole(folder / "kernel.json", described)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from cpembed.files import write_whole
+from cpembed.files import make_folder, write_whole
 from cpembed.targets.scratchpad.execute import ScratchpadProgram
 from cpembed.targets.scratchpad.executor import HEADER
 
@@ -49,7 +49,7 @@ def save(artifact: ScratchpadProgram, path: Path) -> None:
         "tiles_are": "by tile, in the order of the workload's axes that move the operand, then by "
         "row and column of the mesh; each box begins where a whole one would",
     }
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     write_whole(path / "kernel.c", artifact.text)
     write_whole(path / "scratchpad.h", HEADER.read_text(encoding="utf-8"))
     text = msgspec.json.format(msgspec.json.encode(document), indent=2)

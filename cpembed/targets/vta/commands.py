@@ -226,17 +226,18 @@ def _check_output(output: Path | None, names: Sequence[str]) -> None:
 
 
 def _save(output: Path, outputs: Mapping[str, NDArray[Any]]) -> None:
+    import io
+
     import numpy as np
 
-    try:
-        with output.open("wb") as file:
-            if output.suffix == ".npz":
-                np.savez(file, allow_pickle=False, **outputs)
-            else:
-                np.save(file, *outputs.values(), allow_pickle=False)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ProgramError(f"{output} cannot be written: {reason}; name another file") from None
+    from cpembed.files import write_whole
+
+    file = io.BytesIO()
+    if output.suffix == ".npz":
+        np.savez(file, allow_pickle=False, **outputs)
+    else:
+        np.save(file, *outputs.values(), allow_pickle=False)
+    write_whole(output, file.getvalue())
 
 
 def _read(file: str) -> str:

@@ -5,6 +5,7 @@ The format is described in ``docs/vta.md`` so that others can read it in twenty 
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cpembed.errors import ProgramError, SpecError
+from cpembed.files import make_folder, write_whole
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.encoding import decode, encode
 from cpembed.targets.vta.formats import INSTRUCTION_BYTES, formats_of
@@ -83,18 +85,18 @@ def save_program(program: VtaProgram, path: Path) -> None:
     }
     try:
         if path.suffix == ".zip":
-            _write_zip(path, contents)
-        else:
-            path.mkdir(parents=True, exist_ok=True)
-            for name, data in contents.items():
-                (path / name).write_bytes(data)
-    except FileExistsError:
-        raise ProgramError(
-            f"{path} is a file; a program is written to a directory or to a name that ends in .zip"
-        ) from None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ProgramError(f"{path} cannot be written: {reason}; name another path") from None
+            write_whole(path, _zipped(contents))
+            return
+        if path.is_file():
+            raise ProgramError(
+                f"{path} is a file; a program is written to a directory or to a name that ends in "
+                ".zip"
+            )
+    except ValueError as error:  # A null character, or a loop of links.
+        raise ProgramError(f"{path} cannot be written: {error}; name another path") from None
+    make_folder(path)
+    for name, data in contents.items():
+        write_whole(path / name, data)
 
 
 def load_program(path: Path) -> VtaProgram:
@@ -224,15 +226,12 @@ def _config(table: dict[str, int], where: str) -> VtaConfig:
     return config
 
 
-def _write_zip(path: Path, contents: dict[str, bytes]) -> None:
-    """In one step, and without dates, so that equal programs are equal files."""
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in contents.items():
-                info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-                info.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(info, data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+def _zipped(contents: dict[str, bytes]) -> bytes:
+    """A zip without dates, so that equal programs are equal files."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in contents.items():
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, data)
+    return file.getvalue()

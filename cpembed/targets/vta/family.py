@@ -24,6 +24,7 @@ from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.embedding import Embedding
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError, SpecError, TransformError
+from cpembed.files import write_whole
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
 from cpembed.machine.technology import technologies, technology
@@ -275,5 +276,5 @@ def target_of(text: str) -> VtaTarget:
     """Of a specification, as :meth:`VtaFamily.specification` writes it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vta.toml"
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
         return VtaTarget(load_hardware_spec(path))

@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -215,3 +217,31 @@ def test_a_worker_listens_at_the_address_of_the_route() -> None:
         closed = server.getsockname()[1]
     with pytest.raises(BackendUnavailable, match="no Dask scheduler answers"):
         local_address(f"tcp://127.0.0.1:{closed}")
+
+
+@pytest.mark.parametrize(
+    "banner", [b"SSH-2.0-OpenSSH\r\n" * 9, b"HTTP/1.1 400 Bad Request\r\n" * 9, bytes(4096), b""]
+)
+def test_what_speaks_and_is_no_scheduler_is_one_line(banner: bytes) -> None:
+    """Its first bytes are no size of a message, for which there would be no memory."""
+    pytest.importorskip("distributed")
+
+    def speak() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                connection.sendall(banner)
+                connections.append(connection)
+                if not banner:
+                    connection.close()
+
+    connections: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=speak, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(BackendUnavailable, match="no Dask scheduler answers at") as caught:
+            open_workers(cluster=address)
+        server.shutdown(socket.SHUT_RDWR)
+    assert "\n" not in str(caught.value)
+    for connection in connections:
+        connection.close()

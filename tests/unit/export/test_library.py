@@ -557,3 +557,39 @@ print("done")
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.slow
+def test_an_operator_of_pytorch_may_have_the_name_of_anything(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    names = ("tuple", "map", "len", "super", "torch", "Path", "Library", "annotations", "vars")
+    for name in names:
+        write_library(replace(sums(), name=name), tmp_path, Contents(torch=True))
+    script = f"""
+import importlib.util, torch
+X = torch.arange({SIZE}, dtype=torch.int32).reshape(-1, 10)
+W = torch.arange({SIZE}, dtype=torch.int32)
+for name in {names!r}:
+    path = {str(tmp_path)!r} + f"/{{name}}_torch.py"
+    spec = importlib.util.spec_from_file_location(f"{{name}}_torch", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert torch.equal(getattr(module, name)(W)(X), -(X.reshape(-1) + 2 * W - 7)), name
+print("done")
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_a_library_that_takes_the_number_of_its_file_is_another(tmp_path: Path) -> None:
+    """A file that was removed gives its number, and a copy its times, to another."""
+    library = write_library(sums(), tmp_path)
+    assert not library.is_replaced
+    state, content = library.path.stat(), library.path.read_bytes()
+    library.path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(library.path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert library.path.stat().st_ino == state.st_ino
+    assert library.is_replaced
+    library.path.write_bytes(content)
+    assert not library.is_replaced

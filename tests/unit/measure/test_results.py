@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -93,6 +94,55 @@ def test_stores_of_one_process_share_a_file(tmp_path: Path) -> None:
     del first
     second.append(Number(2))
     assert values(tmp_path) == [1, 2]
+
+
+def test_a_second_thread_is_refused_until_the_first_one_has_ended(tmp_path: Path) -> None:
+    """Both would find the same rows missing, and make each twice."""
+    refusals: list[str] = []
+    tried = threading.Barrier(8)
+
+    def work() -> None:
+        mine, is_refused = store(tmp_path), False
+        try:
+            mine.open()
+        except CpembedError as error:
+            is_refused = True
+            refusals.append(str(error))
+        tried.wait(10)
+        if not is_refused:
+            for value in range(len(mine.load()), 50):
+                mine.append(Number(value))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(refusals) == 7
+    assert all("another thread is writing it: wait" in text for text in refusals)
+    assert values(tmp_path) == list(range(50))
+    assert store(tmp_path).path.read_bytes().count(b'{"key"') == 1
+    later = store(tmp_path)
+    later.open()
+    later.append(Number(50))
+    assert values(tmp_path) == list(range(51))
+
+
+def test_pieces_of_several_threads_are_whole(tmp_path: Path) -> None:
+    """A store may be opened in one thread and appended to in others."""
+    found = store(tmp_path)
+    found.open()
+
+    def work(first: int) -> None:
+        for value in range(first, first + 50):
+            found.append(Number(value, "x" * 5_000))
+
+    threads = [threading.Thread(target=work, args=(50 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(values(tmp_path)) == list(range(200))
 
 
 def test_a_row_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Each archive of the first part makes a file (or would) where PyTorch's own reader opens it.
 """
 
+import os
 import random
 import struct
 import subprocess
@@ -280,11 +281,11 @@ def test_a_name_reaches_operators_only(path: Path, target: str) -> None:
     assert "is no operator that is known" in refused(path)
 
 
-@pytest.mark.parametrize("of", ["input", "node", "result"])
+@pytest.mark.parametrize("of", ["input", "node", "result", "global"])
 def test_a_name_is_not_written_into_code(path: Path, tmp_path: Path, of: str) -> None:
     """PyTorch writes the names of nodes into the code of a module, which it executes."""
     made = tmp_path / "made"
-    code = f"x={touching_code(made)}"
+    code = "torch" if of == "global" else f"x={touching_code(made)}"
 
     def describe(content: Any) -> None:
         graph = content["graph_module"]["graph"]
@@ -405,7 +406,7 @@ def _renamed(entry: bytes, old: bytes, new: bytes) -> bytes:
         ({"sizes": [4, 5]}, "ends at byte 80 of its storage"),
         ({"storage_offset": 1}, "ends at byte 64 of its storage"),
         ({"strides": [5, 2]}, "of its storage"),
-        ({"sizes": [1 << 13, 1 << 13], "strides": [0, 0]}, "made of 60 by repetition"),
+        ({"sizes": [1 << 13, 1 << 13], "strides": [0, 0]}, "by repetition"),
         ({"sizes": [1 << 20, 1 << 20], "strides": [0, 0]}, "at most 2^31"),
         ({"sizes": [1 << 62, 0], "strides": [0, 0]}, "at most 2^31"),
         ({"sizes": [-1, 5]}, "is no size"),
@@ -432,6 +433,51 @@ def test_a_tensor_that_its_member_does_not_hold(
 
     described(path, WEIGHTS, describe)
     assert message in refused(path)
+
+
+def test_tensors_are_bounded_together(tmp_path: Path) -> None:
+    class Repeating(torch.nn.Module):
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            for name in "abc":
+                self.register_buffer(name, torch.ones(1).expand(size))
+
+        def forward(self, x: Any) -> Any:
+            return x + self.a[:5] + self.b[:5] + self.c[:5]
+
+    x = torch.zeros(5)
+    load(saved(tmp_path / "small.pt2", Repeating(1 << 10), x))
+    # Each alone would be taken.
+    assert "by repetition" in refused(saved(tmp_path / "large.pt2", Repeating(3 << 21), x))
+
+
+def test_a_list_of_members_that_is_too_large_is_not_read(path: Path) -> None:
+    """Each entry of 50 bytes would become an object of 500."""
+    archives.write(path, members_of(path))
+    content = path.read_bytes()
+    end = content.rindex(b"PK\5\6")
+    count, size, start = struct.unpack("<HII", content[end + 10 : end + 20])
+    entry = content.rindex(b"PK\1\2", 0, end)
+    entries = content[entry:end] * ((17 << 20) // (end - entry))
+    tail = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, count, count, size + len(entries), start, 0)
+    path.write_bytes(content[:end] + entries + tail)
+    assert "its list of members has" in refused(path)
+
+
+def test_a_description_of_too_many_values_is_not_decoded(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpembed.frontends.torch.description.MOST_VALUES", 1000)
+    described(path, PROGRAM, lambda content: content.update(other=[{}] * 1000))
+    assert "more than 1,000 values" in refused(path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "none"])
+def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model.pt2"
+    if kind != "none":
+        (os.mkfifo if kind == "pipe" else os.mkdir)(path)
+    refused(path)
 
 
 def test_a_boolean_that_is_neither(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cpembed.errors import ProgramError
+from cpembed.errors import CpembedError, ProgramError
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.container import load_program, save_program
 from cpembed.targets.vta.isa import Finish, Load, Memory
@@ -322,5 +322,5 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match=r"file is a file; .*\.zip"):
         save_program(PROGRAM, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(ProgramError, match="cannot be written"):
+    with pytest.raises(CpembedError, match="cannot be written"):
         save_program(PROGRAM, tmp_path / "no such folder" / "p.zip")
