@@ -28,13 +28,13 @@ setup-extras: setup
 	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock -e ".[extras]"
 
 check: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The tests that are listed in the file SKIPPED, as `pytest --list-skipped` writes it, and the tests and
 # examples of modules that are not even collected without PyTorch.
 check-skipped:
 	PATH="$$(echo $(CURDIR)/$(BIN)/../lib/python3.*/site-packages/nvidia/cu*/bin):$$PATH" \
-	    $(BIN)/python -m pytest -n 2 -rs @$(SKIPPED) cpembed/frontends/torch
+	    $(BIN)/python -m pytest -n 2 --dist loadfile -rs @$(SKIPPED) cpembed/frontends/torch
 
 lint:
 	$(BIN)/ruff check

@@ -225,7 +225,7 @@ def test_amx_kernel_matches_the_reference(
     check_amx(amx_results[name], emulated=emulator is not None)
 
 
-@pytest.mark.quick(9)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", STORED)
 def test_amx_kernel_stores_what_is_asked(name: str, amx_results: dict[str, Any]) -> None:
     found = amx_results[name]

@@ -153,14 +153,14 @@ def test_the_same_call_measures_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_what_was_interrupted_continues_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole, _ = tuned(tmp_path / "whole")
-    broken, _ = tuning(tmp_path / "broken", limit=15)
+    whole, _ = tuned(tmp_path / "whole", 12)
+    broken, _ = tuning(tmp_path / "broken", 12, limit=8)
     with pytest.raises(KeyboardInterrupt):
         list(broken.run())
-    assert len(broken.done) == 15
+    assert len(broken.done) == 8
     assert result_of(broken).best.final == 0
-    resumed, measurer = tuned(tmp_path / "broken")
-    assert resumed.measured == 9
+    resumed, measurer = tuned(tmp_path / "broken", 12)
+    assert resumed.measured == 4
     # The champion and the moves of embeddings come from the file.
     assert measurer.beside[0] is not None
     assert measurer.known
