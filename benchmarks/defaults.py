@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.worker import IN_PROCESS_VARIABLE
 from cpembed.workloads.suites import suite

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import default_dtypes, hardware_spec, solve
+from cpembed.driver.solve import default_dtypes, hardware_spec, solve
 from cpembed.bulk import without_collection
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings

@@ -90,7 +90,7 @@ def names_of(part: str) -> list[str]:
 
 
 def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
-    from cpembed.api.solve import hardware_spec
+    from cpembed.driver.solve import hardware_spec
     from cpembed.targets.registry import open_target
     from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
 
@@ -120,7 +120,7 @@ def expanded(only: str) -> list[int]:
 
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
-    from cpembed.api.chosen import Request, choose
+    from cpembed.driver.chosen import Request, choose
     from cpembed.baselines.base import NotCovered, Subject
     from cpembed.ir.reference import random_inputs
 
@@ -196,7 +196,7 @@ def chosen(target: str, count: int, most: int | None) -> Row:
 
 def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
-    from cpembed.api.chosen import Chosen, Request, choose
+    from cpembed.driver.chosen import Chosen, Request, choose
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 

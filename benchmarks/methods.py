@@ -86,8 +86,8 @@ def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def measured(layer: Any, target: str, rounds: int) -> Row:
     """Errors, times and ratios of one layer."""
-    from cpembed.api.chosen import Chosen, Request, choose
-    from cpembed.api.methods import fastest
+    from cpembed.driver.chosen import Chosen, Request, choose
+    from cpembed.driver.methods import fastest
     from cpembed.baselines.base import NotCovered, Subject
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
@@ -135,8 +135,8 @@ def prepared(
     """One call from image to output, and the error of the method; None where it is refused."""
     import numpy as np
 
-    from cpembed.api.methods import choose_method
-    from cpembed.api.run_method import built, judged
+    from cpembed.driver.methods import choose_method
+    from cpembed.driver.run_method import built, judged
     from cpembed.errors import LoweringError, WorkloadError
     from cpembed.ir.reference import reference
     from cpembed.methods.im2col import explicit

@@ -34,9 +34,9 @@ from cpembed.cli.output import Bar, message, print_json, print_text
 from cpembed.cli.terminal import write
 
 if TYPE_CHECKING:
-    from cpembed.api.bench import Bench
-    from cpembed.api.chosen import BackendChoice
-    from cpembed.api.methods import MethodName
+    from cpembed.driver.bench import Bench
+    from cpembed.driver.chosen import BackendChoice
+    from cpembed.driver.methods import MethodName
     from cpembed.cluster import Workers
     from cpembed.workloads.suites import Layer
 
@@ -143,7 +143,7 @@ def command(
         raise click.UsageError(several, click.get_current_context())
     # Processes start while this one loads what it needs.
     with workers_of(compiles=not no_run) as executing:
-        from cpembed.api.bench import open_bench
+        from cpembed.driver.bench import open_bench
 
         benches = [
             open_bench(
@@ -208,7 +208,7 @@ def command(
 
 def _print_across(benches: Sequence[Bench], *, as_json: bool) -> int:
     """Several targets beside each other."""
-    from cpembed.api.bench_across import across
+    from cpembed.driver.bench_across import across
 
     with Bar("", None) as bar:
 

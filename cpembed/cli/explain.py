@@ -26,8 +26,8 @@ from cpembed.cli.outcome import print_notes, print_solved
 from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.api.explain import Explanation
-    from cpembed.api.methods import MethodName
+    from cpembed.driver.explain import Explanation
+    from cpembed.driver.methods import MethodName
 
 
 @click.command(cls=Subcommand)
@@ -70,12 +70,12 @@ def command(
         only = "--method, --untuned and --threads change what `run` chooses: add --chosen"
         raise click.UsageError(only, click.get_current_context())
     use_threads(threads)
-    from cpembed.api import explain as api
+    from cpembed.driver import explain as api
 
     given = problem(asked)
     with ProgressLine() as progress:
         if chosen:
-            from cpembed.api.chosen import Request
+            from cpembed.driver.chosen import Request
 
             request = Request(**given, progress=progress, untuned=untuned)
             result = api.explain_chosen(request, method)

@@ -22,7 +22,7 @@ from cpembed.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from cpembed.api.chosen import BackendChoice
+    from cpembed.driver.chosen import BackendChoice
 
 kernel_options = together(
     embedding_options,

@@ -287,7 +287,7 @@ def folder_option(name: str, words: str) -> Callable[[F], F]:
 
 def distinct(targets: Sequence[str]) -> list[str]:
     """Targets in the order given; a usage error where one is given twice."""
-    from cpembed.api.solve import hardware_specs
+    from cpembed.driver.solve import hardware_specs
 
     for number, target in enumerate(targets):
         if target in targets[:number]:
@@ -308,8 +308,8 @@ def require_one(**given: bool) -> None:
 def problem(asked: Asked) -> Problem:
     """The workload on the target's element types, the target, the set if one is asked for, the
     weights."""
-    from cpembed.api.choice import types_by_role
-    from cpembed.api.solve import hardware_spec, is_typed, workload
+    from cpembed.driver.choice import types_by_role
+    from cpembed.driver.solve import hardware_spec, is_typed, workload
     from cpembed.embedding.constraint_set import Weights, load_constraint_set
 
     spec = hardware_spec(asked["target"])

@@ -22,8 +22,8 @@ from cpembed.cli.output import ProgressLine, print_json, print_text
 from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from cpembed.api.chosen import BackendChoice
-    from cpembed.api.methods import MethodName
+    from cpembed.driver.chosen import BackendChoice
+    from cpembed.driver.methods import MethodName
     from cpembed.hw.instruction import HardwareSpec
 
 
@@ -65,8 +65,8 @@ def command(
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     """
     use_threads(threads)
-    from cpembed.api.run import run
-    from cpembed.api.solve import SolveResult
+    from cpembed.driver.run import run
+    from cpembed.driver.solve import SolveResult
 
     given = kernel(asked)
     _check_files(given["target"], given["backend"], trace, save)

@@ -22,8 +22,8 @@ from cpembed.cli.output import ProgressLine
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cpembed.api.estimate import EstimateResult, RankBy
-    from cpembed.api.pareto import ParetoResult
+    from cpembed.driver.estimate import EstimateResult, RankBy
+    from cpembed.driver.pareto import ParetoResult
 
 TOP = 5
 
@@ -99,8 +99,8 @@ def command(
             raise click.UsageError(excluded, click.get_current_context())
         limit = None if every else top or TOP
         return _estimated(asked, limit, machine, rank_by, (seed, search), as_json=as_json)
-    from cpembed.api.pareto import ParetoResult
-    from cpembed.api.solve import solve
+    from cpembed.driver.pareto import ParetoResult
+    from cpembed.driver.solve import solve
     from cpembed.selection.pareto import front
 
     with ProgressLine() as progress:
@@ -134,7 +134,7 @@ def _estimated(
     as_json: bool,
 ) -> int:
     """The candidates with their times."""
-    from cpembed.api.estimate import estimate
+    from cpembed.driver.estimate import estimate
 
     with ProgressLine() as progress:
         result = estimate(

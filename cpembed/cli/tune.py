@@ -29,7 +29,7 @@ from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.api.tune import OpenTuning, TuneOptions
+    from cpembed.driver.tune import OpenTuning, TuneOptions
     from cpembed.cluster import Workers
 
 
@@ -106,7 +106,7 @@ def command(
         raise click.UsageError(
             f"Missing {missing}: only --show goes without", click.get_current_context()
         )
-    from cpembed.api.tune import require_tunable
+    from cpembed.driver.tune import require_tunable
     from cpembed.tuning.records import WIDEST
 
     named = options.get("constraints")
@@ -118,8 +118,8 @@ def command(
 
 
 def _tune(given: Problem, workers: Workers, options: TuneOptions, *, as_json: bool) -> int:
-    from cpembed.api.solve import SolveResult
-    from cpembed.api.tune import open_tuning
+    from cpembed.driver.solve import SolveResult
+    from cpembed.driver.tune import open_tuning
 
     with ProgressLine() as progress:
         options["progress"] = progress
@@ -165,8 +165,8 @@ def _show(
     words: tuple[str, ...], target: str | None, database: Path | None, *, as_json: bool
 ) -> int:
     """Print what is kept; of a workload where one is named."""
-    from cpembed.api.solve import hardware_spec
-    from cpembed.api.tune import known
+    from cpembed.driver.solve import hardware_spec
+    from cpembed.driver.tune import known
     from cpembed.report import tune as report
     from cpembed.tuning.database import default_directory, workload_key
     from cpembed.tuning.records import WIDEST

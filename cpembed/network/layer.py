@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.api.chosen import Chosen, Request, choose
+from cpembed.driver.chosen import Chosen, Request, choose
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec

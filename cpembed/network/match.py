@@ -6,7 +6,7 @@ Each product is matched like a workload by itself; products that compute the sam
 >>> from cpembed.graph.kinds.base import TensorType
 >>> from cpembed.graph.kinds.elementwise import Apply, Elementwise, Input
 >>> from cpembed.graph.kinds.product import Product
->>> from cpembed.api.solve import workload
+>>> from cpembed.driver.solve import workload
 >>> product = Product(workload("gemm m=8 n=16 k=16"), (8, 16))
 >>> negated = Elementwise(Apply("neg", (Input(0),)), "int32")
 >>> network = Graph(
@@ -31,10 +31,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from cpembed.api.across import Figure, Line, line
-from cpembed.api.chosen import Request
-from cpembed.api.matching import Match, match_in_worker, prepared_for
-from cpembed.api.solve import hardware_specs
+from cpembed.driver.across import Figure, Line, line
+from cpembed.driver.chosen import Request
+from cpembed.driver.matching import Match, match_in_worker, prepared_for
+from cpembed.driver.solve import hardware_specs
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed import worker
-from cpembed.api.chosen import Chosen, Plan, Request, choose
+from cpembed.driver.chosen import Chosen, Plan, Request, choose
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product, TensorType

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.build_result import BuildResult
-from cpembed.api.methods import Compared
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.methods import Compared
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.methods import asked_rows

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.chosen import AnyTarget, Instead
-from cpembed.api.methods import Compared
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import SolveResult
+from cpembed.driver.chosen import AnyTarget, Instead
+from cpembed.driver.methods import Compared
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import SolveResult
 from cpembed.measure.runner import NOISE, Quantiles, Timing
 from cpembed.provenance import Provenance
 from cpembed.report import words

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.api.pareto import ParetoResult
-from cpembed.api.solve import SolveResult
+from cpembed.driver.pareto import ParetoResult
+from cpembed.driver.solve import SolveResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
@@ -24,7 +24,7 @@ from cpembed.selection.pareto import objectives
 from cpembed.selection.ranking import RankedCandidate
 
 if TYPE_CHECKING:
-    from cpembed.api.estimate import EstimateResult
+    from cpembed.driver.estimate import EstimateResult
     from cpembed.machine.estimate import Estimate
 
 _COLUMNS = ("used>", "MACs>", "data>", "packed", "moved>")

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.api.chosen import AnyTarget
-from cpembed.api.solve import SolveResult, hardware_spec, solve
+from cpembed.driver.chosen import AnyTarget
+from cpembed.driver.solve import SolveResult, hardware_spec, solve
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.errors import BackendUnavailable, CpembedError, InvariantError, LoweringError
 from cpembed.hw.instruction import HardwareSpec

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.workloads.suites import layer
 from experiments.vta_evaluation.moves import Execution
 from experiments.vta_evaluation.plot import bars

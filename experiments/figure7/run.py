@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.workloads.suites import layer
 from experiments.figure6.run import PAPER, TARGET
 from experiments.vta_evaluation.comparison import KINDS, Times, times

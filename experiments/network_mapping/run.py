@@ -23,11 +23,11 @@ from typing import Any
 
 import onnx
 
-from cpembed.api.across import line
-from cpembed.api.chosen import Request
-from cpembed.api.matching import Match, match_in_worker
-from cpembed.api.solve import hardware_spec
-from cpembed.api.widening import WIDER
+from cpembed.driver.across import line
+from cpembed.driver.chosen import Request
+from cpembed.driver.matching import Match, match_in_worker
+from cpembed.driver.solve import hardware_spec
+from cpembed.driver.widening import WIDER
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec

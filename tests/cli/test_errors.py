@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api import choice
-from cpembed.api import solve as api
+from cpembed.driver import choice
+from cpembed.driver import solve as api
 from cpembed.cli import main, outcome
 from cpembed.cli.output import print_json
 from cpembed.errors import InvariantError

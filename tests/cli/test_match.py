@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.solve import hardware_spec
 from cpembed.cli.match import SECONDS
 from cpembed.graph.graph import Graph
 from cpembed.network import match as match_module

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.pareto import pareto
-from cpembed.api.solve import solve, workload
+from cpembed.driver.pareto import pareto
+from cpembed.driver.solve import solve, workload
 from cpembed.selection.pareto import objectives
 from tests.cli.calling import Caller
 from tests.cli.schema import SOLVE, assert_matches

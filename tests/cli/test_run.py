@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.api import chosen
+from cpembed.driver import chosen
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.epilogue import Epilogue

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.solve import solve, workload
 from cpembed.embedding.cpsat import Status
 from tests.cli.calling import Caller
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import AxisKind
 from cpembed.targets.vta.schedule import Schedule

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cpembed.api.bench import Bench, open_bench
-from cpembed.api.solve import hardware_spec
-from cpembed.api.tune import known
-from cpembed.api.widening import DEFAULT_CONSTRAINTS
+from cpembed.driver.bench import Bench, open_bench
+from cpembed.driver.solve import hardware_spec
+from cpembed.driver.tune import known
+from cpembed.driver.widening import DEFAULT_CONSTRAINTS
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore

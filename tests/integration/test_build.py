@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.build import build, call_library, verify_library
-from cpembed.api.build_result import BuildResult
-from cpembed.api.chosen import Request, choose
-from cpembed.api.solve import SolveResult, workload
+from cpembed.driver.build import build, call_library, verify_library
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.chosen import Request, choose
+from cpembed.driver.solve import SolveResult, workload
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program
 from cpembed.export.library import write_library
@@ -140,7 +140,7 @@ def test_a_library_that_loses_infinities_is_not_verified(
     def call(library: Library, data: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         return np.nan_to_num(call_library(library, data))
 
-    monkeypatch.setattr("cpembed.api.build.call_library", call)
+    monkeypatch.setattr("cpembed.driver.build.call_library", call)
     workload, target = found.workload, found.chosen.plan.target
     library = tmp_path / "libkernel.so"
     with pytest.raises(InvariantError, match="is wrong by up to"):

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, solve, workload
-from cpembed.api.tune import OpenTuning, open_tuning
+from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation

@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.plan import Knobs

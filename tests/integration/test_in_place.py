@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.packing import packed_before

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.build import build
-from cpembed.api.build_result import BuildResult
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.methods import METHODS, choose_method, fastest
-from cpembed.api.run import run
-from cpembed.api.run_method import judged
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import hardware_spec, workload
+from cpembed.driver.build import build
+from cpembed.driver.build_result import BuildResult
+from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.methods import METHODS, choose_method, fastest
+from cpembed.driver.run import run
+from cpembed.driver.run_method import judged
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import hardware_spec, workload
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.export.loader import Library
 from cpembed.ir.computation import Computation

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.solve import hardware_spec, workload
+from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.solve import hardware_spec, workload
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import (

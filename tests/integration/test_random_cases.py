@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cpembed.api.solve import SolveResult, solve
-from cpembed.api.solve_result import embedding_json
+from cpembed.driver.solve import SolveResult, solve
+from cpembed.driver.solve_result import embedding_json
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError

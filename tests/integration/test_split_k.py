@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.errors import LoweringError
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel.epilogue import Epilogue

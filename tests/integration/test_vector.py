@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.bench_maker import RowMaker
-from cpembed.api.run import run
-from cpembed.api.run_result import RunResult
-from cpembed.api.solve import SolveResult, hardware_spec, solve, workload
-from cpembed.api.tune import OpenTuning, open_tuning
+from cpembed.driver.bench_maker import RowMaker
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import SolveResult, hardware_spec, solve, workload
+from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

@@ -107,7 +107,7 @@ class Searched:
 def searched(
     workload: Computation, constraints: ConstraintSet, shape: Shape, seconds: float | None
 ) -> Searched:
-    """The embeddings of a shape; as :func:`~cpembed.api.solve.solve` does, the factors exchange
+    """The embeddings of a shape; as :func:`~cpembed.driver.solve.solve` does, the factors exchange
     their roles where nothing fits in their own."""
     instruction = instruction_of(shape)
     chosen = replace(constraints, weights=EXECUTIONS_ONLY)

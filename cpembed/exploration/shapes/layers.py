@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cpembed.api.bench_layers import layer_workload, named_suite
-from cpembed.api.solve import default_dtypes, is_typed, typed_by_roles
+from cpembed.driver.bench_layers import layer_workload, named_suite
+from cpembed.driver.solve import default_dtypes, is_typed, typed_by_roles
 from cpembed.cluster import Task, Workers
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import WorkloadError
@@ -39,7 +39,7 @@ class ShapedLayer:
 @dataclass(frozen=True)
 class LayerSet:
     """All layers of a suite and its distinct computations. Of a model also ``graph``, and by a
-    product's own computation (:func:`~cpembed.api.bench_layers.product_key`) the number of that
+    product's own computation (:func:`~cpembed.driver.bench_layers.product_key`) the number of that
     among the distinct ones."""
 
     suite: str

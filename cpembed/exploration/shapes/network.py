@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from cpembed.api.bench_layers import product_key
+from cpembed.driver.bench_layers import product_key
 from cpembed.errors import WorkloadError
 from cpembed.exploration.shapes.layers import LayerSet
 from cpembed.exploration.shapes.tensor_layout import TensorLayout

@@ -16,7 +16,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.space import Nest, VtaSpace

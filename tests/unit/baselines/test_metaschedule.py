@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec
+from cpembed.driver.solve import hardware_spec
 from cpembed.baselines.base import NotCovered, Subject
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.reference import random_inputs, reference

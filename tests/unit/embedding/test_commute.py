@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.api.solve import default_dtypes, solve
+from cpembed.driver.solve import default_dtypes, solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import commuted, is_symmetric
 from cpembed.embedding.constraint_set import load_constraint_set

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.solve import solve, workload
 from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (

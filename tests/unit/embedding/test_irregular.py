@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cpembed.api.solve import SolveResult, solve, workload
+from cpembed.driver.solve import SolveResult, solve, workload
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints import (
     AllDifferent,

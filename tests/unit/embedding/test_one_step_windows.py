@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.errors import WorkloadError
 from cpembed.resources import constraint_files, hardware_spec_files
 

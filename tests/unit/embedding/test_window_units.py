@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.estimate import estimate
-from cpembed.api.explain import explain
-from cpembed.api.solve import SolveResult, solve, workload
+from cpembed.driver.estimate import estimate
+from cpembed.driver.explain import explain
+from cpembed.driver.solve import SolveResult, solve, workload
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret_all

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cpembed.api.solve import workload
+from cpembed.driver.solve import workload
 from cpembed.cluster.base import ThisProcess
 from cpembed.errors import CpembedError, DamagedStore
 from cpembed.exploration.cores.family import CoreFamily

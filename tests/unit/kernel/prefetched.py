@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.solve import solve, workload
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs, reference

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime

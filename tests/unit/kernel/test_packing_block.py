@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import rows_of
 from cpembed.kernel.packing_block import PackingBlocks, RowAccess, row_accesses

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.plan import Knobs
 from cpembed.report.words import mapping

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.solve import solve, workload
 from cpembed.hw.level_tables import Moved, Overlapping
 from cpembed.hw.levels import ComputeUnit, Hierarchy
 from cpembed.hw.loader import load_hardware_spec

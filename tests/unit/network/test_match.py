@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cpembed.api import chosen as chosen_module
-from cpembed.api.chosen import Request
-from cpembed.api.matching import Match, matched, typed_for
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver import chosen as chosen_module
+from cpembed.driver.chosen import Request
+from cpembed.driver.matching import Match, matched, typed_for
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
 from cpembed.graph.kinds.product import Product
@@ -157,7 +157,7 @@ def test_a_worker_that_died_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None
     def dies(*_: object, **__: object) -> None:
         raise CrashError.of("matching gemm", -9, "")
 
-    monkeypatch.setattr("cpembed.api.matching.worker.call", dies)
+    monkeypatch.setattr("cpembed.driver.matching.worker.call", dies)
     found = only(match(network("n", {"a": FULL}), [VTA], prepares=False))
     assert found.embedded == 0
     assert "SIGKILL" in (found.matched[0].reason or "")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.api.build import build
-from cpembed.api.solve import SolveResult, hardware_spec, workload
+from cpembed.driver.build import build
+from cpembed.driver.solve import SolveResult, hardware_spec, workload
 from cpembed.errors import BackendUnavailable
 from cpembed.export.toolchain import compiler
 from cpembed.graph.graph import evaluate

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import WorkloadError
 from cpembed.frontends.products import transposed_convolution
 from cpembed.ir.reference import random_inputs, reference

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cpembed.api.solve import SolveResult, solve, workload
+from cpembed.driver.solve import SolveResult, solve, workload
 from cpembed.report.solve import report
 
 

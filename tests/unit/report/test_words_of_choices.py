@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.chosen import Chosen, Request, choose
-from cpembed.api.methods import Compared
-from cpembed.api.solve import solve, workload
+from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.methods import Compared
+from cpembed.driver.solve import solve, workload
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.report import run

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.solve import SolveResult, solve, workload
-from cpembed.api.tune import TuneResult, tune
+from cpembed.driver.run import run
+from cpembed.driver.solve import SolveResult, solve, workload
+from cpembed.driver.tune import TuneResult, tune
 from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.reference import random_inputs, reference

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.api.solve import default_dtypes, solve
-from cpembed.api.solve import workload as described
-from cpembed.api.widening import DEFAULT_CONSTRAINTS
+from cpembed.driver.solve import default_dtypes, solve
+from cpembed.driver.solve import workload as described
+from cpembed.driver.widening import DEFAULT_CONSTRAINTS
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints import AllDifferent

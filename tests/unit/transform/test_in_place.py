@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.errors import TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import AxisKind

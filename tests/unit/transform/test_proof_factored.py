@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.hw.instruction import (
     HardwareSpec,

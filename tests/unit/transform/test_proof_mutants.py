@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.interpreter import Array, interpret_all

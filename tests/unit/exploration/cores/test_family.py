@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.estimate import estimate
+from cpembed.driver.estimate import estimate
 from cpembed.errors import LoweringError
 from cpembed.exploration.cores.description import Core
 from cpembed.exploration.cores.software import CoreAnalysis, survey

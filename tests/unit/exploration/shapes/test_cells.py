@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.matching import typed_for
-from cpembed.api.solve import solve, workload
+from cpembed.driver.matching import typed_for
+from cpembed.driver.solve import solve, workload
 from cpembed.cluster import open_workers
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes import embedded, finding

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.solve import solve, workload
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.exploration.shapes.tensor_layout import Part, TensorLayout, tensor_layout
 from cpembed.ir.index import IndexExpr, IndexTerm

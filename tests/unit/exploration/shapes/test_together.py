@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.api.bench_layers import model_layers
-from cpembed.api.solve import solve, workload
+from cpembed.driver.bench_layers import model_layers
+from cpembed.driver.solve import solve, workload
 from cpembed.cluster import open_workers
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes.cells import Cost

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue

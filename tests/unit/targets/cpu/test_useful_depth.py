@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.cpu.build import build, schedule_space

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.epilogue import Epilogue

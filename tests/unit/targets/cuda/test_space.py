@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.api.solve import hardware_spec, solve, workload
+from cpembed.driver.solve import hardware_spec, solve, workload
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.gpu import gpu
 from cpembed.targets.cuda.lower import TiledProduct, lower

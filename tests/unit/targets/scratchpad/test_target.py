@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.api.run import run
-from cpembed.api.solve import solve, workload
+from cpembed.driver.run import run
+from cpembed.driver.solve import solve, workload
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.kernel.epilogue import Storing
 from cpembed.provenance import Provenance

@@ -10,7 +10,7 @@ import islpy as isl
 import numpy as np
 import pytest
 
-from cpembed.api.solve import solve
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.ir.parser import parse_computation
 from cpembed.targets.scratchpad.execute import program

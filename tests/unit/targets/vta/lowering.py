@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cpembed.api.solve import solve, workload
+from cpembed.driver.solve import solve, workload
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.search import find_embeddings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.api.run import run
+from cpembed.driver.run import run
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec

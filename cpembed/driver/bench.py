@@ -1,0 +1,402 @@
+"""Run a suite of layers: search, verify and time each; resumable.
+
+>>> import tempfile
+>>> from pathlib import Path
+>>> with tempfile.TemporaryDirectory() as folder:
+...     suite = open_bench(
+...         "deepbench", "vta_1x16x16", layers="12", execute=False, results=Path(folder)
+...     )
+...     rows = list(suite.run())
+>>> rows[0].strict.embedding.mapping, suite.summary()["strict"]["embedded"]
+('y←k:16 z←c:16', 1)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from cpembed import worker
+from cpembed.driver.bench_checks import check_comparable, check_stored, open_baselines
+from cpembed.driver.bench_layers import NamedSuite, named_suite
+from cpembed.driver.bench_maker import RowMaker
+from cpembed.driver.bench_rows import BenchRow
+from cpembed.driver.bench_summary import summarise
+from cpembed.driver.bench_tasks import measures, rows_of
+from cpembed.driver.chosen import BackendChoice
+from cpembed.driver.methods import MethodName
+from cpembed.driver.solve import default_dtypes, hardware_spec
+from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.cluster import Workers
+from cpembed.cluster.base import ThisProcess
+from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.kernel.epilogue import RESULT_TYPES, Storing
+from cpembed.measure.environment import machine, provenance, source_digest, versions
+from cpembed.measure.results import ResultStore, default_directory
+from cpembed.measure.runner import ATTEMPTS, NOISE
+from cpembed.targets.portable import PORTABLE
+from cpembed.targets.registry import missing_for, open_target
+from cpembed.workloads.own_suites import ComputedLayer
+from cpembed.workloads.suites import Layer
+
+STRICT = "strict"
+"""The constraint set whose embeddings every row reports, whatever was asked for."""
+
+COUNTED = {
+    "seconds.model": "building the model, in a process that solved before",
+    "seconds.solve": "enumerating every solution and checking each, one thread",
+    "seconds.total": "model, solve, deriving and proving programs, explaining a conflict",
+    "latency_us": "the contraction alone, on packed operands; packing excluded",
+    "packing_us": "packing the inputs that are not in packed_ahead",
+    "unpacking_us": "unpacking the output",
+    "noisy": f"a time whose p90 is more than {NOISE} times its p10, after {ATTEMPTS} attempts",
+    "gops": "two operations a multiply-accumulate of the layer, padding not counted, over the "
+    "median latency_us; packing excluded",
+    "whole_us": "one call that packs, contracts and unpacks",
+    "gops_with_packing": "the same over median whole_us",
+    "peak_share": "gops over the rate of the instruction on operands that stay in registers, on as "
+    "many threads",
+    "baselines.*.call_us": "one call of the baseline, operands in its own layouts, weights packed "
+    "ahead; interleaved with ours_us",
+    "baselines.*.primitive_us": "the computation in that call by the library's own account",
+    "baselines.*.reorder_us": "its moving of activations, not part of primitive_us",
+    "baselines.*.weights_reorder_us": "its moving of weights that were packed ahead, but not as it "
+    "wants them; not part of primitive_us",
+    "baselines.*.ours_us": "latency_us, measured interleaved with the baseline",
+    "baselines.*.ours_with_packing_us": "the same with packing and unpacking, in one call",
+    "baselines.*_ratio": "the baseline's time over ours_us, above 1 where ours is faster; "
+    "*_with_packing: over ours_with_packing_us, reorder_us added to primitive_us",
+    "simulated_cycles": "from launch to FINISH on the simulated machine, packing excluded",
+    "simulated_us": "simulated_cycles at clock_mhz",
+    "simulated_gops": "two operations a multiply-accumulate of the layer over simulated_us",
+    "lower_bound_ratio": "simulated_cycles over the larger of the GEMM core's cycles (executions "
+    "on zeros only are not counted), those of reading each operand once, and those of writing the "
+    "output",
+    "busiest_module_ratio": "the same with resets and ALU operations added to the GEMM core's",
+    "summary.run.total_us": "median latency_us times count, summed over the layers that were run",
+    "summary.run.total_with_packing_us": "the same of whole_us",
+}
+"""What the figures of a row count."""
+
+LayerProgress = Callable[[Layer, str, int], None]
+"""Called with the layer, a phase (``model``, ``search``, ``verify`` …) and a running count."""
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+@dataclass
+class Bench:
+    """A suite on a target with the rows there are so far.
+
+    ``taken`` counts rows that were in the store; :meth:`run` makes the others. ``missing`` says
+    what keeps the layers from being run here, empty where they are run (or were not to be).
+    """
+
+    suite: str
+    layers: tuple[Layer, ...]
+    maker: RowMaker
+    missing: tuple[str, ...]
+    store: ResultStore[BenchRow]
+    rows: dict[int, BenchRow]
+    taken: int
+
+    @property
+    def pending(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.index not in self.rows)
+
+    @property
+    def measures(self) -> bool:
+        """Whether rows have times of the CPU that makes them."""
+        return measures(self.maker)
+
+    def run(
+        self,
+        progress: LayerProgress | None = None,
+        workers: Workers | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[BenchRow]:
+        """Make the rows that are missing, one by one; each is in the store when it is yielded.
+
+        By ``workers``, rows come as they are completed, and ``progress`` is not told of phases.
+        None is begun after ``stop`` says so. Raises as :meth:`~cpembed.cluster.Workers.outcomes`.
+        """
+        todo = self.pending
+        if workers is None or isinstance(workers, ThisProcess):
+            made = self._made_here(takewhile(lambda _: not stop(), todo), progress)
+        else:
+            made = rows_of(self.maker, todo, workers, stop)
+        for layer, row in made:
+            self.store.append(row)
+            self.rows[layer.index] = row
+            yield row
+
+    def _made_here(
+        self, todo: Iterable[Layer], progress: LayerProgress | None
+    ) -> Iterator[tuple[Layer, BenchRow]]:
+        """In the suite's order."""
+        for number, layer in enumerate(todo):
+            if not number:
+                self._warm_up(layer)
+
+            def report(phase: str, count: int, layer: Layer = layer) -> None:
+                if progress is not None:
+                    progress(layer, phase, count)
+
+            yield layer, self.maker.row(layer, progress=report)
+
+    def _warm_up(self, layer: Layer) -> None:
+        """One search before the first that is timed: the solver's libraries load at first use."""
+        # Whatever is wrong with the layer, its row will tell.
+        with suppress(Exception):
+            worker.call(self.maker.warm_up, layer)
+
+    def finished(self) -> list[BenchRow]:
+        """Rows so far, in the suite's order."""
+        return [self.rows[layer.index] for layer in self.layers if layer.index in self.rows]
+
+    def summary(self) -> dict[str, Any]:
+        return summarise(self.finished())
+
+    def exit_code(self) -> int:
+        """1 where the package failed in a layer; an error's code where every row has one."""
+        rows = self.finished()
+        if any(row.is_bug for row in rows):
+            return InvariantError.exit_code
+        errors = [row.error for row in rows if row.error is not None]
+        return errors[0].exit_code if errors and len(errors) == len(rows) else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``bench --json``."""
+        maker = self.maker
+        return {
+            "suite": self.suite,
+            "target": maker.spec.name,
+            "instruction": str(maker.spec.instruction.computation),
+            "constraints": maker.constraints.name,
+            "layout": maker.layout,
+            "backend": maker.backend,
+            "epilogue": maker.epilogue and asdict(maker.epilogue),
+            "baselines": {one.name: one.identity() for one in maker.baselines},
+            "seed": maker.seed,
+            "rows": [row.to_json() for row in self.finished()],
+            "summary": self.summary(),
+            "counted": COUNTED,
+            "not_run": list(self.missing),
+            **provenance(),
+            "taken_from_store": self.taken,
+            "store": str(self.store.path),
+        }
+
+
+def open_bench(
+    suite_name: str,
+    target: str | HardwareSpec,
+    *,
+    constraints: str | ConstraintSet | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    layers: str | None = None,
+    backend: BackendChoice = "auto",
+    execute: bool = True,
+    layout: str = "NCHW",
+    seed: int = 0,
+    timeout: float | None = None,
+    results: Path | None = None,
+    fresh: bool = False,
+    untuned: bool = False,
+    output: str | None = None,
+    relu: bool = False,
+    bias: bool = False,
+    scale: bool = False,
+    baselines: Sequence[str] = (),
+    method: MethodName = "implicit",
+) -> Bench:
+    """A suite ready to run, with the rows that an earlier run completed.
+
+    ``suite_name`` is a shipped one, or a file: a table of layers as CSV, or a model, whose distinct
+    products are the layers; ``shapes`` has the sizes of a model's inputs that it leaves open.
+    ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
+    can execute here and only solves elsewhere; ``generic`` runs portable
+    code anywhere. ``results`` is the folder of the store, ``fresh`` forgets what it holds of this
+    suite. ``constraints`` None and ``untuned`` are as for :func:`~cpembed.driver.run.run`, and so are
+    ``output``, ``relu``, ``bias`` and ``scale``, for kernels that are not simulated. ``baselines``
+    names libraries to run beside each kernel (:attr:`~cpembed.targets.base.Target.baselines`): they
+    store the same, and without any of ``output`` to ``scale`` both sides store what the library's
+    fastest form does. ``method`` is by what convolutions are computed, as for
+    :func:`~cpembed.driver.run.run`; without a baseline only.
+
+    Raises :class:`WorkloadError` for an unknown suite, layer or baseline, for a baseline of kernels
+    that have no time of their own here, for something to be stored where nothing is to run, and
+    for steps beside a baseline without ``output``; :class:`SpecError` for a wrong target or
+    constraint set; :class:`BackendUnavailable` for an impossible ``native`` or baseline, and for
+    something to be stored by an instruction that this machine lacks.
+    """
+    spec = hardware_spec(target)
+    named_layers = named_suite(suite_name, spec, shapes)
+    chosen = select_layers(named_layers, layers)
+    for layer in chosen:
+        if isinstance(layer, ComputedLayer):
+            # It refuses a layout: better before anything runs.
+            layer.workload(layout=layout)
+    missing = missing_for(spec) if execute and backend != PORTABLE else ()
+    if backend == "native" and missing:
+        raise BackendUnavailable(
+            f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+        )
+    epilogue = None
+    storing = Storing(output, None, bias, scale, relu)
+    if output is not None or storing.steps:
+        check_stored(spec, execute, backend, missing)
+        epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
+    if baselines:
+        check_comparable(spec, execute, backend, missing)
+        if method != "implicit":
+            raise WorkloadError(
+                f"a baseline is compared with kernels of the implicit method, not with {method}: "
+                "leave one of them out"
+            )
+        if any(isinstance(layer, ComputedLayer) for layer in chosen):
+            raise WorkloadError(
+                f"{named_layers.name} has layers that no operator's sizes make, which no library "
+                "is called with: leave the baseline out"
+            )
+        if epilogue is not None and output is None:
+            raise WorkloadError(
+                "what a baseline stores after these steps has to be said: add --output (output=), "
+                f"one of {', '.join(RESULT_TYPES)}"
+            )
+    named = constraints or spec.constraints or DEFAULT_CONSTRAINTS
+    maker = RowMaker(
+        spec=spec,
+        strict=load_constraint_set(STRICT),
+        constraints=load_constraint_set(named) if isinstance(named, str) else named,
+        backend=backend if execute and not missing else None,
+        layout=layout,
+        seed=seed,
+        timeout=timeout,
+        any_set=constraints is None and spec.constraints is None,
+        untuned=untuned,
+        epilogue=epilogue,
+        baselines=open_baselines(baselines, spec, epilogue),
+        method=method,
+    )
+    names = (named_layers.name, spec.name, maker.constraints.name)
+    key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
+    store = ResultStore(results or default_directory(), names, key, BenchRow, flaw)
+    store.open(fresh=fresh)
+    rows = _usable(store.load(), chosen, maker)
+    return Bench(named_layers.name, chosen, maker, missing, store, rows, len(rows))
+
+
+def select_layers(named: NamedSuite, text: str | None) -> tuple[Layer, ...]:
+    """Layers of a suite by index and range, in its order; None selects all.
+
+    >>> from cpembed.workloads.suites import suite
+    >>> deepbench = NamedSuite("deepbench", suite("deepbench"))
+    >>> [layer.index for layer in select_layers(deepbench, "3,0,5-7")]
+    [0, 3, 5, 6, 7]
+    """
+    layers = named.layers
+    if text is None:
+        return layers
+    picked: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise WorkloadError(f"layers {text!r}: {part!r} is neither 3 nor 3-7")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= len(layers):
+            allowed = f"{named.name} has layers 0 to {len(layers) - 1}"
+            raise WorkloadError(f"layers {text!r}: there is no {part.strip()}; {allowed}")
+        picked.update(range(first, last + 1))
+    return tuple(layer for layer in layers if layer.index in picked)
+
+
+def _row_flaw(layers: Sequence[Layer]) -> Callable[[BenchRow], str | None]:
+    """Also that a row is of the layer of its index."""
+    labels = {layer.index: layer.label for layer in layers}
+
+    def flaw(row: BenchRow) -> str | None:
+        if labels.get(row.index) != row.label:
+            return f"layer {row.index} is not {row.label}"
+        return row.flaw()
+
+    return flaw
+
+
+def _usable(
+    stored: Iterable[BenchRow], layers: Sequence[Layer], maker: RowMaker
+) -> dict[int, BenchRow]:
+    """The last row of each layer, unless it is an error or a disturbed comparison, which are worth
+    another try, or tuning knows something else since."""
+    wanted = {layer.index: layer for layer in layers}
+    last = {row.index: row for row in stored if row.index in wanted}
+    return {
+        index: row
+        for index, row in last.items()
+        if row.error is None
+        and not row.has_noisy_comparison
+        and maker.is_current(wanted[index], row)
+    }
+
+
+def _key(named: NamedSuite, maker: RowMaker) -> dict[str, Any]:
+    """Everything that the rows depend on."""
+    here = machine()
+    own = {} if named.digest is None else {"layers": named.digest}
+    own |= {} if maker.method == "implicit" else {"method": maker.method}
+    return {
+        "suite": named.name,
+        **own,
+        "target": maker.spec.name,
+        "spec": _specifications(maker.spec),
+        "constraints": maker.constraints.name,
+        # What the files say, those they extend included.
+        "constraint_sets": _digest(
+            repr((maker.strict, maker.constraints, load_constraint_set(WIDER))).encode()
+        ),
+        "backend": maker.backend,
+        "layout": maker.layout,
+        "epilogue": maker.epilogue and asdict(maker.epilogue),
+        "seed": maker.seed,
+        "timeout": maker.timeout,
+        "tuned": _tuned(maker),
+        "calibration": _calibrated(maker),
+        "baselines": {one.name: one.identity() for one in maker.baselines},
+        "versions": versions(),
+        "source": source_digest(),
+        "cpu": here["cpu"],
+        "threads": here["threads"],
+    }
+
+
+def _specifications(spec: HardwareSpec) -> str:
+    """Of the target, and of those that run in its place."""
+    others = [load_hardware_spec(name) for name in spec.alternatives]
+    return _digest(b"".join(Path(one.path).read_bytes() for one in (spec, *others)))
+
+
+def _tuned(maker: RowMaker) -> str | None:
+    """What tuning contributes to the rows; None where they do not depend on it."""
+    if maker.backend in (None, PORTABLE):
+        return None
+    return "never" if maker.untuned else "any set" if maker.any_set else "this set"
+
+
+def _calibrated(maker: RowMaker) -> str | None:
+    """What schedules and the share of the peak depend on; None where rows do not."""
+    if maker.backend in (None, PORTABLE):
+        return None
+    return _digest(open_target(maker.spec).figures().encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,208 @@
+"""Makes the rows of a benchmark: searches a layer, runs its kernel, keeps what goes wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from cpembed import worker
+from cpembed.driver.bench_baselines import BaselineRow, baseline_row
+from cpembed.driver.bench_layers import layer_workload
+from cpembed.driver.bench_results import error_row, run_row, solved_row
+from cpembed.driver.bench_rows import (
+    BenchRow,
+    ErrorRow,
+    RunRow,
+    SolvedRow,
+)
+from cpembed.driver.chosen import BackendChoice
+from cpembed.driver.methods import MethodName
+from cpembed.driver.run import run
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
+from cpembed.baselines.base import Baseline, Subject
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.errors import CpembedError, CrashError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.kernel.epilogue import Epilogue, Storing
+from cpembed.targets.registry import open_target
+from cpembed.tuning.records import Lookup, Record, best_record
+from cpembed.workloads.own_suites import ComputedLayer
+from cpembed.workloads.suites import Layer
+
+Phase = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """How every layer of a suite is treated; ``backend`` None: solve, do not run.
+
+    ``any_set``: what was tuned under any constraint set is used, not only under ``constraints``;
+    ``untuned``: none of it. ``epilogue``: what kernels store, None for the sums, or what a target
+    stores by default. ``baselines`` run beside each kernel that uses the instruction.
+    ``method``: by which convolutions are computed.
+    """
+
+    spec: HardwareSpec
+    strict: ConstraintSet
+    constraints: ConstraintSet
+    backend: BackendChoice | None
+    layout: str
+    seed: int
+    timeout: float | None
+    any_set: bool = False
+    untuned: bool = False
+    epilogue: Epilogue | None = None
+    baselines: tuple[Baseline, ...] = ()
+    method: MethodName = "implicit"
+
+    def workload(self, layer: Layer) -> Computation:
+        """The layer on the target's element types."""
+        if isinstance(layer, ComputedLayer):
+            return layer_workload(layer, self.layout, self.spec)
+        named = layer.workload(default_dtypes(self.spec), self.layout)
+        return named if is_typed([layer.label]) else typed_by_roles(named, self.spec.instruction)
+
+    def is_current(self, layer: Layer, row: BenchRow) -> bool:
+        """Whether a stored row is of what tuning knows now."""
+        run = row.run
+        if run is None or self.backend in (None, "generic"):
+            return True
+        kept = None if self.untuned else self._kept(layer, run.instead)
+        if kept is None or run.tuned is None:
+            return kept is None and run.tuned is None
+        known = kept.trial.identifier.split("+")[0], kept.trials
+        return known == (run.tuned.embedding, run.tuned.trials)
+
+    def _kept(self, layer: Layer, instead: str | None) -> Record[Any] | None:
+        workload = self.workload(layer)
+        target = open_target(self.spec if instead is None else load_hardware_spec(instead))
+        constraints = None if self.any_set else self.constraints
+        epilogue = target.epilogue(workload, Storing()) if self.epilogue is None else self.epilogue
+        return best_record(target, Lookup(workload, epilogue, constraints))
+
+    def row(self, layer: Layer, *, progress: Phase) -> BenchRow:
+        """The layer's row, made in the worker; an exception of its searches or its kernel is part
+        of it, and so is what ended the worker."""
+        started = time.perf_counter()
+        try:
+            draft = worker.call(self.draft, layer, progress=progress)
+        except CrashError as error:
+            draft = Draft(error=error_row(error))
+        return _row(layer, draft, time.perf_counter() - started)
+
+    def failed(self, layer: Layer, error: CpembedError) -> BenchRow:
+        """The row of a layer that nothing is known of but what went wrong."""
+        return _row(layer, Draft(error=error_row(error)), 0.0)
+
+    def draft(self, layer: Layer, *, progress: Phase) -> Draft:
+        """What there is of the layer's row; an exception is part of it."""
+        draft = Draft()
+        try:
+            workload = self.workload(layer)
+            draft.macs = workload.macs
+            self._fill(draft, layer, workload, progress)
+        except Exception as error:
+            draft.error = error_row(error)
+        return draft
+
+    def warm_up(self, layer: Layer) -> None:
+        """A search like those of rows."""
+        workload = self.workload(layer)
+        self.solve(workload, self.strict, lambda phase, count: None)
+
+    def solve(
+        self, workload: Computation, chosen: ConstraintSet | None, report: Phase
+    ) -> SolveResult:
+        return solve(
+            workload,
+            self.spec,
+            chosen,
+            top=1,
+            timeout=self.timeout,
+            seed=self.seed,
+            progress=report,
+        )
+
+    def _fill(self, draft: Draft, layer: Layer, workload: Computation, report: Phase) -> None:
+        draft.strict = solved_row(self.solve(workload, self.strict, report))
+        chosen = None if self.any_set else self.constraints
+        if self.backend is None:
+            again = chosen == self.strict
+            draft.best = draft.strict if again else solved_row(self.solve(workload, chosen, report))
+            return
+        try:
+            result = run(
+                workload,
+                self.spec,
+                constraints=chosen,
+                backend=self.backend,
+                seed=self.seed,
+                timeout=self.timeout,
+                progress=report,
+                untuned=self.untuned,
+                method=self.method,
+                **({} if self.epilogue is None else _options(self.epilogue)),
+            )
+        except Exception:
+            # What was found is worth a row although it did not run.
+            draft.best = solved_row(self.solve(workload, chosen, report))
+            raise
+        if isinstance(result, SolveResult):
+            draft.best = solved_row(result)
+            return
+        # What the suite's target has, also where another one ran in its place.
+        draft.best = solved_row(result.solved if result.instead is None else result.instead.solved)
+        draft.run = run_row(result)
+        if self.baselines:
+            compared = self._beside(result, layer, report)
+            draft.run = msgspec.structs.replace(draft.run, baselines=compared)
+
+    def _beside(self, result: RunResult, layer: Layer, report: Phase) -> dict[str, BaselineRow]:
+        """The kernel and each baseline, timed interleaved."""
+        subject = Subject.of(layer, result.solved.workload, self.layout, self.epilogue)
+        found: dict[str, BaselineRow] = {}
+        for baseline in self.baselines:
+            report(f"beside {baseline.name}", 0)
+            found[baseline.name] = baseline_row(result, baseline, subject)
+        return found
+
+
+def _row(layer: Layer, draft: Draft, seconds: float) -> BenchRow:
+    return BenchRow(
+        layer.index,
+        layer.label,
+        layer.application,
+        layer.count,
+        draft.macs,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds,
+        draft.strict,
+        draft.best,
+        draft.run,
+        draft.error,
+    )
+
+
+def _options(epilogue: Epilogue) -> dict[str, Any]:
+    """Of :func:`~cpembed.driver.run.run`."""
+    steps = {name: getattr(epilogue, name) for name in ("scale", "bias", "relu")}
+    return {"output": epilogue.dtype, "shift": epilogue.shift or None, **steps}
+
+
+@dataclass
+class Draft:
+    """What is known of a layer's row so far."""
+
+    macs: int = 0
+    strict: SolvedRow | None = None
+    best: SolvedRow | None = None
+    run: RunRow | None = None
+    error: ErrorRow | None = None

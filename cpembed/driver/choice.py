@@ -1,0 +1,171 @@
+"""What a search is given and which candidate is taken, beyond what the command line says.
+
+>>> from cpembed.driver.solve import solve, workload
+>>> layer = workload("O[m,n] += W[n,k] * I[m,k] m=1 n=64 k=64", target="vta_1x16x16")
+>>> better_order(solve(layer, "vta_1x16x16")).partition(":")[0]
+'the factors in the order I, W use 100.0% of vta_1x16x16 instead of 6.2%'
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cpembed.driver.solve import SolveResult, solve
+from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WELL_USED
+from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
+from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.embedding.constraints.base import slides
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.errors import TransformError, WorkloadError
+from cpembed.hw.instruction import OperandMemory, StrideRule
+from cpembed.ir.computation import Computation
+from cpembed.resources import hardware_spec_files
+from cpembed.selection.ranking import RankedCandidate
+
+POOR = 0.5
+"""Utilisation below which another order of the factors, or another target, is tried: there a factor
+of two is lost."""
+
+_SHORT = 0.5
+"""Seconds: only a search that was done sooner is repeated for a note, and no longer than this."""
+
+
+def pick(solved: SolveResult, rank: int) -> RankedCandidate:
+    """The candidate of a rank, out of a result that holds at least the best ``rank``.
+
+    Raises :class:`TransformError` where no embedding that was found has a program,
+    :class:`WorkloadError` for a rank that does not exist.
+    """
+    if not solved.embeddings:
+        reason = solved.not_derivable[0] if solved.not_derivable else "they are not axis maps"
+        raise TransformError(
+            f"no program can be derived from the embeddings of {solved.constraints.name}: {reason};"
+            f" use --constraints {DEFAULT_CONSTRAINTS}"
+        )
+    if rank > len(solved.embeddings):
+        last = len(solved.embeddings)
+        allowed = "1" if last == 1 else f"1 to {last}"
+        raise WorkloadError(
+            f"there is no candidate of rank {rank}: {solved.target.name} has {allowed} in "
+            f"{solved.workload.name} under {solved.constraints.name}"
+        )
+    return solved.embeddings[rank - 1]
+
+
+def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computation:
+    """A workload whose element types a target gave by position, under a set that may exchange the
+    factors: the position then says nothing, so the factor that is read through a window gets what
+    the image of a convolution gets, the first type."""
+    if len(workload.inputs) != 2 or not constraints.exchanges_factors:
+        return workload
+    windows = {
+        read.operand
+        for read in workload.reads
+        if any(len(index.iterators) > 1 for index in read.index)
+    }
+    if windows != {workload.inputs[1].name}:
+        return workload
+    return _with_exchanged_types(workload) or workload
+
+
+def idle_padding(solved: SolveResult) -> str | None:
+    """That ``padding`` names axes that the workload does not have: a set serves many workloads, so
+    this is no error, but a slip of the pen looks the same."""
+    axes = solved.constraints.padding.axes
+    if axes == "all":
+        return None
+    unknown = [axis for axis in axes if axis not in solved.workload.extents]
+    if not unknown:
+        return None
+    there = " ".join(solved.workload.extents)
+    return (
+        f"{solved.constraints.name}: padding.axes names {', '.join(unknown)}, which "
+        f"{solved.workload.name} does not have (axes {there}): no effect here"
+    )
+
+
+def undeclared_stride(solved: SolveResult) -> str | None:
+    """That windows could be read in place, and more of the instruction used so, if its memory side
+    declared a stride; None where it declares one or that it has none, where nothing is wasted, or
+    looking would take long. Shipped targets declare all that they take.
+
+    A memory side that asks for alignment reads tiles as wholes, whatever lies between them.
+    """
+    before = solved.narrower.utilisation if solved.narrower else solved.utilisation
+    if solved.target.path in map(str, hardware_spec_files().values()):
+        return None
+    if not solved.complete or before >= WELL_USED or solved.total_seconds > _SHORT:
+        return None
+    instruction = solved.target.instruction
+    problem = pair_operands(fitting_order(solved.workload, instruction), instruction)
+    if not isinstance(problem, EmbeddingProblem):
+        return None
+    sliding = {
+        pair.instruction.operand
+        for pair in problem.pairs
+        if any(slides(problem, index, index.iterators) for index in pair.workload.index)
+    }
+    memory: dict[str, OperandMemory] = {}
+    told: list[str] = []
+    for name, side in instruction.memory.items():
+        rows = side.axes[:-1]
+        if name in sliding and rows and not side.strides and side.alignment_bytes == 1:
+            memory[name] = replace(side, strides=dict.fromkeys(rows, StrideRule.ANY))
+            table = ", ".join(f'{axis} = "any"' for axis in rows)
+            told.append(f"stride = {{ {table} }} of {name}")
+    if not told:
+        return None
+    declared = replace(instruction, memory={**instruction.memory, **memory})
+    spec = replace(solved.target, instruction=declared)
+    found = solve(solved.workload, spec, DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
+    if found.utilisation <= before:
+        return None
+    return (
+        f"{instruction.name} declares no stride between rows: if it takes one, declare "
+        f"{' and '.join(told)}; windows are then read in place, and {DEFAULT_CONSTRAINTS} uses "
+        f"{found.utilisation:.1%} of the instruction instead of {before:.1%}"
+    )
+
+
+def better_order(solved: SolveResult) -> str | None:
+    """That the workload with its factors exchanged has a better candidate, found and proven, under
+    the same set, and how to get it; None where the best one is good enough or looking would take
+    long. Where the element types keep the factors in their roles, that is with other types."""
+    tried = solved.constraints.exchanges_factors
+    if tried or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
+        return None
+    best = solved.embeddings[0]
+    instruction = solved.target.instruction
+    problem = pair_operands_or_none(solved.workload, instruction)
+    if best.overheads.occupancy >= POOR or problem is None:
+        return None
+    others = [other.workload for other in exchanged_problems(problem)]
+    typed = _with_exchanged_types(solved.workload) if not others else None
+    for other in others if typed is None else [typed]:
+        try:
+            found = solve(other, solved.target, solved.constraints, top=1, timeout=_SHORT)
+        except WorkloadError:
+            # The types fit in no order.
+            continue
+        used = found.utilisation
+        if not found.embeddings or found.embeddings[0].score >= best.score:
+            continue
+        if used > best.overheads.utilisation:
+            order = ", ".join(operand.name for operand in other.inputs)
+            more = f"{used:.1%} of {instruction.name} instead of {solved.utilisation:.1%}"
+            if typed is None:
+                how = "exchange them or use --constraints complete"
+                return f"the factors in the order {order} use {more}: {how}"
+            types = ",".join(operand.dtype for operand in (*typed.inputs, typed.output))
+            return f"with the roles of the factors {order} exchanged, {more} is used: dtype={types}"
+    return None
+
+
+def _with_exchanged_types(workload: Computation) -> Computation | None:
+    """The workload of two factors of different types with each other's types."""
+    if len(workload.inputs) != 2 or len(workload.outputs) != 1:
+        return None
+    first, second = workload.inputs
+    if first.dtype == second.dtype:
+        return None
+    return workload.with_dtypes({first.name: second.dtype, second.name: first.dtype})

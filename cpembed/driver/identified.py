@@ -1,0 +1,251 @@
+"""A candidate by its id, wherever it was printed.
+
+>>> from cpembed.driver.solve import solve, workload
+>>> layer = workload("gemm m=8 n=32 k=16", target="vta_1x16x16")
+>>> first = solve(layer, "vta_1x16x16").embeddings[0].candidate.identifier
+>>> identified(layer, solve(layer, "vta_1x16x16").target, first[:6])[1].rank
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cpembed.driver.solve import Progress, SolveResult, solve
+from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.embedding.cpsat import SearchLimits
+from cpembed.embedding.search import find_embeddings
+from cpembed.errors import TransformError, WorkloadError
+from cpembed.hw.instruction import HardwareSpec
+from cpembed.hw.loader import load_hardware_spec
+from cpembed.ir.computation import Computation
+from cpembed.selection.candidate import Candidate, derive_candidate
+from cpembed.selection.overheads import overheads
+from cpembed.selection.ranking import RankedCandidate
+from cpembed.transform.proof import require
+
+_FIRST, _MORE = 8, 8
+"""How much of a ranking is looked through for a candidate's place, and how much further next."""
+
+_ID_DIGITS = "0123456789abcdef"
+
+
+def identified(
+    workload: Computation,
+    target: HardwareSpec,
+    wanted: str,
+    *,
+    constraints: str | ConstraintSet | None = None,
+    timeout: float | None = None,
+    progress: Progress | None = None,
+) -> tuple[SolveResult, RankedCandidate]:
+    """The candidate whose id, or the start of it, is ``wanted``, proven, with the search that it
+    belongs to.
+
+    An id is that of an embedding, with ``+NAME`` for each operand that stays in place. It is looked
+    for under ``constraints``, then under the default set, among what was tuned, under the wider
+    sets, and among what :func:`~cpembed.driver.run.run` considers beside their best.
+
+    Raises :class:`WorkloadError` where there is none, or several begin so.
+    """
+    from cpembed.tuning.records import WIDEST
+
+    start, *kept = wanted.split("+")
+    if not start or set(start) - set(_ID_DIGITS):
+        raise WorkloadError(f"{wanted!r} is no id: an id is hexadecimal, as 0c78d175afb8")
+    search = _Search(workload, target, start, tuple(kept), timeout, progress)
+    named = [] if constraints is None else [_loaded(constraints)]
+    first = [*named, *map(load_constraint_set, [] if named else [DEFAULT_CONSTRAINTS])]
+    wider = [DEFAULT_CONSTRAINTS, WIDER, WIDEST]
+    others = [load_constraint_set(name) for name in wider if name not in {s.name for s in first}]
+    for found in (
+        *(lambda chosen=chosen: search.under(chosen) for chosen in first),
+        lambda: search.tuned(first[0]),
+        *(lambda chosen=chosen: search.under(chosen) for chosen in others),
+        lambda: search.beside(first[0]),
+    ):
+        result = found()
+        if result is not None:
+            return result
+    raise WorkloadError(search.unknown([*first, *others]))
+
+
+def _loaded(constraints: str | ConstraintSet) -> ConstraintSet:
+    return load_constraint_set(constraints) if isinstance(constraints, str) else constraints
+
+
+@dataclass(frozen=True)
+class _Search:
+    workload: Computation
+    target: HardwareSpec
+    start: str
+    in_place: tuple[str, ...]
+    timeout: float | None
+    progress: Progress | None
+
+    @property
+    def wanted(self) -> str:
+        return "+".join((self.start, *self.in_place))
+
+    def under(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
+        """Among all embeddings of a set."""
+        found = find_embeddings(
+            self.workload,
+            self.target.instruction,
+            constraints,
+            SearchLimits(seconds=self.timeout),
+            self.progress,
+        )
+        name = self._one(embedding.identifier() for embedding in found.embeddings)
+        if name is None:
+            return None
+        total, top = len(found.embeddings), _FIRST
+        while True:
+            solved = self._solve(constraints, top, name)
+            for ranked in solved.embeddings:
+                if ranked.candidate.embedding.identifier() == name:
+                    return solved, self._kept_in_place(ranked)
+            if top >= total:
+                # Found, and no rewrite can serve it.
+                reason = next(iter(solved.not_derivable), "it is no axis map")
+                raise WorkloadError(f"{name} has no program: {reason}")
+            top *= _MORE
+
+    def tuned(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
+        """Among the trials that tuning kept of the workload and the target."""
+        from cpembed.driver.tune import known
+        from cpembed.tuning.database import workload_key
+        from cpembed.tuning.records import Record, first_proven
+
+        key = workload_key(self.workload)
+        files = [
+            file
+            for file in known()
+            if file.key["workload"] == key and file.key["target"] == self.target.name
+        ]
+        trials: dict[str, tuple[Any, Any]] = {}
+        for file in files:
+            for trial in file.trials:
+                trials.setdefault(trial.identifier, (file, trial))
+        name = self._exact_or_one(trials)
+        if name is None:
+            return None
+        file, trial = trials[name]
+        kept = Record(trial, file.count, file.key["constraints"], file.path)
+
+        def best(without: Collection[str]) -> Record[Any] | None:
+            return None if without else kept
+
+        def any_schedule(candidate: Candidate, trial: Any) -> None:
+            """The candidate is shown; what runs is chosen anew."""
+
+        choice = first_proven(self.workload, self.target, best, any_schedule)
+        if choice is None:
+            return None
+        return self._solve(constraints, _FIRST), choice.ranked(constraints.weights)
+
+    def beside(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
+        """Among the variants that a CPU considers beside the best candidates."""
+        from cpembed.driver.chosen import Request, considered
+
+        asked = Request(self.workload, self.target, timeout=self.timeout, progress=self.progress)
+        found = {
+            ranked.candidate.identifier: ranked
+            for ranked in considered(asked)
+            if ranked.candidate.variant
+        }
+        name = self._exact_or_one(found)
+        if name is None:
+            return None
+        require(found[name].candidate.program)
+        return self._solve(constraints, _FIRST), found[name]
+
+    def unknown(self, sets: Iterable[ConstraintSet]) -> str:
+        """Where it was looked for, and the target that has it if there is one."""
+        names = ", ".join(dict.fromkeys(chosen.name for chosen in sets))
+        for name in self.target.alternatives:
+            if self._of(load_hardware_spec(name)):
+                return (
+                    f"{self.wanted} is no candidate of {self.target.name}, but of {name}, which "
+                    f"may run in its place: give --target {name}"
+                )
+        return (
+            f"no candidate of {self.target.name} in {self.workload.name} has the id {self.wanted}, "
+            f"under {names} or among what was tuned: give the --target, the sizes and the "
+            "--constraints with which it was printed"
+        )
+
+    def _of(self, other: HardwareSpec) -> bool:
+        try:
+            there = replace(self, target=other)
+            return there.under(load_constraint_set(DEFAULT_CONSTRAINTS)) is not None
+        except WorkloadError:
+            # Several begin so, or the element types are not the other one's.
+            return False
+
+    def _solve(self, constraints: ConstraintSet, top: int, name: str | None = None) -> SolveResult:
+        """The best, or of these the named one with its neighbours in the ranking."""
+
+        def around(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
+            for place, item in enumerate(ranked):
+                if item.candidate.embedding.identifier() == name:
+                    return ranked[max(place - 1, 0) : place + 2]
+            return ()
+
+        return solve(
+            self.workload,
+            self.target,
+            constraints,
+            top=top,
+            keep=None if name is None else around,
+            timeout=self.timeout,
+            progress=self.progress,
+        )
+
+    def _exact_or_one(self, names: Collection[str]) -> str | None:
+        """Of candidates with and without operands in place: the one, or that without where the
+        id names none."""
+        ending = "".join(f"+{name}" for name in self.in_place)
+        alike = [n for n in names if n.partition("+")[0] + ending == n]
+        return self._one(alike) or (None if self.in_place else self._one(names))
+
+    def _one(self, names: Iterable[str]) -> str | None:
+        """The one name that begins as wanted.
+
+        Raises :class:`WorkloadError` where several do.
+        """
+        found = sorted({name for name in names if name.startswith(self.start)})
+        if len(found) > 1:
+            raise WorkloadError(
+                f"{len(found)} candidates have an id that begins with {self.start}, such as "
+                f"{found[0]} and {found[1]}: give more of it"
+            )
+        return found[0] if found else None
+
+    def _kept_in_place(self, ranked: RankedCandidate) -> RankedCandidate:
+        """The same embedding with the operands in place that the id names."""
+        if not self.in_place:
+            return ranked
+        workload = ranked.candidate.program.unfused
+        _check_operands(self.in_place, workload)
+        try:
+            candidate = derive_candidate(
+                workload,
+                self.target.instruction,
+                ranked.candidate.embedding,
+                in_place=self.in_place,
+            )
+        except TransformError as error:
+            raise WorkloadError(f"{self.wanted} has no program: {error}") from error
+        require(candidate.program)
+        return replace(ranked, candidate=candidate, overheads=overheads(candidate.program))
+
+
+def _check_operands(names: Collection[str], workload: Computation) -> None:
+    there = [operand.name for operand in workload.operands]
+    for name in names:
+        if name not in there:
+            raise WorkloadError(f"{name!r} is no operand of {workload.name}: {' '.join(there)}")

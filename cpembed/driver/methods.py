@@ -1,0 +1,221 @@
+"""Which method computes a convolution, and the kernel of its product.
+
+``auto`` compares what the target's model expects of each method; what is not ``implicit`` runs as
+parts around a product, which is chosen as any workload is.
+
+>>> from cpembed.driver.solve import workload
+>>> layer = workload("conv2d n=1 c=8 h=8 w=8 k=8 r=3 s=3 dtype=int8")
+>>> compares(Request(layer, "vta_1x16x16"))
+False
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from cpembed.driver.chosen import AS_IT_IS, Chosen, Request, choose, executing
+from cpembed.driver.solve import SolveResult
+from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
+from cpembed.ir.computation import Computation
+from cpembed.methods.accuracy import UNIT_ROUNDOFF
+from cpembed.methods.convolution import as_convolution
+from cpembed.methods.im2col import explicit
+from cpembed.methods.rewritten import Rewritten
+from cpembed.methods.winograd import Winograd, winograd
+from cpembed.targets.choice import Choice
+from cpembed.targets.methods import MethodPlan, Methods
+
+MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
+METHODS: tuple[MethodName, ...] = get_args(MethodName)
+
+_REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
+    "explicit": explicit,
+    "winograd_2x2": lambda workload: winograd(workload, 2, channels_last=True),
+    "winograd_4x4": lambda workload: winograd(workload, 4, channels_last=True),
+}
+"""Transforms have lanes along channels, so that Winograd's operands have channels last."""
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A rewritten convolution: its plan, which kernel its product has, and what the model expects
+    of one call, in microseconds."""
+
+    plan: MethodPlan
+    product: Chosen
+    estimated: float
+
+    @property
+    def method(self) -> Rewritten:
+        return self.plan.method
+
+    @property
+    def workload(self) -> Computation:
+        """The convolution."""
+        return self.method.convolution.workload
+
+    def to_json(self) -> dict[str, Any]:
+        method = self.method
+        return {
+            "product": str(self.plan.product),
+            "extents": self.plan.product.extents,
+            "products": self.plan.count,
+            "relative_multiplications": method.relative_multiplications,
+            "exact": not isinstance(method, Winograd) or method.is_exact,
+            "estimated_us": self.estimated,
+        }
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The method that runs, ``rewritten`` None for the implicit one, and the ``estimates`` of those
+    that were compared, in microseconds by name; of the others, why they were ``refused``."""
+
+    rewritten: MethodChoice | None
+    estimates: Mapping[str, float]
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def name(self) -> str:
+        return "implicit" if self.rewritten is None else self.rewritten.method.name
+
+    def to_json(self) -> dict[str, Any]:
+        """The member ``method`` of documents."""
+        own = {} if self.rewritten is None else self.rewritten.to_json()
+        compared = {"estimates_us": dict(self.estimates), "refused": dict(self.refused)}
+        return {"name": self.name, **compared, **own}
+
+
+@dataclass(frozen=True)
+class MethodError:
+    """What a method's outputs are off by from the convolution in float64: the ``largest``, the root
+    of the mean square, the largest output in size, and the largest ``bound``, that of its tile size
+    for all data of these magnitudes (:func:`~cpembed.methods.accuracy.bound`)."""
+
+    largest: float
+    rms: float
+    output: float
+    bound: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "largest": self.largest,
+            "rms": self.rms,
+            "largest_output": self.output,
+            "bound": self.bound,
+        }
+
+
+def compares(asked: Request) -> bool:
+    """Whether ``auto`` looks at methods beside the implicit one: for convolutions of float32 or
+    float64 by windows of several taps, of which nothing else is asked. Transforms are exact for
+    few integers, and too coarse for shorter floats."""
+    if not asked.anything or asked.epilogue is not None or asked.storing != AS_IT_IS:
+        return False
+    if any(operand.dtype not in UNIT_ROUNDOFF for operand in asked.workload.operands):
+        return False
+    try:
+        windows = as_convolution(asked.workload).windows
+    except WorkloadError:
+        return False
+    return any(window.taps > 1 for window in windows)
+
+
+def chosen_method(
+    asked: Request, method: MethodName
+) -> tuple[Chosen, Compared | None] | SolveResult:
+    """What runs: the candidate of the workload, or of its method's product, and the method where
+    one was chosen; the :class:`SolveResult` where the search found nothing.
+
+    Raises as :func:`choose_method` and :func:`~cpembed.driver.chosen.choose` do.
+    """
+    if method not in ("auto", "implicit"):
+        rewritten = choose_method(asked, method)
+        estimates = {rewritten.method.name: rewritten.estimated}
+        return rewritten.product, Compared(rewritten, estimates)
+    chosen = choose(asked)
+    if isinstance(chosen, SolveResult):
+        return chosen
+    compared = fastest(asked, chosen) if method == "auto" else None
+    if compared is not None and compared.rewritten is not None:
+        return compared.rewritten.product, compared
+    return chosen, compared
+
+
+def choose_method(asked: Request, method: MethodName) -> MethodChoice:
+    """A method that is insisted on, none of ``auto`` and ``implicit``.
+
+    Raises :class:`WorkloadError` where it is not for the workload or for what is asked of it, and
+    :class:`LoweringError` where the target runs no such methods here.
+    """
+    if asked.epilogue is not None or asked.storing != AS_IT_IS:
+        raise WorkloadError(
+            f"--method {method} stores the sums as they are: leave out what changes them, or take "
+            "--method implicit"
+        )
+    return _estimated(asked, _REWRITES[method](asked.workload))
+
+
+def fastest(asked: Request, implicit: Chosen) -> Compared | None:
+    """The fastest method by estimate, given what the implicit one runs; None where no other is
+    compared with it."""
+    estimate, target = implicit.choice.estimated, implicit.plan.target
+    if estimate is None or target.unit != "us" or target.methods is None or not compares(asked):
+        return None
+    estimates: dict[str, float] = {"implicit": estimate}
+    refused: dict[str, str] = {}
+    best: MethodChoice | None = None
+    for name, rewrite in _REWRITES.items():
+        try:
+            found = _estimated(asked, rewrite(asked.workload))
+        except (BackendUnavailable, LoweringError, SpecError, WorkloadError) as error:
+            refused[name] = str(error)
+            continue
+        estimates[found.method.name] = found.estimated
+        if best is None or found.estimated < best.estimated:
+            best = found
+    if best is not None and best.estimated * target.equal >= estimate:
+        best = None
+    return Compared(best, estimates, refused)
+
+
+def _estimated(asked: Request, method: Rewritten) -> MethodChoice:
+    """A method by the fastest of its plans."""
+    best: MethodChoice | None = None
+    refused: list[str] = []
+    for plan in _plans(asked, method):
+        product = choose(replace(asked, workload=plan.product))
+        if isinstance(product, SolveResult):
+            refused.append(f"{plan.product.name}: {product.why_nothing}")
+            continue
+        methods = product.plan.target.methods
+        kept = [choice for choice in product.plan.choices if _takes(methods, choice)]
+        if not kept:
+            refused.append(
+                f"{asked.workload.name}: {product.solved.target.name} would pack the image's part "
+                f"or the result of {method.name} once more: use another method"
+            )
+            continue
+        product = replace(product, plan=replace(product.plan, choices=kept))
+        total = plan.parts_us + plan.count * (product.choice.estimated or float("inf"))
+        if best is None or total < best.estimated:
+            best = MethodChoice(plan, product, total)
+    if best is None:
+        raise LoweringError(refused[0])
+    return best
+
+
+def _takes(methods: Methods | None, choice: Choice) -> bool:
+    return methods is not None and methods.takes(choice.candidate.candidate.program)
+
+
+def _plans(asked: Request, method: Rewritten) -> tuple[MethodPlan, ...]:
+    target, missing = executing(asked)
+    if target.methods is None:
+        why = f" here ({'; '.join(missing)})" if missing else ""
+        raise LoweringError(
+            f"{target.spec.name} runs no method but the implicit one{why}: take --method implicit"
+        )
+    return target.methods.plans(method)

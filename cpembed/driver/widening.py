@@ -1,0 +1,130 @@
+"""The constraint sets of a command that is told none: a narrow one, and where the best that it
+finds wastes much of the instruction, a wider one too.
+
+The narrow set copies no operand beyond padding, and is searched in hundredths of a second. Which
+axes it leaves to an instruction depends on what its memory side reads in place, though: of a unit
+that declares no strides it may use a tenth, where windows that are unrolled fill it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from cpembed.driver.solve_result import OtherSet, SolveResult
+from cpembed.embedding.commute import exchanged_problems, fitting_order
+from cpembed.embedding.constraint_set import Weights, load_constraint_set
+from cpembed.embedding.problem import EmbeddingProblem, pair_operands
+from cpembed.selection.use_bound import utilisation_bound
+from cpembed.time_limit import OutOfTime, within
+
+DEFAULT_CONSTRAINTS = "in_place_padded"
+"""What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
+
+WIDER = "fused"
+"""What it searches too, where the instruction is badly used: an axis of the instruction may be fed
+from any axis, or from several fused into one."""
+
+WELL_USED = 0.85
+"""Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
+28, 56 columns fill, are enough."""
+
+_WORTH_SAYING = 0.02
+"""How much more of an instruction another set has to use."""
+
+Rescored = Callable[[SolveResult], Weights | None]
+"""Weights under which the wider set's candidates are ranked, from what the narrow set gave; None:
+the same."""
+
+
+_SOON = 0.3
+"""Seconds for a bound, which takes a few hundredths of most layers."""
+
+_ENOUGH = 0.25
+"""Share of the time that has to be left for the second search."""
+
+
+class Search(Protocol):
+    """A search of a workload under a named set, within so many seconds."""
+
+    def __call__(
+        self, named: str, /, *, timeout: float | None, weights: Weights | None
+    ) -> SolveResult: ...
+
+
+def default_searches(
+    search: Search,
+    timeout: float | None = None,
+    weights: Weights | None = None,
+    rescored: Rescored | None = None,
+) -> tuple[SolveResult, ...]:
+    """What the narrow set gives, and the wider one where it is searched; each says so of the
+    other."""
+    started = time.perf_counter()
+    first = search(DEFAULT_CONSTRAINTS, timeout=timeout, weights=weights)
+    left = None if timeout is None else timeout - (time.perf_counter() - started)
+    # Graphs that differ in labels differ under every set; a search that takes most of the time
+    # leaves too little for one of a wider set.
+    late = timeout is not None and left is not None and left < timeout * _ENOUGH
+    hopeless = first.search.formulation is None or late
+    if hopeless or first.occupancy >= WELL_USED:
+        return (with_bound(first),)
+    # A model of the machine has other reasons to choose than how much of the instruction is used.
+    bound = _bound(first) if rescored is None else None
+    if bound is not None and not _is_worth_saying(first, bound):
+        # Too little for a search. Where nothing fits, that something else might is still said.
+        might_fit = not first.embeddings and bound > 0
+        return (_with(first, bound) if might_fit else first,)
+    scored = None if rescored is None else rescored(first)
+    second = search(WIDER, timeout=left, weights=scored or weights)
+    return (
+        replace(first, wider=OtherSet.of(second)),
+        replace(second, narrower=OtherSet.of(first)),
+    )
+
+
+def best_of(results: Sequence[SolveResult]) -> SolveResult:
+    """The result with the best candidate, the first of equals or where there is none."""
+    scores = [r.embeddings[0].score if r.embeddings else float("inf") for r in results]
+    return results[scores.index(min(scores))]
+
+
+def with_bound(result: SolveResult) -> SolveResult:
+    """The result, with what the wider set might use, where that is more."""
+    bound = _bound(result) if result.embeddings else None
+    return _with(result, bound) if bound is not None and _is_worth_saying(result, bound) else result
+
+
+def _with(result: SolveResult, bound: float) -> SolveResult:
+    useful = bound * result.workload.useful_macs / result.workload.macs
+    return replace(result, wider=OtherSet(WIDER, useful, searched=False))
+
+
+def _is_worth_saying(result: SolveResult, bound: float) -> bool:
+    return bound > result.occupancy + _WORTH_SAYING
+
+
+def _bound(result: SolveResult) -> float | None:
+    """Of what the wider set can use; None where nothing is known of it, or not soon."""
+    if result.occupancy > 1 - _WORTH_SAYING:
+        return 1.0
+    try:
+        return within(_SOON, lambda: _bound_of(result))
+    except OutOfTime:
+        return None
+
+
+def _bound_of(result: SolveResult) -> float | None:
+    instruction = result.target.instruction
+    problem = pair_operands(fitting_order(result.workload, instruction), instruction)
+    if not isinstance(problem, EmbeddingProblem):
+        return None
+    wider = load_constraint_set(WIDER)
+    problems = [problem]
+    if result.exchanged or not result.embeddings:
+        problems += exchanged_problems(problem)
+    bounds = [utilisation_bound(each, wider) for each in problems]
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None
