@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.measure.environment import provenance, provenance_lines
 from cpembed.worker import IN_PROCESS_VARIABLE
 from cpembed.workloads.suites import suite

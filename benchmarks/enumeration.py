@@ -26,8 +26,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.solve import default_dtypes, hardware_spec, solve
 from cpembed.bulk import without_collection
+from cpembed.driver.named import default_dtypes, hardware_spec
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.search import find_embeddings
 from cpembed.hw.instruction import HardwareSpec

@@ -90,7 +90,7 @@ def names_of(part: str) -> list[str]:
 
 
 def measured(part: str, target: str, kept: dict[int, Row]) -> Iterator[Row]:
-    from cpembed.driver.solve import hardware_spec
+    from cpembed.driver.named import hardware_spec
     from cpembed.targets.registry import open_target
     from cpembed.workloads.suites import DEFAULT_LAYOUT, suite
 
@@ -120,8 +120,9 @@ def expanded(only: str) -> list[int]:
 
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
-    from cpembed.driver.chosen import Request, choose
     from cpembed.baselines.base import NotCovered, Subject
+    from cpembed.driver.request import Request
+    from cpembed.driver.choose import choose
     from cpembed.ir.reference import random_inputs
 
     workload = layer.workload(("float32", "float32"), layout)
@@ -196,7 +197,8 @@ def chosen(target: str, count: int, most: int | None) -> Row:
 
 def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
-    from cpembed.driver.chosen import Chosen, Request, choose
+    from cpembed.driver.choose import Chosen, choose
+    from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 

@@ -86,9 +86,10 @@ def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 def measured(layer: Any, target: str, rounds: int) -> Row:
     """Errors, times and ratios of one layer."""
-    from cpembed.driver.chosen import Chosen, Request, choose
-    from cpembed.driver.methods import fastest
     from cpembed.baselines.base import NotCovered, Subject
+    from cpembed.driver.choose import Chosen, choose
+    from cpembed.driver.request import Request
+    from cpembed.driver.methods import fastest
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
     from cpembed.measure.interleaved import OUR_POOL, Work, time_interleaved

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cpembed.driver.explain import explain as explain
+    from cpembed.driver.named import hardware_spec as hardware_spec
+    from cpembed.driver.named import workload as workload
+    from cpembed.driver.result import SolveResult as SolveResult
     from cpembed.driver.run import run as run
-    from cpembed.driver.solve import SolveResult as SolveResult
-    from cpembed.driver.solve import hardware_spec as hardware_spec
     from cpembed.driver.solve import solve as solve
-    from cpembed.driver.solve import workload as workload
 
 _HOME = {
     "SolveResult": "cpembed.driver.solve",

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cpembed.driver.solve import hardware_spec, solve
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.solve import solve
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import LoweringError
 from cpembed.ir.computation import Computation

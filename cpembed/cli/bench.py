@@ -34,10 +34,9 @@ from cpembed.cli.output import Bar, message, print_json, print_text
 from cpembed.cli.terminal import write
 
 if TYPE_CHECKING:
-    from cpembed.driver.bench import Bench
-    from cpembed.driver.chosen import BackendChoice
-    from cpembed.driver.methods import MethodName
     from cpembed.cluster import Workers
+    from cpembed.driver.bench import Bench
+    from cpembed.driver.options import BackendName, MethodName
     from cpembed.workloads.suites import Layer
 
 
@@ -101,7 +100,7 @@ def command(
     constraints: str | None,
     shapes: dict[str, tuple[int, ...]],
     layers: str | None,
-    backend: BackendChoice,
+    backend: BackendName,
     no_run: bool,
     layout: str,
     timeout: float | None,

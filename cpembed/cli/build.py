@@ -22,7 +22,7 @@ from cpembed.cli.outcome import print_notes, print_solved, say_missing
 from cpembed.cli.output import ProgressLine, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.driver.methods import MethodName
+    from cpembed.driver.options import MethodName
 
 
 @click.command(cls=Subcommand)
@@ -85,7 +85,7 @@ def command(
     if shapes:
         raise click.UsageError("--shape is of a model, not of a workload: leave it out")
     from cpembed.driver.build import build
-    from cpembed.driver.solve import SolveResult
+    from cpembed.driver.result import SolveResult
 
     given = kernel(asked)
     with ProgressLine() as progress:

@@ -27,7 +27,7 @@ from cpembed.cli.output import ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
     from cpembed.driver.explain import Explanation
-    from cpembed.driver.methods import MethodName
+    from cpembed.driver.options import MethodName
 
 
 @click.command(cls=Subcommand)
@@ -75,7 +75,7 @@ def command(
     given = problem(asked)
     with ProgressLine() as progress:
         if chosen:
-            from cpembed.driver.chosen import Request
+            from cpembed.driver.request import Request
 
             request = Request(**given, progress=progress, untuned=untuned)
             result = api.explain_chosen(request, method)

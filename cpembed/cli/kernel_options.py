@@ -22,7 +22,7 @@ from cpembed.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from cpembed.driver.chosen import BackendChoice
+    from cpembed.driver.options import BackendName
 
 kernel_options = together(
     embedding_options,
@@ -58,7 +58,7 @@ class _Choice(TypedDict):
 
     rank: int | None
     identifier: str | None
-    backend: BackendChoice
+    backend: BackendName
     output: str | None
     shift: int | None
     bias: bool

@@ -287,7 +287,7 @@ def folder_option(name: str, words: str) -> Callable[[F], F]:
 
 def distinct(targets: Sequence[str]) -> list[str]:
     """Targets in the order given; a usage error where one is given twice."""
-    from cpembed.driver.solve import hardware_specs
+    from cpembed.driver.named import hardware_specs
 
     for number, target in enumerate(targets):
         if target in targets[:number]:
@@ -308,8 +308,7 @@ def require_one(**given: bool) -> None:
 def problem(asked: Asked) -> Problem:
     """The workload on the target's element types, the target, the set if one is asked for, the
     weights."""
-    from cpembed.driver.choice import types_by_role
-    from cpembed.driver.solve import hardware_spec, is_typed, workload
+    from cpembed.driver.named import hardware_spec, is_typed, types_for_window, workload
     from cpembed.embedding.constraint_set import Weights, load_constraint_set
 
     spec = hardware_spec(asked["target"])
@@ -317,7 +316,7 @@ def problem(asked: Asked) -> Problem:
     chosen, named = None, workload(asked["words"], spec)
     if asked["constraints"] is not None:
         chosen = load_constraint_set(asked["constraints"])
-        named = named if is_typed(asked["words"]) else types_by_role(named, chosen)
+        named = named if is_typed(asked["words"]) else types_for_window(named, chosen)
     return Problem(
         workload=named, target=spec, constraints=chosen, weights=weights, timeout=asked["timeout"]
     )

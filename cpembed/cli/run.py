@@ -22,8 +22,7 @@ from cpembed.cli.output import ProgressLine, print_json, print_text
 from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from cpembed.driver.chosen import BackendChoice
-    from cpembed.driver.methods import MethodName
+    from cpembed.driver.options import BackendName, MethodName
     from cpembed.hw.instruction import HardwareSpec
 
 
@@ -65,8 +64,8 @@ def command(
     cpembed run gemm m=64 n=64 k=64 --target gemm_16x16x16 --backend generic
     """
     use_threads(threads)
+    from cpembed.driver.result import SolveResult
     from cpembed.driver.run import run
-    from cpembed.driver.solve import SolveResult
 
     given = kernel(asked)
     _check_files(given["target"], given["backend"], trace, save)
@@ -88,7 +87,7 @@ def command(
 
 
 def _check_files(
-    spec: HardwareSpec, backend: BackendChoice, trace: Path | None, save: Path | None
+    spec: HardwareSpec, backend: BackendName, trace: Path | None, save: Path | None
 ) -> None:
     """Refuse files that there will not be, before anything is searched for."""
     from cpembed.targets.registry import missing_for, open_target

@@ -22,7 +22,8 @@ from cpembed.cli.output import ProgressLine
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cpembed.driver.estimate import EstimateResult, RankBy
+    from cpembed.driver.estimate import EstimateResult
+    from cpembed.driver.options import RankBy
     from cpembed.driver.pareto import ParetoResult
 
 TOP = 5

@@ -29,8 +29,8 @@ from cpembed.cli.outcome import print_solved
 from cpembed.cli.output import Bar, ProgressLine, message, print_json, print_text
 
 if TYPE_CHECKING:
-    from cpembed.driver.tune import OpenTuning, TuneOptions
     from cpembed.cluster import Workers
+    from cpembed.driver.tune import OpenTuning, TuneOptions
 
 
 @click.command(cls=Subcommand)
@@ -118,7 +118,7 @@ def command(
 
 
 def _tune(given: Problem, workers: Workers, options: TuneOptions, *, as_json: bool) -> int:
-    from cpembed.driver.solve import SolveResult
+    from cpembed.driver.result import SolveResult
     from cpembed.driver.tune import open_tuning
 
     with ProgressLine() as progress:
@@ -165,7 +165,7 @@ def _show(
     words: tuple[str, ...], target: str | None, database: Path | None, *, as_json: bool
 ) -> int:
     """Print what is kept; of a workload where one is named."""
-    from cpembed.driver.solve import hardware_spec
+    from cpembed.driver.named import hardware_spec
     from cpembed.driver.tune import known
     from cpembed.report import tune as report
     from cpembed.tuning.database import default_directory, workload_key

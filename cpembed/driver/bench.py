@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -23,23 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from cpembed import worker
+from cpembed.cluster import Workers
+from cpembed.cluster.base import ThisProcess
 from cpembed.driver.bench_checks import check_comparable, check_stored, open_baselines
 from cpembed.driver.bench_layers import NamedSuite, named_suite
 from cpembed.driver.bench_maker import RowMaker
 from cpembed.driver.bench_rows import BenchRow
 from cpembed.driver.bench_summary import summarise
 from cpembed.driver.bench_tasks import measures, rows_of
-from cpembed.driver.chosen import BackendChoice
-from cpembed.driver.methods import MethodName
-from cpembed.driver.solve import default_dtypes, hardware_spec
-from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WIDER
-from cpembed.cluster import Workers
-from cpembed.cluster.base import ThisProcess
-from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
+from cpembed.driver.named import default_dtypes, hardware_spec
+from cpembed.driver.options import BenchOptions, merged
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import BackendUnavailable, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.kernel.epilogue import RESULT_TYPES, Storing
+from cpembed.kernel.epilogue import RESULT_TYPES
 from cpembed.measure.environment import machine, provenance, source_digest, versions
 from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
@@ -200,59 +199,51 @@ class Bench:
 def open_bench(
     suite_name: str,
     target: str | HardwareSpec,
-    *,
-    constraints: str | ConstraintSet | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    layers: str | None = None,
-    backend: BackendChoice = "auto",
-    execute: bool = True,
-    layout: str = "NCHW",
-    seed: int = 0,
-    timeout: float | None = None,
-    results: Path | None = None,
-    fresh: bool = False,
-    untuned: bool = False,
-    output: str | None = None,
-    relu: bool = False,
-    bias: bool = False,
-    scale: bool = False,
-    baselines: Sequence[str] = (),
-    method: MethodName = "implicit",
+    options: BenchOptions | None = None,
+    **keywords: Any,
 ) -> Bench:
-    """A suite ready to run, with the rows that an earlier run completed.
+    """Prepare a suite to run, with the rows that an earlier run completed.
 
-    ``suite_name`` is a shipped one, or a file: a table of layers as CSV, or a model, whose distinct
-    products are the layers; ``shapes`` has the sizes of a model's inputs that it leaves open.
-    ``layers`` picks some (``0,3,10-20``). ``backend`` ``auto`` runs where the target's instruction
-    can execute here and only solves elsewhere; ``generic`` runs portable
-    code anywhere. ``results`` is the folder of the store, ``fresh`` forgets what it holds of this
-    suite. ``constraints`` None and ``untuned`` are as for :func:`~cpembed.driver.run.run`, and so are
-    ``output``, ``relu``, ``bias`` and ``scale``, for kernels that are not simulated. ``baselines``
-    names libraries to run beside each kernel (:attr:`~cpembed.targets.base.Target.baselines`): they
-    store the same, and without any of ``output`` to ``scale`` both sides store what the library's
-    fastest form does. ``method`` is by what convolutions are computed, as for
-    :func:`~cpembed.driver.run.run`; without a baseline only.
+    Parameters
+    ----------
+    suite_name : str
+        A shipped suite, or a file: a table of layers (CSV), or a model, whose distinct products are
+        the layers.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : BenchOptions, optional
+        Which layers, and how; its fields may also be given as keywords. ``backend`` ``auto`` runs
+        where the target's instruction can execute here and only solves elsewhere. What is stored is
+        for kernels that are not simulated; without it, kernels beside a baseline store what the
+        library's fastest form does.
 
-    Raises :class:`WorkloadError` for an unknown suite, layer or baseline, for a baseline of kernels
-    that have no time of their own here, for something to be stored where nothing is to run, and
-    for steps beside a baseline without ``output``; :class:`SpecError` for a wrong target or
-    constraint set; :class:`BackendUnavailable` for an impossible ``native`` or baseline, and for
-    something to be stored by an instruction that this machine lacks.
+    Raises
+    ------
+    WorkloadError
+        If the suite, a layer or a baseline is unknown, if a baseline is compared with kernels that
+        have no time here, or if an output is asked for and nothing is to run.
+    SpecError
+        If the target or the constraint set is wrong.
+    BackendUnavailable
+        If ``native`` or a baseline is impossible here.
     """
+    options = merged(BenchOptions, options, keywords)
+    constraints, baselines, method = options.constraints, options.baselines, options.method
+    backend, execute, output = options.backend, options.execute, options.output
     spec = hardware_spec(target)
-    named_layers = named_suite(suite_name, spec, shapes)
-    chosen = select_layers(named_layers, layers)
+    named_layers = named_suite(suite_name, spec, options.shapes)
+    chosen = select_layers(named_layers, options.layers)
     for layer in chosen:
         if isinstance(layer, ComputedLayer):
             # It refuses a layout: better before anything runs.
-            layer.workload(layout=layout)
+            layer.workload(layout=options.layout)
     missing = missing_for(spec) if execute and backend != PORTABLE else ()
     if backend == "native" and missing:
         raise BackendUnavailable(
             f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
         )
     epilogue = None
-    storing = Storing(output, None, bias, scale, relu)
+    storing = options.storing
     if output is not None or storing.steps:
         check_stored(spec, execute, backend, missing)
         epilogue = storing.epilogue(spec.name, default_dtypes(spec)[-1])
@@ -279,19 +270,19 @@ def open_bench(
         strict=load_constraint_set(STRICT),
         constraints=load_constraint_set(named) if isinstance(named, str) else named,
         backend=backend if execute and not missing else None,
-        layout=layout,
-        seed=seed,
-        timeout=timeout,
+        layout=options.layout,
+        seed=options.seed or 0,
+        timeout=options.timeout,
         any_set=constraints is None and spec.constraints is None,
-        untuned=untuned,
+        untuned=options.untuned,
         epilogue=epilogue,
         baselines=open_baselines(baselines, spec, epilogue),
         method=method,
     )
     names = (named_layers.name, spec.name, maker.constraints.name)
     key, flaw = _key(named_layers, maker), _row_flaw(named_layers.layers)
-    store = ResultStore(results or default_directory(), names, key, BenchRow, flaw)
-    store.open(fresh=fresh)
+    store = ResultStore(options.results or default_directory(), names, key, BenchRow, flaw)
+    store.open(fresh=options.fresh)
     rows = _usable(store.load(), chosen, maker)
     return Bench(named_layers.name, chosen, maker, missing, store, rows, len(rows))
 

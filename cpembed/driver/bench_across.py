@@ -9,9 +9,10 @@ from typing import Any
 from cpembed.driver.across import Figure, Line, Time, line
 from cpembed.driver.bench import Bench
 from cpembed.driver.bench_rows import BenchRow, RunRow
-from cpembed.driver.chosen import Request
 from cpembed.driver.matching import match_in_worker
-from cpembed.driver.solve import hardware_specs
+from cpembed.driver.named import hardware_specs
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.embedding.cpsat import Status
 from cpembed.provenance import Provenance
 from cpembed.workloads.suites import Layer
@@ -101,14 +102,13 @@ def _figure(bench: Bench, layer: Layer, row: BenchRow) -> Figure:
         stopped = best is not None and best.status == Status.UNKNOWN.value
         outcome = "stopped" if stopped else "no"
         return Figure(row.macs, row.count, reason=reason, outcome=outcome)
-    asked = Request(
-        maker.workload(layer),
-        maker.spec,
-        None if maker.any_set else maker.constraints,
+    options = KernelOptions(
+        constraints=None if maker.any_set else maker.constraints,
         timeout=maker.timeout,
         untuned=maker.untuned,
     )
-    found = match_in_worker(asked).figure(row.macs, row.count)
+    request = Request(maker.workload(layer), maker.spec, options)
+    found = match_in_worker(request).figure(row.macs, row.count)
     return found if time is None else replace(found, time=time)
 
 

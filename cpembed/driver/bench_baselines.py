@@ -6,9 +6,9 @@ import math
 
 import msgspec
 
-from cpembed.driver.run_result import RunResult
 from cpembed.baselines.base import Baseline, NotCovered, Subject
 from cpembed.baselines.comparison import Comparison, compare_interleaved
+from cpembed.driver.run_result import RunResult
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import Epilogue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpembed.driver.chosen import BackendChoice
 from cpembed.baselines.base import Baseline
+from cpembed.driver.options import BackendName
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.epilogue import Epilogue
@@ -15,7 +15,7 @@ from cpembed.targets.registry import open_target
 
 
 def check_stored(
-    spec: HardwareSpec, execute: bool, backend: BackendChoice, missing: Sequence[str]
+    spec: HardwareSpec, execute: bool, backend: BackendName, missing: Sequence[str]
 ) -> None:
     """What is stored matters to kernels of the target's instruction that run here."""
     if not execute:
@@ -35,7 +35,7 @@ def check_stored(
 
 
 def check_comparable(
-    spec: HardwareSpec, execute: bool, backend: BackendChoice, missing: Sequence[str]
+    spec: HardwareSpec, execute: bool, backend: BackendName, missing: Sequence[str]
 ) -> None:
     """A baseline needs times of the target's instruction on this machine."""
     if not execute:

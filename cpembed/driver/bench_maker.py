@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cpembed import worker
+from cpembed.baselines.base import Baseline, Subject
 from cpembed.driver.bench_baselines import BaselineRow, baseline_row
 from cpembed.driver.bench_layers import layer_workload
 from cpembed.driver.bench_results import error_row, run_row, solved_row
@@ -20,12 +21,12 @@ from cpembed.driver.bench_rows import (
     RunRow,
     SolvedRow,
 )
-from cpembed.driver.chosen import BackendChoice
-from cpembed.driver.methods import MethodName
+from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
+from cpembed.driver.options import BackendName, MethodName, RunOptions, SolveOptions
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import SolveResult, default_dtypes, is_typed, solve, typed_by_roles
-from cpembed.baselines.base import Baseline, Subject
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import CpembedError, CrashError
 from cpembed.hw.instruction import HardwareSpec
@@ -53,7 +54,7 @@ class RowMaker:
     spec: HardwareSpec
     strict: ConstraintSet
     constraints: ConstraintSet
-    backend: BackendChoice | None
+    backend: BackendName | None
     layout: str
     seed: int
     timeout: float | None
@@ -121,15 +122,8 @@ class RowMaker:
     def solve(
         self, workload: Computation, chosen: ConstraintSet | None, report: Phase
     ) -> SolveResult:
-        return solve(
-            workload,
-            self.spec,
-            chosen,
-            top=1,
-            timeout=self.timeout,
-            seed=self.seed,
-            progress=report,
-        )
+        options = SolveOptions(constraints=chosen, top=1, timeout=self.timeout, seed=self.seed)
+        return solve(workload, self.spec, options, progress=report)
 
     def _fill(self, draft: Draft, layer: Layer, workload: Computation, report: Phase) -> None:
         draft.strict = solved_row(self.solve(workload, self.strict, report))
@@ -139,18 +133,16 @@ class RowMaker:
             draft.best = draft.strict if again else solved_row(self.solve(workload, chosen, report))
             return
         try:
-            result = run(
-                workload,
-                self.spec,
+            options = RunOptions(
                 constraints=chosen,
                 backend=self.backend,
                 seed=self.seed,
                 timeout=self.timeout,
-                progress=report,
                 untuned=self.untuned,
                 method=self.method,
-                **({} if self.epilogue is None else _options(self.epilogue)),
+                **({} if self.epilogue is None else _output(self.epilogue)),
             )
+            result = run(workload, self.spec, options, progress=report)
         except Exception:
             # What was found is worth a row although it did not run.
             draft.best = solved_row(self.solve(workload, chosen, report))
@@ -191,8 +183,8 @@ def _row(layer: Layer, draft: Draft, seconds: float) -> BenchRow:
     )
 
 
-def _options(epilogue: Epilogue) -> dict[str, Any]:
-    """Of :func:`~cpembed.driver.run.run`."""
+def _output(epilogue: Epilogue) -> dict[str, Any]:
+    """Return the options of an epilogue for :class:`~cpembed.driver.options.RunOptions`."""
     steps = {name: getattr(epilogue, name) for name in ("scale", "bias", "relu")}
     return {"output": epilogue.dtype, "shift": epilogue.shift or None, **steps}
 

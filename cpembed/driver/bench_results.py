@@ -17,8 +17,8 @@ from cpembed.driver.bench_rows import (
     SolvedRow,
     TunedRow,
 )
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import SolveResult
 from cpembed.embedding.embedding import Digit, Embedding
 from cpembed.errors import CpembedError, InvariantError
 from cpembed.provenance import Provenance

@@ -10,9 +10,9 @@ from itertools import takewhile
 
 import msgspec
 
+from cpembed.cluster import Task, Workers
 from cpembed.driver.bench_maker import RowMaker
 from cpembed.driver.bench_rows import BenchRow
-from cpembed.cluster import Task, Workers
 from cpembed.errors import BackendUnavailable
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.kernel.epilogue import Storing

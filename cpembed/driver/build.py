@@ -2,7 +2,7 @@
 
 >>> from pathlib import Path
 >>> from tempfile import TemporaryDirectory
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
 >>> with TemporaryDirectory() as folder:
 ...     result = build(layer, "vta_1x16x16", Path(folder), backend="generic")
@@ -24,11 +24,14 @@ from numpy.typing import NDArray
 from cpembed import worker
 from cpembed.driver.build_method import Named, built_method
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.chosen import AnyTarget, BackendChoice, Chosen, Plan, Request
-from cpembed.driver.methods import MethodChoice, MethodName, chosen_method
+from cpembed.driver.choose import Chosen, Plan
+from cpembed.driver.methods import MethodChoice, chosen_method
+from cpembed.driver.options import BuildOptions, merged
+from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run import Files, executed
-from cpembed.driver.solve import Progress, SolveResult
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.driver.solve import Progress
+from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
 from cpembed.export.example import REPEATED, product_reference
 from cpembed.export.kernel import kernel_program, vector_name
@@ -41,7 +44,7 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import described
-from cpembed.kernel.epilogue import Epilogue, Storing
+from cpembed.kernel.epilogue import Epilogue
 from cpembed.kernel.host_cpu import cpu_features, needed_features
 from cpembed.kernel.packing import packed_before
 from cpembed.kernel.plan import KernelPlan
@@ -60,51 +63,54 @@ def build(
     workload: Computation,
     target: str | HardwareSpec,
     folder: Path,
+    options: BuildOptions | None = None,
     *,
-    name: str = "kernel",
-    constraints: str | ConstraintSet | None = None,
-    rank: int | None = None,
-    identifier: str | None = None,
-    backend: BackendChoice = "auto",
-    weights: Weights | None = None,
-    timeout: float | None = None,
     progress: Progress | None = None,
-    output: str | None = None,
-    shift: int | None = None,
-    relu: bool = False,
-    bias: bool = False,
-    scale: bool = False,
-    untuned: bool = False,
-    threads: int = 0,
-    torch: bool = False,
-    method: MethodName = "implicit",
+    **keywords: Any,
 ) -> BuildResult | SolveResult:
-    """Solve, choose a candidate as :func:`~cpembed.driver.run.run` does, and write what people take
-    away into ``folder``.
+    """Search, choose a candidate as :func:`~cpembed.driver.run.run` does, and write what people
+    take away.
 
     Of a kernel for this machine that is the library ``lib<name>.so`` with its header, an example,
     a Python loader and, with ``torch``, an operator of PyTorch; it is verified on random data
-    before anything is written. Of one for another machine it is what the same library is made of
-    there; of another target's program, the program. ``threads`` is the library's default, 0 for
-    the cores of the process that opens it. ``method``: how a convolution is computed, as for
-    :func:`~cpembed.driver.run.run`; the library then transforms the weights that it is given. Returns
-    the :class:`SolveResult` where the search found nothing.
+    before anything is written. Of a kernel for another machine it is what the same library is made
+    of there; of another target's program, the program.
 
-    Raises as :func:`~cpembed.driver.run.run`, :class:`~cpembed.errors.BackendUnavailable` where there
-    is no C compiler, and :class:`~cpembed.errors.CpembedError` for a folder that cannot be written.
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    folder : Path
+        Folder that is written; files of the same names are replaced.
+    options : BuildOptions, optional
+        What to build and how; its fields may also be given as keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
+
+    Returns
+    -------
+    BuildResult or SolveResult
+        The search's result if it found nothing that runs.
+
+    Raises
+    ------
+    BackendUnavailable
+        If there is no C compiler.
+    CpembedError
+        If the folder cannot be written, and as :func:`~cpembed.driver.run.run` raises.
     """
+    options = merged(BuildOptions, options, keywords)
+    name, threads, torch = options.name, options.threads, options.torch
     require_name(name)
-    storing = Storing(output, shift, bias, scale, relu)
-    asked = Request(
-        workload, target, constraints, rank, identifier, backend, 0, weights, timeout, progress,
-        storing, untuned,
-    )  # fmt: skip
+    request = Request(workload, target, options, progress=progress)
     worker.prepare()
-    found = chosen_method(asked, method)
+    found = chosen_method(request, options.method)
     if isinstance(found, SolveResult):
         return found
     chosen, compared = found
-    report: Progress = progress or _silent
+    report: Progress = progress or silent
     report("build", 0)
     if compared is not None and compared.rewritten is not None:
         about = _about(chosen, compared.rewritten)
@@ -119,10 +125,6 @@ def build(
     if made is None:
         return _saved(chosen, folder, name, report)
     return _written(chosen, made, folder, report, torch=torch)
-
-
-def _silent(phase: str, count: int) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True)

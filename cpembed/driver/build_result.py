@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.chosen import Chosen
+from cpembed.driver.choose import Chosen
 from cpembed.driver.methods import MethodChoice
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation

@@ -1,6 +1,6 @@
 """Candidates with their estimated times on a described machine, ranked by these where asked.
 
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=64 n=64 k=64", target="vta_1x16x16")
 >>> result = estimate(layer, "vta_1x16x16")
 >>> result.machine.name, result.estimates[0].bound
@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Unpack
+from typing import Any
 
-from cpembed.driver.solve import SearchOptions, SolveResult, explained, hardware_spec, searches
-from cpembed.driver.widening import best_of
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import EstimateOptions, RankBy, merged
+from cpembed.driver.presets import best_of
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import Progress, TopCandidates, explained, searches
 from cpembed.errors import SpecError, TransformError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.levels import Hierarchy
@@ -24,8 +26,6 @@ from cpembed.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.time_limit import Clock
 from cpembed.transform.program import DerivedProgram
-
-RankBy = Literal["overheads", "estimate"]
 
 AMONG = 64
 """The best candidates by their overheads, among which those of the least estimate are looked for,
@@ -66,23 +66,35 @@ class EstimateResult:
 def estimate(
     workload: Computation,
     target: str | HardwareSpec,
-    machine: str | None = None,
-    constraints: str | ConstraintSet | None = None,
+    options: EstimateOptions | None = None,
     *,
-    rank_by: RankBy = "overheads",
-    top: int | None = 5,
-    **options: Unpack[SearchOptions],
+    progress: Progress | None = None,
+    **keywords: Any,
 ) -> EstimateResult:
-    """As :func:`~cpembed.driver.solve.solve`, with the time of each candidate on a machine of the
-    target, by default its first one.
+    """Search as :func:`~cpembed.driver.solve.solve` does, and estimate each candidate's time.
 
-    Ranked by ``"estimate"``, those of the least time come first, packing included but for what is
-    packed ahead, of the best :data:`AMONG` by overheads (of all where ``top`` is None). Raises
-    :class:`~cpembed.errors.SpecError` where the target has no such machine, and what solving
-    raises.
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : EstimateOptions, optional
+        Machine and ranking; its fields may also be given as keywords. Ranked by ``"estimate"``,
+        those of the least time come first, packing included but for what is packed ahead, of the
+        best :data:`AMONG` by overheads (of all where ``top`` is None).
+    progress : callable, optional
+        Called at each step with the stage and a count.
+
+    Raises
+    ------
+    SpecError
+        If the target has no such machine.
     """
-    clock, spec = Clock(options.get("timeout")), hardware_spec(target)
-    found = machine_of(spec, machine)
+    options = merged(EstimateOptions, options, keywords)
+    rank_by, top = options.rank_by, options.top
+    clock, spec = Clock(options.timeout), hardware_spec(target)
+    found = machine_of(spec, options.machine)
     known: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
 
     def of(item: RankedCandidate) -> Estimate | str:
@@ -96,14 +108,9 @@ def estimate(
         return tuple(sorted(ranked, key=lambda item: _time(of(item)))[:top])
 
     by_time = rank_by == "estimate"
-    results = searches(
-        workload,
-        spec,
-        constraints,
-        top=max(top, AMONG) if by_time and top is not None else top,
-        keep=fastest if by_time else None,
-        **options,
-    )
+    count = max(top, AMONG) if by_time and top is not None else top
+    returned = TopCandidates(count, fastest if by_time else None)
+    results = searches(workload, spec, options, returned, progress=progress)
     solved = best_of(results)
     if by_time and solved.embeddings:
         solved = min(
@@ -113,7 +120,7 @@ def estimate(
         if solved.wider is not None and not solved.wider.searched:
             # A bound on how much is used, which is not what these are ranked by.
             solved = replace(solved, wider=None)
-    solved = explained(solved, clock, options.get("progress"))
+    solved = explained(solved, clock, progress)
     estimates = tuple(of(item) for item in solved.embeddings)
     considered = sum(isinstance(time, Estimate) for _, time in known.values())
     return EstimateResult(solved, found, estimates, rank_by, considered)

@@ -1,6 +1,6 @@
 """One candidate in full: where its instruction goes, what happens to the layouts, why its rank.
 
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
 >>> story = explain(layer, "vta_1x16x16")
 >>> [(step.rewrite.name, str(step.after)) for step in story.steps["C"]]
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from cpembed.driver.choice import pick
-from cpembed.driver.identified import identified
-from cpembed.driver.solve import SearchOptions, SolveResult, hardware_spec, solve
-from cpembed.driver.solve_result import embedding_json, workload_json
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.driver.advice import pick
+from cpembed.driver.candidate_id import identified
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import CandidateOptions, SearchOptions, SolveOptions, merged, shared
+from cpembed.driver.result import SolveResult, embedding_json, workload_json
+from cpembed.driver.solve import Progress, solve
 from cpembed.errors import InvariantError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
@@ -27,8 +28,10 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
 if TYPE_CHECKING:
-    from cpembed.driver.chosen import Chosen, Request
-    from cpembed.driver.methods import Compared, MethodName
+    from cpembed.driver.choose import Chosen
+    from cpembed.driver.methods import Compared
+    from cpembed.driver.options import MethodName
+    from cpembed.driver.request import Request
 
 
 @dataclass(frozen=True)
@@ -136,43 +139,57 @@ class Explanation:
 def explain(
     workload: Computation,
     target: str | HardwareSpec,
+    options: CandidateOptions | None = None,
     *,
-    constraints: str | ConstraintSet | None = None,
-    rank: int = 1,
-    identifier: str | None = None,
-    **options: Unpack[SearchOptions],
+    progress: Progress | None = None,
+    **keywords: Any,
 ) -> Explanation | SolveResult:
-    """The candidate of a rank, or of an id (:func:`~cpembed.driver.identified.identified`), in full;
-    the :class:`SolveResult`, with its conflict, where the search found nothing.
+    """Show one candidate in full.
 
-    ``constraints`` None takes the sets that :func:`~cpembed.driver.solve.solve` does.
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : CandidateOptions, optional
+        Which candidate, by rank (the best by default) or id; its fields may also be given as
+        keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
 
-    Raises :class:`~cpembed.errors.WorkloadError` for a rank or an id that does not exist.
+    Returns
+    -------
+    Explanation or SolveResult
+        The search's result, with its conflict, if it found nothing.
+
+    Raises
+    ------
+    WorkloadError
+        If the rank or the id does not exist.
     """
-    if identifier is not None:
-        found = identified(
-            workload,
-            hardware_spec(target),
-            identifier,
-            constraints=constraints,
-            timeout=options.get("timeout"),
-            progress=options.get("progress"),
+    options = merged(CandidateOptions, options, keywords)
+    if options.identifier is not None:
+        spec = hardware_spec(target)
+        return _explained(
+            *identified(workload, spec, options.identifier, options, progress=progress)
         )
-        return _explained(*found)
-    solved = solve(workload, target, constraints, top=rank + 1, **options)
+    rank = options.rank or 1
+    search = SolveOptions(top=rank + 1, **shared(options, SearchOptions))
+    solved = solve(workload, target, search, progress=progress)
     if not solved.count:
         return solved
     return _explained(solved, pick(solved, rank))
 
 
-def explain_chosen(asked: Request, method: MethodName = "auto") -> Explanation | SolveResult:
+def explain_chosen(request: Request, method: MethodName = "auto") -> Explanation | SolveResult:
     """The candidate that :func:`~cpembed.driver.run.run` runs, in full, with why it does.
 
     Raises as :func:`~cpembed.driver.methods.choose_method`.
     """
     from cpembed.driver.methods import chosen_method
 
-    found = chosen_method(asked, method)
+    found = chosen_method(request, method)
     if isinstance(found, SolveResult):
         return found
     chosen, compared = found

@@ -11,13 +11,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from cpembed import worker
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.contiguity import run_bytes
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.named import workload as parsed
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
-from cpembed.driver.solve import SolveResult, hardware_spec
-from cpembed.driver.solve import workload as parsed
 from cpembed.errors import CpembedError, CrashError, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.operators.family import OperatorFamily
@@ -184,7 +187,7 @@ def _measured(
 def _estimated(
     name: str, settings: dict[str, str], words: list[str], spec: HardwareSpec, timeout: float | None
 ) -> LayoutRow:
-    found = choose(Request(parsed(words, spec), spec, timeout=timeout, untuned=True))
+    found = choose(Request(parsed(words, spec), spec, KernelOptions(timeout=timeout, untuned=True)))
     if isinstance(found, SolveResult):
         return LayoutRow(name, settings, reason=found.why_nothing)
     times = _estimated_times(found)

@@ -1,6 +1,6 @@
 """One computation on one target, as :mod:`cpembed.network.match` asks it of every product.
 
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> found = matched(Request(workload("gemm m=8 n=16 k=16"), "vta_1x16x16"))
 >>> found.embedded_on, found.utilisation, found.family
 ('vta_1x16x16', 1.0, {'x': (), 'y': ('n',), 'z': ('k',)})
@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from cpembed import worker
 from cpembed.driver.across import Figure, Time
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.estimate import described_estimate
-from cpembed.driver.solve import default_dtypes, hardware_spec, typed_by_roles
+from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
+from cpembed.driver.request import Request
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, CrashError, InvariantError
 from cpembed.graph.graph import Graph
@@ -118,30 +119,30 @@ def prepared_for(graph: Graph, spec: HardwareSpec) -> Graph:
     return prepare(graph, first=inputs[0], second=inputs[1])
 
 
-def match_in_worker(asked: Request) -> Match:
+def match_in_worker(request: Request) -> Match:
     """:func:`matched` in the worker, whose death is a reason."""
     started = time.perf_counter()
     try:
-        return worker.call(matched, asked)
+        return worker.call(matched, request)
     except CrashError as error:
         seconds = time.perf_counter() - started
         return Match(reason=str(error), seconds=seconds, ended="failed")
 
 
-def matched(asked: Request) -> Match:
+def matched(request: Request) -> Match:
     """Search for the instruction, and where it does not fit or is mostly idle, for those of its
     ``alternatives``: a specification without any, or a constraint set, is matched alone. The
     timeout bounds each search. What a search refuses is a reason."""
     started = time.perf_counter()
-    spec, workload = hardware_spec(asked.target), asked.workload
+    spec, workload = hardware_spec(request.target), request.workload
     retyped = False
     searches = 1 + len(spec.alternatives)
-    allowed = SLOWEST * (asked.timeout or 0.0) * searches
+    allowed = SLOWEST * (request.options.timeout or 0.0) * searches
     try:
         with step(f"matching {workload.name} on {spec.name}", workload.macs + allowed):
             typed = typed_for(workload, spec)
             retyped = typed != workload
-            found = choose(replace(asked, workload=typed))
+            found = choose(replace(request, workload=typed))
             seconds = time.perf_counter() - started
             if isinstance(found, Chosen):
                 return _of_chosen(found, spec, retyped, seconds)

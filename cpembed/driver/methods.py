@@ -3,7 +3,7 @@
 ``auto`` compares what the target's model expects of each method; what is not ``implicit`` runs as
 parts around a product, which is chosen as any workload is.
 
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("conv2d n=1 c=8 h=8 w=8 k=8 r=3 s=3 dtype=int8")
 >>> compares(Request(layer, "vta_1x16x16"))
 False
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
-from cpembed.driver.chosen import AS_IT_IS, Chosen, Request, choose, executing
-from cpembed.driver.solve import SolveResult
+from cpembed.driver.choose import Chosen, choose, executing
+from cpembed.driver.options import MethodName
+from cpembed.driver.request import Request
+from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.methods.accuracy import UNIT_ROUNDOFF
@@ -26,9 +28,6 @@ from cpembed.methods.rewritten import Rewritten
 from cpembed.methods.winograd import Winograd, winograd
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods
-
-MethodName = Literal["auto", "implicit", "explicit", "winograd_2x2", "winograd_4x4"]
-METHODS: tuple[MethodName, ...] = get_args(MethodName)
 
 _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "explicit": explicit,
@@ -108,68 +107,68 @@ class MethodError:
         }
 
 
-def compares(asked: Request) -> bool:
+def compares(request: Request) -> bool:
     """Whether ``auto`` looks at methods beside the implicit one: for convolutions of float32 or
     float64 by windows of several taps, of which nothing else is asked. Transforms are exact for
     few integers, and too coarse for shorter floats."""
-    if not asked.anything or asked.epilogue is not None or asked.storing != AS_IT_IS:
+    if not (request.options.free_choice and request.stores_sums):
         return False
-    if any(operand.dtype not in UNIT_ROUNDOFF for operand in asked.workload.operands):
+    if any(operand.dtype not in UNIT_ROUNDOFF for operand in request.workload.operands):
         return False
     try:
-        windows = as_convolution(asked.workload).windows
+        windows = as_convolution(request.workload).windows
     except WorkloadError:
         return False
     return any(window.taps > 1 for window in windows)
 
 
 def chosen_method(
-    asked: Request, method: MethodName
+    request: Request, method: MethodName
 ) -> tuple[Chosen, Compared | None] | SolveResult:
     """What runs: the candidate of the workload, or of its method's product, and the method where
     one was chosen; the :class:`SolveResult` where the search found nothing.
 
-    Raises as :func:`choose_method` and :func:`~cpembed.driver.chosen.choose` do.
+    Raises as :func:`choose_method` and :func:`~cpembed.driver.choose.choose` do.
     """
     if method not in ("auto", "implicit"):
-        rewritten = choose_method(asked, method)
+        rewritten = choose_method(request, method)
         estimates = {rewritten.method.name: rewritten.estimated}
         return rewritten.product, Compared(rewritten, estimates)
-    chosen = choose(asked)
+    chosen = choose(request)
     if isinstance(chosen, SolveResult):
         return chosen
-    compared = fastest(asked, chosen) if method == "auto" else None
+    compared = fastest(request, chosen) if method == "auto" else None
     if compared is not None and compared.rewritten is not None:
         return compared.rewritten.product, compared
     return chosen, compared
 
 
-def choose_method(asked: Request, method: MethodName) -> MethodChoice:
+def choose_method(request: Request, method: MethodName) -> MethodChoice:
     """A method that is insisted on, none of ``auto`` and ``implicit``.
 
     Raises :class:`WorkloadError` where it is not for the workload or for what is asked of it, and
     :class:`LoweringError` where the target runs no such methods here.
     """
-    if asked.epilogue is not None or asked.storing != AS_IT_IS:
+    if not request.stores_sums:
         raise WorkloadError(
             f"--method {method} stores the sums as they are: leave out what changes them, or take "
             "--method implicit"
         )
-    return _estimated(asked, _REWRITES[method](asked.workload))
+    return _estimated(request, _REWRITES[method](request.workload))
 
 
-def fastest(asked: Request, implicit: Chosen) -> Compared | None:
+def fastest(request: Request, implicit: Chosen) -> Compared | None:
     """The fastest method by estimate, given what the implicit one runs; None where no other is
     compared with it."""
     estimate, target = implicit.choice.estimated, implicit.plan.target
-    if estimate is None or target.unit != "us" or target.methods is None or not compares(asked):
+    if estimate is None or target.unit != "us" or target.methods is None or not compares(request):
         return None
     estimates: dict[str, float] = {"implicit": estimate}
     refused: dict[str, str] = {}
     best: MethodChoice | None = None
     for name, rewrite in _REWRITES.items():
         try:
-            found = _estimated(asked, rewrite(asked.workload))
+            found = _estimated(request, rewrite(request.workload))
         except (BackendUnavailable, LoweringError, SpecError, WorkloadError) as error:
             refused[name] = str(error)
             continue
@@ -181,12 +180,12 @@ def fastest(asked: Request, implicit: Chosen) -> Compared | None:
     return Compared(best, estimates, refused)
 
 
-def _estimated(asked: Request, method: Rewritten) -> MethodChoice:
+def _estimated(request: Request, method: Rewritten) -> MethodChoice:
     """A method by the fastest of its plans."""
     best: MethodChoice | None = None
     refused: list[str] = []
-    for plan in _plans(asked, method):
-        product = choose(replace(asked, workload=plan.product))
+    for plan in _plans(request, method):
+        product = choose(replace(request, workload=plan.product))
         if isinstance(product, SolveResult):
             refused.append(f"{plan.product.name}: {product.why_nothing}")
             continue
@@ -194,8 +193,8 @@ def _estimated(asked: Request, method: Rewritten) -> MethodChoice:
         kept = [choice for choice in product.plan.choices if _takes(methods, choice)]
         if not kept:
             refused.append(
-                f"{asked.workload.name}: {product.solved.target.name} would pack the image's part "
-                f"or the result of {method.name} once more: use another method"
+                f"{request.workload.name}: {product.solved.target.name} would pack the image's "
+                f"part or the result of {method.name} once more: use another method"
             )
             continue
         product = replace(product, plan=replace(product.plan, choices=kept))
@@ -211,8 +210,8 @@ def _takes(methods: Methods | None, choice: Choice) -> bool:
     return methods is not None and methods.takes(choice.candidate.candidate.program)
 
 
-def _plans(asked: Request, method: Rewritten) -> tuple[MethodPlan, ...]:
-    target, missing = executing(asked)
+def _plans(request: Request, method: Rewritten) -> tuple[MethodPlan, ...]:
+    target, missing = executing(request)
     if target.methods is None:
         why = f" here ({'; '.join(missing)})" if missing else ""
         raise LoweringError(

@@ -1,6 +1,6 @@
 """The candidates worth choosing between: none is worse than another in every respect.
 
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("conv2d n=1 c=12 h=10 w=10 k=32 r=3 s=3", target="avx512_vnni")
 >>> result = pareto(layer, "avx512_vnni")
 >>> [(item.rank, objectives(item).footprint_bytes) for item in result.candidates]
@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any
 
-from cpembed.driver.solve import SearchOptions, SolveResult, solve
-from cpembed.embedding.constraint_set import ConstraintSet
+from cpembed.driver.options import SearchOptions, SolveOptions, merged, shared
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import Progress, solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.selection.pareto import front, objectives
@@ -42,13 +43,28 @@ class ParetoResult:
 def pareto(
     workload: Computation,
     target: str | HardwareSpec,
-    constraints: str | ConstraintSet | None = None,
-    **options: Unpack[SearchOptions],
+    options: SearchOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
 ) -> ParetoResult:
-    """The candidates that no other one dominates in MACs executed, bytes moved by packing, and
-    footprint of all operands.
+    """Find the candidates that no other dominates in MACs, packing traffic and footprint.
 
     Every embedding's program is derived, since its layouts decide; the members of the front are
-    proven. Raises what :func:`~cpembed.driver.solve.solve` raises; an infeasible problem is a result.
+    proven.
+
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : SearchOptions, optional
+        How to search; its fields may also be given as keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
     """
-    return ParetoResult(solve(workload, target, constraints, top=None, keep=front, **options))
+    search = SolveOptions(
+        top=None, **shared(merged(SearchOptions, options, keywords), SearchOptions)
+    )
+    return ParetoResult(solve(workload, target, search, keep=front, progress=progress))

@@ -1,6 +1,6 @@
 """Build a candidate, verify its numbers, time it.
 
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
 >>> result = run(layer, "vta_1x16x16", backend="generic")
 >>> result.verification.verified, result.backend
@@ -18,19 +18,21 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cpembed import worker
-from cpembed.driver.chosen import BackendChoice, Plan, Request
+from cpembed.driver.choose import Plan
 from cpembed.driver.expectation import Expectation
-from cpembed.driver.methods import Compared, MethodName, chosen_method
+from cpembed.driver.methods import Compared, chosen_method
+from cpembed.driver.options import RunOptions, merged
+from cpembed.driver.request import Request
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run_method import executed_method
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import Progress, SolveResult
-from cpembed.embedding.constraint_set import ConstraintSet, Weights
+from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
 from cpembed.targets.choice import built_first
 from cpembed.targets.verification import verified
 from cpembed.worker import step
@@ -41,7 +43,7 @@ _TIMED_CALLS = 10
 
 @dataclass(frozen=True)
 class Files:
-    """What is to be written of what ran."""
+    """Files to write of what ran; None for those that are not wanted."""
 
     save: Path | None = None
     trace: Path | None = None
@@ -50,80 +52,61 @@ class Files:
 def run(
     workload: Computation,
     target: str | HardwareSpec,
+    options: RunOptions | None = None,
     *,
-    constraints: str | ConstraintSet | None = None,
-    rank: int | None = None,
-    identifier: str | None = None,
-    backend: BackendChoice = "auto",
-    seed: int | None = 0,
-    weights: Weights | None = None,
-    timeout: float | None = None,
     progress: Progress | None = None,
-    output: str | None = None,
-    shift: int | None = None,
-    relu: bool = False,
-    bias: bool = False,
-    scale: bool = False,
-    untuned: bool = False,
-    save: Path | None = None,
-    trace: Path | None = None,
-    method: MethodName = "auto",
+    **keywords: Any,
 ) -> RunResult | SolveResult:
-    """Solve, build a candidate, verify it on random data, measure it.
+    """Search, choose a candidate, build it, verify it on random data, and time it.
 
-    Returns the :class:`SolveResult` where the search found nothing. ``seed`` None takes fresh data.
-    ``auto`` uses the target's instruction where this machine can execute or simulate it, else
-    portable code; ``native`` insists on the instruction.
+    Without a candidate in the options, what :func:`~cpembed.driver.tune.tune` kept is run; where
+    nothing is kept, or with ``untuned``, the one among the best of the ranking that the target's
+    model says is the fastest (:mod:`cpembed.targets.choice`). Of a place in the ranking, tuning
+    gives the schedule only. Where neither set, candidate nor back end is asked for and the
+    instruction cannot be embedded, or would be mostly idle, one of the ``alternatives`` that the
+    specification names may run instead.
 
-    ``output`` is what is stored of the sums, of what the target stores: kernels of CPUs one of
-    :data:`~cpembed.kernel.epilogue.RESULT_TYPES`, integers rounded and saturated, with ``relu``
-    negative ones as 0; other targets have forms of their own, with a ``shift`` where they take one
-    (:meth:`~cpembed.targets.base.Target.epilogue`). ``bias`` adds a vector of the sums' type to
-    them, ``scale`` then multiplies by one of float32, both random, with an element for each
-    channel.
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : RunOptions, optional
+        What to run and how; its fields may also be given as keywords.
+    progress : callable, optional
+        Called at each step with the stage and a count.
 
-    ``constraints`` None takes the sets that :func:`~cpembed.driver.solve.solve` does. ``rank`` and
-    ``weights`` ask for a place in the ranking. Without both, the candidate and its schedule are
-    those that :func:`~cpembed.driver.tune.tune` kept under the same set, or under any where it is
-    None; where nothing is kept, or with ``untuned``, the one among the best of the ranking that the
-    target's model says is the fastest (:mod:`cpembed.targets.choice`). Of a place in the ranking,
-    tuning gives the schedule only.
+    Returns
+    -------
+    RunResult or SolveResult
+        The search's result if it found nothing that runs.
 
-    ``identifier`` asks for one candidate, wherever its id was printed
-    (:func:`~cpembed.driver.identified.identified`).
-
-    Where nothing is asked for and the search proves that the instruction cannot be embedded, one of
-    the ``alternatives`` that its specification names runs the workload; where it would leave the
-    instruction mostly idle, too, if the model says that this is faster.
-
-    ``save`` and ``trace`` are files to be written of what ran, where the target has such.
-
-    ``method`` is how a convolution is computed (:mod:`~cpembed.driver.methods`): ``auto`` takes the
-    fastest by estimate, for floating point; a name insists. What is searched for, and may be named,
-    is then the kernel of the method's product.
-
-    Raises :class:`BackendUnavailable` or :class:`LoweringError` where ``native`` is impossible or
-    the target has no such file, :class:`WorkloadError` for a rank or an id that does not exist or a
-    form that the output does not have, and :class:`InvariantError` where the numbers are wrong.
+    Raises
+    ------
+    BackendUnavailable, LoweringError
+        If ``backend="native"`` is impossible, or the target writes no such file.
+    WorkloadError
+        If the rank, the id or the output does not exist.
+    InvariantError
+        If the numbers are wrong.
     """
-    asked = Request(
-        workload, target, constraints, rank, identifier, backend, seed or 0, weights, timeout,
-        progress, Storing(output, shift, bias, scale, relu), untuned,
-    )  # fmt: skip
+    options = merged(RunOptions, options, keywords)
+    request = Request(workload, target, options, progress=progress)
     report: Progress = progress or _silent
-    data_seed = secrets.randbits(31) if seed is None else seed
+    seed = secrets.randbits(31) if options.seed is None else options.seed
     worker.prepare()
-    files = Files(save, trace)
+    files = Files(options.save, options.trace)
     # A method has no one program to write: files are of the implicit one.
-    wanted = "implicit" if method == "auto" and files != Files() else method
-    found_method = chosen_method(asked, wanted)
-    if isinstance(found_method, SolveResult):
-        return found_method
-    chosen, compared = found_method
+    method = "implicit" if options.method == "auto" and files != Files() else options.method
+    selection = chosen_method(request, method)
+    if isinstance(selection, SolveResult):
+        return selection
+    chosen, compared = selection
     if compared is not None and compared.rewritten is not None:
-        return _by_method(compared, data_seed, files, report)
-    found = worker.call(executed, chosen.solved, chosen.plan, data_seed, files, progress=report)
-    return replace(found, instead=chosen.instead or found.instead, method=compared)
+        return _by_method(compared, seed, files, report)
+    result = worker.call(executed, chosen.solved, chosen.plan, seed, files, progress=report)
+    return replace(result, instead=chosen.instead or result.instead, method=compared)
 
 
 def _by_method(compared: Compared, seed: int, files: Files, report: Progress) -> RunResult:
@@ -189,19 +172,19 @@ def executed(
     if files.trace is not None:
         target.save_trace(artifact, files.trace)
     return RunResult(
-        solved,
-        target,
-        choice.candidate,
-        by,
-        plan.missing,
-        verification,
-        timing,
-        seed,
-        choice,
-        plan.epilogue,
-        target.stored_type(workload, plan.epilogue),
-        target.describe(artifact, timing),
-        Expectation.of(target, choice, timing) if plan.native else None,
-        phases.seconds,
-        artifact,
+        solved=solved,
+        target=target,
+        candidate=choice.candidate,
+        backend=by,
+        missing=plan.missing,
+        verification=verification,
+        timing=timing,
+        seed=seed,
+        choice=choice,
+        epilogue=plan.epilogue,
+        stored=target.stored_type(workload, plan.epilogue),
+        details=target.describe(artifact, timing),
+        expectation=Expectation.of(target, choice, timing) if plan.native else None,
+        seconds=phases.seconds,
+        artifact=artifact,
     )

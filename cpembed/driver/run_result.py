@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from cpembed.driver.chosen import AnyTarget, Instead
+from cpembed.driver.choose import Instead
 from cpembed.driver.expectation import Expectation
 from cpembed.driver.methods import Compared, MethodError
-from cpembed.driver.solve import SolveResult
-from cpembed.driver.solve_result import workload_json
+from cpembed.driver.request import AnyTarget
+from cpembed.driver.result import SolveResult, workload_json
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue
@@ -25,7 +25,7 @@ from cpembed.targets.choice import Choice
 from cpembed.targets.portable import PORTABLE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """A verified execution and its times.
 

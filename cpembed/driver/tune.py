@@ -2,7 +2,7 @@
 
 >>> import tempfile
 >>> from pathlib import Path
->>> from cpembed.driver.solve import workload
+>>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     result = tune(layer, "vta_1x16x16", trials=4, database=Path(folder))
@@ -18,53 +18,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from cpembed import worker
-from cpembed.driver.chosen import AnyTarget, Chosen, Request, choose, of_several_statements
-from cpembed.driver.solve import Progress, SolveResult, hardware_spec, solve
-from cpembed.driver.solve_result import workload_json
-from cpembed.driver.tune_tasks import made_together, measured_by, measures
+from cpembed.cluster import Task as WorkerTask
 from cpembed.cluster import Workers
 from cpembed.cluster.base import ThisProcess
-from cpembed.embedding.constraint_set import ConstraintSet
-from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
+from cpembed.driver.choose import Chosen, choose, of_several_statements
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
+from cpembed.driver.request import AnyTarget, Request
+from cpembed.driver.result import SolveResult, workload_json
+from cpembed.driver.solve import Progress, solve
+from cpembed.errors import BackendUnavailable, CrashError, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.kernel.epilogue import Storing
+from cpembed.provenance import Provenance
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import Choice, choices
-from cpembed.targets.registry import all_targets, missing_for, open_target
-from cpembed.tuning.database import Stored, Trial, default_directory, stored
+from cpembed.targets.registry import missing_for, open_target
+from cpembed.tuning.database import Trial, default_directory
 from cpembed.tuning.records import WIDEST
-from cpembed.tuning.session import SEARCH_SHARE, CandidatePool, Task, Tuning
-from cpembed.tuning.space import Design, distinct
-
-DEFAULT_TRIALS = 64
-
-CANDIDATES = 32
-"""Embeddings that take part: the best of the ranking."""
+from cpembed.tuning.session import SEARCH_SHARE, CandidatePool, Task, Together, Tuning
+from cpembed.tuning.space import Design, Proposal, distinct
 
 OnTrial = Callable[[int, Trial, Trial], None]
 """Called with the number of a trial, the trial, and the best one so far."""
 
 
-class TuneOptions(TypedDict, total=False):
-    """How to tune, as :func:`tune` says."""
-
-    constraints: str | ConstraintSet | None
-    trials: int
-    timeout: float | None
-    candidates: int
-    output: str | None
-    objective: str | None
-    seed: int
-    database: Path | None
-    progress: Progress | None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TuneResult:
     """What is known after tuning: ``trials`` holds those of this call's proposals, ``best`` the
     best of all that are kept under this key, ``untuned`` what runs without tuning.
@@ -95,20 +78,20 @@ class TuneResult:
         best, untuned = tuning.outcome()
         task = tuning.task
         return cls(
-            target,
-            task.workload,
-            task.constraints.name,
-            task.seed,
-            len(tuning.field.designs),
-            tuple(tuning.done),
-            tuning.measured,
-            tuning.kept,
-            tuning.stopped,
-            best,
-            untuned,
-            time.perf_counter() - task.started,
-            tuning.store.path,
-            tuning.about(),
+            target=target,
+            workload=task.workload,
+            constraints=task.constraints.name,
+            seed=task.seed,
+            candidates=len(tuning.field.designs),
+            trials=tuple(tuning.done),
+            measured=tuning.measured,
+            kept=tuning.kept,
+            stopped=tuning.stopped,
+            best=best,
+            untuned=untuned,
+            seconds=time.perf_counter() - task.started,
+            database=tuning.store.path,
+            about=tuning.about(),
         )
 
     @property
@@ -165,28 +148,49 @@ class OpenTuning:
 def tune(
     workload: Computation,
     target: str | HardwareSpec,
+    options: TuneOptions | None = None,
     *,
     on_trial: OnTrial | None = None,
     workers: Workers | None = None,
-    **options: Unpack[TuneOptions],
+    progress: Progress | None = None,
+    **keywords: Any,
 ) -> TuneResult | SolveResult:
-    """Try ``trials`` schedules of the best embeddings: on this machine, or in the simulator of a
-    target that has one.
+    """Try schedules of the best embeddings, measured on this machine or simulated, and keep them.
 
-    ``constraints`` None takes the widest set, ``complete``, and what runs without tuning;
-    ``candidates`` of the best embeddings take part. ``timeout`` limits the whole call, in seconds,
-    ``database`` is the folder that keeps the trials. ``output`` is what is stored, where the target
-    tunes for it; ``objective``, where it has several, is what is to be short. ``workers`` simulate
-    several trials at a time, or one of a cluster measures them. Returns the
-    :class:`SolveResult` where nothing can be embedded; where ``constraints`` is None and that is
-    proven, or the model says that it is faster, one of the target's ``alternatives`` is tuned.
+    Parameters
+    ----------
+    workload : Computation
+        Operator, from :func:`~cpembed.driver.named.workload`.
+    target : str or HardwareSpec
+        Target by name, file or value.
+    options : TuneOptions, optional
+        How long and what for; its fields may also be given as keywords. Without a constraint set,
+        the widest one is searched, and what runs without tuning takes part too.
+    on_trial : callable, optional
+        Called after each trial.
+    workers : Workers, optional
+        Processes that simulate several trials at a time, or a cluster of which one measures them.
+    progress : callable, optional
+        Called at each step of the search with the stage and a count.
 
-    Raises :class:`BackendUnavailable` for a target that nothing here simulates or executes,
-    :class:`WorkloadError` for an option of another target, :class:`LoweringError` where the
-    instruction can execute no embedding, :class:`InvariantError` where a kernel's numbers are
-    wrong, and what :func:`~cpembed.driver.solve.solve` raises.
+    Returns
+    -------
+    TuneResult or SolveResult
+        The search's result if nothing can be embedded. Without a constraint set, one of the
+        target's ``alternatives`` is tuned where that is proven or the model says that it is faster.
+
+    Raises
+    ------
+    BackendUnavailable
+        If nothing here simulates or executes the target.
+    WorkloadError
+        If an option is of another target.
+    LoweringError
+        If the instruction can execute no embedding.
+    InvariantError
+        If a kernel's numbers are wrong.
     """
-    opened = open_tuning(workload, target, workers=workers, **options)
+    opened = open_tuning(workload, target, options, workers=workers, progress=progress, **keywords)
     if isinstance(opened, SolveResult):
         return opened
     for number, trial in enumerate(opened.run(), 1):
@@ -199,47 +203,53 @@ def tune(
 def open_tuning(
     workload: Computation,
     target: str | HardwareSpec,
+    options: TuneOptions | None = None,
     *,
-    constraints: str | ConstraintSet | None = None,
-    trials: int = DEFAULT_TRIALS,
-    timeout: float | None = None,
-    candidates: int = CANDIDATES,
-    output: str | None = None,
-    objective: str | None = None,
-    seed: int = 0,
-    database: Path | None = None,
-    progress: Progress | None = None,
     workers: Workers | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
 ) -> OpenTuning | SolveResult:
-    """What :func:`tune` does before its first trial."""
+    """Search and choose the embeddings that take part: all of :func:`tune` before its first trial.
+
+    Parameters are those of :func:`tune`.
+    """
     started = time.perf_counter()
+    options = merged(TuneOptions, options, keywords)
+    constraints, objective, timeout = options.constraints, options.objective, options.timeout
     spec = hardware_spec(target)
     require_tunable(spec)
     worker.prepare()
     machine = open_target(spec)
-    storing = Storing(output)
-    _check_options(machine, output, objective)
+    _check_options(machine, options.output, objective)
     limit = None if timeout is None else timeout * SEARCH_SHARE
-    asked = Request(
-        workload, spec, constraints, timeout=limit, seed=seed, progress=progress,
-        storing=storing, untuned=True,
-    )  # fmt: skip
+    kernel = KernelOptions(
+        constraints=constraints,
+        timeout=limit,
+        seed=options.seed,
+        output=options.output,
+        untuned=True,
+    )
+    storing = kernel.storing
+    request = Request(workload, spec, kernel, progress=progress)
     if len(workload.statements) > 1:
-        return of_several_statements(asked, machine)
+        return of_several_statements(request, machine)
     machine.epilogue(workload, storing)
     # Without a set, what runs untuned takes part: tuning never does worse.
     usual: Chosen | SolveResult | None = None
     if constraints is None:
-        usual = choose(asked)
+        usual = choose(request)
         if isinstance(usual, Chosen) and usual.plan.native:
             spec, machine = usual.solved.target, usual.plan.target
             # An alternative may be another kind of target.
             require_tunable(spec)
-            _check_options(machine, output, objective)
-    wide = solve(
-        workload, spec, constraints or WIDEST, top=max(candidates, CONSIDERED), timeout=limit,
-        seed=seed, progress=progress,
-    )  # fmt: skip
+            _check_options(machine, options.output, objective)
+    search = SolveOptions(
+        constraints=constraints or WIDEST,
+        top=max(options.candidates, CONSIDERED),
+        timeout=limit,
+        seed=options.seed,
+    )
+    wide = solve(workload, spec, search, progress=progress)
     if isinstance(usual, SolveResult) and not wide.embeddings:
         return usual
     first = usual.plan.choices if isinstance(usual, Chosen) and usual.plan.native else ()
@@ -252,10 +262,14 @@ def open_tuning(
         with suppress(LoweringError):
             likely = (machine.contenders or tuple)(wide.embeddings)
             first = choices(machine, machine.variants(likely, fuses=constraints is None), epilogue)
-    field = _field(machine, first, wide.embeddings[:candidates], epilogue, constraints is None)
+    field = _field(
+        machine, first, wide.embeddings[: options.candidates], epilogue, constraints is None
+    )
     deadline = float("inf") if timeout is None else started + timeout
-    task = Task(workload, spec, wide.constraints, trials, seed, started, deadline)
-    folder = database or default_directory()
+    task = Task(
+        workload, spec, wide.constraints, options.trials, options.seed or 0, started, deadline
+    )
+    folder = options.database or default_directory()
     executing = workers or ThisProcess()
     call = worker.call
     if measures(machine) and not isinstance(executing, ThisProcess):
@@ -312,15 +326,6 @@ def require_tunable(spec: HardwareSpec) -> None:
         raise BackendUnavailable(f"{spec.name}: {why}")
 
 
-def known(database: Path | None = None) -> list[Stored[Any]]:
-    """What the database holds, by name of the file. What is used of it is
-    :attr:`~cpembed.tuning.database.Stored.is_current`."""
-    folder = database or default_directory()
-    kinds = {kind.trial.kind: kind.trial for kind in all_targets().values()}
-    found = [file for kind in kinds.values() for file in stored(folder, kind)]
-    return sorted(found, key=lambda file: file.path)
-
-
 def _check_options(target: AnyTarget, output: str | None, objective: str | None) -> None:
     name = target.spec.name
     if objective is not None and objective not in target.objectives:
@@ -331,3 +336,42 @@ def _check_options(target: AnyTarget, output: str | None, objective: str | None)
             f"an output form is for targets that are tuned for what they store, not for {name}: "
             "leave it out"
         )
+
+
+def measures(target: AnyTarget) -> bool:
+    """Whether trials are times of the CPU that makes them."""
+    return target.provenance is Provenance.MEASURED
+
+
+def made_together(
+    workers: Workers, target: AnyTarget, epilogue: Any, stop: Callable[[], bool]
+) -> Together[Any, Any]:
+    """Trials of several proposals at a time, none of them begun after ``stop`` says so."""
+
+    def together(proposals: Sequence[Proposal[Any]]) -> Iterator[tuple[Proposal[Any], Any]]:
+        by_key = {proposal.key: proposal for proposal in proposals}
+        tasks = (
+            WorkerTask(key, *target.trial_call(proposal, epilogue), "trying a schedule")
+            for key, proposal in by_key.items()
+        )
+        for outcome in workers.outcomes(takewhile(lambda _: not stop(), tasks)):
+            proposal, error = by_key[outcome.task.key], outcome.error
+            if error is not None and not isinstance(error, LoweringError | CrashError):
+                raise error
+            reason = None if error is None else str(error)
+            yield proposal, target.trial_of(proposal, outcome.result, reason)
+
+    return together
+
+
+def measured_by(workers: Workers) -> Callable[..., Any]:
+    """Executes functions that time kernels, one after the other, on a worker that may."""
+
+    def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        task = WorkerTask(
+            function.__name__, function, arguments, "measuring a schedule", measures=True
+        )
+        ((_, result),) = workers.results([task])
+        return result
+
+    return call

@@ -13,9 +13,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cpembed.cluster import Workers
 from cpembed.driver.bench import select_layers
 from cpembed.driver.bench_layers import NamedSuite, prepared_suite
-from cpembed.cluster import Workers
 from cpembed.errors import WorkloadError
 from cpembed.exploration.costing import Costing, LayerWork
 from cpembed.exploration.exact import ExactSearch

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cpembed.driver import matching
-from cpembed.driver.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.errors import BackendUnavailable, CpembedError
 from cpembed.export.library import EVERYTHING, Contents, Library, write_library
 from cpembed.export.loader import Library as OpenLibrary

@@ -8,7 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.choose import Chosen, choose
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
@@ -78,7 +80,8 @@ def choose_layer(
     An epilogue with a placement asks for a kernel that stores in a larger buffer; one that can is
     searched first.
     """
-    asked = Request(workload, target, epilogue=epilogue, timeout=timeout, explains=False)
+    options = KernelOptions(timeout=timeout)
+    asked = Request(workload, target, options, epilogue=epilogue, explains=False)
     found = _chosen(asked)
     if isinstance(found, Chosen) and found.plan.native:
         choice, spec = found.choice, found.solved.target
@@ -124,7 +127,9 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
     """
     failed = LoweringError(f"{workload}: no kernel, not even a portable one")
     for lanes in _LANES:
-        found = choose(Request(workload, _fallback(workload, lanes), backend="generic"))
+        found = choose(
+            Request(workload, _fallback(workload, lanes), KernelOptions(backend="generic"))
+        )
         if not isinstance(found, Chosen):
             continue
         candidate = found.candidate

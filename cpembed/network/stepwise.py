@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed import worker
-from cpembed.driver.chosen import Chosen, Plan, Request, choose
+from cpembed.driver.choose import Chosen, Plan, choose
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
 from cpembed.graph.kinds import Product, TensorType
@@ -180,7 +182,7 @@ class _ProductStep:
     def _choose(self, workload: Computation) -> Chosen | str:
         exact = self.target.exact(workload)
         asked = Request(
-            workload, self.target.spec, epilogue=exact, timeout=self.timeout, explains=True
+            workload, self.target.spec, KernelOptions(timeout=self.timeout), epilogue=exact
         )
         try:
             found = choose(asked)

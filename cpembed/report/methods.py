@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpembed import wording
 from cpembed.driver.methods import Compared, MethodError
-from cpembed.driver.solve import SolveResult
+from cpembed.driver.result import SolveResult
 from cpembed.ir.computation import Computation
 from cpembed.report.solve import given_rows, problem_rows, set_words
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.driver.chosen import AnyTarget, Instead
+from cpembed.driver.choose import Instead
 from cpembed.driver.methods import Compared
+from cpembed.driver.request import AnyTarget
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import SolveResult
 from cpembed.measure.runner import NOISE, Quantiles, Timing
 from cpembed.provenance import Provenance
 from cpembed.report import words

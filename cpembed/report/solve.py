@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from cpembed import wording
 from cpembed.driver.pareto import ParetoResult
-from cpembed.driver.solve import SolveResult
+from cpembed.driver.result import SolveResult
 from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation

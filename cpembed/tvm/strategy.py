@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from cpembed.driver.solve import SolveResult, solve
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.selection.ranking import RankedCandidate

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.solve_result import SolveResult
+from cpembed.driver.result import SolveResult
 from cpembed.driver.tune import tune
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cpembed.driver.solve import hardware_spec, workload
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.kernel.plan import Knobs

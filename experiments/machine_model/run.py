@@ -20,7 +20,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError
 from cpembed.hw.levels import Hierarchy
 from cpembed.kernel.packing import packed_before

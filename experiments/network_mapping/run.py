@@ -24,10 +24,10 @@ from typing import Any
 import onnx
 
 from cpembed.driver.across import line
-from cpembed.driver.chosen import Request
+from cpembed.driver.request import Request
 from cpembed.driver.matching import Match, match_in_worker
-from cpembed.driver.solve import hardware_spec
-from cpembed.driver.widening import WIDER
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.presets import WIDER
 from cpembed.frontends import load_model
 from cpembed.graph.graph import Graph
 from cpembed.hw.instruction import HardwareSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.driver.estimate import estimate
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.machine.estimate import Estimate
 from cpembed.targets.families import open_family
 from tests.cli.calling import Caller

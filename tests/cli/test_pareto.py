@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.driver.pareto import pareto
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.selection.pareto import objectives
 from tests.cli.calling import Caller
 from tests.cli.schema import SOLVE, assert_matches

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from cpembed.driver.bench import select_layers
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import default_dtypes, hardware_spec
+from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.workloads.suites import Layer
 from tests.emulation.amx_cases import emulate
 

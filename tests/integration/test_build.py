@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from cpembed.driver.build import build, call_library, verify_library
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.chosen import Request, choose
-from cpembed.driver.solve import SolveResult, workload
+from cpembed.driver.request import Request
+from cpembed.driver.choose import choose
+from cpembed.driver.result import SolveResult
+from cpembed.driver.named import workload
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program
 from cpembed.export.library import write_library

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.choose import Chosen, choose
+from cpembed.driver.request import Request
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.errors import LoweringError
 from cpembed.hw.instruction import HardwareSpec

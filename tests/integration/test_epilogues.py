@@ -26,7 +26,7 @@ from cpembed.kernel.epilogue import (
 )
 from cpembed.operators.convolutions import conv2d, depthwise
 from cpembed.operators.einsum import dot, gemm
-from cpembed.targets.cpu.build import BackendChoice, build
+from cpembed.targets.cpu.build import BackendName, build
 from cpembed.targets.vta.tail import epilogue_of, tail_of
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
@@ -56,7 +56,7 @@ TARGETS = {
 }
 
 
-def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: BackendChoice) -> None:
+def check(program: DerivedProgram, target: str, epilogue: Epilogue, backend: BackendName) -> None:
     workload = program.original or program.workload
     inputs = random_inputs(workload, 7)
     sums = reference(workload, inputs)
@@ -136,7 +136,7 @@ def test_bfloat16_results_round_to_the_nearest_even() -> None:
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("backend", ["portable", "native"])
-def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendChoice) -> None:
+def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendName) -> None:
     spec = load_hardware_spec("avx512_vnni_dot")
     if backend == "native" and (missing := missing_features(spec)):
         pytest.skip(f"missing: {', '.join(missing)}")
@@ -164,7 +164,7 @@ INTEGERS = [
 @pytest.mark.parametrize("epilogue", INTEGERS, ids=str)
 @pytest.mark.parametrize("words", ["conv", "gemm"])
 def test_shifted_and_clipped_integers(
-    words: str, epilogue: Epilogue, target: str, backend: BackendChoice
+    words: str, epilogue: Epilogue, target: str, backend: BackendName
 ) -> None:
     spec = load_hardware_spec(target)
     if backend == "native" and (missing := missing_features(spec)):

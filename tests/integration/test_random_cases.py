@@ -10,8 +10,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import SolveResult, solve
-from cpembed.driver.solve_result import embedding_json
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
+from cpembed.driver.result import embedding_json
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import WorkloadError

@@ -14,7 +14,9 @@ import pytest
 from cpembed.driver.bench_maker import RowMaker
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import SolveResult, hardware_spec, solve, workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, open_tuning
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError

@@ -15,7 +15,8 @@ from typing import Any
 import islpy as isl
 import pytest
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.ir.polyhedral import in_time
 from cpembed.time_limit import Clock, OutOfTime, check_time, seconds_left, within
 

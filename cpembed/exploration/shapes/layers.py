@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cpembed.driver.bench_layers import layer_workload, named_suite
-from cpembed.driver.solve import default_dtypes, is_typed, typed_by_roles
 from cpembed.cluster import Task, Workers
+from cpembed.driver.bench_layers import layer_workload, named_suite
+from cpembed.driver.named import default_dtypes, is_typed, typed_by_roles
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import WorkloadError
 from cpembed.exploration.shapes.choice import Costs

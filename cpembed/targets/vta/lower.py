@@ -1,6 +1,7 @@
 """From a derived program to VTA programs: instructions once, then an image for each set of inputs.
 
->>> from cpembed.driver.solve import solve, workload
+>>> from cpembed.driver.solve import solve
+>>> from cpembed.driver.named import workload
 >>> from cpembed.targets.vta.config import VtaConfig
 >>> layer = workload("gemm m=8 n=32 k=32", target="vta_1x16x16")
 >>> solved = solve(layer, "vta_1x16x16", constraints="strict")

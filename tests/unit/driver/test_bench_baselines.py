@@ -16,6 +16,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
+from cpembed.baselines.comparison import compare_interleaved
 from cpembed.driver import bench as bench_module
 from cpembed.driver import bench_baselines, bench_maker
 from cpembed.driver.bench import Bench, open_bench
@@ -23,8 +25,6 @@ from cpembed.driver.bench_baselines import BaselineRow
 from cpembed.driver.bench_summary import summarise_baselines
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.baselines.base import Arrays, Contender, NotCovered, Subject
-from cpembed.baselines.comparison import compare_interleaved
 from cpembed.errors import BackendUnavailable, WorkloadError
 from cpembed.ir.reference import reference
 from cpembed.kernel.epilogue import Epilogue, channel_numbers

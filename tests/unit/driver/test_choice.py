@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.choice import better_order, idle_padding
-from cpembed.driver.solve import SolveResult, solve, workload
+from cpembed.driver.advice import better_order, idle_padding
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints.padding import Padding
 

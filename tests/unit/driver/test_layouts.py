@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.choose import Chosen, choose
+from cpembed.driver.request import Request
 from cpembed.driver.contiguity import run_bytes
 from cpembed.driver.layout_reasons import why_best
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
 from cpembed.driver.layouts import blocks, compare_layouts
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import CrashError, WorkloadError
 from cpembed.provenance import Provenance
 

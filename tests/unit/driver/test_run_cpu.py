@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.driver.solve import SolveResult, hardware_spec, searches, solve, workload
-from cpembed.driver.widening import WIDER
+from cpembed.driver.result import SolveResult
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import searches, solve
+from cpembed.driver.presets import WIDER
 from cpembed.embedding.constraint_set import Weights
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import choices, compared

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cpembed.cluster import Outcome, Task, Workers
 from cpembed.driver import bench_tasks
 from cpembed.driver.bench import Bench, open_bench
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.driver.tune import OpenTuning, open_tuning
-from cpembed.cluster import Outcome, Task, Workers
 from cpembed.errors import BackendUnavailable, CrashError, InvariantError
 from cpembed.measure import runner
 from cpembed.tuning.database import DIRECTORY_VARIABLE

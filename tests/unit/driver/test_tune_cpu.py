@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver.chosen import Chosen, Request, choose
-from cpembed.driver.solve import hardware_spec, solve
+from cpembed.driver.choose import Chosen, choose
+from cpembed.driver.request import Request
+from cpembed.driver.named import hardware_spec
+from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import LoweringError, WorkloadError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import default_dtypes, solve
+from cpembed.driver.named import default_dtypes
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import commuted, is_symmetric
 from cpembed.embedding.constraint_set import load_constraint_set

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (

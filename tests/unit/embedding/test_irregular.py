@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import SolveResult, solve, workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints import (
     AllDifferent,

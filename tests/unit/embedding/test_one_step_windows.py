@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import WorkloadError
 from cpembed.resources import constraint_files, hardware_spec_files
 

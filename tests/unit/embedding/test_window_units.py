@@ -14,7 +14,9 @@ import pytest
 
 from cpembed.driver.estimate import estimate
 from cpembed.driver.explain import explain
-from cpembed.driver.solve import SolveResult, solve, workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret_all

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver.solve import workload
 from cpembed.cluster.base import ThisProcess
+from cpembed.driver.named import workload
 from cpembed.errors import CpembedError, DamagedStore
 from cpembed.exploration.cores.family import CoreFamily
 from cpembed.exploration.costing import Costing, LayerWork

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cpembed.driver.estimate import estimate
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.errors import SpecError
 from cpembed.hw.level_tables import ComputeTable, HierarchyTable, LevelTable, MeshTable
 from cpembed.hw.loader import load_hardware_spec

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.dtypes import size_bytes
 from cpembed.ir.reference import random_inputs, reference

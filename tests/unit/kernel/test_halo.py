@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.kernel.halo import executed_share, guarded, index_sets, reads_no_padding
 from cpembed.kernel.nest import Nest

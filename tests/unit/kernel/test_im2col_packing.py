@@ -9,7 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.kernel.nest import Nest
 from cpembed.kernel.packing import rows_of
 from cpembed.kernel.packing_block import PackingBlocks, RowAccess, row_accesses

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.errors import SpecError, TransformError
 from cpembed.hw.level_tables import Layouts, Overlapping
 from cpembed.hw.levels import Hierarchy

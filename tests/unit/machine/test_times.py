@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.hw.level_tables import Moved, Overlapping
 from cpembed.hw.levels import ComputeUnit, Hierarchy
 from cpembed.hw.loader import load_hardware_spec

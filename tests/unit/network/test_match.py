@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver import chosen as chosen_module
-from cpembed.driver.chosen import Request
+from cpembed.driver import choose as choose_module
+from cpembed.driver.request import Request
 from cpembed.driver.matching import Match, matched, typed_for
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
 from cpembed.graph.kinds.product import Product
@@ -180,7 +181,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
     spec = hardware_spec("vta_1x16x16")
     other = replace(spec, name="other")
     nothing = workload("C[m,n] max= A[m,k] * B[k,n] m=8 n=16 k=16", "vta_1x16x16")
-    usual = chosen_module.searches
+    usual = choose_module.searches
 
     def searches(layer: Computation, target: HardwareSpec, *rest: Any, **more: Any) -> Any:
         found = usual(layer, target, *rest, **more)
@@ -188,9 +189,9 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
             return found
         return tuple(replace(f, status=Status.UNKNOWN, conflict=None, embeddings=()) for f in found)
 
-    monkeypatch.setattr(chosen_module, "searches", searches)
+    monkeypatch.setattr(choose_module, "searches", searches)
     names = {"other": other}
-    monkeypatch.setattr(chosen_module, "hardware_spec", lambda n: names.get(str(n), n))
+    monkeypatch.setattr(choose_module, "hardware_spec", lambda n: names.get(str(n), n))
     asked = Request(nothing, replace(spec, alternatives=("other",)), timeout=20)
     found = matched(asked)
     assert found.outcome == "stopped"

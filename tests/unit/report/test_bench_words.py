@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from cpembed.driver.bench_results import run_row
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.report import bench
 
 

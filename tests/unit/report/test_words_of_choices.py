@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver.choose import Chosen, choose
+from cpembed.driver.request import Request
 from cpembed.driver.methods import Compared
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.report import run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cpembed.driver.solve import default_dtypes, hardware_spec
+from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, Weights, load_constraint_set
 from cpembed.embedding.constraints import Constraint, Dataflow, FixedOrigin, Padding
 from cpembed.embedding.embedding import Embedding

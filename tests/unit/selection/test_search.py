@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from cpembed.driver.solve import SolveResult, default_dtypes, hardware_spec, solve
+from cpembed.driver.result import SolveResult
+from cpembed.driver.named import default_dtypes, hardware_spec
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import ConstraintSet, Weights, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits, Status
 from cpembed.embedding.result import silent

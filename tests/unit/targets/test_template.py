@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from cpembed.driver.run import run
-from cpembed.driver.solve import SolveResult, solve, workload
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.driver.tune import TuneResult, tune
 from cpembed.errors import LoweringError, SpecError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import default_dtypes, solve
-from cpembed.driver.solve import workload as described
-from cpembed.driver.widening import DEFAULT_CONSTRAINTS
+from cpembed.driver.named import default_dtypes
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload as described
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints import AllDifferent

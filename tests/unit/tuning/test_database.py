@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpembed.driver.solve import hardware_spec
+from cpembed.driver.named import hardware_spec
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.embedding import Digit
 from cpembed.errors import DamagedStore

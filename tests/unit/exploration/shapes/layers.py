@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import Weights
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.ir.computation import Computation

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.regular import allowed_digits
 from cpembed.embedding.search import alternative_problems

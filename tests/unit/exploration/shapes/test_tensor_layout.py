@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.exploration.shapes.tensor_layout import Part, TensorLayout, tensor_layout
 from cpembed.ir.index import IndexExpr, IndexTerm

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cpembed.driver.bench_layers import model_layers
-from cpembed.driver.solve import solve, workload
 from cpembed.cluster import open_workers
+from cpembed.driver.bench_layers import model_layers
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes.cells import Cost
 from cpembed.exploration.shapes.executions import Scope, layer_executions

@@ -9,7 +9,7 @@ import pytest
 
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import hardware_spec, workload
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.tune import tune
 from cpembed.errors import BackendUnavailable
 from cpembed.kernel import runtime

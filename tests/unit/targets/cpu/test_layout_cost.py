@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.kernel import runtime
 from cpembed.kernel.epilogue import Epilogue

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import check_embedding
 from cpembed.embedding.commute import problem_of
 from cpembed.embedding.constraint_set import load_constraint_set

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.errors import LoweringError
 from cpembed.targets.cuda.gpu import gpu
 from cpembed.targets.cuda.lower import TiledProduct, lower

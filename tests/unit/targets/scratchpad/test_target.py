@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cpembed.driver.run import run
-from cpembed.driver.solve import solve, workload
+from cpembed.driver.solve import solve
+from cpembed.driver.named import workload
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.kernel.epilogue import Storing
 from cpembed.provenance import Provenance

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.errors import LoweringError, WorkloadError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.index import IndexExpr, IndexTerm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.driver.solve import workload
+from cpembed.driver.named import workload
 from cpembed.errors import LoweringError
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.targets.vta.isa import Load, Memory

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from cpembed.driver.solve import hardware_spec, solve, workload
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import solve
 from cpembed.ir.computation import Computation
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.space import Machine, VtaSpace

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cpembed.driver import widening
-from cpembed.driver.choice import undeclared_stride
-from cpembed.driver.chosen import Chosen, Request, choose
+from cpembed.driver import presets
+from cpembed.driver.advice import undeclared_stride
+from cpembed.driver.choose import Chosen, choose
+from cpembed.driver.request import Request
 from cpembed.driver.explain import Explanation, explain
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import SolveResult, hardware_spec, searches, solve, workload
-from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.driver.result import SolveResult
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.solve import searches, solve
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
@@ -80,7 +83,7 @@ def test_a_set_whose_search_was_stopped_proves_nothing(stopped: bool) -> None:
         def search(named: str, /, *, first: SolveResult = first, **_: object) -> SolveResult:
             return first if named == DEFAULT_CONSTRAINTS else second  # noqa: B023
 
-        found = widening.default_searches(search, rescored=lambda _: None)[0]
+        found = presets.default_searches(search, rescored=lambda _: None)[0]
         words = set_words(found)
         assert ("gives nothing better" in words or "nothing fits under" in words) is not stopped
         assert found.is_stopped is (stopped and not found.embeddings)
@@ -108,7 +111,7 @@ def test_where_little_is_to_be_gained_one_set_is_searched(
     words: str, used: float, might_use: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    load = widening.load_constraint_set
+    load = presets.load_constraint_set
     monkeypatch.setattr(
         "cpembed.driver.solve.load_constraint_set", lambda name: (asked.append(name), load(name))[1]
     )
@@ -121,7 +124,7 @@ def test_where_little_is_to_be_gained_one_set_is_searched(
 def test_where_nothing_fits_the_set_that_might_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of 16, all columns and nine of 64 steps is too little for a second search, where the
     bound that says so has the time it needs."""
-    monkeypatch.setattr(widening, "_SOON", 30.0)
+    monkeypatch.setattr(presets, "_SOON", 30.0)
     words = "depthwise n=1 c=8 h=14 w=16 r=3 s=3 pad=1"
     result = solved(words, "amx_int8")
     assert (result.constraints.name, result.status) == (DEFAULT_CONSTRAINTS, Status.INFEASIBLE)
@@ -269,7 +272,7 @@ def test_resnet18_uses_or_is_told_what_the_widest_set_gives(target: str) -> None
         told = 0.0 if usual.wider is None else usual.wider.utilisation
         assert widest.complete
         assert max(usual.utilisation, told) >= widest.utilisation - 0.02
-        assert usual.utilisation >= min(widest.utilisation - 0.02, widening.WELL_USED)
+        assert usual.utilisation >= min(widest.utilisation - 0.02, presets.WELL_USED)
 
 
 @pytest.mark.parametrize(

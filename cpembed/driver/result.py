@@ -40,7 +40,7 @@ class OtherSet:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SolveResult:
     """Everything ``cpembed solve`` knows.
 

@@ -1,6 +1,7 @@
 """What a search is given and which candidate is taken, beyond what the command line says.
 
->>> from cpembed.driver.solve import solve, workload
+>>> from cpembed.driver.solve import solve
+>>> from cpembed.driver.named import workload
 >>> layer = workload("O[m,n] += W[n,k] * I[m,k] m=1 n=64 k=64", target="vta_1x16x16")
 >>> better_order(solve(layer, "vta_1x16x16")).partition(":")[0]
 'the factors in the order I, W use 100.0% of vta_1x16x16 instead of 6.2%'
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cpembed.driver.solve import SolveResult, solve
-from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WELL_USED
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import solve
 from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides

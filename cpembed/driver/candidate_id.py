@@ -1,6 +1,7 @@
 """A candidate by its id, wherever it was printed.
 
->>> from cpembed.driver.solve import solve, workload
+>>> from cpembed.driver.solve import solve
+>>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=32 k=16", target="vta_1x16x16")
 >>> first = solve(layer, "vta_1x16x16").embeddings[0].candidate.identifier
 >>> identified(layer, solve(layer, "vta_1x16x16").target, first[:6])[1].rank
@@ -9,12 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from cpembed.driver.solve import Progress, SolveResult, solve
-from cpembed.driver.widening import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.driver.options import KernelOptions, SearchOptions
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.driver.request import Request, considered
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import Progress, constraint_set, solve
 from cpembed.embedding.constraint_set import ConstraintSet, load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.search import find_embeddings
@@ -25,10 +30,13 @@ from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import overheads
 from cpembed.selection.ranking import RankedCandidate
+from cpembed.targets.registry import stored_tunings
 from cpembed.transform.proof import require
+from cpembed.tuning.database import workload_key
+from cpembed.tuning.records import WIDEST, Record, first_proven
 
-_FIRST, _MORE = 8, 8
-"""How much of a ranking is looked through for a candidate's place, and how much further next."""
+_INITIAL_WINDOW, _WINDOW_GROWTH = 8, 8
+"""Initial window of the ranking to scan for a candidate's place, and its growth factor."""
 
 _ID_DIGITS = "0123456789abcdef"
 
@@ -36,49 +44,65 @@ _ID_DIGITS = "0123456789abcdef"
 def identified(
     workload: Computation,
     target: HardwareSpec,
-    wanted: str,
+    identifier: str,
+    options: SearchOptions | None = None,
     *,
-    constraints: str | ConstraintSet | None = None,
-    timeout: float | None = None,
     progress: Progress | None = None,
 ) -> tuple[SolveResult, RankedCandidate]:
-    """The candidate whose id, or the start of it, is ``wanted``, proven, with the search that it
-    belongs to.
+    """Find the candidate with an id, and prove it.
 
-    An id is that of an embedding, with ``+NAME`` for each operand that stays in place. It is looked
-    for under ``constraints``, then under the default set, among what was tuned, under the wider
-    sets, and among what :func:`~cpembed.driver.run.run` considers beside their best.
+    Parameters
+    ----------
+    workload : Computation
+        Operator.
+    target : HardwareSpec
+        Target that the id was printed for.
+    identifier : str
+        Id of an embedding or its beginning, with ``+NAME`` for each operand that stays in place.
+    options : SearchOptions, optional
+        Constraint set and time limit of each search. The id is looked up under that set, else under
+        the default one, then among what was tuned, under the wider sets, and among the variants
+        that :func:`~cpembed.driver.run.run` considers.
+    progress : callable, optional
+        Called at each step with the stage and a count.
 
-    Raises :class:`WorkloadError` where there is none, or several begin so.
+    Returns
+    -------
+    solved : SolveResult
+        Search that the candidate belongs to.
+    candidate : RankedCandidate
+        The candidate.
+
+    Raises
+    ------
+    WorkloadError
+        If there is none, or several ids begin so.
     """
-    from cpembed.tuning.records import WIDEST
-
-    start, *kept = wanted.split("+")
+    options = options or SearchOptions()
+    start, *in_place = identifier.split("+")
     if not start or set(start) - set(_ID_DIGITS):
-        raise WorkloadError(f"{wanted!r} is no id: an id is hexadecimal, as 0c78d175afb8")
-    search = _Search(workload, target, start, tuple(kept), timeout, progress)
-    named = [] if constraints is None else [_loaded(constraints)]
-    first = [*named, *map(load_constraint_set, [] if named else [DEFAULT_CONSTRAINTS])]
-    wider = [DEFAULT_CONSTRAINTS, WIDER, WIDEST]
-    others = [load_constraint_set(name) for name in wider if name not in {s.name for s in first}]
-    for found in (
-        *(lambda chosen=chosen: search.under(chosen) for chosen in first),
-        lambda: search.tuned(first[0]),
-        *(lambda chosen=chosen: search.under(chosen) for chosen in others),
-        lambda: search.beside(first[0]),
-    ):
-        result = found()
+        raise WorkloadError(f"{identifier!r} is no id: an id is hexadecimal, as 0c78d175afb8")
+    search = _Search(workload, target, start, tuple(in_place), options.timeout, progress)
+    first = constraint_set(options.constraints or DEFAULT_CONSTRAINTS)
+    presets = (DEFAULT_CONSTRAINTS, WIDER, WIDEST)
+    rest = [load_constraint_set(name) for name in presets if name != first.name]
+    lookups: list[Callable[[], tuple[SolveResult, RankedCandidate] | None]] = [
+        partial(search.under, first),
+        partial(search.tuned, first),
+        *(partial(search.under, constraints) for constraints in rest),
+        partial(search.among_variants, first),
+    ]
+    for look_up in lookups:
+        result = look_up()
         if result is not None:
             return result
-    raise WorkloadError(search.unknown([*first, *others]))
-
-
-def _loaded(constraints: str | ConstraintSet) -> ConstraintSet:
-    return load_constraint_set(constraints) if isinstance(constraints, str) else constraints
+    raise WorkloadError(search.unknown([first, *rest]))
 
 
 @dataclass(frozen=True)
 class _Search:
+    """Lookup of an id that begins with ``start``, with these operands in place."""
+
     workload: Computation
     target: HardwareSpec
     start: str
@@ -102,7 +126,7 @@ class _Search:
         name = self._one(embedding.identifier() for embedding in found.embeddings)
         if name is None:
             return None
-        total, top = len(found.embeddings), _FIRST
+        total, top = len(found.embeddings), _INITIAL_WINDOW
         while True:
             solved = self._solve(constraints, top, name)
             for ranked in solved.embeddings:
@@ -112,18 +136,14 @@ class _Search:
                 # Found, and no rewrite can serve it.
                 reason = next(iter(solved.not_derivable), "it is no axis map")
                 raise WorkloadError(f"{name} has no program: {reason}")
-            top *= _MORE
+            top *= _WINDOW_GROWTH
 
     def tuned(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
         """Among the trials that tuning kept of the workload and the target."""
-        from cpembed.driver.tune import known
-        from cpembed.tuning.database import workload_key
-        from cpembed.tuning.records import Record, first_proven
-
         key = workload_key(self.workload)
         files = [
             file
-            for file in known()
+            for file in stored_tunings()
             if file.key["workload"] == key and file.key["target"] == self.target.name
         ]
         trials: dict[str, tuple[Any, Any]] = {}
@@ -145,23 +165,24 @@ class _Search:
         choice = first_proven(self.workload, self.target, best, any_schedule)
         if choice is None:
             return None
-        return self._solve(constraints, _FIRST), choice.ranked(constraints.weights)
+        return self._solve(constraints, _INITIAL_WINDOW), choice.ranked(constraints.weights)
 
-    def beside(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
+    def among_variants(
+        self, constraints: ConstraintSet
+    ) -> tuple[SolveResult, RankedCandidate] | None:
         """Among the variants that a CPU considers beside the best candidates."""
-        from cpembed.driver.chosen import Request, considered
-
-        asked = Request(self.workload, self.target, timeout=self.timeout, progress=self.progress)
+        options = KernelOptions(timeout=self.timeout)
+        request = Request(self.workload, self.target, options, progress=self.progress)
         found = {
             ranked.candidate.identifier: ranked
-            for ranked in considered(asked)
+            for ranked in considered(request)
             if ranked.candidate.variant
         }
         name = self._exact_or_one(found)
         if name is None:
             return None
         require(found[name].candidate.program)
-        return self._solve(constraints, _FIRST), found[name]
+        return self._solve(constraints, _INITIAL_WINDOW), found[name]
 
     def unknown(self, sets: Iterable[ConstraintSet]) -> str:
         """Where it was looked for, and the target that has it if there is one."""
@@ -198,7 +219,7 @@ class _Search:
         return solve(
             self.workload,
             self.target,
-            constraints,
+            constraints=constraints,
             top=top,
             keep=None if name is None else around,
             timeout=self.timeout,

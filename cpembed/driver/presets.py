@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from cpembed.driver.solve_result import OtherSet, SolveResult
+from cpembed.driver.options import SearchOptions
+from cpembed.driver.result import OtherSet, SolveResult
 from cpembed.embedding.commute import exchanged_problems, fitting_order
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
@@ -34,9 +35,8 @@ WELL_USED = 0.85
 _WORTH_SAYING = 0.02
 """How much more of an instruction another set has to use."""
 
-Rescored = Callable[[SolveResult], Weights | None]
-"""Weights under which the wider set's candidates are ranked, from what the narrow set gave; None:
-the same."""
+Reweigh = Callable[[SolveResult], Weights | None]
+"""Weights that rank the wider set's candidates, from the narrow set's result; None: the same."""
 
 
 _SOON = 0.3
@@ -47,38 +47,50 @@ _ENOUGH = 0.25
 
 
 class Search(Protocol):
-    """A search of a workload under a named set, within so many seconds."""
+    """A search of one workload under a set, with options that replace those of the command."""
 
-    def __call__(
-        self, named: str, /, *, timeout: float | None, weights: Weights | None
-    ) -> SolveResult: ...
+    def __call__(self, constraints: str, /, *, options: SearchOptions = ...) -> SolveResult: ...
 
 
 def default_searches(
-    search: Search,
-    timeout: float | None = None,
-    weights: Weights | None = None,
-    rescored: Rescored | None = None,
+    search: Search, options: SearchOptions, reweigh: Reweigh | None = None
 ) -> tuple[SolveResult, ...]:
-    """What the narrow set gives, and the wider one where it is searched; each says so of the
-    other."""
+    """Search the narrow preset and, where that wastes the instruction, the wider one.
+
+    Parameters
+    ----------
+    search : callable
+        Searches one set.
+    options : SearchOptions
+        Options of the command; its time limit holds for both searches together.
+    reweigh : callable, optional
+        Gives the weights that rank the wider preset's candidates.
+
+    Returns
+    -------
+    tuple of SolveResult
+        One or two results. Each names what the other preset uses of the instruction.
+    """
     started = time.perf_counter()
-    first = search(DEFAULT_CONSTRAINTS, timeout=timeout, weights=weights)
+    timeout = options.timeout
+    first = search(DEFAULT_CONSTRAINTS)
     left = None if timeout is None else timeout - (time.perf_counter() - started)
-    # Graphs that differ in labels differ under every set; a search that takes most of the time
-    # leaves too little for one of a wider set.
+    # A search that takes most of the time leaves too little for one of a wider set.
     late = timeout is not None and left is not None and left < timeout * _ENOUGH
+    # Graphs that differ in labels differ under every set.
     hopeless = first.search.formulation is None or late
     if hopeless or first.occupancy >= WELL_USED:
         return (with_bound(first),)
     # A model of the machine has other reasons to choose than how much of the instruction is used.
-    bound = _bound(first) if rescored is None else None
+    bound = _bound(first) if reweigh is None else None
     if bound is not None and not _is_worth_saying(first, bound):
         # Too little for a search. Where nothing fits, that something else might is still said.
         might_fit = not first.embeddings and bound > 0
         return (_with(first, bound) if might_fit else first,)
-    scored = None if rescored is None else rescored(first)
-    second = search(WIDER, timeout=left, weights=scored or weights)
+    weights = None if reweigh is None else reweigh(first)
+    second = search(
+        WIDER, options=replace(options, timeout=left, weights=weights or options.weights)
+    )
     return (
         replace(first, wider=OtherSet.of(second)),
         replace(second, narrower=OtherSet.of(first)),
