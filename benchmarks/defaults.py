@@ -49,7 +49,7 @@ def used(target: str, constraints: str | None) -> float:
     useful = executed = 0.0
     for layer in suite("resnet18"):
         given = workload(f"resnet18:{layer.index}", target=spec)
-        found = solve(given, spec, constraints, top=1)
+        found = solve(given, spec, constraints=constraints, top=1)
         useful += layer.count * given.macs
         executed += layer.count * given.macs / found.embeddings[0].overheads.utilisation
     return useful / executed

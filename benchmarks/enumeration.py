@@ -91,7 +91,7 @@ def measure(pool: ProcessPoolExecutor, options: Mapping[str, Any], target: str, 
     found = [run.result() for run in runs]
     complete = time.perf_counter() - started
     started = time.perf_counter()
-    solve(workload_of(target, index), spec_of(target), constraints, top=10)
+    solve(workload_of(target, index), spec_of(target), constraints=constraints, top=10)
     best = time.perf_counter() - started
     return {
         "target": target,

@@ -121,12 +121,13 @@ def expanded(only: str) -> list[int]:
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     from cpembed.baselines.base import NotCovered, Subject
-    from cpembed.driver.request import Request
     from cpembed.driver.choose import choose
+    from cpembed.driver.options import KernelOptions
+    from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
 
     workload = layer.workload(("float32", "float32"), layout)
-    plan = choose(Request(workload, target, untuned=True)).plan
+    plan = choose(Request(workload, target, KernelOptions(untuned=True))).plan
     first = plan.choices[0]
     kernel = plan.target.build(plan.target.lower(first.candidate.candidate.program), first.schedule)
     inputs = random_inputs(workload, 1)
@@ -198,12 +199,13 @@ def chosen(target: str, count: int, most: int | None) -> Row:
 def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
     from cpembed.driver.choose import Chosen, choose
+    from cpembed.driver.options import KernelOptions
     from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 
     started = time.perf_counter()
-    asked = choose(Request(workload, target, untuned=True))
+    asked = choose(Request(workload, target, KernelOptions(untuned=True)))
     if not isinstance(asked, Chosen):
         raise SystemExit(f"{workload.name}: {target} has no embedding of it")
     plan = asked.plan

@@ -88,8 +88,9 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     """Errors, times and ratios of one layer."""
     from cpembed.baselines.base import NotCovered, Subject
     from cpembed.driver.choose import Chosen, choose
-    from cpembed.driver.request import Request
     from cpembed.driver.methods import fastest
+    from cpembed.driver.options import KernelOptions
+    from cpembed.driver.request import Request
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
     from cpembed.measure.interleaved import OUR_POOL, Work, time_interleaved
@@ -99,7 +100,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     workload = layer.workload("float32", LAYOUT)
     spec = load_hardware_spec(target)
     library = open_target(spec).baselines["onednn"](spec, None)
-    asked = Request(workload, target, untuned=True)
+    asked = Request(workload, target, KernelOptions(untuned=True))
     implicit = choose(asked)
     assert isinstance(implicit, Chosen)
     compared = fastest(asked, implicit)

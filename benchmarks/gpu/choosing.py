@@ -151,7 +151,7 @@ def _options(workload: Computation, target_name: str, stored: str) -> list[_Opti
     found: list[_Option] = []
     spaces: dict[tuple[Any, ...], Space[Any]] = {}
     refused = "nothing embeds"
-    for ranked in solve(workload, spec, CONSTRAINTS, top=MOST_EMBEDDINGS).embeddings:
+    for ranked in solve(workload, spec, constraints=CONSTRAINTS, top=MOST_EMBEDDINGS).embeddings:
         try:
             lowered = target.lower(ranked.candidate.program, epilogue)
         except LoweringError as error:

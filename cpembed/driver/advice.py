@@ -119,7 +119,7 @@ def undeclared_stride(solved: SolveResult) -> str | None:
         return None
     declared = replace(instruction, memory={**instruction.memory, **memory})
     spec = replace(solved.target, instruction=declared)
-    found = solve(solved.workload, spec, DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
+    found = solve(solved.workload, spec, constraints=DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
     if found.utilisation <= before:
         return None
     return (
@@ -145,7 +145,9 @@ def better_order(solved: SolveResult) -> str | None:
     typed = _with_exchanged_types(solved.workload) if not others else None
     for other in others if typed is None else [typed]:
         try:
-            found = solve(other, solved.target, solved.constraints, top=1, timeout=_SHORT)
+            found = solve(
+                other, solved.target, constraints=solved.constraints, top=1, timeout=_SHORT
+            )
         except WorkloadError:
             # The types fit in no order.
             continue

@@ -187,7 +187,13 @@ def _measured(
 def _estimated(
     name: str, settings: dict[str, str], words: list[str], spec: HardwareSpec, timeout: float | None
 ) -> LayoutRow:
-    found = choose(Request(parsed(words, spec), spec, KernelOptions(timeout=timeout, untuned=True)))
+    found = choose(
+        Request(
+            parsed(words, spec),
+            spec,
+            KernelOptions(timeout=timeout, untuned=True),
+        )
+    )
     if isinstance(found, SolveResult):
         return LayoutRow(name, settings, reason=found.why_nothing)
     times = _estimated_times(found)

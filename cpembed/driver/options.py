@@ -164,6 +164,18 @@ class CandidateOptions(SearchOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExplainOptions(CandidateOptions):
+    """Which candidate ``explain`` shows; with the method, of the kernel that ``run`` chooses."""
+
+    rank: int | None = option(
+        None, "Which candidate, 1 being the best.  [default: 1]", metavar="K", limits=(1, None)
+    )
+    method: MethodName = option(
+        "auto", "How a convolution is computed, as for `run`.", choices=METHODS
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelOptions(CandidateOptions):
     """Which kernel is made of a workload, and what it stores of the sums."""
 
@@ -310,6 +322,13 @@ class BenchOptions(KernelOptions):
     )
     timeout: float | None = option(
         None, "Stop each search after S seconds.", metavar="S", limits=(0, LONGEST_TIMEOUT)
+    )
+    output: str | None = option(
+        None,
+        "What is stored of the sums: this type, integers saturated (not on a simulated target).  "
+        "[default: the sums; beside a library what its fastest form stores, and to be said with "
+        "the steps below]",
+        choices=("int32", "int8", "uint8", "float32", "bfloat16", "float16"),
     )
     layers: str | None = option(None, "Only these layers of the suite.", metavar="0,3,10-20")
     shapes: Mapping[str, Sequence[int]] | None = option(

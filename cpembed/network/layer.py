@@ -128,7 +128,11 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
     failed = LoweringError(f"{workload}: no kernel, not even a portable one")
     for lanes in _LANES:
         found = choose(
-            Request(workload, _fallback(workload, lanes), KernelOptions(backend="generic"))
+            Request(
+                workload,
+                _fallback(workload, lanes),
+                KernelOptions(backend="generic"),
+            )
         )
         if not isinstance(found, Chosen):
             continue

@@ -182,7 +182,10 @@ class _ProductStep:
     def _choose(self, workload: Computation) -> Chosen | str:
         exact = self.target.exact(workload)
         asked = Request(
-            workload, self.target.spec, KernelOptions(timeout=self.timeout), epilogue=exact
+            workload,
+            self.target.spec,
+            KernelOptions(timeout=self.timeout),
+            epilogue=exact,
         )
         try:
             found = choose(asked)

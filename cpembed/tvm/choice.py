@@ -105,7 +105,11 @@ class Machine:
             top = max(_TRIED, self.target.considered) if self.target.compares_always else _TRIED
             try:
                 solved = solve(
-                    workload, self.spec, self.constraints, top=top, keep=self.target.contenders
+                    workload,
+                    self.spec,
+                    constraints=self.constraints,
+                    top=top,
+                    keep=self.target.contenders,
                 )
             except InvariantError:
                 raise

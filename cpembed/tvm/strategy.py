@@ -78,7 +78,7 @@ def strategy(
     machine = Machine.of(target, constraints)
     recognised = recognise(prim_func)
     workload = recognised.computation
-    solved = solve(workload, machine.spec, constraints, top=top)
+    solved = solve(workload, machine.spec, constraints=constraints, top=top)
     found = list(programs(machine.target, solved, machine.target.exact(workload)))
     candidates = tuple(
         StrategyCandidate(item, recognised, prim_func)

@@ -39,7 +39,7 @@ def compute(key: str, trials: int) -> Row:
     """A layer by its index: both mappings are batch, filters and channels; both are executed."""
     workload = layer("deepbench", int(key)).workload()
     target = Target.of(TARGET, workload)
-    solved = solve(workload, target.spec, "strict_padded", top=1)
+    solved = solve(workload, target.spec, constraints="strict_padded", top=1)
     ours = tune(solved.embeddings[0].candidate, target, trials)
     reference = tune_reference(workload, target, trials)
     execution = Execution(workload)

@@ -57,7 +57,9 @@ def compute(key: str, trials: int) -> Row:
     spec = hardware_spec(target)
     suite_name, number = named.split(":")
     given = workload([named], target=spec)
-    found = solve(given, spec, CONSTRAINTS[target], top=None, keep=lambda all: some(all, trials))
+    found = solve(
+        given, spec, constraints=CONSTRAINTS[target], top=None, keep=lambda all: some(all, trials)
+    )
     machine = machine_of(spec, MACHINES[target])
     if target == CPU:
         machine = one_core(machine)

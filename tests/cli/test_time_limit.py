@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from tests.cli.calling import Caller
 

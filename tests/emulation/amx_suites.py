@@ -13,9 +13,9 @@ from typing import Any
 from unittest.mock import patch
 
 from cpembed.driver.bench import select_layers
+from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.workloads.suites import Layer
 from tests.emulation.amx_cases import emulate
 

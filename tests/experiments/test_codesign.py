@@ -46,7 +46,7 @@ NEXT = Direction("next thread loop")
 def nests() -> tuple[Nest, ...]:
     workload = workload_of(Layer("words", 0, "", "conv2d n=2 c=32 h=12 w=12 k=48 r=3 s=3 pad=1"))
     target = VtaTarget(default_spec())
-    found = solve(workload, target.spec, "strict_padded", top=2).embeddings
+    found = solve(workload, target.spec, constraints="strict_padded", top=2).embeddings
     return tuple(target.lower(item.candidate.program) for item in found)
 
 

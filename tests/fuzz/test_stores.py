@@ -16,8 +16,8 @@ from rich.console import Console
 
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import hardware_spec
-from cpembed.driver.tune import known
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS
+from cpembed.driver.tune import known
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.errors import DamagedStore
 from cpembed.measure.results import ResultStore

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from cpembed.driver.build import build, call_library, verify_library
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.request import Request
 from cpembed.driver.choose import choose
-from cpembed.driver.result import SolveResult
 from cpembed.driver.named import workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
+from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, InvariantError
 from cpembed.export.kernel import kernel_program
 from cpembed.export.library import write_library
@@ -162,7 +163,7 @@ def test_both_factors_are_inputs_where_both_vary(tmp_path: Path) -> None:
 def test_tiles_are_linked_where_they_cannot_run(tmp_path: Path) -> None:
     spec = load_hardware_spec("amx_int8")
     layer = wanted("amx_int8", "gemm m=40 n=32 k=128")
-    found = choose(Request(layer, spec, backend="generic"))
+    found = choose(Request(layer, spec, KernelOptions(backend="generic")))
     assert not isinstance(found, SolveResult)
     target = open_target(spec)
     program = found.candidate.candidate.program

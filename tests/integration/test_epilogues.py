@@ -86,7 +86,7 @@ def test_native_kernels_store_what_numpy_computes(target: str, name: str, part: 
     if missing := missing_features(spec):
         pytest.skip(f"missing: {', '.join(missing)}")
     workload = WORKLOADS[name](TARGETS[target])
-    solved = solve(workload, spec, "in_place_padded", top=1)
+    solved = solve(workload, spec, constraints="in_place_padded", top=1)
     for epilogue in EPILOGUES[part::4]:
         check(solved.embeddings[0].candidate.program, target, epilogue, "native")
 
@@ -95,21 +95,21 @@ def test_native_kernels_store_what_numpy_computes(target: str, name: str, part: 
 @pytest.mark.parametrize("epilogue", EPILOGUES[::2], ids=str)
 def test_portable_kernels_store_the_same(epilogue: Epilogue) -> None:
     workload = depthwise(n=1, c=20, h=8, w=8, r=3, s=3, dtype="int8")
-    solved = solve(workload, "vta_1x16x16", "complete", top=1)
+    solved = solve(workload, "vta_1x16x16", constraints="complete", top=1)
     check(solved.embeddings[0].candidate.program, "vta_1x16x16", epilogue, "generic")
 
 
 def test_channels_of_a_grouped_convolution_are_two_axes() -> None:
     workload = conv2d(n=1, c=8, h=5, w=5, k=12, r=3, s=3, groups=2, dtype="int8")
     assert {axis: workload.extents[axis] for axis in channel_axes(workload)} == {"g": 2, "k": 12}
-    solved = solve(workload, "vta_1x16x16", "in_place_padded", top=1)
+    solved = solve(workload, "vta_1x16x16", constraints="in_place_padded", top=1)
     program = solved.embeddings[0].candidate.program
     check(program, "vta_1x16x16", EPILOGUES[0], "generic")
 
 
 def test_a_vector_of_another_length_is_refused() -> None:
     workload = WORKLOADS["gemm"](TARGETS["avx512_vnni"])
-    solved = solve(workload, "avx512_vnni", "in_place_padded", top=1)
+    solved = solve(workload, "avx512_vnni", constraints="in_place_padded", top=1)
     epilogue = Epilogue("uint8", scale=True)
     kernel = build(
         solved.embeddings[0].candidate.program,
@@ -145,7 +145,7 @@ def test_a_result_without_channels_has_one_bias_and_one_scale(backend: BackendNa
     assert channel_axes(workload) == ()
     vectors = random_vectors(workload, epilogue, reference(workload, random_inputs(workload, 7)), 8)
     assert {vector.shape for vector in vectors.values()} == {()}
-    solved = solve(workload, spec, "in_place_padded", top=1)
+    solved = solve(workload, spec, constraints="in_place_padded", top=1)
     check(solved.embeddings[0].candidate.program, spec.name, epilogue, backend)
 
 

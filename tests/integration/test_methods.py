@@ -13,13 +13,13 @@ import pytest
 from cpembed.driver.build import build
 from cpembed.driver.build_result import BuildResult
 from cpembed.driver.choose import Chosen, choose
-from cpembed.driver.request import Request
-from cpembed.driver.options import METHODS
 from cpembed.driver.methods import choose_method, fastest
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import METHODS
+from cpembed.driver.request import Request
 from cpembed.driver.run import run
 from cpembed.driver.run_method import judged
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.named import hardware_spec, workload
 from cpembed.errors import InvariantError, LoweringError, WorkloadError
 from cpembed.export.loader import Library
 from cpembed.ir.computation import Computation

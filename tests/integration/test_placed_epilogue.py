@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cpembed.driver.choose import Chosen, choose
-from cpembed.driver.request import Request
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.request import Request
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
 from cpembed.kernel.epilogue import (

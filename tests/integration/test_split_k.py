@@ -42,7 +42,9 @@ LAYERS = {
 def candidates(layer: str, target: str) -> list[RankedCandidate]:
     spec = SPECS[target]
     given = workload(layer.split(), target=spec)
-    return list(with_variants(solve(given, spec, "in_place_padded", top=2).embeddings, spec))
+    return list(
+        with_variants(solve(given, spec, constraints="in_place_padded", top=2).embeddings, spec)
+    )
 
 
 @pytest.mark.quick(4)

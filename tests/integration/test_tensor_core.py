@@ -76,7 +76,7 @@ def kernels(
 ) -> CudaKernels:  # fmt: skip
     """Those of a candidate; skips where nothing embeds."""
     spec = hardware_spec(target)
-    found = solve(given, spec, constraints, top=number + 1).embeddings
+    found = solve(given, spec, constraints=constraints, top=number + 1).embeddings
     if not found:
         pytest.skip(f"{given.name} has no embedding of {target} under {constraints}")
     program = found[min(number, len(found) - 1)].candidate.program

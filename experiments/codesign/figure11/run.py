@@ -57,7 +57,7 @@ def compute(key: str, trials: int) -> Row:
     """A layer by its index."""
     workload = workload_of(layer("resnet50", int(key)))
     target = Target.of(DEFAULT, workload)
-    (fixed,) = solve(workload, target.spec, MAPPING, top=1).embeddings
+    (fixed,) = solve(workload, target.spec, constraints=MAPPING, top=1).embeddings
     with tempfile.TemporaryDirectory() as folder:
         ours = tuned(workload, default_spec(), trials, Path(folder))
     least, embeddings = least_bounds(workload)
@@ -80,7 +80,7 @@ def im2col(workload: Computation) -> int:
     e = workload.extents
     product = gemm(m=e["n"] * e["p"] * e["q"], n=e["k"], k=e["c"] * e["r"] * e["s"], dtype=DTYPES)
     target = Target.of(DEFAULT, product)
-    (found,) = solve(product, target.spec, MAPPING, top=1).embeddings
+    (found,) = solve(product, target.spec, constraints=MAPPING, top=1).embeddings
     return tune(found.candidate, target, 1).cycles
 
 

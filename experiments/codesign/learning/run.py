@@ -69,7 +69,7 @@ class Simulator:
 def compute(key: str, trials: int) -> Row:
     """A layer of ResNet-50 by its index."""
     workload, target = workload_of(layer("resnet50", int(key))), VtaTarget(default_spec())
-    ranked = solve(workload, target.spec, "complete", top=64).embeddings
+    ranked = solve(workload, target.spec, constraints="complete", top=64).embeddings
     nests = [(item, target.lower(item.candidate.program)) for item in ranked]
     designs = distinct(Design(item, nest, VtaSpace(nest)) for item, nest in nests)
     designs = sorted(designs, key=lambda d: d.space.best().cost)[:EMBEDDINGS]

@@ -10,9 +10,9 @@ import pytest
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.bench_across import across
 from cpembed.driver.bench_layers import model_layers
-from cpembed.driver.request import Request
 from cpembed.driver.matching import matched
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.request import Request
 from cpembed.errors import WorkloadError
 from tests.unit.network.networks import network
 

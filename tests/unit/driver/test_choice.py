@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cpembed.driver.advice import better_order, idle_padding
+from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
-from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.constraints.padding import Padding
 
@@ -19,7 +19,7 @@ SIZES = "n=1 k=64 c=64 p=14 q=14 r=3 s=3"
 
 
 def solved(words: str, constraints: str = "in_place_padded") -> SolveResult:
-    return solve(workload(words, TARGET), TARGET, constraints, top=1)
+    return solve(workload(words, TARGET), TARGET, constraints=constraints, top=1)
 
 
 def test_a_better_order_of_the_factors_is_known() -> None:
@@ -70,7 +70,7 @@ def test_padding_of_an_axis_that_is_not_there_is_noticed(
     axes: tuple[str, ...], named: str | None
 ) -> None:
     strict = load_constraint_set("strict").replacing(Padding(axes))
-    note = idle_padding(solve(workload("gemm m=1 n=16 k=16", TARGET), TARGET, strict))
+    note = idle_padding(solve(workload("gemm m=1 n=16 k=16", TARGET), TARGET, constraints=strict))
     assert note == (
         named
         and f"strict: padding.axes names {named} which gemm does not have (axes m n k): "

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from cpembed.driver import run
 from cpembed.driver.expectation import Expectation
-from cpembed.driver.run_result import RunResult
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.run_result import RunResult
 from cpembed.driver.solve import solve
 from cpembed.measure.runner import Quantiles, Timing
 from cpembed.measure.verification import Verification
@@ -41,7 +41,7 @@ def test_a_factor_of_three_is_off(measured: float, off: bool) -> None:
 
 def ran(times: float, *, noisy: bool = False) -> RunResult:
     """A run that took so many times its estimate."""
-    solved = solve(layer(GEMM), TARGET, "in_place_padded", top=2)
+    solved = solve(layer(GEMM), TARGET, constraints="in_place_padded", top=2)
     target = open_target(hardware_spec(TARGET))
     choice = choices(target, solved.embeddings)[0]
     assert choice.scored is not None

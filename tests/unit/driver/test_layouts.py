@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from cpembed.driver.choose import Chosen, choose
-from cpembed.driver.request import Request
 from cpembed.driver.contiguity import run_bytes
 from cpembed.driver.layout_reasons import why_best
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
 from cpembed.driver.layouts import blocks, compare_layouts
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.errors import CrashError, WorkloadError
 from cpembed.provenance import Provenance
@@ -24,7 +25,9 @@ def test_each_layout_is_what_is_chosen_in_it() -> None:
     found = compare_layouts(CONV, VTA)
     assert [row.name for row in found.rows] == ["NCHW", "NHWC", "NCHW16c"]
     for row in found.rows:
-        alone = choose(Request(workload(f"{CONV} layout={row.name}", VTA), VTA, untuned=True))
+        alone = choose(
+            Request(workload(f"{CONV} layout={row.name}", VTA), VTA, KernelOptions(untuned=True))
+        )
         assert isinstance(alone, Chosen)
         assert row.embedding == alone.candidate.candidate.embedding
         assert row.utilisation == alone.candidate.overheads.utilisation
@@ -121,7 +124,7 @@ def test_runs_are_those_of_the_elements_of_a_tile(layout: str) -> None:
     """Against a mask over the image, made from the digits."""
     spec = hardware_spec(VTA)
     asked = workload(f"conv2d n=1 c=32 h=8 w=8 k=16 r=1 s=1 layout={layout}", spec)
-    best = solve(asked, spec, "strict", top=1).embeddings[0].candidate
+    best = solve(asked, spec, constraints="strict", top=1).embeddings[0].candidate
     # Without padding and fused axes, one execution reads the steps of its digits.
     image = asked.inputs[0]
     read = asked.access(image.name)

@@ -13,14 +13,15 @@ import pytest
 from cpembed.driver import presets
 from cpembed.driver.advice import undeclared_stride
 from cpembed.driver.choose import Chosen, choose
-from cpembed.driver.request import Request
 from cpembed.driver.explain import Explanation, explain
+from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
+from cpembed.driver.request import Request
+from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.result import SolveResult
-from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import searches, solve
-from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
@@ -38,7 +39,7 @@ WINDOWS = "conv2d n=1 c=32 h=16 w=16 k=8 r=3 s=3 pad=1"
 
 def solved(words: str, target: str, constraints: str | None = None) -> SolveResult:
     spec = hardware_spec(target)
-    return solve(workload(words, spec), spec, constraints, top=1)
+    return solve(workload(words, spec), spec, constraints=constraints, top=1)
 
 
 @pytest.mark.parametrize("target", ["vta_8x8x8", SYSTOLIC])
@@ -161,7 +162,7 @@ def test_no_embedding_uses_more_than_the_bound(words: str, target: str) -> None:
     bound = utilisation_bound(problem, wider)
     assert bound is not None
     # Of all embeddings, the one with the fewest products.
-    best = solve(layer, spec, wider, top=1, weights=Weights(1.0, 0.0)).embeddings[0]
+    best = solve(layer, spec, constraints=wider, top=1, weights=Weights(1.0, 0.0)).embeddings[0]
     assert best.overheads.utilisation <= bound
 
 
@@ -180,7 +181,7 @@ def test_the_faster_schedule_of_both_sets_is_chosen_on_a_vta() -> None:
     for order in (found, found[::-1]):
         first = choices(open_target(spec), [item for one in order for item in one.embeddings])[0]
         assert first.candidate.constraints == WIDER
-    chosen = choose(Request(layer, spec, untuned=True))
+    chosen = choose(Request(layer, spec, KernelOptions(untuned=True)))
     assert isinstance(chosen, Chosen)
     assert chosen.solved.constraints.name == chosen.candidate.constraints == WIDER
 
@@ -292,7 +293,7 @@ def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
     if missing := (*missing_for(spec), *missing_for(hardware_spec(other))):
         pytest.skip("; ".join(missing))
     layer = workload("depthwise n=1 c=64 h=28 w=28 r=3 s=3 pad=1 layout=NHWC", spec)
-    found = choose(Request(layer, spec, untuned=True))
+    found = choose(Request(layer, spec, KernelOptions(untuned=True)))
     assert isinstance(found, Chosen)
     assert found.solved.target.name == other
     assert found.instead is not None

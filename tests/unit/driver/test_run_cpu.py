@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cpembed.driver.result import SolveResult
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.solve import searches, solve
 from cpembed.driver.presets import WIDER
+from cpembed.driver.result import SolveResult
+from cpembed.driver.solve import searches, solve
 from cpembed.embedding.constraint_set import Weights
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import choices, compared
@@ -78,7 +78,7 @@ def test_axes_that_can_be_read_as_they_lie_are_among_what_the_model_chooses_from
     """At 7 by 7 points, tiles of two image axes are the best by their overheads, and all of them
     move each operand."""
     layer = workload("conv2d n=1 c=64 h=7 w=7 k=64 r=1 s=1 layout=NHWC", target=TARGET)
-    every = solve(layer, SPEC, "in_place_padded", top=AMONG)
+    every = solve(layer, SPEC, constraints="in_place_padded", top=AMONG)
     chosen = contenders(every.embeddings)
     best = [item.candidate.embedding.family["x"] for item in every.embeddings[:CONSIDERED]]
     assert ("q",) not in best

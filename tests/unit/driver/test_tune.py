@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cpembed.driver.bench import open_bench
+from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.named import workload
 from cpembed.driver.tune import TuneResult, tune
 from cpembed.errors import BackendUnavailable
 from cpembed.ir.computation import Computation

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cpembed.driver.choose import Chosen, choose
-from cpembed.driver.request import Request
 from cpembed.driver.named import hardware_spec
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -326,7 +327,7 @@ def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
 def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned(tmp_path: Path) -> None:
     opened = open_tuning(layer(), SPEC, candidates=4, database=tmp_path)
     assert isinstance(opened, OpenTuning)
-    unthrottled = choose(Request(layer(), SPEC, untuned=True))
+    unthrottled = choose(Request(layer(), SPEC, KernelOptions(untuned=True)))
     assert isinstance(unthrottled, Chosen)
     field = opened.tuning.field
     first = field.designs[0].ranked

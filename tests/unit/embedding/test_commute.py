@@ -59,8 +59,8 @@ def test_a_symmetric_instruction_has_no_second_order() -> None:
     )
     names = ("A", "B", "C")
     workload = dot(k=64).with_dtypes(dict(zip(names, default_dtypes(spec), strict=True)))
-    once = solve(workload, spec, "relaxed", top=None)
-    twice = solve(workload, spec, "complete", top=None)
+    once = solve(workload, spec, constraints="relaxed", top=None)
+    twice = solve(workload, spec, constraints="complete", top=None)
     assert once.count == twice.count > 0
 
 
@@ -69,7 +69,7 @@ def test_every_rank_reads_each_operand_from_its_own_layout() -> None:
     """Layouts are shared between embeddings, but never between operands in the same role."""
     spec = load_hardware_spec("vta_1x16x16")
     workload = conv2d(n=1, c=3, h=8, w=8, k=16, r=3, s=3)
-    result = solve(workload, spec, "complete", top=40)
+    result = solve(workload, spec, constraints="complete", top=40)
     assert len({tuple(e.candidate.embedding.operands.items()) for e in result.embeddings}) == 2
     inputs = random_inputs(workload, 4)
     for ranked in result.embeddings[::4]:
@@ -80,5 +80,5 @@ def test_every_rank_reads_each_operand_from_its_own_layout() -> None:
 def test_element_types_may_fit_one_order_only() -> None:
     workload = parse_workload(["O[b,i] += A[b,i,j] * X[b,j]", "b=2", "i=16", "j=8"])
     workload = workload.with_dtypes({"A": "int8", "X": "uint8"})
-    result = solve(workload, "avx512_vnni", "complete")
+    result = solve(workload, "avx512_vnni", constraints="complete")
     assert result.embeddings[0].candidate.embedding.operands == {"A": "X", "B": "A", "C": "O"}

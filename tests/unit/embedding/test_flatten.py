@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.checks import flattened_problem
 from cpembed.embedding.constraint_set import ConstraintSet, Flatten, load_constraint_set
 from cpembed.embedding.constraints import (
@@ -112,7 +112,9 @@ def test_a_digit_of_whole_members_is_fused_where_it_is_asked_for(plain: bool) ->
     """Four channels with 16 steps of a window's row of 7: two digits, one of them padded."""
     layer = "conv2d n=1 c=4 h=7 w=22 k=16 r=1 s=7 layout=NHWC"
     fused = replace(load_constraint_set("fused"), flatten=Flatten(2, 2, plain=plain))
-    found = solve(workload(layer, target="amx_int8"), "amx_int8", fused, top=500).embeddings
+    found = solve(
+        workload(layer, target="amx_int8"), "amx_int8", constraints=fused, top=500
+    ).embeddings
     groups = {
         e.candidate.embedding.flattened[digit.axis]
         for e in found

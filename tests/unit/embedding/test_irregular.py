@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from cpembed.driver.named import workload
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
-from cpembed.driver.named import workload
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints import (
     AllDifferent,
@@ -104,7 +104,9 @@ REFUSED = {
 
 
 def solved(target: str, text: str, sizes: str, constraints: str) -> SolveResult:
-    return solve(workload([text, *sizes.split()], target), target, constraints, top=None)
+    return solve(
+        workload([text, *sizes.split()], target), target, constraints=constraints, top=None
+    )
 
 
 def assert_equal_to_interpreter(result: SolveResult) -> None:

@@ -31,7 +31,7 @@ def over_windows(layer: str, target: str | None = "amx_int8") -> list[DerivedPro
     spec = small_amx() if target is None else hardware_spec(target)
     given = workload(layer.split(), target=spec)
     found: list[DerivedProgram] = []
-    for ranked in solve(given, spec, "in_place_padded", top=3).embeddings:
+    for ranked in solve(given, spec, constraints="in_place_padded", top=3).embeddings:
         for item in in_windows(ranked, spec):
             require_variant(item.candidate)
             found.append(item.candidate.program)
@@ -124,7 +124,7 @@ def test_what_is_no_window_has_no_runs() -> None:
     layer = "conv2d n=1 c=64 h=9 w=9 k=16 r=3 s=3 layout=NHWC"
     spec = hardware_spec("amx_int8")
     (ranked, *_) = solve(
-        workload(layer.split(), target=spec), spec, "in_place_padded", top=1
+        workload(layer.split(), target=spec), spec, constraints="in_place_padded", top=1
     ).embeddings
     assert windows_of(ranked.candidate.program.operand("I")) is None
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.hw.level_tables import Moved, Overlapping
 from cpembed.hw.levels import ComputeUnit, Hierarchy
 from cpembed.hw.loader import load_hardware_spec
@@ -72,7 +72,7 @@ def test_executions_and_loads_are_issued_one_after_the_other() -> None:
 
 def shipped(words: str, target: str, name: str | None = None) -> Estimate:
     spec = load_hardware_spec(target)
-    found = solve(workload(words, target=spec), spec, "in_place_padded", top=1)
+    found = solve(workload(words, target=spec), spec, constraints="in_place_padded", top=1)
     return estimate_program(found.embeddings[0].candidate.program, machine_of(spec, name))
 
 
@@ -98,7 +98,9 @@ def test_a_product_by_a_vector_is_bound_by_memory() -> None:
 
 def test_cores_share_rows_and_columns() -> None:
     spec = load_hardware_spec("amx_int8")
-    found = solve(workload("gemm m=3584 n=3584 k=3584", target=spec), spec, "in_place_padded")
+    found = solve(
+        workload("gemm m=3584 n=3584 k=3584", target=spec), spec, constraints="in_place_padded"
+    )
     program = found.embeddings[0].candidate.program
     every = machine_of(spec)
     single = {name: replace(memory, units=1) for name, memory in every.memories.items()}

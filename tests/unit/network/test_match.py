@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cpembed.driver import choose as choose_module
-from cpembed.driver.request import Request
 from cpembed.driver.matching import Match, matched, typed_for
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import CrashError, SpecError
@@ -192,7 +193,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
     monkeypatch.setattr(choose_module, "searches", searches)
     names = {"other": other}
     monkeypatch.setattr(choose_module, "hardware_spec", lambda n: names.get(str(n), n))
-    asked = Request(nothing, replace(spec, alternatives=("other",)), timeout=20)
+    asked = Request(nothing, replace(spec, alternatives=("other",)), KernelOptions(timeout=20))
     found = matched(asked)
     assert found.outcome == "stopped"
     assert found.reason is not None

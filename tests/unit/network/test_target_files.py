@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cpembed.driver.build import build
-from cpembed.driver.result import SolveResult
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable
 from cpembed.export.toolchain import compiler
 from cpembed.graph.graph import evaluate

@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from cpembed.driver.bench_results import run_row
+from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.named import workload
 from cpembed.report import bench
 
 

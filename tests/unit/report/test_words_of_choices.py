@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cpembed.driver.choose import Chosen, choose
-from cpembed.driver.request import Request
 from cpembed.driver.methods import Compared
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.options import KernelOptions
+from cpembed.driver.request import Request
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.report import run
@@ -21,7 +22,9 @@ from cpembed.targets.choice import Estimated, ModelChoice
 
 @pytest.fixture(scope="module")
 def chosen() -> Chosen:
-    found = choose(Request(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", untuned=True))
+    found = choose(
+        Request(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", KernelOptions(untuned=True))
+    )
     assert isinstance(found, Chosen)
     return found
 
@@ -67,7 +70,9 @@ def test_methods_that_estimates_cannot_tell_apart_are_not_ranked() -> None:
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_a_stopped_search_of_every_place_says_what_makes_it_long(fixed: bool) -> None:
-    result = solve(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", "strict_padded")
+    result = solve(
+        workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", constraints="strict_padded"
+    )
     flattened = load_constraint_set("flattened")
     every = [each for each in flattened.constraints if fixed or each.name != "fixed_origin"]
     stopped = replace(

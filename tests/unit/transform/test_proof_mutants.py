@@ -52,7 +52,9 @@ def programs(seeds: range) -> Iterator[tuple[Computation, DerivedProgram]]:
             )
 
         try:
-            result = solve(case.workload, case.target, case.constraints, top=40, keep=some)
+            result = solve(
+                case.workload, case.target, constraints=case.constraints, top=40, keep=some
+            )
         except WorkloadError:
             continue
         for ranked in result.embeddings:

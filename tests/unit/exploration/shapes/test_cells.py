@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import open_workers
 from cpembed.driver.matching import typed_for
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes import embedded, finding
 from cpembed.exploration.shapes.cells import Cost, evaluate
@@ -34,7 +34,7 @@ BOUND = 'extends = "relaxed"\n[domain_bound]\nbound = 3'
 
 def of_all(layer: Computation, shape: Shape, constraints: str, cost: Cost) -> float:
     """The least cost of all candidates, one by one."""
-    found = solve(layer, target_of(shape), constraints, top=None)
+    found = solve(layer, target_of(shape), constraints=constraints, top=None)
     return min(
         (cost.of(c.overheads.calls, c.overheads.packing_bytes) for c in found.embeddings),
         default=math.inf,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import open_workers
 from cpembed.driver.bench_layers import model_layers
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes.cells import Cost
 from cpembed.exploration.shapes.executions import Scope, layer_executions
@@ -150,7 +150,7 @@ def candidates(network: Network, shapes: Sequence[Shape], constraints: str) -> C
     found: Candidates = {}
     for number, use in enumerate(network.uses):
         for shape in shapes:
-            result = solve(use.workload, target_of(shape), constraints, top=None)
+            result = solve(use.workload, target_of(shape), constraints=constraints, top=None)
             rows = found[number, shape] = []
             for one in result.embeddings:
                 operands = {o.name: o for o in one.candidate.program.operands}

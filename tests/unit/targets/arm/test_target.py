@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.tune import tune
 from cpembed.errors import BackendUnavailable
 from cpembed.kernel import runtime

@@ -64,7 +64,7 @@ def test_what_packing_does_not_share_out_is_not_kept_near() -> None:
     """Three tiles of 14 pixels, which three threads compute, are packed as one row."""
     target = hardware_spec("amx_int8")
     given = workload(["conv1d", "n=1", "c=64", "w=40", "k=64", "s=1", "layout=NWC"], target=target)
-    (ranked, *_) = solve(given, target, "in_place_padded", top=1).embeddings
+    (ranked, *_) = solve(given, target, constraints="in_place_padded", top=1).embeddings
     program = ranked.candidate.program
     rows_outermost = Knobs(loop_order="rows")
     nest = schedule_space(program, target).applied(rows_outermost)

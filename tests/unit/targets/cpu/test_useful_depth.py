@@ -20,7 +20,7 @@ LACKS = missing_features(hardware_spec("amx_int8"))
 def candidates(layer: str, target: str) -> list[RankedCandidate]:
     spec = hardware_spec(target)
     given = workload(layer.split(), target=spec)
-    return list(solve(given, spec, "in_place_padded", top=8).embeddings)
+    return list(solve(given, spec, constraints="in_place_padded", top=8).embeddings)
 
 
 def tiles(source: str) -> list[tuple[int, int]]:

@@ -35,7 +35,7 @@ FEW_CHANNELS = "conv2d n=1 c=16 h=9 w=9 k=16 r=3 s=3 layout=NHWC"
 def ranked(
     layer: str, spec: HardwareSpec = AMX, named: str = "in_place_padded", top: int = 4
 ) -> tuple[RankedCandidate, ...]:
-    return solve(workload(layer.split(), target=spec), spec, named, top=top).embeddings
+    return solve(workload(layer.split(), target=spec), spec, constraints=named, top=top).embeddings
 
 
 def variants(found: tuple[RankedCandidate, ...]) -> set[str]:

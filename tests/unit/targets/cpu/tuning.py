@@ -54,7 +54,7 @@ class Modelled(X86Target):
 def candidates(
     words: str = LAYER, constraints: str = "in_place_padded", top: int = 8
 ) -> tuple[RankedCandidate, ...]:
-    return solve(layer(words), TARGET, constraints, top=top).embeddings
+    return solve(layer(words), TARGET, constraints=constraints, top=top).embeddings
 
 
 def design_of(ranked: RankedCandidate, objective: Objective = "total") -> CpuDesign:

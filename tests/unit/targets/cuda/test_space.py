@@ -25,7 +25,7 @@ A100 = gpu(SPEC, "a100")
 
 def product(words: str, constraints: str = "fused") -> TiledProduct:
     given = workload(words, target=SPEC)
-    found = solve(given, SPEC, constraints, top=1).embeddings[0]
+    found = solve(given, SPEC, constraints=constraints, top=1).embeddings[0]
     return lower(found.candidate.program, SPEC)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cpembed.driver.solve import solve
 from cpembed.driver.named import workload
+from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.search import find_embeddings

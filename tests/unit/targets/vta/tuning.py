@@ -39,7 +39,7 @@ def designs(
     words: str = LAYER, constraints: str = "relaxed", top: int = 4
 ) -> tuple[Design[Schedule], ...]:
     found: list[Design[Schedule]] = []
-    for ranked in solve(layer(words), TARGET, constraints, top=top).embeddings:
+    for ranked in solve(layer(words), TARGET, constraints=constraints, top=top).embeddings:
         lowered = target().lower(ranked.candidate.program, machine(words).tail)
         found.append(Design(ranked, lowered, target().space(lowered)))
     return tuple(found)
