@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from cpembed.driver.solve import solve as solve
 
 _HOME = {
-    "SolveResult": "cpembed.driver.solve",
+    "SolveResult": "cpembed.driver.result",
     "explain": "cpembed.driver.explain",
-    "hardware_spec": "cpembed.driver.solve",
+    "hardware_spec": "cpembed.driver.named",
     "run": "cpembed.driver.run",
     "solve": "cpembed.driver.solve",
-    "workload": "cpembed.driver.solve",
+    "workload": "cpembed.driver.named",
 }
 __all__ = ["SolveResult", "explain", "hardware_spec", "run", "solve", "workload"]
 

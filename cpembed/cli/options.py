@@ -189,19 +189,19 @@ def _click_option(
     )
 
 
-def _click_type(field: dataclasses.Field[Any]) -> click.ParamType | None:
+def _click_type(field: dataclasses.Field[Any]) -> Any:
     choices, metavar = field.metadata["choices"], field.metadata["metavar"]
     smallest, largest = field.metadata["limits"] or (None, None)
-    annotation = str(field.type)
+    types = str(field.type).split(" | ")
     if choices is not None:
         return click.Choice(choices)
-    if "Path" in annotation:
+    if "Path" in types:
         # PROGRAM is a folder or an archive.
         folder, file = metavar in ("DIR", "PROGRAM"), metavar in ("FILE", "PROGRAM")
         return click.Path(dir_okay=folder, file_okay=file, path_type=Path)
-    if "float" in annotation:
+    if "float" in types:
         return click.FloatRange(min=smallest, min_open=True)
-    if "int" in annotation:
+    if "int" in types:
         return click.IntRange(smallest, largest)
     return None
 

@@ -51,9 +51,21 @@ def ran(times: float, *, noisy: bool = False) -> RunResult:
     expectation = Expectation.of(target, choice, timing)
     right = Verification(0.0, True, 0.0)
     return RunResult(
-        solved, target, choice.candidate, "x86.amx", (), right, timing, 0, choice, None, "int32",
-        Details(), expectation, {},
-    )  # fmt: skip
+        solved=solved,
+        target=target,
+        candidate=choice.candidate,
+        backend="x86.amx",
+        missing=(),
+        verification=right,
+        timing=timing,
+        seed=0,
+        choice=choice,
+        epilogue=None,
+        stored="int32",
+        details=Details(),
+        expectation=expectation,
+        seconds={},
+    )
 
 
 def printed(result: RunResult) -> list[str]:

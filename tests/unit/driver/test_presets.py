@@ -15,13 +15,13 @@ from cpembed.driver.advice import undeclared_stride
 from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.explain import Explanation, explain
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.options import KernelOptions
+from cpembed.driver.options import KernelOptions, SearchOptions
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
-from cpembed.driver.solve import searches, solve
+from cpembed.driver.solve import TopCandidates, searches, solve
 from cpembed.embedding.constraint_set import Weights, load_constraint_set
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
@@ -84,7 +84,7 @@ def test_a_set_whose_search_was_stopped_proves_nothing(stopped: bool) -> None:
         def search(named: str, /, *, first: SolveResult = first, **_: object) -> SolveResult:
             return first if named == DEFAULT_CONSTRAINTS else second  # noqa: B023
 
-        found = presets.default_searches(search, rescored=lambda _: None)[0]
+        found = presets.default_searches(search, SearchOptions(), lambda _: None)[0]
         words = set_words(found)
         assert ("gives nothing better" in words or "nothing fits under" in words) is not stopped
         assert found.is_stopped is (stopped and not found.embeddings)
@@ -176,7 +176,7 @@ def test_the_bound_is_unknown_where_axes_share_an_instruction_axis() -> None:
 def test_the_faster_schedule_of_both_sets_is_chosen_on_a_vta() -> None:
     spec = hardware_spec("vta_8x8x8")
     layer = workload("conv2d n=1 c=16 h=10 w=10 k=8 r=3 s=3", spec)
-    found = searches(layer, spec, top=1)
+    found = searches(layer, spec, SearchOptions(), TopCandidates(1))
     assert [result.constraints.name for result in found] == [DEFAULT_CONSTRAINTS, WIDER]
     for order in (found, found[::-1]):
         first = choices(open_target(spec), [item for one in order for item in one.embeddings])[0]

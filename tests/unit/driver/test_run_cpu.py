@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.options import SearchOptions
 from cpembed.driver.presets import WIDER
 from cpembed.driver.result import SolveResult
-from cpembed.driver.solve import searches, solve
+from cpembed.driver.solve import TopCandidates, searches, solve
 from cpembed.embedding.constraint_set import Weights
 from cpembed.targets.base import CONSIDERED
 from cpembed.targets.choice import choices, compared
@@ -36,7 +37,9 @@ def test_few_channels_fill_the_instruction_together_with_a_row_of_the_window() -
     def weights_here(first: SolveResult) -> Weights | None:
         return target.weights(first.embeddings)
 
-    first, second = searches(layer, SPEC, top=CONSIDERED, rescored=weights_here)
+    first, second = searches(
+        layer, SPEC, SearchOptions(), TopCandidates(CONSIDERED), reweigh=weights_here
+    )
     plain, fused = first.embeddings, second.embeddings
     assert {ranked.constraints for ranked in fused} == {WIDER}
     # Ranked by what overheads cost here.
@@ -58,7 +61,8 @@ def test_where_the_instruction_is_well_used_nothing_is_searched(layer: str) -> N
     def never(first: SolveResult) -> None:
         raise AssertionError
 
-    found = searches(workload(layer, target=TARGET), SPEC, top=CONSIDERED, rescored=never)
+    typed = workload(layer, target=TARGET)
+    found = searches(typed, SPEC, SearchOptions(), TopCandidates(CONSIDERED), reweigh=never)
     assert len(found) == 1
 
 
