@@ -13,7 +13,7 @@ import pytest
 
 from cpembed.cli import main, outcome
 from cpembed.cli.output import print_json
-from cpembed.driver import choice
+from cpembed.driver import advice as choice
 from cpembed.driver import solve as api
 from cpembed.errors import InvariantError
 from cpembed.resources import hardware_spec_files
