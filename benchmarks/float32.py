@@ -121,8 +121,8 @@ def expanded(only: str) -> list[int]:
 
 def row_of(layer: Any, layout: str, target: str, libraries: list[Any]) -> Row:
     from cpembed.baselines.base import NotCovered, Subject
-    from cpembed.driver.choose import choose
     from cpembed.driver.options import KernelOptions
+    from cpembed.driver.pipeline import choose
     from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
 
@@ -198,15 +198,16 @@ def chosen(target: str, count: int, most: int | None) -> Row:
 
 def choice_of(workload: Any, target: str, most: int | None) -> Row:
     """What is chosen untuned, beside each of the schedules of its candidates."""
-    from cpembed.driver.choose import Chosen, choose
     from cpembed.driver.options import KernelOptions
+    from cpembed.driver.pipeline import choose
+    from cpembed.driver.plan import Selection
     from cpembed.driver.request import Request
     from cpembed.ir.reference import random_inputs
     from cpembed.targets.choice import compared
 
     started = time.perf_counter()
     asked = choose(Request(workload, target, KernelOptions(untuned=True)))
-    if not isinstance(asked, Chosen):
+    if not isinstance(asked, Selection):
         raise SystemExit(f"{workload.name}: {target} has no embedding of it")
     plan = asked.plan
     first = plan.choices[0]

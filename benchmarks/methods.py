@@ -87,9 +87,10 @@ def layers(suites: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def measured(layer: Any, target: str, rounds: int) -> Row:
     """Errors, times and ratios of one layer."""
     from cpembed.baselines.base import NotCovered, Subject
-    from cpembed.driver.choose import Chosen, choose
     from cpembed.driver.methods import fastest
     from cpembed.driver.options import KernelOptions
+    from cpembed.driver.pipeline import choose
+    from cpembed.driver.plan import Selection
     from cpembed.driver.request import Request
     from cpembed.hw.loader import load_hardware_spec
     from cpembed.ir.reference import random_inputs
@@ -102,7 +103,7 @@ def measured(layer: Any, target: str, rounds: int) -> Row:
     library = open_target(spec).baselines["onednn"](spec, None)
     asked = Request(workload, target, KernelOptions(untuned=True))
     implicit = choose(asked)
-    assert isinstance(implicit, Chosen)
+    assert isinstance(implicit, Selection)
     compared = fastest(asked, implicit)
     inputs = random_inputs(workload, seed=0)
     sides: dict[str, Work] = {}

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from cpembed import worker
 from cpembed.driver.build_method import Named, built_method
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.choose import Chosen, Plan
 from cpembed.driver.methods import MethodChoice, chosen_method
 from cpembed.driver.options import BuildOptions, merged
+from cpembed.driver.pipeline import Files, execute
+from cpembed.driver.plan import Plan, Selection
 from cpembed.driver.request import AnyTarget, Request
 from cpembed.driver.result import SolveResult
-from cpembed.driver.run import Files, executed
 from cpembed.driver.solve import Progress
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError
@@ -118,7 +118,7 @@ def build(
         return built_method(compared.rewritten, Named(folder, name, threads), contents, report)
     made = worker.call(_programmed, chosen.plan, name, threads)
     if isinstance(made, str):
-        chosen = Chosen(chosen.solved, chosen.plan.portable(made), chosen.instead)
+        chosen = Selection(chosen.solved, chosen.plan.portable(made), chosen.instead)
         made = worker.call(_programmed, chosen.plan, name, threads)
     if isinstance(made, str):
         raise LoweringError(made)
@@ -179,7 +179,7 @@ def _program_of(plan: Plan, choice: Choice, name: str, threads: int) -> _Made | 
 
 
 def _written(
-    chosen: Chosen, made: _Made, folder: Path, report: Progress, *, torch: bool
+    chosen: Selection, made: _Made, folder: Path, report: Progress, *, torch: bool
 ) -> BuildResult:
     """The library of a program, verified before it is in its folder."""
     plan, program, solved = chosen.plan, made.program, chosen.solved
@@ -224,7 +224,7 @@ def _written(
     )
 
 
-def _about(chosen: Chosen, method: MethodChoice | None = None) -> str:
+def _about(chosen: Selection, method: MethodChoice | None = None) -> str:
     """What a library computes, in sentences."""
     plan, solved = chosen.plan, chosen.solved
     workload = solved.workload if method is None else method.workload
@@ -297,13 +297,13 @@ def _typed(array: Any, library: Library) -> Any:
     return array if array.dtype == dtype else array.view(dtype)
 
 
-def _saved(chosen: Chosen, folder: Path, name: str, report: Progress) -> BuildResult:
+def _saved(chosen: Selection, folder: Path, name: str, report: Progress) -> BuildResult:
     """What a target's own programs are, after they were verified: it has no libraries."""
     with drafted(folder):
         """The folder is there, and can be written."""
     files = Files(save=folder / name)
     seed = secrets.randbits(31)
-    found = worker.call(executed, chosen.solved, chosen.plan, seed, files, progress=report)
+    found = worker.call(execute, chosen.solved, chosen.plan, seed, files, progress=report)
     text = f"# {name}\n\n{_about(chosen)}\n\n{chosen.plan.target.instructions}\n"
     write_whole(folder / "README.md", text)
     saved = _files_below(folder / name)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.choose import Chosen
 from cpembed.driver.methods import MethodChoice
+from cpembed.driver.plan import Selection
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
 from cpembed.measure.runner import Quantiles
@@ -25,7 +25,7 @@ class BuildResult:
     ``method``: by which a convolution is computed, None for the implicit one; ``chosen`` is then
     its product."""
 
-    chosen: Chosen
+    chosen: Selection
     choice: Choice
     name: str
     folder: Path

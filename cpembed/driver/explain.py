@@ -28,9 +28,9 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
 if TYPE_CHECKING:
-    from cpembed.driver.choose import Chosen
     from cpembed.driver.methods import Compared
     from cpembed.driver.options import MethodName
+    from cpembed.driver.plan import Selection
     from cpembed.driver.request import Request
 
 
@@ -76,7 +76,7 @@ class Explanation:
     better: RankedCandidate | None
     worse: RankedCandidate | None
     reasons: tuple[str, ...]
-    chosen: Chosen | None = None
+    chosen: Selection | None = None
     method: Compared | None = None
 
     @property
@@ -198,7 +198,7 @@ def explain_chosen(request: Request, method: MethodName = "auto") -> Explanation
 
 
 def _explained(
-    solved: SolveResult, candidate: RankedCandidate, chosen: Chosen | None = None
+    solved: SolveResult, candidate: RankedCandidate, chosen: Selection | None = None
 ) -> Explanation:
     ranked = {item.rank: item for item in solved.embeddings}
     # A variant has the rank of what it was made from, and tuning may rank by another set.

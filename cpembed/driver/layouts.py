@@ -11,13 +11,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from cpembed import worker
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.contiguity import run_bytes
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.named import workload as parsed
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
@@ -224,7 +225,7 @@ def _described(
     )
 
 
-def _estimated_times(found: Chosen) -> Times | None:
+def _estimated_times(found: Selection) -> Times | None:
     """By the target's own model where it executes here, what that does not know, and all else, by
     the first machine that the specification describes; None where there is neither."""
     spec, program = found.solved.target, found.candidate.candidate.program

@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from cpembed import worker
 from cpembed.driver.across import Figure, Time
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.estimate import described_estimate
 from cpembed.driver.named import default_dtypes, hardware_spec, typed_by_roles
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.embedding.embedding import Embedding
 from cpembed.errors import CpembedError, CrashError, InvariantError
@@ -144,7 +145,7 @@ def matched(request: Request) -> Match:
             retyped = typed != workload
             found = choose(replace(request, workload=typed))
             seconds = time.perf_counter() - started
-            if isinstance(found, Chosen):
+            if isinstance(found, Selection):
                 return _of_chosen(found, spec, retyped, seconds)
             ended = "stopped" if found.is_stopped else "searched"
             return Match(reason=found.why_nothing, retyped=retyped, seconds=seconds, ended=ended)
@@ -154,7 +155,7 @@ def matched(request: Request) -> Match:
         return Match(reason=str(error), retyped=retyped, seconds=time.perf_counter() - started)
 
 
-def _of_chosen(found: Chosen, spec: HardwareSpec, retyped: bool, seconds: float) -> Match:
+def _of_chosen(found: Selection, spec: HardwareSpec, retyped: bool, seconds: float) -> Match:
     ranked = found.candidate
     reason = None
     if found.instead is not None:
@@ -177,7 +178,7 @@ def _of_chosen(found: Chosen, spec: HardwareSpec, retyped: bool, seconds: float)
     )
 
 
-def _estimated(found: Chosen) -> Time | None:
+def _estimated(found: Selection) -> Time | None:
     """By the target's own model where it executes here, else for the first machine that the
     specification describes; None where there is neither."""
     amount, target = found.choice.estimated, found.plan.target

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpembed.driver.choose import Chosen, choose, executing
 from cpembed.driver.options import MethodName
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
@@ -43,7 +44,7 @@ class MethodChoice:
     of one call, in microseconds."""
 
     plan: MethodPlan
-    product: Chosen
+    product: Selection
     estimated: float
 
     @property
@@ -124,7 +125,7 @@ def compares(request: Request) -> bool:
 
 def chosen_method(
     request: Request, method: MethodName
-) -> tuple[Chosen, Compared | None] | SolveResult:
+) -> tuple[Selection, Compared | None] | SolveResult:
     """What runs: the candidate of the workload, or of its method's product, and the method where
     one was chosen; the :class:`SolveResult` where the search found nothing.
 
@@ -157,7 +158,7 @@ def choose_method(request: Request, method: MethodName) -> MethodChoice:
     return _estimated(request, _REWRITES[method](request.workload))
 
 
-def fastest(request: Request, implicit: Chosen) -> Compared | None:
+def fastest(request: Request, implicit: Selection) -> Compared | None:
     """The fastest method by estimate, given what the implicit one runs; None where no other is
     compared with it."""
     estimate, target = implicit.choice.estimated, implicit.plan.target
@@ -211,7 +212,7 @@ def _takes(methods: Methods | None, choice: Choice) -> bool:
 
 
 def _plans(request: Request, method: Rewritten) -> tuple[MethodPlan, ...]:
-    target, missing = executing(request)
+    target, missing = request.execution
     if target.methods is None:
         why = f" here ({'; '.join(missing)})" if missing else ""
         raise LoweringError(

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, TopCandidates, searches
 from cpembed.embedding.constraint_set import Weights
+from cpembed.errors import BackendUnavailable
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Storing
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.base import Target
-from cpembed.targets.registry import missing_for, open_target
+from cpembed.targets.portable import PORTABLE, PortableTarget
+from cpembed.targets.registry import open_target
 
 AnyTarget = Target[Any, Any, Any]
 
 SUMS = Storing()
 """Output of the sums as they are, which is what a kernel stores unless it is asked for more."""
+
+
+class Execution(NamedTuple):
+    """Target that executes, portable code included, and what keeps its instruction from it."""
+
+    target: AnyTarget
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,29 @@ class Request:
     progress: Progress | None = None
     epilogue: Any = None
     explains: bool = True
+
+    @cached_property
+    def execution(self) -> Execution:
+        """Target that executes, opened once, and what the machine is missing.
+
+        Raises
+        ------
+        BackendUnavailable
+            If the target's own code is insisted on and something is missing.
+        """
+        spec, backend = hardware_spec(self.target), self.options.backend
+        try:
+            target = open_target(spec)
+            missing = target.missing()
+        except BackendUnavailable as error:
+            target, missing = PortableTarget(spec), (str(error),)
+        if backend == "native" and missing:
+            raise BackendUnavailable(
+                f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
+            )
+        if backend == PORTABLE or missing:
+            target = PortableTarget(spec)
+        return Execution(target, missing)
 
     @property
     def stores_sums(self) -> bool:
@@ -93,8 +126,7 @@ def candidates_of(results: Sequence[SolveResult]) -> list[RankedCandidate]:
 
 def considered(request: Request) -> tuple[RankedCandidate, ...]:
     """Return what the target chooses among, variants too; nothing if it does not execute here."""
-    spec = hardware_spec(request.target)
-    if missing_for(spec):
+    target, missing = request.execution
+    if missing:
         return ()
-    target = open_target(spec)
     return tuple(target.variants(candidates_of(search_for(request, target))))

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from cpembed.driver.choose import Instead
 from cpembed.driver.expectation import Expectation
 from cpembed.driver.methods import Compared, MethodError
+from cpembed.driver.plan import Substitution
 from cpembed.driver.request import AnyTarget
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.hw.instruction import HardwareSpec
@@ -56,7 +56,7 @@ class RunResult:
     expectation: Expectation | None
     seconds: Mapping[str, float]
     artifact: Any = field(default=None, repr=False)
-    instead: Instead | None = None
+    instead: Substitution | None = None
     method: Compared | None = None
     error: MethodError | None = None
 

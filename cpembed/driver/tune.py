@@ -24,9 +24,10 @@ from cpembed import worker
 from cpembed.cluster import Task as WorkerTask
 from cpembed.cluster import Workers
 from cpembed.cluster.base import ThisProcess
-from cpembed.driver.choose import Chosen, choose, of_several_statements
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions, SolveOptions, TuneOptions, merged
+from cpembed.driver.pipeline import choose, of_several_statements
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import AnyTarget, Request
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.driver.solve import Progress, solve
@@ -235,10 +236,10 @@ def open_tuning(
         return of_several_statements(request, machine)
     machine.epilogue(workload, storing)
     # Without a set, what runs untuned takes part: tuning never does worse.
-    usual: Chosen | SolveResult | None = None
+    usual: Selection | SolveResult | None = None
     if constraints is None:
         usual = choose(request)
-        if isinstance(usual, Chosen) and usual.plan.native:
+        if isinstance(usual, Selection) and usual.plan.native:
             spec, machine = usual.solved.target, usual.plan.target
             # An alternative may be another kind of target.
             require_tunable(spec)
@@ -252,7 +253,7 @@ def open_tuning(
     wide = solve(workload, spec, search, progress=progress)
     if isinstance(usual, SolveResult) and not wide.embeddings:
         return usual
-    first = usual.plan.choices if isinstance(usual, Chosen) and usual.plan.native else ()
+    first = usual.plan.choices if isinstance(usual, Selection) and usual.plan.native else ()
     if not first and not wide.embeddings:
         return wide
     if objective is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.embedding.cpsat import Status
 from cpembed.errors import BackendUnavailable, LoweringError, WorkloadError
@@ -83,7 +84,7 @@ def choose_layer(
     options = KernelOptions(timeout=timeout)
     asked = Request(workload, target, options, epilogue=epilogue, explains=False)
     found = _chosen(asked)
-    if isinstance(found, Chosen) and found.plan.native:
+    if isinstance(found, Selection) and found.plan.native:
         choice, spec = found.choice, found.solved.target
         cost = choice.estimated
         return Layer(
@@ -95,24 +96,24 @@ def choose_layer(
             choice.candidate.overheads.occupancy,
             None if spec == target else f"{target.name}: {_why(found)}",
         )
-    reason = "; ".join(found.plan.missing) if isinstance(found, Chosen) else found
+    reason = "; ".join(found.plan.missing) if isinstance(found, Selection) else found
     return _portable(workload, epilogue, reason)
 
 
-def _chosen(asked: Request) -> Chosen | str:
+def _chosen(asked: Request) -> Selection | str:
     """The choice, or why there is none."""
     try:
         found = choose(asked)
     except (LoweringError, BackendUnavailable, WorkloadError) as error:
         return str(error)
-    if isinstance(found, Chosen):
+    if isinstance(found, Selection):
         return found
     if found.status is Status.INFEASIBLE:
         return "no embedding"
     return "no embedding found in time"
 
 
-def _why(found: Chosen) -> str:
+def _why(found: Selection) -> str:
     instead = found.instead
     if instead is None or instead.asked is None:
         return "no embedding"
@@ -134,7 +135,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
                 KernelOptions(backend="generic"),
             )
         )
-        if not isinstance(found, Chosen):
+        if not isinstance(found, Selection):
             continue
         candidate = found.candidate
         try:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed import worker
-from cpembed.driver.choose import Chosen, Plan, choose
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Plan, Selection
 from cpembed.driver.request import Request
 from cpembed.errors import CpembedError, LoweringError
 from cpembed.graph.graph import Array, Graph, Operator, check_inputs
@@ -89,7 +90,7 @@ def run_stepwise(
     """
     check_inputs(graph, inputs)
     machine = open_target(target)
-    chosen: dict[Computation, Chosen | str] = {}
+    chosen: dict[Computation, Selection | str] = {}
     values: dict[str, Array] = {**graph.constants, **inputs}
     steps: list[StepResult] = []
     for number, operator in enumerate(graph.operators):
@@ -129,7 +130,7 @@ class _ProductStep:
     save: Path | None
 
     def run(
-        self, given: list[Array], known: dict[Computation, Chosen | str]
+        self, given: list[Array], known: dict[Computation, Selection | str]
     ) -> tuple[StepResult, Array | None]:
         """How the product ran, and its result; None where the host has to compute it."""
         workload, first = self._workload(given[0])
@@ -179,7 +180,7 @@ class _ProductStep:
         padded = np.pad(first, margins, constant_values=kind.padding)
         return laid_out(kind, layout, output).computation, padded
 
-    def _choose(self, workload: Computation) -> Chosen | str:
+    def _choose(self, workload: Computation) -> Selection | str:
         exact = self.target.exact(workload)
         asked = Request(
             workload,
@@ -191,7 +192,7 @@ class _ProductStep:
             found = choose(asked)
         except LoweringError as error:
             return str(error)
-        if not isinstance(found, Chosen):
+        if not isinstance(found, Selection):
             conflict = found.conflict
             return "no embedding found in time" if conflict is None else conflict.words[0]
         return found if found.plan.native else "; ".join(found.plan.missing)

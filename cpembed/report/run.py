@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.driver.choose import Instead
 from cpembed.driver.methods import Compared
+from cpembed.driver.plan import Substitution
 from cpembed.driver.request import AnyTarget
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult
@@ -55,7 +55,7 @@ def _problem(result: RunResult) -> list[_Row]:
     ]
 
 
-def instead(why: Instead | None) -> list[_Row]:
+def instead(why: Substitution | None) -> list[_Row]:
     """That an alternative target runs the workload."""
     if why is None:
         return []

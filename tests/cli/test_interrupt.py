@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from cpembed.driver import bench_maker
-from cpembed.driver.choose import missing_for
 from cpembed.driver.named import hardware_spec
+from cpembed.targets.registry import missing_for
 from cpembed.targets.vta.target import VtaTarget
 from tests.cli.calling import Called, Caller, in_a_process
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from cpembed.driver.build import build, call_library, verify_library
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.choose import choose
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, InvariantError

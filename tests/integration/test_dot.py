@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
@@ -144,9 +145,9 @@ def test_few_columns_run_along_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert opened.tuning.task.target.name == "avx512_vnni_dot"
 
 
-def runs(given: Computation, target: HardwareSpec | str) -> Chosen:
+def runs(given: Computation, target: HardwareSpec | str) -> Selection:
     found = choose(Request(given, target, KernelOptions(untuned=True)))
-    assert isinstance(found, Chosen)
+    assert isinstance(found, Selection)
     return found
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.named import hardware_spec, workload
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.ir.reference import random_inputs
 from cpembed.kernel.compiled import CompiledKernel
@@ -50,16 +51,16 @@ def epilogues(shape: tuple[int, ...], dtype: str) -> dict[str, Epilogue]:
 
 
 @pytest.fixture(scope="module")
-def chosen() -> dict[str, Chosen]:
-    found: dict[str, Chosen] = {}
+def chosen() -> dict[str, Selection]:
+    found: dict[str, Selection] = {}
     for words in LAYERS:
         result = choose(Request(workload(words, hardware_spec("avx512_vnni")), "avx512_vnni"))
-        assert isinstance(result, Chosen)
+        assert isinstance(result, Selection)
         found[words] = result
     return found
 
 
-def built(chosen: Chosen, epilogue: Epilogue, native: bool) -> CompiledKernel:
+def built(chosen: Selection, epilogue: Epilogue, native: bool) -> CompiledKernel:
     program = chosen.candidate.candidate.program
     if not native:
         target = PortableTarget(hardware_spec("avx512_vnni"))
@@ -74,7 +75,7 @@ def built(chosen: Chosen, epilogue: Epilogue, native: bool) -> CompiledKernel:
 )
 @pytest.mark.parametrize("dtype", ["uint8", pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", LAYERS, ids=["conv2d", "gemm", "depthwise"])
-def test_bit_for_bit(chosen: dict[str, Chosen], words: str, dtype: str, native: bool) -> None:
+def test_bit_for_bit(chosen: dict[str, Selection], words: str, dtype: str, native: bool) -> None:
     if native and missing_for(hardware_spec("avx512_vnni")):
         pytest.skip("the processor has no AVX512-VNNI")
     layer = chosen[words].solved.workload

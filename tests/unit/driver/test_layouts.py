@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.contiguity import run_bytes
 from cpembed.driver.layout_reasons import why_best
 from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
 from cpembed.driver.layouts import blocks, compare_layouts
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.errors import CrashError, WorkloadError
@@ -28,7 +29,7 @@ def test_each_layout_is_what_is_chosen_in_it() -> None:
         alone = choose(
             Request(workload(f"{CONV} layout={row.name}", VTA), VTA, KernelOptions(untuned=True))
         )
-        assert isinstance(alone, Chosen)
+        assert isinstance(alone, Selection)
         assert row.embedding == alone.candidate.candidate.embedding
         assert row.utilisation == alone.candidate.overheads.utilisation
         assert row.times is not None

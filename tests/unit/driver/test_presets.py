@@ -12,10 +12,11 @@ import pytest
 
 from cpembed.driver import presets
 from cpembed.driver.advice import undeclared_stride
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.explain import Explanation, explain
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions, SearchOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
@@ -182,7 +183,7 @@ def test_the_faster_schedule_of_both_sets_is_chosen_on_a_vta() -> None:
         first = choices(open_target(spec), [item for one in order for item in one.embeddings])[0]
         assert first.candidate.constraints == WIDER
     chosen = choose(Request(layer, spec, KernelOptions(untuned=True)))
-    assert isinstance(chosen, Chosen)
+    assert isinstance(chosen, Selection)
     assert chosen.solved.constraints.name == chosen.candidate.constraints == WIDER
 
 
@@ -294,7 +295,7 @@ def test_what_takes_exchanged_factors_does_not_keep_another_target_from_running(
         pytest.skip("; ".join(missing))
     layer = workload("depthwise n=1 c=64 h=28 w=28 r=3 s=3 pad=1 layout=NHWC", spec)
     found = choose(Request(layer, spec, KernelOptions(untuned=True)))
-    assert isinstance(found, Chosen)
+    assert isinstance(found, Selection)
     assert found.solved.target.name == other
     assert found.instead is not None
     assert found.instead.solved.target.name == target

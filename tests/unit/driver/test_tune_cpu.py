@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.driver.tune import OpenTuning, TuneResult, open_tuning, tune
@@ -300,9 +301,9 @@ def test_a_run_takes_what_was_tuned_before_the_model_s_choice(
     solved = solve(layer(), SPEC, top=3)
     second = solved.embeddings[1]
 
-    def chosen(**of: Any) -> Chosen:
+    def chosen(**of: Any) -> Selection:
         found = choose(Request(layer(), SPEC, **of))
-        assert isinstance(found, Chosen)
+        assert isinstance(found, Selection)
         return found
 
     assert chosen().tuned is None
@@ -328,7 +329,7 @@ def test_what_takes_part_is_distinct_and_begins_with_what_runs_untuned(tmp_path:
     opened = open_tuning(layer(), SPEC, candidates=4, database=tmp_path)
     assert isinstance(opened, OpenTuning)
     unthrottled = choose(Request(layer(), SPEC, KernelOptions(untuned=True)))
-    assert isinstance(unthrottled, Chosen)
+    assert isinstance(unthrottled, Selection)
     field = opened.tuning.field
     first = field.designs[0].ranked
     assert first.candidate.identifier == unthrottled.candidate.candidate.identifier

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.choose import Chosen, choose
 from cpembed.driver.methods import Compared
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
+from cpembed.driver.pipeline import choose
+from cpembed.driver.plan import Selection
 from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
@@ -21,11 +22,11 @@ from cpembed.targets.choice import Estimated, ModelChoice
 
 
 @pytest.fixture(scope="module")
-def chosen() -> Chosen:
+def chosen() -> Selection:
     found = choose(
         Request(workload("gemm m=3 n=8 k=8", "vta_8x8x8"), "vta_8x8x8", KernelOptions(untuned=True))
     )
-    assert isinstance(found, Chosen)
+    assert isinstance(found, Selection)
     return found
 
 
@@ -38,7 +39,7 @@ def chosen() -> Chosen:
     ],
 )
 def test_the_fastest_by_estimate_has_the_least_estimate(
-    chosen: Chosen, costs: tuple[float, ...], equal: float, said: str
+    chosen: Selection, costs: tuple[float, ...], equal: float, said: str
 ) -> None:
     """Candidates that the target refused were not estimated, and are not counted."""
     target, choice = chosen.plan.target, chosen.choice

@@ -1,4 +1,32 @@
-"""Choice of what runs: the candidate, its schedule, and the target or portable code.
+"""Pipeline of the driver: every stage from a request to a timed kernel, in order.
+
+::
+
+    request ─ resolve ─▶ target ─ search ─▶ results ─ prove ─▶ candidates ─ lower, schedule ─▶ plan
+                                                                                                │
+                     RunResult ◀─ time ◀─ verify ◀─ build ◀──────────── choose ◀────────────────┘
+
+resolve
+    Names become a workload and a target, which is opened once: ``request.py``.
+search
+    A constraint set gives every embedding, ranked by overheads; two presets are searched where no
+    set is named: ``solve.py``, ``presets.py``.
+prove
+    Each candidate that is returned is judged by every constraint, and its program is proven with
+    isl: ``solve.py``. Before any estimate, so that nothing unproven is ever compared.
+lower, schedule
+    Candidates and the target's variants of them in its own terms, each with the schedule of a
+    tuning record or the fastest by the model: :func:`schedule`.
+choose
+    The best of these, an alternative target where the instruction would be mostly idle, portable
+    code where nothing executes it: :func:`choose`. Around it, ``methods.py`` compares im2col and
+    Winograd, each of which is a product with a choice of its own.
+build, verify, time
+    The first choice that has a program, in the worker process, which may die in its place:
+    :func:`execute`. Only verified programs are timed.
+
+``run`` takes all stages, ``explain --chosen`` and ``match`` those up to *choose*, ``solve`` those
+up to *prove*; ``build`` links what *choose* gives, and ``tune`` repeats *lower* to *time*.
 
 >>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
@@ -9,107 +37,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cpembed.driver.advice import POOR, pick
 from cpembed.driver.candidate_id import identified
-from cpembed.driver.named import hardware_spec
+from cpembed.driver.expectation import Expectation
+from cpembed.driver.plan import Plan, Selection, Substitution
 from cpembed.driver.presets import best_of
-from cpembed.driver.request import SUMS, AnyTarget, Request, candidates_of, search_for
+from cpembed.driver.request import AnyTarget, Request, candidates_of, search_for
 from cpembed.driver.result import SolveResult
-from cpembed.driver.solve import constraint_set, explained
+from cpembed.driver.run_result import RunResult
+from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
+from cpembed.embedding.result import silent
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
-from cpembed.kernel.epilogue import Storing
 from cpembed.selection.ranking import RankedCandidate
-from cpembed.targets.choice import Choice, choices
-from cpembed.targets.portable import PORTABLE, PortableTarget
-from cpembed.targets.registry import missing_for, open_target
+from cpembed.targets.choice import Choice, built_first, choices
+from cpembed.targets.registry import open_target
+from cpembed.targets.verification import verified
 from cpembed.time_limit import Clock
-from cpembed.tuning.records import Lookup, TunedChoice, tuned
+from cpembed.tuning.records import Lookup, tuned
+from cpembed.worker import step
 
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to build on ``target``: the first of ``choices`` that has a program. Where none has,
-    portable code of ``candidate``, for what ``missing`` says, unless the call ``insists``."""
-
-    target: AnyTarget
-    candidate: RankedCandidate
-    choices: Sequence[Choice]
-    epilogue: Any
-    missing: tuple[str, ...] = ()
-    insists: bool = False
-    storing: Storing | None = SUMS
-    """None: the epilogue is stored as it is, whatever executes it."""
-
-    @property
-    def native(self) -> bool:
-        """Whether the target's instruction is used."""
-        return not isinstance(self.target, PortableTarget)
-
-    def portable(self, *missing: str) -> Plan:
-        """The same candidate as portable code; of what that does not store, the sums."""
-        target, epilogue = PortableTarget(self.target.spec), self.epilogue
-        if self.storing is not None:
-            epilogue = None
-            with suppress(WorkloadError):
-                epilogue = target.epilogue(self.candidate.candidate.program.unfused, self.storing)
-        choice = Choice(self.candidate, None)
-        return replace(self, target=target, choices=(choice,), epilogue=epilogue, missing=missing)
+_TIMED_CALLS = 10
+"""Of a kernel so slow that a round is one call: those of the contraction and of the whole."""
 
 
 @dataclass(frozen=True)
-class Instead:
-    """Why a target runs in the place of the one that was asked for, whose search is ``solved``:
-    estimates of both in ``unit``, packing and unpacking included; None where the one that was asked
-    for has no embedding, or an estimate of another kind."""
+class Files:
+    """Files to write of what ran; None for those that are not wanted."""
 
-    solved: SolveResult
-    asked: float | None = None
-    estimated: float | None = None
-    unit: str = "us"
+    save: Path | None = None
+    trace: Path | None = None
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The candidate that runs, of the search ``solved``, and how; ``instead`` where it is on an
-    alternative target."""
-
-    solved: SolveResult
-    plan: Plan
-    instead: Instead | None = None
-
-    @property
-    def choice(self) -> Choice:
-        """The first that is built."""
-        return self.plan.choices[0]
-
-    @property
-    def candidate(self) -> RankedCandidate:
-        return self.choice.candidate
-
-    @property
-    def tuned(self) -> TunedChoice[Any] | None:
-        """The trial that was kept, where that made the choice."""
-        return self.choice.tuned
-
-    def to_json(self) -> dict[str, Any]:
-        """Why it runs, in the document of ``explain --chosen --json``."""
-        asked = self.solved if self.instead is None else self.instead.solved
-        document: dict[str, Any] = {
-            "target": asked.target.name,
-            "executed": self.solved.target.name,
-            "missing": list(self.plan.missing),
-            "tuned": None if self.tuned is None else self.tuned.to_json(),
-        }
-        return document | self.choice.to_json(self.plan.target) if self.plan.native else document
-
-
-def choose(request: Request) -> Chosen | SolveResult:
+def choose(request: Request) -> Selection | SolveResult:
     """Choose what runs: search, rank by the target's estimates, fall back where nothing executes.
 
     Parameters
@@ -119,7 +85,7 @@ def choose(request: Request) -> Chosen | SolveResult:
 
     Returns
     -------
-    Chosen or SolveResult
+    Selection or SolveResult
         The search's result if it found nothing that runs.
 
     Raises
@@ -130,21 +96,21 @@ def choose(request: Request) -> Chosen | SolveResult:
         If the rank, the id or the output does not exist.
     """
     options = request.options
-    target, missing = executing(request)
+    target, missing = request.execution
     if len(request.workload.statements) > 1:
         return of_several_statements(request, target)
     epilogue = request.epilogue or target.epilogue(request.workload, options.storing)
-    search = _search(request, target)
-    solved = search.solved
+    searched = search(request, target)
+    solved = searched.solved
     may_substitute = options.free_choice
     if not solved.count:
         if not (may_substitute and solved.status is Status.INFEASIBLE):
             return solved
         alternative, stopped = _alternative(request, solved)
         return alternative or replace(solved, stopped_alternatives=stopped)
-    if search.candidate is None and solved.is_stopped:
+    if searched.candidate is None and solved.is_stopped:
         return solved
-    candidate = search.candidate or pick(solved, options.rank or 1)
+    candidate = searched.candidate or pick(solved, options.rank or 1)
     plan = Plan(
         target=target,
         candidate=candidate,
@@ -157,20 +123,20 @@ def choose(request: Request) -> Chosen | SolveResult:
     forced = may_substitute and is_forced(solved)
     if not plan.native:
         alternative = _alternative(request, solved)[0] if forced else None
-        return alternative or Chosen(solved, plan.portable(*missing))
+        return alternative or Selection(solved, plan.portable(*missing))
     if request.progress is not None:
         request.progress("build", 0)
     try:
-        plan = replace(plan, choices=_choices(request, search, plan))
+        plan = replace(plan, choices=schedule(request, searched, plan))
     except LoweringError as error:
         if plan.insists:
             raise
-        return Chosen(solved, plan.portable(str(error)))
+        return Selection(solved, plan.portable(str(error)))
     best = plan.choices[0]
     if not target.weighs:
         # The result that the best candidate comes from, which may be the other preset's.
-        solved = next((r for r in search.results if best.candidate in r.embeddings), solved)
-    selection = Chosen(solved, plan)
+        solved = next((r for r in searched.results if best.candidate in r.embeddings), solved)
+    selection = Selection(solved, plan)
     idle = may_substitute and (forced or solved.occupancy < POOR)
     if not idle or best.scored is None:
         return selection
@@ -185,7 +151,7 @@ def of_several_statements(request: Request, target: AnyTarget) -> SolveResult:
     BackendUnavailable
         If it found an embedding: nothing executes several statements.
     """
-    solved = _search(request, target).solved
+    solved = search(request, target).solved
     if not solved.count:
         return solved
     name, count = request.workload.name, len(request.workload.statements)
@@ -201,27 +167,8 @@ def is_forced(solved: SolveResult) -> bool:
     return solved.exchanged or (narrower is not None and not narrower.utilisation)
 
 
-def executing(request: Request) -> tuple[AnyTarget, tuple[str, ...]]:
-    """Return the target that executes, portable code included, and what the machine is missing.
-
-    Raises
-    ------
-    BackendUnavailable
-        If the target's own code is insisted on and something is missing.
-    """
-    spec, backend = hardware_spec(request.target), request.options.backend
-    missing = missing_for(spec)
-    if backend == "native" and missing:
-        raise BackendUnavailable(
-            f"{spec.name}: {'; '.join(missing)}; else use the generic back end"
-        )
-    if backend == PORTABLE or missing:
-        return PortableTarget(spec), missing
-    return open_target(spec), ()
-
-
 @dataclass(frozen=True)
-class _Search:
+class Searches:
     """Results of all sets that were searched, the one that counts, and a candidate named by id."""
 
     solved: SolveResult
@@ -229,13 +176,13 @@ class _Search:
     candidate: RankedCandidate | None = None
 
 
-def _search(request: Request, target: AnyTarget) -> _Search:
+def search(request: Request, target: AnyTarget) -> Searches:
     options = request.options
     if options.identifier is not None:
         solved, candidate = identified(
             request.workload, target.spec, options.identifier, options, progress=request.progress
         )
-        return _Search(solved, (), candidate)
+        return Searches(solved, (), candidate)
     clock = Clock(options.timeout)
     results = search_for(request, target)
     # A target that weighs overheads compares the candidates of both presets by its estimates.
@@ -243,28 +190,28 @@ def _search(request: Request, target: AnyTarget) -> _Search:
     solved = results[0] if compares else best_of(results)
     if request.explains and not compares:
         solved = explained(solved, clock, request.progress)
-    return _Search(solved, results)
+    return Searches(solved, results)
 
 
-def _choices(request: Request, search: _Search, plan: Plan) -> Sequence[Choice]:
+def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choice]:
     """Return candidates with their schedules, the one to build first; others if it has no code."""
     target, candidate, options = plan.target, plan.candidate, request.options
     if not options.untuned:
         constraints = options.constraints and constraint_set(options.constraints)
         identifier = candidate.candidate.identifier if options.named_candidate else None
-        lookup = Lookup(search.solved.workload, plan.epilogue, constraints or None, identifier)
+        lookup = Lookup(searched.solved.workload, plan.epilogue, constraints or None, identifier)
         record = tuned(target, lookup)
         if record is not None:
-            weights = search.solved.constraints.weights
+            weights = searched.solved.constraints.weights
             ranked = record.ranked(weights) if identifier is None else candidate
             return [Choice(ranked, target.schedule_of(record.trial), None, record)]
     if options.identifier is not None:
         candidates: Sequence[RankedCandidate] = (candidate,)
     elif options.named_candidate:
         candidates = target.variants((candidate,), fuses=False)
-    elif target.compares_always or len(search.results) > 1:
+    elif target.compares_always or len(searched.results) > 1:
         candidates = target.variants(
-            candidates_of(search.results), fuses=options.constraints is None
+            candidates_of(searched.results), fuses=options.constraints is None
         )
     else:
         candidates = (candidate,)
@@ -273,7 +220,7 @@ def _choices(request: Request, search: _Search, plan: Plan) -> Sequence[Choice]:
 
 def _alternative(
     request: Request, solved: SolveResult, own_cost: float | None = None
-) -> tuple[Chosen | None, tuple[str, ...]]:
+) -> tuple[Selection | None, tuple[str, ...]]:
     """Choose among the alternatives that the target's specification names.
 
     Parameters
@@ -288,13 +235,13 @@ def _alternative(
 
     Returns
     -------
-    selection : Chosen or None
+    selection : Selection or None
         The alternative of the least estimate.
     stopped : tuple of str
         Alternatives of which nothing is known, because a limit stopped their search.
     """
     unit = open_target(solved.target).unit if own_cost is not None else "us"
-    best: Chosen | None = None
+    best: Selection | None = None
     stopped: list[str] = []
     for name in solved.target.alternatives:
         try:
@@ -302,7 +249,7 @@ def _alternative(
         except (BackendUnavailable, LoweringError, SpecError, WorkloadError):
             # It may multiply other element types, too.
             continue
-        if not isinstance(selection, Chosen):
+        if not isinstance(selection, Selection):
             stopped += [name] if selection.is_stopped else []
             continue
         cost = _cost(selection)
@@ -315,10 +262,77 @@ def _alternative(
     if own_cost is not None and _cost(best) * best.plan.target.equal >= own_cost:
         return None, tuple(stopped)
     estimated = None if own_cost is None else _cost(best)
-    return replace(best, instead=Instead(solved, own_cost, estimated, unit)), tuple(stopped)
+    return replace(best, instead=Substitution(solved, own_cost, estimated, unit)), tuple(stopped)
 
 
-def _cost(selection: Chosen) -> float:
+def _cost(selection: Selection) -> float:
     """Return the estimate; infinity for portable code, which comes last."""
     estimated = selection.choice.estimated
     return float("inf") if estimated is None or not selection.plan.native else estimated
+
+
+@dataclass
+class _Stages:
+    """Wall time of each phase, which is announced when it begins."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def __call__(self, name: str) -> Generator[None]:
+        self.progress(name, 0)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+def execute(
+    solved: SolveResult,
+    plan: Plan,
+    seed: int,
+    files: Files = Files(),
+    *,
+    progress: Progress = silent,
+) -> RunResult:
+    """Build what a plan says, verify it on random data of a seed, and time it: in the worker.
+
+    Raises :class:`InvariantError` where its numbers are wrong, and as :func:`run` does.
+    """
+    stages = _Stages(progress)
+    try:
+        with stages("build"):
+            artifact, choice = built_first(plan.target, plan.choices, plan.epilogue)
+    except LoweringError as error:
+        if plan.insists or not plan.native:
+            raise
+        return execute(solved, plan.portable(str(error)), seed, files, progress=progress)
+    target, workload = plan.target, solved.workload
+    by = target.executed_by(artifact)
+    with stages("verify"):
+        verification, inputs = verified(target, artifact, workload, plan.epilogue, seed)
+    embedding = choice.candidate.candidate.identifier
+    what = f"the {by} kernel of embedding {embedding} of {solved.target.name} in {workload.name}"
+    verification.require(what, seed)
+    with stages("measure"), step(f"timing the {by} kernel", _TIMED_CALLS * workload.macs):
+        timing = target.time(artifact, inputs)
+    if files.save is not None:
+        target.save(artifact, files.save)
+    if files.trace is not None:
+        target.save_trace(artifact, files.trace)
+    return RunResult(
+        solved=solved,
+        target=target,
+        candidate=choice.candidate,
+        backend=by,
+        missing=plan.missing,
+        verification=verification,
+        timing=timing,
+        seed=seed,
+        choice=choice,
+        epilogue=plan.epilogue,
+        stored=target.stored_type(workload, plan.epilogue),
+        details=target.describe(artifact, timing),
+        expectation=Expectation.of(target, choice, timing) if plan.native else None,
+        seconds=stages.seconds,
+        artifact=artifact,
+    )
