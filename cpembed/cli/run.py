@@ -22,10 +22,9 @@ from cpembed.cli.options import (
 from cpembed.cli.outcome import print_notes, print_solved, say_missing
 from cpembed.cli.output import ProgressLine, print_json, print_text
 from cpembed.driver.options import RunOptions
-from cpembed.errors import WorkloadError
 
 if TYPE_CHECKING:
-    from cpembed.hw.instruction import HardwareSpec
+    pass
 
 
 @click.command(cls=Subcommand)
@@ -66,7 +65,6 @@ def command(
     options = options_from(RunOptions, values)
     require_one(rank=options.rank is not None, id=options.identifier is not None)
     asked = subject(words, target, options)
-    _check_files(asked.target, options)
     with ProgressLine() as progress:
         result = run(asked.workload, asked.target, asked.options, progress=progress)
     if isinstance(result, SolveResult):
@@ -82,19 +80,3 @@ def command(
 
         print_text(*report(result, verbose=verbose))
     return code
-
-
-def _check_files(spec: HardwareSpec, options: RunOptions) -> None:
-    """Reject files that there will not be, before anything is searched for."""
-    from cpembed.targets.registry import missing_for, open_target
-
-    requested = {"--trace": options.trace is not None, "--save": options.save is not None}
-    if options.backend != "generic" and not missing_for(spec):
-        writes = open_target(spec).files
-        requested = {name: there and name not in writes for name, there in requested.items()}
-    rejected = [name for name, there in requested.items() if there]
-    if rejected:
-        raise WorkloadError(
-            f"{' and '.join(rejected)}: {spec.name} with the {options.backend} back end has "
-            "nothing of the kind to write: leave it out, or name a target that has"
-        )

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from cpembed import worker
 from cpembed.driver.build_method import Named, built_method
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.methods import MethodChoice, chosen_method
+from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import BuildOptions, merged
 from cpembed.driver.pipeline import Files, execute
-from cpembed.driver.plan import Plan, Selection
+from cpembed.driver.plan import MethodChoice, Plan, Selection
 from cpembed.driver.request import AnyTarget, Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cpembed import worker
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.methods import MethodChoice
+from cpembed.driver.plan import MethodChoice
 from cpembed.driver.run_method import judged
 from cpembed.driver.solve import Progress
 from cpembed.errors import LoweringError

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cpembed.driver.methods import MethodChoice
-from cpembed.driver.plan import Selection
+from cpembed.driver.plan import MethodChoice, Selection
 from cpembed.driver.run_result import RunResult
 from cpembed.ir.computation import Computation
 from cpembed.measure.runner import Quantiles

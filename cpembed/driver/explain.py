@@ -28,9 +28,8 @@ from cpembed.transform.program import DerivedProgram, PackedOperand
 from cpembed.transform.rewrites import Rewrite
 
 if TYPE_CHECKING:
-    from cpembed.driver.methods import Compared
     from cpembed.driver.options import MethodName
-    from cpembed.driver.plan import Selection
+    from cpembed.driver.plan import Compared, Selection
     from cpembed.driver.request import Request
 
 

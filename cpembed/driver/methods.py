@@ -12,12 +12,11 @@ False
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from cpembed.driver.options import MethodName
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
+from cpembed.driver.plan import Compared, MethodChoice, Selection
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.errors import BackendUnavailable, LoweringError, SpecError, WorkloadError
@@ -26,7 +25,7 @@ from cpembed.methods.accuracy import UNIT_ROUNDOFF
 from cpembed.methods.convolution import as_convolution
 from cpembed.methods.im2col import explicit
 from cpembed.methods.rewritten import Rewritten
-from cpembed.methods.winograd import Winograd, winograd
+from cpembed.methods.winograd import winograd
 from cpembed.targets.choice import Choice
 from cpembed.targets.methods import MethodPlan, Methods
 
@@ -36,76 +35,6 @@ _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "winograd_4x4": lambda workload: winograd(workload, 4, channels_last=True),
 }
 """Transforms have lanes along channels, so that Winograd's operands have channels last."""
-
-
-@dataclass(frozen=True)
-class MethodChoice:
-    """A rewritten convolution: its plan, which kernel its product has, and what the model expects
-    of one call, in microseconds."""
-
-    plan: MethodPlan
-    product: Selection
-    estimated: float
-
-    @property
-    def method(self) -> Rewritten:
-        return self.plan.method
-
-    @property
-    def workload(self) -> Computation:
-        """The convolution."""
-        return self.method.convolution.workload
-
-    def to_json(self) -> dict[str, Any]:
-        method = self.method
-        return {
-            "product": str(self.plan.product),
-            "extents": self.plan.product.extents,
-            "products": self.plan.count,
-            "relative_multiplications": method.relative_multiplications,
-            "exact": not isinstance(method, Winograd) or method.is_exact,
-            "estimated_us": self.estimated,
-        }
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The method that runs, ``rewritten`` None for the implicit one, and the ``estimates`` of those
-    that were compared, in microseconds by name; of the others, why they were ``refused``."""
-
-    rewritten: MethodChoice | None
-    estimates: Mapping[str, float]
-    refused: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def name(self) -> str:
-        return "implicit" if self.rewritten is None else self.rewritten.method.name
-
-    def to_json(self) -> dict[str, Any]:
-        """The member ``method`` of documents."""
-        own = {} if self.rewritten is None else self.rewritten.to_json()
-        compared = {"estimates_us": dict(self.estimates), "refused": dict(self.refused)}
-        return {"name": self.name, **compared, **own}
-
-
-@dataclass(frozen=True)
-class MethodError:
-    """What a method's outputs are off by from the convolution in float64: the ``largest``, the root
-    of the mean square, the largest output in size, and the largest ``bound``, that of its tile size
-    for all data of these magnitudes (:func:`~cpembed.methods.accuracy.bound`)."""
-
-    largest: float
-    rms: float
-    output: float
-    bound: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "largest": self.largest,
-            "rms": self.rms,
-            "largest_output": self.output,
-            "bound": self.bound,
-        }
 
 
 def compares(request: Request) -> bool:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpembed.driver.request import SUMS, AnyTarget
 from cpembed.driver.result import SolveResult
 from cpembed.errors import WorkloadError
+from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Storing
+from cpembed.methods.rewritten import Rewritten
+from cpembed.methods.winograd import Winograd
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.targets.choice import Choice
+from cpembed.targets.methods import MethodPlan
 from cpembed.targets.portable import PortableTarget
 from cpembed.tuning.records import TunedChoice
 
@@ -133,3 +137,73 @@ class Selection:
             "tuned": None if self.tuned is None else self.tuned.to_json(),
         }
         return document | self.choice.to_json(self.plan.target) if self.plan.native else document
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A rewritten convolution: its plan, which kernel its product has, and what the model expects
+    of one call, in microseconds."""
+
+    plan: MethodPlan
+    product: Selection
+    estimated: float
+
+    @property
+    def method(self) -> Rewritten:
+        return self.plan.method
+
+    @property
+    def workload(self) -> Computation:
+        """The convolution."""
+        return self.method.convolution.workload
+
+    def to_json(self) -> dict[str, Any]:
+        method = self.method
+        return {
+            "product": str(self.plan.product),
+            "extents": self.plan.product.extents,
+            "products": self.plan.count,
+            "relative_multiplications": method.relative_multiplications,
+            "exact": not isinstance(method, Winograd) or method.is_exact,
+            "estimated_us": self.estimated,
+        }
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The method that runs, ``rewritten`` None for the implicit one, and the ``estimates`` of those
+    that were compared, in microseconds by name; of the others, why they were ``refused``."""
+
+    rewritten: MethodChoice | None
+    estimates: Mapping[str, float]
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def name(self) -> str:
+        return "implicit" if self.rewritten is None else self.rewritten.method.name
+
+    def to_json(self) -> dict[str, Any]:
+        """The member ``method`` of documents."""
+        own = {} if self.rewritten is None else self.rewritten.to_json()
+        compared = {"estimates_us": dict(self.estimates), "refused": dict(self.refused)}
+        return {"name": self.name, **compared, **own}
+
+
+@dataclass(frozen=True)
+class MethodError:
+    """What a method's outputs are off by from the convolution in float64: the ``largest``, the root
+    of the mean square, the largest output in size, and the largest ``bound``, that of its tile size
+    for all data of these magnitudes (:func:`~cpembed.methods.accuracy.bound`)."""
+
+    largest: float
+    rms: float
+    output: float
+    bound: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "largest": self.largest,
+            "rms": self.rms,
+            "largest_output": self.output,
+            "bound": self.bound,
+        }

@@ -17,9 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from cpembed import worker
-from cpembed.driver.methods import Compared, chosen_method
+from cpembed.driver.methods import chosen_method
 from cpembed.driver.options import RunOptions, merged
 from cpembed.driver.pipeline import Files, execute
+from cpembed.driver.plan import Compared
 from cpembed.driver.request import Request
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_method import executed_method
@@ -77,6 +78,7 @@ def run(
     request = Request(workload, target, options, progress=progress)
     report: Progress = progress or silent
     seed = secrets.randbits(31) if options.seed is None else options.seed
+    _require_files(request, options)
     worker.prepare()
     files = Files(options.save, options.trace)
     # A method has no one program to write: files are of the implicit one.
@@ -99,3 +101,18 @@ def _by_method(compared: Compared, seed: int, files: Files, report: Progress) ->
         )
     report("build", 0)
     return worker.call(executed_method, compared, seed)
+
+
+def _require_files(request: Request, options: RunOptions) -> None:
+    """Reject files that the target does not write, before anything is searched for."""
+    requested = {"--trace": options.trace, "--save": options.save}
+    if not any(requested.values()):
+        return
+    writes = request.execution.target.files
+    rejected = [name for name, path in requested.items() if path is not None and name not in writes]
+    if rejected:
+        raise WorkloadError(
+            f"{' and '.join(rejected)}: {request.execution.target.spec.name} with the "
+            f"{options.backend} back end has nothing of the kind to write: leave it out, or name a "
+            "target that has"
+        )

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from cpembed.driver.expectation import Expectation
-from cpembed.driver.methods import Compared, MethodError
-from cpembed.driver.plan import Substitution
+from cpembed.driver.plan import Compared, MethodError, Substitution
 from cpembed.driver.request import AnyTarget
 from cpembed.driver.result import SolveResult, workload_json
 from cpembed.hw.instruction import HardwareSpec

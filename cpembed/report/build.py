@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from cpembed import wording
 from cpembed.driver.build_result import BuildResult
-from cpembed.driver.methods import Compared
+from cpembed.driver.plan import Compared
 from cpembed.report import words
 from cpembed.report.blocks import header
 from cpembed.report.methods import asked_rows

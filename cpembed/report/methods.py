@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpembed import wording
-from cpembed.driver.methods import Compared, MethodError
+from cpembed.driver.plan import Compared, MethodError
 from cpembed.driver.result import SolveResult
 from cpembed.ir.computation import Computation
 from cpembed.report.solve import given_rows, problem_rows, set_words

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from cpembed import wording
-from cpembed.driver.methods import Compared
-from cpembed.driver.plan import Substitution
+from cpembed.driver.plan import Compared, Substitution
 from cpembed.driver.request import AnyTarget
 from cpembed.driver.result import SolveResult
 from cpembed.driver.run_result import RunResult

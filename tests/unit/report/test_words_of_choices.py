@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from cpembed.driver.methods import Compared
 from cpembed.driver.named import workload
 from cpembed.driver.options import KernelOptions
 from cpembed.driver.pipeline import choose
-from cpembed.driver.plan import Selection
+from cpembed.driver.plan import Compared, Selection
 from cpembed.driver.request import Request
 from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
