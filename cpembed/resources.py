@@ -35,15 +35,15 @@ def data_directory(kind: DataKind) -> Path:
 
 def constraint_files() -> dict[str, Path]:
     """Shipped constraint sets: name (the file name without ``.toml``) to path, by name."""
-    return dict(_toml_files("constraints"))
+    return dict(_toml_files(data_directory("constraints")))
 
 
 def hardware_spec_files() -> dict[str, Path]:
     """Shipped hardware specifications: target name to path, by name."""
-    return dict(_toml_files("hw_specs"))
+    return dict(_toml_files(data_directory("hw_specs")))
 
 
 # What ships with the package stays as it is while a process runs; one command asks several times.
 @cache
-def _toml_files(kind: DataKind) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(data_directory(kind).glob("*.toml"))}
+def _toml_files(directory: Path) -> dict[str, Path]:
+    return {path.stem: path for path in sorted(directory.glob("*.toml"))}

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cpembed.driver import choose as choose_module
 from cpembed.driver import request as request_module
 from cpembed.driver.matching import Match, matched, typed_for
 from cpembed.driver.named import hardware_spec, workload
@@ -193,7 +192,7 @@ def test_an_alternative_that_was_stopped_leaves_it_open(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(request_module, "searches", searches)
     names = {"other": other}
-    monkeypatch.setattr(choose_module, "hardware_spec", lambda n: names.get(str(n), n))
+    monkeypatch.setattr(request_module, "hardware_spec", lambda n: names.get(str(n), n))
     asked = Request(nothing, replace(spec, alternatives=("other",)), KernelOptions(timeout=20))
     found = matched(asked)
     assert found.outcome == "stopped"
