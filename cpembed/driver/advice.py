@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cpembed.driver.named import with_exchanged_types
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
 from cpembed.embedding.commute import exchanged_problems, fitting_order, pair_operands_or_none
-from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.constraints.base import slides
 from cpembed.embedding.problem import EmbeddingProblem, pair_operands
 from cpembed.errors import TransformError, WorkloadError
 from cpembed.hw.instruction import OperandMemory, StrideRule
-from cpembed.ir.computation import Computation
 from cpembed.resources import hardware_spec_files
 from cpembed.selection.ranking import RankedCandidate
 
@@ -52,22 +51,6 @@ def pick(solved: SolveResult, rank: int) -> RankedCandidate:
             f"{solved.workload.name} under {solved.constraints.name}"
         )
     return solved.embeddings[rank - 1]
-
-
-def types_by_role(workload: Computation, constraints: ConstraintSet) -> Computation:
-    """A workload whose element types a target gave by position, under a set that may exchange the
-    factors: the position then says nothing, so the factor that is read through a window gets what
-    the image of a convolution gets, the first type."""
-    if len(workload.inputs) != 2 or not constraints.exchanges_factors:
-        return workload
-    windows = {
-        read.operand
-        for read in workload.reads
-        if any(len(index.iterators) > 1 for index in read.index)
-    }
-    if windows != {workload.inputs[1].name}:
-        return workload
-    return _with_exchanged_types(workload) or workload
 
 
 def idle_padding(solved: SolveResult) -> str | None:
@@ -142,7 +125,7 @@ def better_order(solved: SolveResult) -> str | None:
     if best.overheads.occupancy >= POOR or problem is None:
         return None
     others = [other.workload for other in exchanged_problems(problem)]
-    typed = _with_exchanged_types(solved.workload) if not others else None
+    typed = with_exchanged_types(solved.workload) if not others else None
     for other in others if typed is None else [typed]:
         try:
             found = solve(
@@ -163,13 +146,3 @@ def better_order(solved: SolveResult) -> str | None:
             types = ",".join(operand.dtype for operand in (*typed.inputs, typed.output))
             return f"with the roles of the factors {order} exchanged, {more} is used: dtype={types}"
     return None
-
-
-def _with_exchanged_types(workload: Computation) -> Computation | None:
-    """The workload of two factors of different types with each other's types."""
-    if len(workload.inputs) != 2 or len(workload.outputs) != 1:
-        return None
-    first, second = workload.inputs
-    if first.dtype == second.dtype:
-        return None
-    return workload.with_dtypes({first.name: second.dtype, second.name: first.dtype})

@@ -25,12 +25,11 @@ from typing import Any
 from cpembed import worker
 from cpembed.cluster import Workers
 from cpembed.cluster.base import ThisProcess
-from cpembed.driver.bench_checks import check_comparable, check_stored, open_baselines
+from cpembed.driver.bench_baselines import check_comparable, check_stored, open_baselines
 from cpembed.driver.bench_layers import NamedSuite, named_suite
-from cpembed.driver.bench_maker import RowMaker
+from cpembed.driver.bench_maker import RowMaker, measures, rows_of
 from cpembed.driver.bench_rows import BenchRow
 from cpembed.driver.bench_summary import summarise
-from cpembed.driver.bench_tasks import measures, rows_of
 from cpembed.driver.named import default_dtypes, hardware_spec
 from cpembed.driver.options import BenchOptions, merged
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WIDER

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cpembed.driver.layout_reasons import why_best
 from cpembed.embedding.embedding import Embedding
+from cpembed.ir.dtypes import size_bytes
 from cpembed.provenance import Provenance
+from cpembed.transform.program import DerivedProgram
+from cpembed.wording import duration
 
 SAME, SAME_MEASURED = 1.02, 1.05
 """Times that differ by less are the same: a model, and a timer, tell no more."""
@@ -139,3 +144,113 @@ class LayoutsResult:
             "layouts": [row.to_json() for row in self.rows],
             "refused": self.refused,
         }
+
+
+_MORE_USED = 1.02
+_PART = 0.25
+"""Share of a difference from which a part of it is named."""
+
+
+def why_best(
+    rows: Sequence[LayoutRow], best: LayoutRow | None, as_fast: Sequence[LayoutRow]
+) -> str:
+    """A sentence: the best beside the fastest layout that is slower."""
+    if best is None or best.total is None:
+        return "no time is known: nothing can be compared"
+    same = [row for row in rows if row is best or row in as_fast]
+    slower = [row for row in rows if row.total is not None and row not in same]
+    among = f"{_listed([row.name for row in same])} take the same time" if as_fast else ""
+    if not slower:
+        return among or f"{best.name} is the only layout with a time"
+    other = min(slower, key=lambda row: row.total or 0.0)
+    saved = (other.total or 0.0) - best.total
+    factor = (other.total or 0.0) / best.total
+    faster = f"{best.name} is {factor:.3g} times as fast as {other.name}"
+    reason = f"{faster}, {duration(saved)} less: {_reason(best, other, saved)}"
+    return f"{among}; {reason}" if among else reason
+
+
+def _reason(best: LayoutRow, other: LayoutRow, saved: float) -> str:
+    if best.on != other.on:
+        return f"{best.on} runs it, which cannot run the other as fast"
+    ours, theirs = best.times, other.times
+    if ours is None or theirs is None:
+        return "of the other no parts are known"
+    moving = (theirs.moving or 0.0) - (ours.moving or 0.0)
+    computing = (theirs.contraction or 0.0) - (ours.contraction or 0.0)
+    parts = [_moving(best, other)] if moving > _PART * saved else []
+    if computing > _PART * saved or not parts:
+        parts.append(_computing(best, other))
+    return "; ".join(parts)
+
+
+def _computing(best: LayoutRow, other: LayoutRow) -> str:
+    ours, theirs = best.times, other.times
+    mine = None if ours is None else ours.contraction
+    yours = None if theirs is None else theirs.contraction
+    text = f"the contraction takes {_us(mine)} instead of {_us(yours)}"
+    used, unused = best.utilisation or 0.0, other.utilisation or 0.0
+    if used > unused * _MORE_USED:
+        return f"{text}, where {used:.1%} of the instruction is used instead of {unused:.1%}"
+    if best.run_bytes and other.run_bytes and best.run_bytes > other.run_bytes:
+        return (
+            f"{text}, where what one execution reads of the first input lies in runs of "
+            f"{best.run_bytes:.3g} bytes instead of {other.run_bytes:.3g}"
+        )
+    return (
+        f"{text}, though no more of the instruction is used and what it reads is no more "
+        "contiguous: the loops around it differ"
+    )
+
+
+def _moving(best: LayoutRow, other: LayoutRow) -> str:
+    ours, theirs = best.times, other.times
+    mine = 0.0 if ours is None else ours.moving or 0.0
+    yours = 0.0 if theirs is None else theirs.moving or 0.0
+    kept = [name for name in best.in_place if name not in other.in_place]
+    taken = duration(mine) if mine else "no time of their own"
+    text = f"packing and unpacking take {taken} instead of {duration(yours)}"
+    if kept:
+        text += f"; {_listed(kept)} {'is' if len(kept) == 1 else 'are'} used in place"
+    return text
+
+
+def _us(time: float | None) -> str:
+    return "an unknown time" if time is None else duration(time)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``a, b and c``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+_LARGEST = 1 << 14
+"""Elements of a tile that are looked at one by one."""
+
+
+def run_bytes(program: DerivedProgram, name: str) -> float | None:
+    """Bytes of an operand's own layout that one execution reads next to each other, in the mean
+    over its runs; None where the program has no such operand, or a tile of it is very large.
+
+    The execution is one in the middle of the operand, away from the padding around it.
+    """
+    operand = next((o for o in program.operands if o.name == name), None)
+    if operand is None:
+        return None
+    tiles = [d for d in operand.dimensions if d.walked_by is not None]
+    if math.prod(d.extent for d in tiles) > _LARGEST:
+        return None
+    middle = {d.name: d.extent // 2 for d in operand.dimensions if d.walked_by is None}
+    shape = operand.original_shape
+    steps = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    found: set[int] = set()
+    for point in itertools.product(*(range(d.extent) for d in tiles)):
+        values = {**middle, **{d.name: at for d, at in zip(tiles, point, strict=True)}}
+        index = [source.evaluate(values) for source in operand.source]
+        if all(0 <= at < size for at, size in zip(index, shape, strict=True)):
+            found.add(sum(at * step for at, step in zip(index, steps, strict=True)))
+    if not found:
+        return None
+    runs = sum(place - 1 not in found for place in found)
+    return len(found) * size_bytes(operand.dtype) / runs

@@ -11,9 +11,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from cpembed import worker
-from cpembed.driver.contiguity import run_bytes
 from cpembed.driver.estimate import described_estimate
-from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
+from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times, run_bytes
 from cpembed.driver.named import hardware_spec
 from cpembed.driver.named import workload as parsed
 from cpembed.driver.options import KernelOptions

@@ -45,12 +45,11 @@ from pathlib import Path
 
 from cpembed.driver.advice import POOR, pick
 from cpembed.driver.candidate_id import identified
-from cpembed.driver.expectation import Expectation
 from cpembed.driver.plan import Plan, Selection, Substitution
 from cpembed.driver.presets import best_of
 from cpembed.driver.request import AnyTarget, Request, candidates_of, search_for
 from cpembed.driver.result import SolveResult
-from cpembed.driver.run_result import RunResult
+from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import Progress, constraint_set, explained
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.result import silent

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cpembed.driver.expectation import Expectation
 from cpembed.driver.plan import Compared, MethodChoice, MethodError
-from cpembed.driver.run_result import RunResult
+from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.ir.reference import random_inputs, reference
 from cpembed.measure.verification import Expected, Verification
 from cpembed.methods.accuracy import UNIT_ROUNDOFF, bound, roundings, running_bound

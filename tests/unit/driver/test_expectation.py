@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from cpembed.driver import run
-from cpembed.driver.expectation import Expectation
 from cpembed.driver.named import hardware_spec, workload
-from cpembed.driver.run_result import RunResult
+from cpembed.driver.run_result import Expectation, RunResult
 from cpembed.driver.solve import solve
 from cpembed.measure.runner import Quantiles, Timing
 from cpembed.measure.verification import Verification

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpembed.driver.contiguity import run_bytes
-from cpembed.driver.layout_reasons import why_best
-from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times
+from cpembed.driver.layout_rows import LayoutRow, LayoutsResult, Times, run_bytes, why_best
 from cpembed.driver.layouts import blocks, compare_layouts
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.options import KernelOptions

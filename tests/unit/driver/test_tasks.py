@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cpembed.cluster import Outcome, Task, Workers
-from cpembed.driver import bench_tasks
+from cpembed.driver import bench_maker
 from cpembed.driver.bench import Bench, open_bench
 from cpembed.driver.named import workload
 from cpembed.driver.tune import OpenTuning, open_tuning
@@ -141,7 +141,7 @@ def test_a_simulated_row_has_no_time_of_the_worker_s_processor(
     opened = bench(tmp_path, execute=True, layers="107")
     (layer,) = opened.layers
     here = opened.maker.row(layer, progress=lambda phase, count: None).run
-    there = bench_tasks.make_row(opened.maker, layer, bench_tasks.known(opened.maker, layer)).run
+    there = bench_maker.make_row(opened.maker, layer, bench_maker.known(opened.maker, layer)).run
     assert here is not None
     assert there is not None
     assert here.packing_us is not None
@@ -158,14 +158,14 @@ def test_a_worker_that_knows_other_trials_makes_no_row(
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "client"))
     opened = bench(tmp_path, execute=True, layers="107")
     (layer,) = opened.layers
-    before = bench_tasks.known(opened.maker, layer)
-    task = bench_tasks.make_row, (opened.maker, layer, before)
+    before = bench_maker.known(opened.maker, layer)
+    task = bench_maker.make_row, (opened.maker, layer, before)
     assert task[0](*task[1]).error is None
     given = opened.maker.workload(layer)
     tuned = open_tuning(given, TARGET, trials=2, candidates=1, database=tmp_path / "worker")
     assert isinstance(tuned, OpenTuning)
     list(tuned.run())
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "worker"))
-    assert bench_tasks.known(opened.maker, layer) != before
+    assert bench_maker.known(opened.maker, layer) != before
     with pytest.raises(BackendUnavailable, match="both read the same CPEMBED_TUNE_DIR"):
         task[0](*task[1])

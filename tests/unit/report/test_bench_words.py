@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from cpembed.driver.bench_results import run_row
+from cpembed.driver.bench_rows import run_row
 from cpembed.driver.named import workload
 from cpembed.driver.run import run
 from cpembed.driver.run_result import RunResult
