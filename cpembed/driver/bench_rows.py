@@ -319,7 +319,7 @@ def _chosen_row(result: RunResult) -> ChosenRow | None:
     choice = result.choice
     if choice.model is None or choice.scored is None:
         return None
-    embedding = result.candidate.candidate.embedding
+    embedding = result.candidate.embedding
     parts = choice.scored.parts
     return ChosenRow(
         embedding.identifier(),

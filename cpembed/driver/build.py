@@ -154,7 +154,7 @@ def _programmed(plan: Plan, name: str, threads: int) -> _Made | str | None:
 
 def _program_of(plan: Plan, choice: Choice, name: str, threads: int) -> _Made | None:
     target = plan.target
-    derived = choice.candidate.candidate.program
+    derived = choice.candidate.program
     with step(f"building a library of {target.spec.name}", derived.workload.macs):
         lowered = target.lower(derived, plan.epilogue)
         kernel = target.planned(lowered, choice.schedule)

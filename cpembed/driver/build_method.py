@@ -97,7 +97,7 @@ def built_method(
 def _programmed(found: MethodChoice, named: Named) -> _Made | None:
     """The program of a method: in the worker; None where the target has no libraries of it."""
     plan, choice = found.product.plan, found.product.choice
-    target, derived = plan.target, choice.candidate.candidate.program
+    target, derived = plan.target, choice.candidate.program
     target.require(choice.candidate.candidate)
     with step(f"building a library of {found.method.name}", found.workload.macs):
         product = target.planned(target.lower(derived, None), choice.schedule)

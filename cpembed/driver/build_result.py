@@ -56,7 +56,7 @@ class BuildResult:
             "executed": chosen.solved.target.name,
             "native": chosen.plan.native,
             "missing": list(self.missing),
-            "candidate": self.choice.candidate.candidate.identifier,
+            "candidate": self.choice.candidate.identifier,
             "stored": chosen.plan.target.stored_type(chosen.solved.workload, chosen.plan.epilogue),
             "name": self.name,
             "folder": str(self.folder),

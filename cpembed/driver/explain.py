@@ -86,7 +86,7 @@ class Explanation:
 
     @property
     def program(self) -> DerivedProgram:
-        return self.candidate.candidate.program
+        return self.candidate.program
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``explain --json``: what ``solve`` says of the candidate, and more."""
@@ -100,7 +100,7 @@ class Explanation:
             "complete": self.solved.complete,
             "count": self.solved.count,
             "embedding": embedding_json(self.candidate),
-            "candidate": self.candidate.candidate.identifier,
+            "candidate": self.candidate.identifier,
             "ranking_of": self.candidate.constraints,
             **({} if self.chosen is None else self.chosen.to_json()),
             **({} if self.method is None else {"method": self.method.to_json()}),
@@ -203,9 +203,9 @@ def _explained(
     # A variant has the rank of what it was made from, and tuning may rank by another set.
     own = ranked.get(candidate.rank)
     better = worse = None
-    if own is not None and own.candidate.identifier == candidate.candidate.identifier:
+    if own is not None and own.candidate.identifier == candidate.identifier:
         better, worse = ranked.get(candidate.rank - 1), ranked.get(candidate.rank + 1)
-    program = candidate.candidate.program
+    program = candidate.program
     return Explanation(
         solved,
         candidate,

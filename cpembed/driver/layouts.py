@@ -227,7 +227,7 @@ def _described(
 def _estimated_times(found: Selection) -> Times | None:
     """By the target's own model where it executes here, what that does not know, and all else, by
     the first machine that the specification describes; None where there is neither."""
-    spec, program = found.solved.target, found.candidate.candidate.program
+    spec, program = found.solved.target, found.candidate.program
     scored = found.choice.scored if found.plan.native else None
     if scored is not None and "moves_us" in scored.parts:
         return Times(scored.parts["us"], scored.parts["moves_us"], whole=scored.cost)

@@ -187,7 +187,7 @@ def _estimated(found: Selection) -> Time | None:
         clock = None if spec.machine is None else spec.machine.clock_mhz
         us = amount if target.unit == "us" else amount / clock if clock else None
         return Time(amount, target.unit, us, Provenance.ESTIMATED)
-    described = described_estimate(found.candidate.candidate.program, spec)
+    described = described_estimate(found.candidate.program, spec)
     if described is None:
         return None
     us = described.total_us

@@ -137,7 +137,7 @@ def _estimated(request: Request, method: Rewritten) -> MethodChoice:
 
 
 def _takes(methods: Methods | None, choice: Choice) -> bool:
-    return methods is not None and methods.takes(choice.candidate.candidate.program)
+    return methods is not None and methods.takes(choice.candidate.program)
 
 
 def _plans(request: Request, method: Rewritten) -> tuple[MethodPlan, ...]:

@@ -197,7 +197,7 @@ def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choic
     target, candidate, options = plan.target, plan.candidate, request.options
     if not options.untuned:
         constraints = options.constraints and constraint_set(options.constraints)
-        identifier = candidate.candidate.identifier if options.named_candidate else None
+        identifier = candidate.identifier if options.named_candidate else None
         lookup = Lookup(searched.solved.workload, plan.epilogue, constraints or None, identifier)
         record = tuned(target, lookup)
         if record is not None:
@@ -309,7 +309,7 @@ def execute(
     by = target.executed_by(artifact)
     with stages("verify"):
         verification, inputs = verified(target, artifact, workload, plan.epilogue, seed)
-    embedding = choice.candidate.candidate.identifier
+    embedding = choice.candidate.identifier
     what = f"the {by} kernel of embedding {embedding} of {solved.target.name} in {workload.name}"
     verification.require(what, seed)
     with stages("measure"), step(f"timing the {by} kernel", _TIMED_CALLS * workload.macs):

@@ -66,7 +66,7 @@ class Plan:
         if self.storing is not None:
             epilogue = None
             with suppress(WorkloadError):
-                epilogue = target.epilogue(self.candidate.candidate.program.unfused, self.storing)
+                epilogue = target.epilogue(self.candidate.program.unfused, self.storing)
         choice = Choice(self.candidate, None)
         return replace(self, target=target, choices=(choice,), epilogue=epilogue, missing=missing)
 

@@ -139,7 +139,7 @@ def _portable(workload: Computation, epilogue: Epilogue | None, reason: str) -> 
             continue
         candidate = found.candidate
         try:
-            portable.plan(candidate.candidate.program, 1, epilogue)
+            portable.plan(candidate.program, 1, epilogue)
         except LoweringError as error:
             failed = error
             continue

@@ -151,7 +151,7 @@ class _ProductStep:
         except CpembedError as error:
             return StepResult(self.operator, judged, reason=str(error)), None
         candidate = chosen.candidate
-        family = candidate.candidate.embedding.family
+        family = candidate.embedding.family
         step = StepResult(
             self.operator,
             judged,
@@ -233,7 +233,7 @@ def _executed(
         save.parent.mkdir(parents=True, exist_ok=True)
         target.save(artifact, save)
     amount = timing.cycles if target.unit == "cycles" else latency
-    return execution.outputs[0], amount, choice.candidate.candidate.identifier
+    return execution.outputs[0], amount, choice.candidate.identifier
 
 
 def _file_name(number: int, name: str) -> str:

@@ -23,7 +23,7 @@ def report(result: BuildResult) -> Iterator[RenderableType]:
     compared = None if method is None else Compared(method, {method.method.name: method.estimated})
     rows = asked_rows(result.workload, solved, compared)
     rows += instead(chosen.instead)
-    rows.append(("embedding", words.mapping(candidate.candidate.embedding)))
+    rows.append(("embedding", words.mapping(candidate.embedding)))
     if chosen.plan.native:
         rows += schedule(chosen.plan.target, solved, result.choice, compared)
     else:

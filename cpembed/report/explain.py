@@ -30,7 +30,7 @@ def report(explanation: Explanation, *, verbose: bool = False) -> Iterator[Rende
             *rows,
             ("found", found(solved)),
             *(searched(solved) if verbose else ()),
-            ("embedding", f"{place}, {candidate.candidate.identifier}, program proven"),
+            ("embedding", f"{place}, {candidate.identifier}, program proven"),
             *_chosen(explanation),
         ]
     )

@@ -105,5 +105,5 @@ def _header(explanation: Explanation) -> list[tuple[str, str]]:
     return [
         *problem_rows(solved),
         ("found", found(solved)),
-        ("embedding", f"{explanation.candidate.candidate.identifier}, program proven"),
+        ("embedding", f"{explanation.candidate.identifier}, program proven"),
     ]

@@ -103,7 +103,7 @@ def test_runs_use_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found, plain = ran(), ran(untuned=True)
     assert found.choice.tuned is not None
     assert found.timing.cycles == result.best.cycles
-    assert found.candidate.candidate.embedding.identifier() == result.best.identifier
+    assert found.candidate.embedding.identifier() == result.best.identifier
     assert plain.choice.tuned is None
     assert plain.timing.cycles == result.untuned.cycles
     # Of a set that is asked for, only what was tuned under it; of a rank, only its schedule.

@@ -192,7 +192,7 @@ def test_costs_at_a_point_are_those_of_run(tmp_path: Path) -> None:
     words = "gemm m=24 n=40 k=72"
     target = target_of(made, tmp_path)
     result = run(layer(words), str(tmp_path / "made.toml"), constraints="complete", seed=1)
-    software = Software(result.candidate.candidate.embedding.to_json(), result.choice.schedule)
+    software = Software(result.candidate.embedding.to_json(), result.choice.schedule)
     found = FAMILY.evaluate(made, layer(words), Choice("0", "", software))
     document = result.details.to_json()
     assert found.cycles == document["simulated_cycles"]
