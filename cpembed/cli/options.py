@@ -1,7 +1,7 @@
 """Arguments and options that several subcommands share, each defined once.
 
 A name is a decorator; where the words differ between commands, a function makes one. Of several
-put together, :func:`together`, the first is listed first in the help.
+put together, :func:`combined`, the first is listed first in the help.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Subcommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+def combined(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
     """Several arguments and options as one decorator."""
 
     def add(function: F) -> F:
@@ -164,7 +164,7 @@ def library_options(
         for field in dataclasses.fields(kind)
         if not field.metadata["hidden"] and field.name not in leave_out
     ]
-    return together(*decorators)
+    return combined(*decorators)
 
 
 def _click_option(
@@ -207,7 +207,7 @@ def _click_type(field: dataclasses.Field[Any]) -> Any:
 
 
 _CALLBACKS: Mapping[str, Callable[..., Any]] = {"weights": _weights, "timeout": _seconds}
-"""What checks the value of an option, by field."""
+"""Functions that check the value of an option, by field."""
 
 
 def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
@@ -236,12 +236,12 @@ verbose_option = click.option(
 # -- how to run -----------------------------------------------------------------------------------
 
 
-def threads_option(of: str = "the kernel") -> Callable[[F], F]:
+def threads_option(subject: str = "the kernel") -> Callable[[F], F]:
     return click.option(
         "--threads",
         type=click.IntRange(min=1),
         metavar="N",
-        help=f"Threads of {of}.  [default: the cores of the process]",
+        help=f"Threads of {subject}.  [default: the cores of the process]",
     )
 
 
@@ -283,9 +283,9 @@ def distinct(targets: Sequence[str]) -> list[str]:
     return list(targets)
 
 
-def require_one(**given: bool) -> None:
-    """Refuse options, of which is told whether each is given, that exclude each other."""
-    names = [f"--{name}" for name, there in given.items() if there]
+def require_one(**present: bool) -> None:
+    """Reject more than one of several options, by whether each is present."""
+    names = [f"--{name}" for name, is_present in present.items() if is_present]
     if len(names) > 1:
         excluded = f"of {', '.join(names[:-1])} and {names[-1]} only one can be given"
         raise click.UsageError(excluded, click.get_current_context())
@@ -301,7 +301,17 @@ class Subject:
 
 
 def subject(words: Sequence[str], target: str, options: SearchOptions) -> Subject:
-    """Resolve the workload, the target and the constraint set that a command names."""
+    """Resolve the workload, the target and the constraint set that a command names.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Words of the workload.
+    target : str
+        Name or file of the target.
+    options : SearchOptions
+        Options of the command; a constraint set is loaded into them.
+    """
     from cpembed.driver.named import hardware_spec, is_typed, types_for_window, workload
     from cpembed.driver.solve import constraint_set
 

@@ -1,1 +1,1 @@
-"""What the commands call: one module per command, each usable as a library."""
+"""Driver: the pipeline of the commands, each command usable as a library."""

@@ -1,4 +1,4 @@
-"""What a search is given and which candidate is taken, beyond what the command line says.
+"""Advice on a search's result: padding without effect, missing strides, a better order.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cpembed.driver.named import with_exchanged_types
+from cpembed.driver.options import SolveOptions
 from cpembed.driver.presets import DEFAULT_CONSTRAINTS, WELL_USED
 from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import solve
@@ -24,15 +25,15 @@ from cpembed.resources import hardware_spec_files
 from cpembed.selection.ranking import RankedCandidate
 
 POOR = 0.5
-"""Utilisation below which another order of the factors, or another target, is tried: there a factor
-of two is lost."""
+"""Threshold of the utilisation below which another order of the factors, or another target, is
+tried: there a factor of two is lost."""
 
 _SHORT = 0.5
-"""Seconds: only a search that was done sooner is repeated for a note, and no longer than this."""
+"""Seconds within which a search must have ended to be repeated for advice, and that limit it."""
 
 
 def pick(solved: SolveResult, rank: int) -> RankedCandidate:
-    """The candidate of a rank, out of a result that holds at least the best ``rank``.
+    """Return the candidate of a rank from a result that holds at least the best ``rank``.
 
     Raises :class:`TransformError` where no embedding that was found has a program,
     :class:`WorkloadError` for a rank that does not exist.
@@ -54,27 +55,29 @@ def pick(solved: SolveResult, rank: int) -> RankedCandidate:
 
 
 def idle_padding(solved: SolveResult) -> str | None:
-    """That ``padding`` names axes that the workload does not have: a set serves many workloads, so
-    this is no error, but a slip of the pen looks the same."""
+    """Return a note if ``padding`` names axes that the workload does not have.
+
+    A set serves many workloads, so this is no error, but a misspelt axis looks the same.
+    """
     axes = solved.constraints.padding.axes
     if axes == "all":
         return None
     unknown = [axis for axis in axes if axis not in solved.workload.extents]
     if not unknown:
         return None
-    there = " ".join(solved.workload.extents)
+    axes_text = " ".join(solved.workload.extents)
     return (
         f"{solved.constraints.name}: padding.axes names {', '.join(unknown)}, which "
-        f"{solved.workload.name} does not have (axes {there}): no effect here"
+        f"{solved.workload.name} does not have (axes {axes_text}): no effect here"
     )
 
 
 def undeclared_stride(solved: SolveResult) -> str | None:
-    """That windows could be read in place, and more of the instruction used so, if its memory side
-    declared a stride; None where it declares one or that it has none, where nothing is wasted, or
-    looking would take long. Shipped targets declare all that they take.
+    """Return a note if a declared stride would let windows be read in place and use more.
 
-    A memory side that asks for alignment reads tiles as wholes, whatever lies between them.
+    None if the memory side declares a stride or that it has none, if nothing is wasted, or if the
+    repeated search would take long. Shipped targets declare all strides that they take. A memory
+    side that asks for alignment reads tiles as a whole, whatever lies between them.
     """
     before = solved.narrower.utilisation if solved.narrower else solved.utilisation
     if solved.target.path in map(str, hardware_spec_files().values()):
@@ -91,58 +94,62 @@ def undeclared_stride(solved: SolveResult) -> str | None:
         if any(slides(problem, index, index.iterators) for index in pair.workload.index)
     }
     memory: dict[str, OperandMemory] = {}
-    told: list[str] = []
+    declarations: list[str] = []
     for name, side in instruction.memory.items():
         rows = side.axes[:-1]
         if name in sliding and rows and not side.strides and side.alignment_bytes == 1:
             memory[name] = replace(side, strides=dict.fromkeys(rows, StrideRule.ANY))
             table = ", ".join(f'{axis} = "any"' for axis in rows)
-            told.append(f"stride = {{ {table} }} of {name}")
-    if not told:
+            declarations.append(f"stride = {{ {table} }} of {name}")
+    if not declarations:
         return None
     declared = replace(instruction, memory={**instruction.memory, **memory})
     spec = replace(solved.target, instruction=declared)
-    found = solve(solved.workload, spec, constraints=DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
-    if found.utilisation <= before:
+    options = SolveOptions(constraints=DEFAULT_CONSTRAINTS, top=1, timeout=_SHORT)
+    in_place = solve(solved.workload, spec, options)
+    if in_place.utilisation <= before:
         return None
     return (
         f"{instruction.name} declares no stride between rows: if it takes one, declare "
-        f"{' and '.join(told)}; windows are then read in place, and {DEFAULT_CONSTRAINTS} uses "
-        f"{found.utilisation:.1%} of the instruction instead of {before:.1%}"
+        f"{' and '.join(declarations)}; windows are then read in place, and {DEFAULT_CONSTRAINTS} "
+        f"uses {in_place.utilisation:.1%} of the instruction instead of {before:.1%}"
     )
 
 
 def better_order(solved: SolveResult) -> str | None:
-    """That the workload with its factors exchanged has a better candidate, found and proven, under
-    the same set, and how to get it; None where the best one is good enough or looking would take
-    long. Where the element types keep the factors in their roles, that is with other types."""
-    tried = solved.constraints.exchanges_factors
-    if tried or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
+    """Return a note if commuted operands give a better candidate, searched and proven.
+
+    None if the best candidate is good enough, or if the repeated search would take long. Where the
+    element types keep the factors in their roles, the note names other types.
+    """
+    commutes = solved.constraints.exchanges_factors
+    if commutes or not solved.complete or not solved.embeddings or solved.total_seconds > _SHORT:
         return None
     best = solved.embeddings[0]
     instruction = solved.target.instruction
     problem = pair_operands_or_none(solved.workload, instruction)
     if best.overheads.occupancy >= POOR or problem is None:
         return None
-    others = [other.workload for other in exchanged_problems(problem)]
-    typed = with_exchanged_types(solved.workload) if not others else None
-    for other in others if typed is None else [typed]:
+    orders = [commuted.workload for commuted in exchanged_problems(problem)]
+    typed = with_exchanged_types(solved.workload) if not orders else None
+    options = SolveOptions(constraints=solved.constraints, top=1, timeout=_SHORT)
+    for order in orders if typed is None else [typed]:
         try:
-            found = solve(
-                other, solved.target, constraints=solved.constraints, top=1, timeout=_SHORT
-            )
+            result = solve(order, solved.target, options)
         except WorkloadError:
             # The types fit in no order.
             continue
-        used = found.utilisation
-        if not found.embeddings or found.embeddings[0].score >= best.score:
+        if not result.embeddings or result.embeddings[0].score >= best.score:
             continue
-        if used > best.overheads.utilisation:
-            order = ", ".join(operand.name for operand in other.inputs)
-            more = f"{used:.1%} of {instruction.name} instead of {solved.utilisation:.1%}"
+        if result.utilisation > best.overheads.utilisation:
+            names = ", ".join(operand.name for operand in order.inputs)
+            more = (
+                f"{result.utilisation:.1%} of {instruction.name} instead of "
+                f"{solved.utilisation:.1%}"
+            )
             if typed is None:
-                how = "exchange them or use --constraints complete"
-                return f"the factors in the order {order} use {more}: {how}"
+                remedy = "exchange them or use --constraints complete"
+                return f"the factors in the order {names} use {more}: {remedy}"
             types = ",".join(operand.dtype for operand in (*typed.inputs, typed.output))
-            return f"with the roles of the factors {order} exchanged, {more} is used: dtype={types}"
+            return f"with the roles of the factors {names} exchanged, {more} is used: dtype={types}"
     return None

@@ -1,4 +1,4 @@
-"""A candidate by its id, wherever it was printed.
+"""Lookup of a candidate by its id, wherever it was printed.
 
 >>> from cpembed.driver.solve import solve
 >>> from cpembed.driver.named import workload
@@ -111,35 +111,36 @@ class _Search:
     progress: Progress | None
 
     @property
-    def wanted(self) -> str:
+    def identifier(self) -> str:
+        """Id that is looked up, as it was given."""
         return "+".join((self.start, *self.in_place))
 
     def under(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
-        """Among all embeddings of a set."""
-        found = find_embeddings(
+        """Look among all embeddings of a set."""
+        search = find_embeddings(
             self.workload,
             self.target.instruction,
             constraints,
             SearchLimits(seconds=self.timeout),
             self.progress,
         )
-        name = self._one(embedding.identifier() for embedding in found.embeddings)
+        name = self._unique(embedding.identifier() for embedding in search.embeddings)
         if name is None:
             return None
-        total, top = len(found.embeddings), _INITIAL_WINDOW
+        total, top = len(search.embeddings), _INITIAL_WINDOW
         while True:
             solved = self._solve(constraints, top, name)
             for ranked in solved.embeddings:
                 if ranked.candidate.embedding.identifier() == name:
-                    return solved, self._kept_in_place(ranked)
+                    return solved, self._with_operands_in_place(ranked)
             if top >= total:
-                # Found, and no rewrite can serve it.
+                # The embedding exists, but no rewrite can serve it.
                 reason = next(iter(solved.not_derivable), "it is no axis map")
                 raise WorkloadError(f"{name} has no program: {reason}")
             top *= _WINDOW_GROWTH
 
     def tuned(self, constraints: ConstraintSet) -> tuple[SolveResult, RankedCandidate] | None:
-        """Among the trials that tuning kept of the workload and the target."""
+        """Look among the tuning records of the workload and the target."""
         key = workload_key(self.workload)
         files = [
             file
@@ -150,17 +151,17 @@ class _Search:
         for file in files:
             for trial in file.trials:
                 trials.setdefault(trial.identifier, (file, trial))
-        name = self._exact_or_one(trials)
+        name = self._exact_or_unique(trials)
         if name is None:
             return None
         file, trial = trials[name]
-        kept = Record(trial, file.count, file.key["constraints"], file.path)
+        record = Record(trial, file.count, file.key["constraints"], file.path)
 
-        def best(without: Collection[str]) -> Record[Any] | None:
-            return None if without else kept
+        def best(rejected: Collection[str]) -> Record[Any] | None:
+            return None if rejected else record
 
         def any_schedule(candidate: Candidate, trial: Any) -> None:
-            """The candidate is shown; what runs is chosen anew."""
+            """Accept every schedule: the candidate is shown, and what runs is chosen anew."""
 
         choice = first_proven(self.workload, self.target, best, any_schedule)
         if choice is None:
@@ -170,45 +171,46 @@ class _Search:
     def among_variants(
         self, constraints: ConstraintSet
     ) -> tuple[SolveResult, RankedCandidate] | None:
-        """Among the variants that a CPU considers beside the best candidates."""
+        """Look among the variants that a CPU target considers besides the best candidates."""
         options = KernelOptions(timeout=self.timeout)
         request = Request(self.workload, self.target, options, progress=self.progress)
-        found = {
+        variants = {
             ranked.candidate.identifier: ranked
             for ranked in considered(request)
             if ranked.candidate.variant
         }
-        name = self._exact_or_one(found)
+        name = self._exact_or_unique(variants)
         if name is None:
             return None
-        require(found[name].candidate.program)
-        return self._solve(constraints, _INITIAL_WINDOW), found[name]
+        require(variants[name].program)
+        return self._solve(constraints, _INITIAL_WINDOW), variants[name]
 
     def unknown(self, sets: Iterable[ConstraintSet]) -> str:
-        """Where it was looked for, and the target that has it if there is one."""
-        names = ", ".join(dict.fromkeys(chosen.name for chosen in sets))
+        """Return the message for an id that is unknown, with the target that has it, if any."""
+        names = ", ".join(dict.fromkeys(constraints.name for constraints in sets))
         for name in self.target.alternatives:
-            if self._of(load_hardware_spec(name)):
+            if self._belongs_to(load_hardware_spec(name)):
                 return (
-                    f"{self.wanted} is no candidate of {self.target.name}, but of {name}, which "
-                    f"may run in its place: give --target {name}"
+                    f"{self.identifier} is no candidate of {self.target.name}, but of {name}, "
+                    f"which may run in its place: give --target {name}"
                 )
         return (
-            f"no candidate of {self.target.name} in {self.workload.name} has the id {self.wanted}, "
-            f"under {names} or among what was tuned: give the --target, the sizes and the "
+            f"no candidate of {self.target.name} in {self.workload.name} has the id "
+            f"{self.identifier}, under {names} or among what was tuned: give the --target, the sizes and the "
             "--constraints with which it was printed"
         )
 
-    def _of(self, other: HardwareSpec) -> bool:
+    def _belongs_to(self, alternative: HardwareSpec) -> bool:
+        """Return True if the alternative target has a candidate with this id."""
         try:
-            there = replace(self, target=other)
-            return there.under(load_constraint_set(DEFAULT_CONSTRAINTS)) is not None
+            search = replace(self, target=alternative)
+            return search.under(load_constraint_set(DEFAULT_CONSTRAINTS)) is not None
         except WorkloadError:
-            # Several begin so, or the element types are not the other one's.
+            # Several begin so, or the alternative multiplies other element types.
             return False
 
     def _solve(self, constraints: ConstraintSet, top: int, name: str | None = None) -> SolveResult:
-        """The best, or of these the named one with its neighbours in the ranking."""
+        """Solve for the best candidates, or for the named one with its neighbours."""
 
         def around(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
             for place, item in enumerate(ranked):
@@ -226,28 +228,30 @@ class _Search:
             progress=self.progress,
         )
 
-    def _exact_or_one(self, names: Collection[str]) -> str | None:
-        """Of candidates with and without operands in place: the one, or that without where the
-        id names none."""
+    def _exact_or_unique(self, names: Collection[str]) -> str | None:
+        """Return the candidate with exactly these operands in place, else any that begins so."""
         ending = "".join(f"+{name}" for name in self.in_place)
-        alike = [n for n in names if n.partition("+")[0] + ending == n]
-        return self._one(alike) or (None if self.in_place else self._one(names))
+        exact = [n for n in names if n.partition("+")[0] + ending == n]
+        return self._unique(exact) or (None if self.in_place else self._unique(names))
 
-    def _one(self, names: Iterable[str]) -> str | None:
-        """The one name that begins as wanted.
+    def _unique(self, names: Iterable[str]) -> str | None:
+        """Return the only name that begins with the id; None if there is none.
 
-        Raises :class:`WorkloadError` where several do.
+        Raises
+        ------
+        WorkloadError
+            If several do.
         """
-        found = sorted({name for name in names if name.startswith(self.start)})
-        if len(found) > 1:
+        matches = sorted({name for name in names if name.startswith(self.start)})
+        if len(matches) > 1:
             raise WorkloadError(
-                f"{len(found)} candidates have an id that begins with {self.start}, such as "
-                f"{found[0]} and {found[1]}: give more of it"
+                f"{len(matches)} candidates have an id that begins with {self.start}, such as "
+                f"{matches[0]} and {matches[1]}: give more of it"
             )
-        return found[0] if found else None
+        return matches[0] if matches else None
 
-    def _kept_in_place(self, ranked: RankedCandidate) -> RankedCandidate:
-        """The same embedding with the operands in place that the id names."""
+    def _with_operands_in_place(self, ranked: RankedCandidate) -> RankedCandidate:
+        """Return the same embedding with the operands in place that the id names."""
         if not self.in_place:
             return ranked
         workload = ranked.candidate.program.unfused
@@ -260,13 +264,13 @@ class _Search:
                 in_place=self.in_place,
             )
         except TransformError as error:
-            raise WorkloadError(f"{self.wanted} has no program: {error}") from error
+            raise WorkloadError(f"{self.identifier} has no program: {error}") from error
         require(candidate.program)
         return replace(ranked, candidate=candidate, overheads=overheads(candidate.program))
 
 
 def _check_operands(names: Collection[str], workload: Computation) -> None:
-    there = [operand.name for operand in workload.operands]
+    operands = [operand.name for operand in workload.operands]
     for name in names:
-        if name not in there:
-            raise WorkloadError(f"{name!r} is no operand of {workload.name}: {' '.join(there)}")
+        if name not in operands:
+            raise WorkloadError(f"{name!r} is no operand of {workload.name}: {' '.join(operands)}")

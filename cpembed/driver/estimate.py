@@ -28,17 +28,25 @@ from cpembed.time_limit import Clock
 from cpembed.transform.program import DerivedProgram
 
 AMONG = 64
-"""The best candidates by their overheads, among which those of the least estimate are looked for,
-where not all are asked for."""
+"""Number of the best candidates by overheads that are estimated to find those of the least time."""
 
 
 @dataclass(frozen=True)
 class EstimateResult:
-    """A search with the times of its candidates: ``estimates`` has, for each of
-    ``solved.embeddings``, one on ``machine``, or says why there is none.
+    """Search with the estimated times of its candidates.
 
-    Candidates keep their ranks by overheads, whatever ``ranked_by`` orders them; ``considered``
-    have a time, by which they were compared.
+    Parameters
+    ----------
+    solved : SolveResult
+        Search; its candidates keep their ranks by overheads, whatever orders them.
+    machine : Hierarchy
+        Machine that was estimated for.
+    estimates : tuple of Estimate or str
+        Estimate of each of ``solved.embeddings``, or the reason why there is none.
+    ranked_by : str
+        ``overheads`` or ``estimate``: what orders the candidates.
+    considered : int
+        Number of candidates with an estimate.
     """
 
     solved: SolveResult
@@ -48,18 +56,18 @@ class EstimateResult:
     considered: int
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``solve --estimate --json``: that of ``solve``, with the estimates."""
+        """Return the document of ``solve --estimate --json``."""
         document: dict[str, Any] = {
             **self.solved.to_json(),
             "machine": self.machine.name,
             "ranked_by": self.ranked_by,
             "considered": self.considered,
         }
-        for entry, found in zip(document["embeddings"], self.estimates, strict=True):
-            if isinstance(found, Estimate):
-                entry["estimate"] = found.to_json()
+        for entry, estimate in zip(document["embeddings"], self.estimates, strict=True):
+            if isinstance(estimate, Estimate):
+                entry["estimate"] = estimate.to_json()
             else:
-                entry |= {"estimate": None, "estimate_missing": found}
+                entry |= {"estimate": None, "estimate_missing": estimate}
         return document
 
 
@@ -94,18 +102,18 @@ def estimate(
     options = merged(EstimateOptions, options, keywords)
     rank_by, top = options.rank_by, options.top
     clock, spec = Clock(options.timeout), hardware_spec(target)
-    found = machine_of(spec, options.machine)
-    known: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
+    machine = machine_of(spec, options.machine)
+    estimated: dict[int, tuple[DerivedProgram, Estimate | str]] = {}
 
-    def of(item: RankedCandidate) -> Estimate | str:
-        program = item.candidate.program
-        if id(program) not in known:
+    def estimate_of(item: RankedCandidate) -> Estimate | str:
+        program = item.program
+        if id(program) not in estimated:
             # The program is kept, so that no other gets its id.
-            known[id(program)] = program, _estimate(program, found)
-        return known[id(program)][1]
+            estimated[id(program)] = program, _estimate(program, machine)
+        return estimated[id(program)][1]
 
     def fastest(ranked: tuple[RankedCandidate, ...]) -> tuple[RankedCandidate, ...]:
-        return tuple(sorted(ranked, key=lambda item: _time(of(item)))[:top])
+        return tuple(sorted(ranked, key=lambda item: _time(estimate_of(item)))[:top])
 
     by_time = rank_by == "estimate"
     count = max(top, AMONG) if by_time and top is not None else top
@@ -115,25 +123,27 @@ def estimate(
     if by_time and solved.embeddings:
         solved = min(
             (result for result in results if result.embeddings),
-            key=lambda result: _time(of(result.embeddings[0])),
+            key=lambda result: _time(estimate_of(result.embeddings[0])),
         )
         if solved.wider is not None and not solved.wider.searched:
             # A bound on how much is used, which is not what these are ranked by.
             solved = replace(solved, wider=None)
     solved = explained(solved, clock, progress)
-    estimates = tuple(of(item) for item in solved.embeddings)
-    considered = sum(isinstance(time, Estimate) for _, time in known.values())
-    return EstimateResult(solved, found, estimates, rank_by, considered)
+    estimates = tuple(estimate_of(item) for item in solved.embeddings)
+    considered = sum(isinstance(time, Estimate) for _, time in estimated.values())
+    return EstimateResult(solved, machine, estimates, rank_by, considered)
 
 
 def described_estimate(program: DerivedProgram, spec: HardwareSpec) -> Estimate | None:
-    """The time on the first machine that the specification describes; None where it describes
-    none, or one that cannot hold the program."""
+    """Estimate a program on the first machine that a specification describes.
+
+    Returns None if it describes none, or one that cannot hold the program.
+    """
     try:
-        found = _estimate(program, machine_of(spec))
+        estimate = _estimate(program, machine_of(spec))
     except SpecError:
         return None
-    return found if isinstance(found, Estimate) else None
+    return estimate if isinstance(estimate, Estimate) else None
 
 
 def _estimate(program: DerivedProgram, machine: Hierarchy) -> Estimate | str:
@@ -143,5 +153,5 @@ def _estimate(program: DerivedProgram, machine: Hierarchy) -> Estimate | str:
         return str(error)
 
 
-def _time(found: Estimate | str) -> float:
-    return found.total_us if isinstance(found, Estimate) else float("inf")
+def _time(estimate: Estimate | str) -> float:
+    return estimate.total_us if isinstance(estimate, Estimate) else float("inf")

@@ -1,4 +1,4 @@
-"""One candidate in full: where its instruction goes, what happens to the layouts, why its rank.
+"""Explanation of one candidate: its axes, its layouts rewrite by rewrite, and its rank.
 
 >>> from cpembed.driver.named import workload
 >>> layer = workload("gemm m=8 n=16 k=16", target="vta_1x16x16")
@@ -80,7 +80,7 @@ class Explanation:
 
     @property
     def workload(self) -> Computation:
-        """What was asked for, whatever method computes it."""
+        """Operator that was asked for, whatever method computes it."""
         rewritten = None if self.method is None else self.method.rewritten
         return self.solved.workload if rewritten is None else rewritten.workload
 
@@ -188,22 +188,22 @@ def explain_chosen(request: Request, method: MethodName = "auto") -> Explanation
     """
     from cpembed.driver.methods import chosen_method
 
-    found = chosen_method(request, method)
-    if isinstance(found, SolveResult):
-        return found
-    chosen, compared = found
-    told = _explained(chosen.solved, chosen.candidate, chosen)
-    return replace(told, method=compared)
+    result = chosen_method(request, method)
+    if isinstance(result, SolveResult):
+        return result
+    selection, compared = result
+    explanation = _explained(selection.solved, selection.candidate, selection)
+    return replace(explanation, method=compared)
 
 
 def _explained(
-    solved: SolveResult, candidate: RankedCandidate, chosen: Selection | None = None
+    solved: SolveResult, candidate: RankedCandidate, selection: Selection | None = None
 ) -> Explanation:
     ranked = {item.rank: item for item in solved.embeddings}
     # A variant has the rank of what it was made from, and tuning may rank by another set.
-    own = ranked.get(candidate.rank)
+    same_rank = ranked.get(candidate.rank)
     better = worse = None
-    if own is not None and own.candidate.identifier == candidate.identifier:
+    if same_rank is not None and same_rank.identifier == candidate.identifier:
         better, worse = ranked.get(candidate.rank - 1), ranked.get(candidate.rank + 1)
     program = candidate.program
     return Explanation(
@@ -213,11 +213,12 @@ def _explained(
         better,
         worse,
         ranking_reasons(solved, candidate, better, worse),
-        chosen,
+        selection,
     )
 
 
 def layout(program: DerivedProgram, operand: PackedOperand) -> Layout:
+    """Return an operand's dimensions by name, with the instruction axes that walk them."""
     walking = {lane.name for lane in program.instruction_axes if lane.extent > 1}
     return Layout(
         tuple(d.name for d in operand.dimensions),
@@ -227,11 +228,12 @@ def layout(program: DerivedProgram, operand: PackedOperand) -> Layout:
 
 
 def original_layout(program: DerivedProgram, name: str) -> Layout:
+    """Return the layout of an operand before any rewrite."""
     return layout(program, _unpacked(program, name))
 
 
 def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
-    """The rewrites of one operand from its original layout to the packed one."""
+    """Replay the rewrites of one operand from its original layout to the packed one."""
     current = _unpacked(program, name)
     steps: list[Step] = []
     for rewrite in program.rewrites:
@@ -239,14 +241,14 @@ def replay(program: DerivedProgram, name: str) -> tuple[Step, ...]:
             after = rewrite.apply(current, program.extents)
             steps.append(Step(rewrite, layout(program, current), layout(program, after)))
             current = after
-    found, expected = layout(program, current), layout(program, program.operand(name))
-    if found != expected:
-        raise InvariantError(f"the rewrites of {name} lead to {found}, not to {expected}")
+    replayed, packed = layout(program, current), layout(program, program.operand(name))
+    if replayed != packed:
+        raise InvariantError(f"the rewrites of {name} lead to {replayed}, not to {packed}")
     return tuple(steps)
 
 
 def _unpacked(program: DerivedProgram, name: str) -> PackedOperand:
-    """The operand before any rewrite; a dimension is named after the axes that index it."""
+    """Return the operand before any rewrite; its dimensions have the names of their axes."""
     workload = program.unfused
     return before_rewrites(workload, workload.access(name), program.axis_map)
 
@@ -257,7 +259,17 @@ def ranking_reasons(
     better: RankedCandidate | None,
     worse: RankedCandidate | None,
 ) -> tuple[str, ...]:
-    """Why a candidate ranks where it does, in sentences."""
+    """Return sentences on why a candidate ranks where it does.
+
+    Parameters
+    ----------
+    solved : SolveResult
+        Search that ranked it.
+    candidate : RankedCandidate
+        The candidate.
+    better, worse : RankedCandidate, optional
+        Its neighbours in the ranking.
+    """
     weights, cost = solved.constraints.weights, candidate.overheads
     extra_macs = cost.executed_macs - cost.macs
     extra_data = cost.packed_data - cost.data
@@ -277,7 +289,7 @@ def ranking_reasons(
 
 
 def _compare(first: RankedCandidate, second: RankedCandidate) -> str:
-    """What decides between two neighbours of the ranking, of which the first is the better."""
+    """Return what decides between two neighbours of the ranking, the better one first."""
     a, b = first.overheads, second.overheads
     if first.score != second.score:
         return (

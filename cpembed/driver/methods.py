@@ -1,4 +1,4 @@
-"""Which method computes a convolution, and the kernel of its product.
+"""Choice of the method that computes a convolution, and of the kernel of its product.
 
 ``auto`` compares what the target's model expects of each method; what is not ``implicit`` runs as
 parts around a product, which is chosen as any workload is.
@@ -34,13 +34,16 @@ _REWRITES: Mapping[str, Callable[[Computation], Rewritten]] = {
     "winograd_2x2": lambda workload: winograd(workload, 2, channels_last=True),
     "winograd_4x4": lambda workload: winograd(workload, 4, channels_last=True),
 }
-"""Transforms have lanes along channels, so that Winograd's operands have channels last."""
+"""Rewrites by name. Transforms have lanes along channels, so Winograd's operands have channels
+last."""
 
 
 def compares(request: Request) -> bool:
-    """Whether ``auto`` looks at methods beside the implicit one: for convolutions of float32 or
-    float64 by windows of several taps, of which nothing else is asked. Transforms are exact for
-    few integers, and too coarse for shorter floats."""
+    """Return True if ``auto`` compares methods with the implicit one.
+
+    It does for convolutions of float32 or float64 by windows of several taps, if nothing else is
+    asked for. Transforms are exact for few integers, and too coarse for shorter floats.
+    """
     if not (request.options.free_choice and request.stores_sums):
         return False
     if any(operand.dtype not in UNIT_ROUNDOFF for operand in request.workload.operands):
@@ -55,29 +58,43 @@ def compares(request: Request) -> bool:
 def chosen_method(
     request: Request, method: MethodName
 ) -> tuple[Selection, Compared | None] | SolveResult:
-    """What runs: the candidate of the workload, or of its method's product, and the method where
-    one was chosen; the :class:`SolveResult` where the search found nothing.
+    """Choose what runs, by the named method or by the fastest one.
 
-    Raises as :func:`choose_method` and :func:`~cpembed.driver.choose.choose` do.
+    Parameters
+    ----------
+    request : Request
+        Workload, target and options.
+    method : str
+        ``auto`` compares the methods by estimates; another name insists on it.
+
+    Returns
+    -------
+    tuple of Selection and Compared, or SolveResult
+        Kernel of the workload or of its method's product, and the method where one was compared;
+        the search's result if it found nothing that runs.
     """
     if method not in ("auto", "implicit"):
         rewritten = choose_method(request, method)
         estimates = {rewritten.method.name: rewritten.estimated}
         return rewritten.product, Compared(rewritten, estimates)
-    chosen = choose(request)
-    if isinstance(chosen, SolveResult):
-        return chosen
-    compared = fastest(request, chosen) if method == "auto" else None
+    selection = choose(request)
+    if isinstance(selection, SolveResult):
+        return selection
+    compared = fastest(request, selection) if method == "auto" else None
     if compared is not None and compared.rewritten is not None:
         return compared.rewritten.product, compared
-    return chosen, compared
+    return selection, compared
 
 
 def choose_method(request: Request, method: MethodName) -> MethodChoice:
-    """A method that is insisted on, none of ``auto`` and ``implicit``.
+    """Plan a method that is insisted on: neither ``auto`` nor ``implicit``.
 
-    Raises :class:`WorkloadError` where it is not for the workload or for what is asked of it, and
-    :class:`LoweringError` where the target runs no such methods here.
+    Raises
+    ------
+    WorkloadError
+        If the method does not compute the workload, or not with this output.
+    LoweringError
+        If the target runs no such methods here.
     """
     if not request.stores_sums:
         raise WorkloadError(
@@ -88,8 +105,15 @@ def choose_method(request: Request, method: MethodName) -> MethodChoice:
 
 
 def fastest(request: Request, implicit: Selection) -> Compared | None:
-    """The fastest method by estimate, given what the implicit one runs; None where no other is
-    compared with it."""
+    """Compare the other methods with the implicit one; None if none can be compared.
+
+    Parameters
+    ----------
+    request : Request
+        Workload, target and options.
+    implicit : Selection
+        Kernel of the implicit method.
+    """
     estimate, target = implicit.choice.estimated, implicit.plan.target
     if estimate is None or target.unit != "us" or target.methods is None or not compares(request):
         return None
@@ -98,20 +122,20 @@ def fastest(request: Request, implicit: Selection) -> Compared | None:
     best: MethodChoice | None = None
     for name, rewrite in _REWRITES.items():
         try:
-            found = _estimated(request, rewrite(request.workload))
+            choice = _estimated(request, rewrite(request.workload))
         except (BackendUnavailable, LoweringError, SpecError, WorkloadError) as error:
             refused[name] = str(error)
             continue
-        estimates[found.method.name] = found.estimated
-        if best is None or found.estimated < best.estimated:
-            best = found
+        estimates[choice.method.name] = choice.estimated
+        if best is None or choice.estimated < best.estimated:
+            best = choice
     if best is not None and best.estimated * target.equal >= estimate:
         best = None
     return Compared(best, estimates, refused)
 
 
 def _estimated(request: Request, method: Rewritten) -> MethodChoice:
-    """A method by the fastest of its plans."""
+    """Plan a method by the fastest of its plans."""
     best: MethodChoice | None = None
     refused: list[str] = []
     for plan in _plans(request, method):
@@ -120,14 +144,14 @@ def _estimated(request: Request, method: Rewritten) -> MethodChoice:
             refused.append(f"{plan.product.name}: {product.why_nothing}")
             continue
         methods = product.plan.target.methods
-        kept = [choice for choice in product.plan.choices if _takes(methods, choice)]
-        if not kept:
+        usable = [choice for choice in product.plan.choices if _takes(methods, choice)]
+        if not usable:
             refused.append(
                 f"{request.workload.name}: {product.solved.target.name} would pack the image's "
                 f"part or the result of {method.name} once more: use another method"
             )
             continue
-        product = replace(product, plan=replace(product.plan, choices=kept))
+        product = replace(product, plan=replace(product.plan, choices=usable))
         total = plan.parts_us + plan.count * (product.choice.estimated or float("inf"))
         if best is None or total < best.estimated:
             best = MethodChoice(plan, product, total)

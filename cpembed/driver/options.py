@@ -114,7 +114,7 @@ class SearchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SolveOptions(SearchOptions):
-    """What ``solve`` searches and returns."""
+    """Options of ``solve``."""
 
     top: int | None = option(
         5, "Return the best K candidates; None returns all.", metavar="K", limits=(1, None)
@@ -123,7 +123,7 @@ class SolveOptions(SearchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions(SolveOptions):
-    """What ``solve --estimate`` searches and returns."""
+    """Options of ``solve --estimate``."""
 
     machine: str | None = option(
         None,
@@ -227,7 +227,7 @@ class KernelOptions(CandidateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(KernelOptions):
-    """What ``run`` builds, verifies and times, and which files it writes."""
+    """Options of ``run``: which kernel, by which method, and the files that it writes."""
 
     method: MethodName = option(
         "auto",
@@ -251,7 +251,7 @@ class RunOptions(KernelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions(KernelOptions):
-    """What ``build`` writes of a workload."""
+    """Options of ``build`` for a workload."""
 
     name: str = option("kernel", "Name of the library, with which its functions begin.")
     method: MethodName = option(
@@ -268,7 +268,7 @@ class BuildOptions(KernelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(SearchOptions):
-    """What ``tune`` tries, how often, and where it is kept."""
+    """Options of ``tune``: what it tries, how often, and where it is kept."""
 
     constraints: str | ConstraintSet | None = option(
         None,

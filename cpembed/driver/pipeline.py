@@ -63,7 +63,7 @@ from cpembed.tuning.records import Lookup, tuned
 from cpembed.worker import step
 
 _TIMED_CALLS = 10
-"""Of a kernel so slow that a round is one call: those of the contraction and of the whole."""
+"""Calls of a kernel so slow that a round is one call, which its time limit allows for."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,23 @@ def search(request: Request, target: AnyTarget) -> Searches:
 
 
 def schedule(request: Request, searched: Searches, plan: Plan) -> Sequence[Choice]:
-    """Return candidates with their schedules, the one to build first; others if it has no code."""
+    """Lower the candidates and schedule each, the one to build first.
+
+    Parameters
+    ----------
+    request : Request
+        Which candidates take part.
+    searched : Searches
+        Results of the searches.
+    plan : Plan
+        Target, candidate of the search and epilogue.
+
+    Returns
+    -------
+    sequence of Choice
+        A tuning record alone, else the candidates by their estimates; those after the first are
+        built if it has no code.
+    """
     target, candidate, options = plan.target, plan.candidate, request.options
     if not options.untuned:
         constraints = options.constraints and constraint_set(options.constraints)
@@ -272,7 +288,7 @@ def _cost(selection: Selection) -> float:
 
 @dataclass
 class _Stages:
-    """Wall time of each phase, which is announced when it begins."""
+    """Wall time of each stage in seconds; a stage is announced when it begins."""
 
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict[str, float])
@@ -293,9 +309,27 @@ def execute(
     *,
     progress: Progress = silent,
 ) -> RunResult:
-    """Build what a plan says, verify it on random data of a seed, and time it: in the worker.
+    """Build a plan, verify the program on random data, and time it, in the worker process.
 
-    Raises :class:`InvariantError` where its numbers are wrong, and as :func:`run` does.
+    Parameters
+    ----------
+    solved : SolveResult
+        Search that the candidate belongs to.
+    plan : Plan
+        What is built; portable code of it where nothing has a program.
+    seed : int
+        Seed of the data.
+    files : Files
+        Files to write of what ran.
+    progress : callable
+        Called at each stage.
+
+    Raises
+    ------
+    InvariantError
+        If the program's numbers are wrong.
+    LoweringError
+        If nothing has a program and portable code must not stand in.
     """
     stages = _Stages(progress)
     try:
@@ -306,13 +340,13 @@ def execute(
             raise
         return execute(solved, plan.portable(str(error)), seed, files, progress=progress)
     target, workload = plan.target, solved.workload
-    by = target.executed_by(artifact)
+    backend = target.executed_by(artifact)
     with stages("verify"):
         verification, inputs = verified(target, artifact, workload, plan.epilogue, seed)
     embedding = choice.candidate.identifier
-    what = f"the {by} kernel of embedding {embedding} of {solved.target.name} in {workload.name}"
-    verification.require(what, seed)
-    with stages("measure"), step(f"timing the {by} kernel", _TIMED_CALLS * workload.macs):
+    kernel = f"the {backend} kernel of embedding {embedding} of {solved.target.name}"
+    verification.require(f"{kernel} in {workload.name}", seed)
+    with stages("measure"), step(f"timing the {backend} kernel", _TIMED_CALLS * workload.macs):
         timing = target.time(artifact, inputs)
     if files.save is not None:
         target.save(artifact, files.save)
@@ -322,7 +356,7 @@ def execute(
         solved=solved,
         target=target,
         candidate=choice.candidate,
-        backend=by,
+        backend=backend,
         missing=plan.missing,
         verification=verification,
         timing=timing,

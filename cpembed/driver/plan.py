@@ -141,8 +141,17 @@ class Selection:
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A rewritten convolution: its plan, which kernel its product has, and what the model expects
-    of one call, in microseconds."""
+    """Rewritten convolution with the kernel of its product.
+
+    Parameters
+    ----------
+    plan : MethodPlan
+        Parts around the product.
+    product : Selection
+        Kernel of the product.
+    estimated : float
+        Estimate of one call in microseconds, the parts included.
+    """
 
     plan: MethodPlan
     product: Selection
@@ -171,8 +180,17 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Compared:
-    """The method that runs, ``rewritten`` None for the implicit one, and the ``estimates`` of those
-    that were compared, in microseconds by name; of the others, why they were ``refused``."""
+    """Method that runs, and those that it was compared with.
+
+    Parameters
+    ----------
+    rewritten : MethodChoice, optional
+        Method that runs; None for the implicit one.
+    estimates : mapping of str to float
+        Estimates in microseconds of the methods that were compared.
+    refused : mapping of str to str
+        Reasons why the other methods were rejected.
+    """
 
     rewritten: MethodChoice | None
     estimates: Mapping[str, float]
@@ -183,17 +201,26 @@ class Compared:
         return "implicit" if self.rewritten is None else self.rewritten.method.name
 
     def to_json(self) -> dict[str, Any]:
-        """The member ``method`` of documents."""
-        own = {} if self.rewritten is None else self.rewritten.to_json()
+        """Return the member ``method`` of documents."""
+        details = {} if self.rewritten is None else self.rewritten.to_json()
         compared = {"estimates_us": dict(self.estimates), "refused": dict(self.refused)}
-        return {"name": self.name, **compared, **own}
+        return {"name": self.name, **compared, **details}
 
 
 @dataclass(frozen=True)
 class MethodError:
-    """What a method's outputs are off by from the convolution in float64: the ``largest``, the root
-    of the mean square, the largest output in size, and the largest ``bound``, that of its tile size
-    for all data of these magnitudes (:func:`~cpembed.methods.accuracy.bound`)."""
+    """Error of a method's outputs against the convolution in float64.
+
+    Parameters
+    ----------
+    largest, rms : float
+        Largest error, and the root of the mean square.
+    output : float
+        Largest output in size.
+    bound : float
+        Largest bound of the method for data of these magnitudes
+        (:func:`~cpembed.methods.accuracy.bound`).
+    """
 
     largest: float
     rms: float

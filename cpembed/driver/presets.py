@@ -1,9 +1,9 @@
-"""The constraint sets of a command that is told none: a narrow one, and where the best that it
-finds wastes much of the instruction, a wider one too.
+"""Presets: the constraint sets of a command that names none.
 
-The narrow set copies no operand beyond padding, and is searched in hundredths of a second. Which
-axes it leaves to an instruction depends on what its memory side reads in place, though: of a unit
-that declares no strides it may use a tenth, where windows that are unrolled fill it.
+The narrow preset copies no operand beyond padding, and is searched in hundredths of a second. Which
+axes it leaves to an instruction depends on what its memory side reads in place, though: a unit that
+declares no strides may be used to a tenth, where unrolled windows fill it. So the wider preset is
+searched too where the best candidate of the narrow one wastes much of the instruction.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from cpembed.selection.use_bound import utilisation_bound
 from cpembed.time_limit import OutOfTime, within
 
 DEFAULT_CONSTRAINTS = "in_place_padded"
-"""What a command uses that is not told: any size fits, and no operand is copied beyond padding."""
+"""Narrow preset: any size fits, and no operand is copied beyond padding."""
 
 WIDER = "fused"
-"""What it searches too, where the instruction is badly used: an axis of the instruction may be fed
-from any axis, or from several fused into one."""
+"""Wider preset: an axis of the instruction may be fed from any axis, or from several fused into
+one."""
 
 WELL_USED = 0.85
-"""Utilisation from which no other embedding is looked for: 14 of 16 rows, all that images of 14,
-28, 56 columns fill, are enough."""
+"""Threshold of the utilisation from which the wider preset is not searched.
+
+14 of 16 rows, all that images of 14, 28 and 56 columns fill, are above it."""
 
 _WORTH_SAYING = 0.02
-"""How much more of an instruction another set has to use."""
+"""Minimum gain in utilisation for which the wider preset is mentioned."""
 
 Reweigh = Callable[[SolveResult], Weights | None]
-"""Weights that rank the wider set's candidates, from the narrow set's result; None: the same."""
+"""Function that gives the weights for the wider preset's ranking, from the narrow one's result;
+None keeps them."""
 
+_BOUND_SECONDS = 0.3
+"""Time budget in seconds for a bound, which takes a few hundredths for most layers."""
 
-_SOON = 0.3
-"""Seconds for a bound, which takes a few hundredths of most layers."""
-
-_ENOUGH = 0.25
-"""Share of the time that has to be left for the second search."""
+_SECOND_SEARCH_SHARE = 0.25
+"""Minimum share of the time limit that must be left for the second search."""
 
 
 class Search(Protocol):
@@ -76,7 +77,7 @@ def default_searches(
     first = search(DEFAULT_CONSTRAINTS)
     left = None if timeout is None else timeout - (time.perf_counter() - started)
     # A search that takes most of the time leaves too little for one of a wider set.
-    late = timeout is not None and left is not None and left < timeout * _ENOUGH
+    late = timeout is not None and left is not None and left < timeout * _SECOND_SEARCH_SHARE
     # Graphs that differ in labels differ under every set.
     hopeless = first.search.formulation is None or late
     if hopeless or first.occupancy >= WELL_USED:
@@ -98,13 +99,13 @@ def default_searches(
 
 
 def best_of(results: Sequence[SolveResult]) -> SolveResult:
-    """The result with the best candidate, the first of equals or where there is none."""
+    """Return the result with the best score, the first one of equals."""
     scores = [r.embeddings[0].score if r.embeddings else float("inf") for r in results]
     return results[scores.index(min(scores))]
 
 
 def with_bound(result: SolveResult) -> SolveResult:
-    """The result, with what the wider set might use, where that is more."""
+    """Add the bound of the wider preset to a result if it is worth mentioning."""
     bound = _bound(result) if result.embeddings else None
     return _with(result, bound) if bound is not None and _is_worth_saying(result, bound) else result
 
@@ -119,11 +120,11 @@ def _is_worth_saying(result: SolveResult, bound: float) -> bool:
 
 
 def _bound(result: SolveResult) -> float | None:
-    """Of what the wider set can use; None where nothing is known of it, or not soon."""
+    """Return an upper bound of the wider preset's occupancy; None if there is none soon enough."""
     if result.occupancy > 1 - _WORTH_SAYING:
         return 1.0
     try:
-        return within(_SOON, lambda: _bound_of(result))
+        return within(_BOUND_SECONDS, lambda: _bound_of(result))
     except OutOfTime:
         return None
 
@@ -138,5 +139,5 @@ def _bound_of(result: SolveResult) -> float | None:
     if result.exchanged or not result.embeddings:
         problems += exchanged_problems(problem)
     bounds = [utilisation_bound(each, wider) for each in problems]
-    known = [bound for bound in bounds if bound is not None]
-    return max(known) if len(known) == len(bounds) else None
+    finite = [bound for bound in bounds if bound is not None]
+    return max(finite) if len(finite) == len(bounds) else None

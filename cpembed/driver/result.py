@@ -1,4 +1,4 @@
-"""What a search knows: :class:`SolveResult`, and how it is printed as JSON."""
+"""Results of searches, and their JSON documents."""
 
 from __future__ import annotations
 
@@ -16,9 +16,20 @@ from cpembed.selection.ranking import RankedCandidate
 
 @dataclass(frozen=True)
 class OtherSet:
-    """What another constraint set gives: the ``utilisation`` of its best candidate, 0 where there
-    is none, or, where it was not ``searched``, a bound that none of its candidates exceeds.
-    ``proven`` is false where a limit stopped its search, so that a better one may be missing."""
+    """Use of the instruction under another constraint set.
+
+    Parameters
+    ----------
+    constraints : str
+        Name of the set.
+    utilisation : float
+        Useful share of the instruction's multiplications in the best candidate, 0 if there is none;
+        without a search, a bound that no candidate exceeds.
+    searched : bool
+        Whether the set was searched.
+    proven : bool
+        False if a limit stopped the search, so that a better candidate may be missing.
+    """
 
     constraints: str
     utilisation: float
@@ -27,7 +38,7 @@ class OtherSet:
 
     @staticmethod
     def of(result: SolveResult) -> OtherSet:
-        """What a search gave."""
+        """Return the use of a searched set."""
         name = result.constraints.name
         return OtherSet(name, result.utilisation, searched=True, proven=result.top_proven)
 
@@ -42,18 +53,42 @@ class OtherSet:
 
 @dataclass(frozen=True, kw_only=True)
 class SolveResult:
-    """Everything ``cpembed solve`` knows.
+    """Result of a search: what ``cpembed solve`` prints.
 
-    ``embeddings`` are ranked and proven, at most as many as asked for; ``count`` and ``families``
-    count all that were found. ``complete``: the set has no other embedding; ``unsearched`` names
-    parts of the set that no model was posted for. ``top_proven``: none
-    that is missing, found or not, is better than those that are returned. ``not_derivable``
-    lists why embeddings of a user's own constraint set have no program; ``irregular`` of the count
-    are no axis maps and never have one. ``exchanged``: the factors have each other's roles, because
-    in their own nothing fits. Of the sets that a command uses that is told none, ``narrower`` was
-    searched before this one, ``wider`` after it; ``wider`` may also be a bound. ``timeout`` is the
-    limit of the search in seconds. ``stopped_alternatives`` are targets that would run the workload
-    in the place of this one, but for a search of theirs that a limit stopped.
+    Parameters
+    ----------
+    workload, target, constraints, seed : Computation, HardwareSpec, ConstraintSet, int
+        What was searched.
+    status : Status
+        ``optimal``, ``feasible``, ``infeasible`` or ``unknown``.
+    complete : bool
+        True if the set has no embedding that was not found.
+    count, families : int
+        Numbers of all embeddings that were found, and of their mapping families.
+    seconds, total_seconds : Seconds, float
+        Time of building and solving models, and of the whole search, in seconds.
+    search : SearchEffort
+        Model, variables and conflicts of the solver.
+    embeddings : tuple of RankedCandidate
+        Best candidates, ranked and proven, at most as many as asked for.
+    not_derivable : tuple of str
+        Reasons why embeddings of a user's own constraint set have no program.
+    conflict : Conflict, optional
+        Explanation of an infeasible problem.
+    irregular : int
+        Number of embeddings that are no axis maps and never have a program.
+    top_proven : bool
+        True if no embedding that is missing, found or not, is better than those returned.
+    exchanged : bool
+        True if the factors have each other's roles, because in their own nothing fits.
+    narrower, wider : OtherSet, optional
+        Presets that were searched before and after this one, or a bound on the wider one.
+    unsearched : tuple of str
+        Parts of the set that no model was posted for.
+    timeout : float, optional
+        Time limit in seconds.
+    stopped_alternatives : tuple of str
+        Alternative targets whose search a limit stopped.
     """
 
     workload: Computation
@@ -101,7 +136,7 @@ class SolveResult:
 
     @property
     def why_stopped(self) -> str:
-        """The end of a sentence about a candidate that there is not, and the remedy."""
+        """Continuation of "no candidate …": the limit that stopped the search, and the remedy."""
         if self.unsearched:
             return f"was found, which is no proof; not searched: {'; '.join(self.unsearched)}"
         smaller = "take a smaller workload or a narrower set"
@@ -110,17 +145,17 @@ class SolveResult:
 
     @property
     def utilisation(self) -> float:
-        """Of the best candidate; 0 where there is none."""
+        """Useful share of the instruction in the best candidate; 0 without one."""
         return self.embeddings[0].overheads.utilisation if self.embeddings else 0.0
 
     @property
     def occupancy(self) -> float:
-        """Of the best candidate, 0 where there is none: by it sets of constraints are compared."""
+        """Occupied share of the instruction in the best candidate; 0 without one."""
         return self.embeddings[0].overheads.occupancy if self.embeddings else 0.0
 
     @property
     def why_nothing(self) -> str:
-        """One line: why there is no candidate, and which set or target might have one."""
+        """Reason in one line why there is no candidate, and what might have one."""
         if not self.open_searches:
             return self._why_nothing
         listed = ", ".join(self.open_searches)
@@ -129,11 +164,10 @@ class SolveResult:
     @property
     def _why_nothing(self) -> str:
         if self.conflict is not None:
-            other = self.wider
-            if other is None or other.searched:
-                return self.conflict.words[0]
-            most = f"{other.utilisation:.1%}"
-            return f"{self.conflict.words[0]}; {other.constraints} might use up to {most} of it"
+            reason, wider = self.conflict.words[0], self.wider
+            if wider is None or wider.searched:
+                return reason
+            return f"{reason}; {wider.constraints} might use up to {wider.utilisation:.1%} of it"
         more = "" if self.complete else ", and there may be other embeddings"
         if self.not_derivable:
             return f"no program: {self.not_derivable[0]}{more}"
@@ -142,7 +176,7 @@ class SolveResult:
         return f"no candidate {self.why_stopped}"
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
+        """Return the document that ``cpembed solve --json`` prints (``docs/usage.md``)."""
         document: dict[str, Any] = {
             "workload": workload_json(self.workload),
             "target": self.target.name,
@@ -175,15 +209,16 @@ class SolveResult:
         return document | self.sets_json()
 
     def sets_json(self) -> dict[str, Any]:
-        """What of the search was not asked for: exchanged factors, and what other sets give."""
+        """Return the members on commuted operands and on the other presets."""
         document: dict[str, Any] = {"exchanged": True} if self.exchanged else {}
-        for name, other in (("narrower", self.narrower), ("wider", self.wider)):
-            if other is not None:
-                document[name] = other.to_json()
+        for name, preset in (("narrower", self.narrower), ("wider", self.wider)):
+            if preset is not None:
+                document[name] = preset.to_json()
         return document
 
 
 def workload_json(workload: Computation) -> dict[str, Any]:
+    """Return the member ``workload`` of documents."""
     return {
         "name": workload.name,
         "expression": str(workload),
@@ -194,7 +229,8 @@ def workload_json(workload: Computation) -> dict[str, Any]:
 
 
 def embedding_json(ranked: RankedCandidate) -> dict[str, Any]:
-    embedding, program = ranked.candidate.embedding, ranked.candidate.program
+    """Return an entry of the member ``embeddings`` of documents."""
+    embedding, program = ranked.embedding, ranked.program
     cost = ranked.overheads
     return {
         "rank": ranked.rank,

@@ -83,14 +83,14 @@ def run(
     files = Files(options.save, options.trace)
     # A method has no one program to write: files are of the implicit one.
     method = "implicit" if options.method == "auto" and files != Files() else options.method
-    selection = chosen_method(request, method)
-    if isinstance(selection, SolveResult):
-        return selection
-    chosen, compared = selection
+    result = chosen_method(request, method)
+    if isinstance(result, SolveResult):
+        return result
+    selection, compared = result
     if compared is not None and compared.rewritten is not None:
         return _by_method(compared, seed, files, report)
-    result = worker.call(execute, chosen.solved, chosen.plan, seed, files, progress=report)
-    return replace(result, instead=chosen.instead or result.instead, method=compared)
+    executed = worker.call(execute, selection.solved, selection.plan, seed, files, progress=report)
+    return replace(executed, instead=selection.instead or executed.instead, method=compared)
 
 
 def _by_method(compared: Compared, seed: int, files: Files, report: Progress) -> RunResult:

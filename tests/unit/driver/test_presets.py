@@ -126,7 +126,7 @@ def test_where_little_is_to_be_gained_one_set_is_searched(
 def test_where_nothing_fits_the_set_that_might_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of 16, all columns and nine of 64 steps is too little for a second search, where the
     bound that says so has the time it needs."""
-    monkeypatch.setattr(presets, "_SOON", 30.0)
+    monkeypatch.setattr(presets, "_BOUND_SECONDS", 30.0)
     words = "depthwise n=1 c=8 h=14 w=16 r=3 s=3 pad=1"
     result = solved(words, "amx_int8")
     assert (result.constraints.name, result.status) == (DEFAULT_CONSTRAINTS, Status.INFEASIBLE)
