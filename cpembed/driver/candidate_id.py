@@ -196,8 +196,8 @@ class _Search:
                 )
         return (
             f"no candidate of {self.target.name} in {self.workload.name} has the id "
-            f"{self.identifier}, under {names} or among what was tuned: give the --target, the sizes and the "
-            "--constraints with which it was printed"
+            f"{self.identifier}, under {names} or among what was tuned: give the --target, the "
+            "sizes and the --constraints with which it was printed"
         )
 
     def _belongs_to(self, alternative: HardwareSpec) -> bool:
