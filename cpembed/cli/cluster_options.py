@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cpembed.cli.options import require_one
+from cpembed.cli.options import combined, require_one
 from cpembed.cli.output import message
 
 if TYPE_CHECKING:
