@@ -34,8 +34,8 @@ from cpembed.ir.computation import Computation
 from cpembed.kernel.epilogue import Epilogue, Storing
 from cpembed.targets.registry import open_target
 from cpembed.tuning.records import Lookup, Record, best_record
-from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer
+from cpembed.workloads.user_suites import ComputedLayer
 
 Phase = Callable[[str, int], None]
 

@@ -26,7 +26,7 @@ from cpembed.graph.kinds.product import Product
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import accumulator
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.stencil import ImageAxis, spread_operand
+from cpembed.workloads.convolutions import ImageAxis, spread_operand
 
 _AXES = {1: (("q", "s"),), 2: (("p", "r"), ("q", "s")), 3: (("o", "t"), ("p", "r"), ("q", "s"))}
 """By the number of an image's axes: of each, the iterator of the output and that of the filter."""

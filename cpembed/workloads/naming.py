@@ -13,8 +13,8 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
 from cpembed.ir.parser import parse_body, parse_computation
-from cpembed.operators.family import Dtypes, OperatorFamily
-from cpembed.operators.registry import find_operator, operator_names
+from cpembed.workloads.family import Dtypes, OperatorFamily
+from cpembed.workloads.operators import find_operator, operator_names
 from cpembed.workloads.suites import DEFAULT_LAYOUT, SUITES, layer
 
 _SETTING = re.compile(r"([A-Za-z_]\w*)=([^=\s]\S*)", re.ASCII)

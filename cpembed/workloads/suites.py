@@ -17,9 +17,9 @@ from types import MappingProxyType
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
-from cpembed.operators.family import Dtypes, OperatorFamily, stands_for
-from cpembed.operators.registry import OPERATORS
-from cpembed.operators.stencil import block_of
+from cpembed.workloads.convolutions import block_of
+from cpembed.workloads.family import Dtypes, OperatorFamily, stands_for
+from cpembed.workloads.operators import OPERATORS
 
 SUITES: dict[str, str] = {
     "deepbench": "108 inference convolutions of DeepBench",

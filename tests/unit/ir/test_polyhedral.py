@@ -8,8 +8,8 @@ import pytest
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.ir.parser import parse_computation
 from cpembed.ir.polyhedral import box, relation
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import dot, gemm
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import dot, gemm
 
 COMPUTATIONS = [
     gemm(m=2, n=3, k=4),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cpembed.operators.convolutions import (
+from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
+from cpembed.workloads.convolutions import (
     batched_conv2d,
     capsule_conv2d,
     conv1d,
@@ -11,7 +12,7 @@ from cpembed.operators.convolutions import (
     depthwise,
     transposed_conv2d,
 )
-from cpembed.operators.einsum import (
+from cpembed.workloads.einsum import (
     axpy,
     batched_gemm,
     dot,
@@ -25,8 +26,7 @@ from cpembed.operators.einsum import (
     ttm,
     variance,
 )
-from cpembed.operators.family import OperatorFamily
-from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
+from cpembed.workloads.family import OperatorFamily
 
 OPERATORS: dict[str, OperatorFamily] = {
     family.name: family

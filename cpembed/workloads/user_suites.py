@@ -12,7 +12,7 @@ from pathlib import Path
 from cpembed.errors import WorkloadError
 from cpembed.files import read_regular
 from cpembed.ir.computation import Computation
-from cpembed.operators.family import Dtypes
+from cpembed.workloads.family import Dtypes
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import DEFAULT_LAYOUT, Layer
 from cpembed.workloads.suites import layer as shipped

@@ -16,7 +16,7 @@ from typing import Any
 
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import DTYPE, OperatorFamily, Parameter, ParameterKind
+from cpembed.workloads.family import DTYPE, OperatorFamily, Parameter, ParameterKind
 
 TRANS_A = Parameter("trans_a", "1: A is stored with k before m", ParameterKind.FLAG, "0")
 TRANS_B = Parameter("trans_b", "1: B is stored with n before k", ParameterKind.FLAG, "0")
