@@ -17,7 +17,7 @@ from cpembed.api.widening import best_of
 from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.errors import SpecError, TransformError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.kernel.packing import packed_before
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of

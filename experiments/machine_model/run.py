@@ -22,7 +22,7 @@ import numpy as np
 
 from cpembed.api.solve import hardware_spec, solve, workload
 from cpembed.errors import CpembedError
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.kernel.packing import packed_before
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.selection.ranking import RankedCandidate
