@@ -24,9 +24,19 @@ from cpembed.workloads.family import DTYPE, Dtypes, OperatorFamily, Parameter, P
 
 
 def per_axis_parameter(name: str, meaning: str, smallest: int) -> Parameter:
-    """A number of each image axis, by default the smallest that it can be."""
-    words = f"{meaning}: one number or one per axis"
-    return Parameter(name, words, ParameterKind.PER_AXIS, str(smallest))
+    """Make a parameter of one number per image axis, by default the smallest allowed number.
+
+    Parameters
+    ----------
+    name : str
+        Name of the parameter.
+    meaning : str
+        Meaning of a number, for the list of operators.
+    smallest : int
+        Smallest allowed number and default.
+    """
+    text = f"{meaning}: one number or one per axis"
+    return Parameter(name, text, ParameterKind.PER_AXIS, str(smallest))
 
 
 DILATION = per_axis_parameter("dilation", "distance of filter taps", 1)
@@ -35,7 +45,7 @@ WINDOW = (
     per_axis_parameter("stride", "step of the filter", 1),
     DILATION,
 )
-"""The optional parameters of an ordinary convolution, beside ``dtype``."""
+"""Optional parameters of an ordinary convolution, in addition to ``dtype``."""
 
 _SIZES = {
     "n": "images",
@@ -49,23 +59,31 @@ _SIZES = {
     "s": "filter columns",
 }
 _IMAGE_SIZES = {"o": "d", "p": "h", "q": "w"}
-"""The size of the image along the axis of an output's iterator."""
+"""Size of the image along the axis of each output iterator."""
 
 
 def image_sizes(names: str, **meanings: str) -> tuple[Parameter, ...]:
-    """Sizes by their letters, with other words for some of them."""
+    """Make the sizes of these letters, with a different meaning for some of them."""
     return tuple(Parameter(name, {**_SIZES, **meanings}[name]) for name in names)
 
 
 def layout_parameter(first: str, last: str, weights: str) -> Parameter:
-    """The choice between channels before the image, the default, after it, and in blocks."""
+    """Make the choice of layouts: channels before the image (the default), after it, or in blocks.
+
+    Parameters
+    ----------
+    first, last : str
+        Names of the layouts with channels before and after the image.
+    weights : str
+        Layout of the weights, for the list of operators.
+    """
     meaning = f"{first}, {last} {weights}, or blocks of channels as in {first}16c"
     choices = first, last, f"{first}16c"
     return Parameter("layout", meaning, ParameterKind.CHOICE, first, choices)
 
 
 def block_of(layout: str) -> int:
-    """Channels in a block of a layout, by its name; 1 where there are no blocks.
+    """Number of channels in a block of a layout, by its name; 1 if it has no blocks.
 
     >>> block_of("NCHW16c"), block_of("NHWC")
     (16, 1)
@@ -76,21 +94,27 @@ def block_of(layout: str) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of an image's channels: before its axes, after them (``last``), or in blocks of
-    ``block``: c and k count the blocks and are before, ci and ki within one are after.
+    """Position of the channels of an image: before its axes, after them (``last``), or in blocks.
 
-    Names are those of axes with channels first, the order of the statement.
+    With blocks of ``block`` channels, c and k count the blocks and precede the image's axes; ci and
+    ki count the channels within a block and follow them. All methods take lists of axis names with
+    channels first, the order of the statement.
+
+    >>> Layout(last=True).image(["n", "c", "h", "w"], ["h", "w"])
+    ['n', 'h', 'w', 'c']
+    >>> Layout(block=16).image(["n", "c", "h", "w"], ["h", "w"])
+    ['n', 'c', 'h', 'w', 'ci']
     """
 
     last: bool = False
     block: int = 1
 
     @classmethod
-    def of(cls, family: OperatorFamily, layout: str, sizes: Mapping[str, int]) -> Layout:
-        """The layout by its name.
+    def named(cls, family: OperatorFamily, layout: str, sizes: Mapping[str, int]) -> Layout:
+        """Look a layout up by its name.
 
-        Raises :class:`WorkloadError` for a layout that the family does not have, and for channels
-        that are not whole blocks.
+        Raises :class:`WorkloadError` for a layout that the family does not have, and for a number
+        of channels that is not a multiple of the block.
         """
         family.check_choice("layout", layout)
         block = block_of(layout)
@@ -103,26 +127,29 @@ class Layout:
         return cls(layout.endswith("C"), block)
 
     def split(self, names: Iterable[str]) -> list[str]:
-        """The names, with that of the axis within a block after each one of channels."""
+        """Add the axis within a block after each axis of channels."""
         if self.block == 1:
             return list(names)
         return [axis for name in names for axis in (name, f"{name}i")[: 1 + (name in "ck")]]
 
     def image(self, names: list[str], axes: list[str]) -> list[str]:
-        """Indices of an image or an output whose pixels have these axes."""
-        place = names.index(axes[0])
-        sample, channels, inside = names[0], names[1:place], names[place + len(axes) :]
+        """Order the indices of an image, or an output, whose pixels have these axes."""
+        start = names.index(axes[0])
+        sample, channels, inner = names[0], names[1:start], names[start + len(axes) :]
         if self.block > 1:
             blocks = 1 + next(i for i, name in enumerate(channels) if name in "ck")
-            inside = [f"{channels[blocks - 1]}i", *channels[blocks:], *inside]
+            inner = [f"{channels[blocks - 1]}i", *channels[blocks:], *inner]
             channels = channels[:blocks]
         elif self.last:
-            return [sample, *axes, *channels, *inside]
-        return [sample, *channels, *axes, *inside]
+            return [sample, *axes, *channels, *inner]
+        return [sample, *channels, *axes, *inner]
 
     def weights(self, names: list[str], result: list[str]) -> list[str]:
-        """Indices of weights: last are the channels that are summed over; in blocks they lie in
-        memory as they do without."""
+        """Order the indices of the weights.
+
+        With channels last, the channels that are summed over come last. Blocks only split axes:
+        the weights lie in memory as they do without blocks.
+        """
         if not self.last:
             return self.split(names)
         summed = [name for name in names if name == "c" and name not in result]
@@ -131,11 +158,27 @@ class Layout:
 
 @dataclass(frozen=True)
 class ImageAxis:
-    """An axis of an image of ``extent`` under a filter of so many ``taps``.
+    """An axis of an image under a filter.
 
-    ``before`` and ``after`` it are zeros, below 0 where it is cut off; ``stride`` is the step of
-    the filter, ``dilation`` the distance of its taps; a ``turned`` filter has its last tap first.
-    Of ``apart`` elements the first is a pixel, the others are zeros between pixels.
+    >>> ImageAxis.plain(extent=8, taps=3, pad=1, stride=2, dilation=1).output_extent
+    4
+
+    Attributes
+    ----------
+    extent : int
+        Size of the image, including zeros that were inserted between pixels.
+    taps : int
+        Size of the filter.
+    before, after : int
+        Number of zeros at the two ends; below 0 where the image is cut off.
+    stride : int
+        Step of the filter.
+    dilation : int
+        Distance of neighbouring taps.
+    flipped : bool
+        True if the filter's last tap comes first.
+    pixel_step : int
+        Distance of neighbouring pixels; the elements between them are zeros.
     """
 
     extent: int
@@ -144,30 +187,31 @@ class ImageAxis:
     after: int
     stride: int
     dilation: int
-    turned: bool = False
-    apart: int = 1
+    flipped: bool = False
+    pixel_step: int = 1
 
     @classmethod
     def plain(cls, extent: int, taps: int, pad: int, stride: int, dilation: int) -> ImageAxis:
+        """Make an axis of an ordinary convolution, with the same padding at both ends."""
         return cls(extent, taps, pad, pad, stride, dilation)
 
     @classmethod
     def spread(
         cls, extent: int, taps: int, pad: int, stride: int, dilation: int, output_pad: int
     ) -> ImageAxis:
-        """An axis of a transposed convolution: ``stride - 1`` zeros between pixels, step 1."""
+        """Make an axis of a transposed convolution: ``stride - 1`` zeros between pixels, step 1."""
         edge = dilation * (taps - 1) - pad
         size = stride * (extent - 1) + 1
         return cls(size, taps, edge, edge + output_pad, 1, dilation, True, stride)
 
     @property
     def output_extent(self) -> int:
-        """Positions of the filter inside the padded image; below 1 where it does not fit."""
+        """Number of positions of the filter in the padded image; below 1 if it does not fit."""
         reach = self.dilation * (self.taps - 1) + 1
         return (self.extent + self.before + self.after - reach) // self.stride + 1
 
     def index(self, output: str, tap: str) -> str:
-        """Image index under a tap, with the padding at negative indices."""
+        """Index of the image under a tap, as text; the padding is at negative indices."""
         return f"{self.stride}*{output} + {self.dilation}*{tap} - ({self.before})"
 
 
@@ -175,8 +219,8 @@ class ImageAxis:
 class _Form:
     """A statement ``O[...] += I[...] * W[...]`` with channels first, as lists of names.
 
-    ``axes``: iterator of the output, size of the image and iterator of the filter for each axis of
-    the image, whose index in ``image`` is its size's name.
+    ``axes`` has, for each axis of the image, the iterator of the output, the name of the image's
+    size (which stands for its index in ``image``) and the iterator of the filter.
     """
 
     axes: list[tuple[str, str, str]]
@@ -185,20 +229,20 @@ class _Form:
     weights: list[str]
 
     @classmethod
-    def of(cls, statement: str) -> _Form:
-        """The form of a statement whose indices ``p+r`` are those of the image's axes.
+    def parse(cls, statement: str) -> _Form:
+        """Parse a statement whose indices ``p+r`` are those of the image's axes.
 
-        >>> _Form.of("O[n,k,q] += I[n,c,q+s] * W[k,c,s]").axes
+        >>> _Form.parse("O[n,k,q] += I[n,c,q+s] * W[k,c,s]").axes
         [('q', 'w', 's')]
         """
         result, image, weights = (names.split(",") for names in re.findall(r"\[(.*?)\]", statement))
         axes = [(i[0], _IMAGE_SIZES[i[0]], i[2]) for i in image if "+" in i]
         plain = [i for i in image if "+" not in i]
-        # `R-1-r` is the index of a turned filter.
+        # The last letter of `R-1-r`, the index of a flipped filter, is its iterator.
         return cls(axes, result, plain + [size for _, size, _ in axes], [i[-1] for i in weights])
 
     def with_options(self, sizes: Mapping[str, int]) -> _Form:
-        """The form with axes for groups (g) and a channel's filters (m), if there are several."""
+        """Add axes for groups (g) and for the filters of a channel (m) if there are several."""
         result, image, weights = [*self.result], [*self.image], [*self.weights]
         if sizes.get("groups", 1) > 1:
             result[1:1] = image[1:1] = weights[:0] = ["g"]
@@ -214,7 +258,7 @@ class _Form:
         layout: Layout,
         types: tuple[str, ...],
     ) -> Computation:
-        """The statement at fixed sizes. A padded image reads as zero outside its shape."""
+        """Write the statement at fixed sizes and layout, and parse it."""
         extents = {**sizes, "g": sizes.get("groups", 1)}
         for name in "ck":
             if name in sizes and layout.block > 1:
@@ -223,7 +267,7 @@ class _Form:
         for (output, size, tap), axis in zip(self.axes, axes, strict=True):
             extents |= {output: axis.output_extent, size: axis.extent}
             text[size] = axis.index(output, tap)
-            text[tap] = f"{axis.taps - 1} - {tap}" if axis.turned else tap
+            text[tap] = f"{axis.taps - 1} - {tap}" if axis.flipped else tap
 
         def indices(names: list[str]) -> str:
             return ", ".join(text.get(name, name) for name in names)
@@ -232,8 +276,8 @@ class _Form:
         image = layout.image(self.image, [size for _, size, _ in self.axes])
         weights = layout.weights(self.weights, self.result)
         loops = layout.split(dict.fromkeys([*self.result, *self.weights]))
-        apart = {size: axis.apart for (_, size, _), axis in zip(self.axes, axes, strict=True)}
-        made = parse_computation(
+        steps = {size: axis.pixel_step for (_, size, _), axis in zip(self.axes, axes, strict=True)}
+        computation = parse_computation(
             f"O[{indices(result)}] += I[{indices(image)}] * W[{indices(weights)}]",
             {name: extents[name] for name in loops},
             name=family.name,
@@ -241,21 +285,31 @@ class _Form:
             shapes={"I": tuple(extents[name] for name in image)},
             zero_outside=("I",) if any(a.before > 0 or a.after > 0 for a in axes) else (),
         )
-        turned = any(axis.turned for axis in axes)
-        return spread_operand(made, "I", [apart.get(name, 1) for name in image]) if turned else made
+        if not any(axis.flipped for axis in axes):
+            return computation
+        return spread_operand(computation, "I", [steps.get(name, 1) for name in image])
 
 
-def spread_operand(workload: Computation, name: str, apart: Sequence[int]) -> Computation:
-    """A computation one of whose operands has zeros between its elements: of each dimension, of how
-    many elements one is its own."""
+def spread_operand(workload: Computation, name: str, steps: Sequence[int]) -> Computation:
+    """Mark an operand as one with zeros inserted between its elements.
+
+    Parameters
+    ----------
+    workload : Computation
+        The computation.
+    name : str
+        The operand.
+    steps : sequence of int
+        Distance of neighbouring elements in each dimension; 1 where no zeros are inserted.
+    """
     return workload.with_operands(
-        lambda o: replace(o, spread=tuple(apart)) if o.name == name else o
+        lambda o: replace(o, spread=tuple(steps)) if o.name == name else o
     )
 
 
 def convolution(
     name: str,
-    what: str,
+    summary: str,
     statement: str,
     parameters: tuple[Parameter, ...],
     *,
@@ -263,13 +317,27 @@ def convolution(
     remedy: str = "enlarge {0} or pad, or shrink {1} or dilation",
     note: str = "",
 ) -> OperatorFamily:
-    """The family of a statement with channels first, with the parameters beside ``dtype``.
+    """Make the family of a statement with channels first.
 
-    ``axis`` makes an axis of the image of its extent, the taps and the parameters that are per
-    axis; ``remedy``, for the size of the image and that of the filter, is what to do where the
-    output has no elements. What it computes is in front of the statement, a ``note`` after it.
+    Parameters
+    ----------
+    name : str
+        Name of the operator.
+    summary : str
+        Short description, printed before the statement.
+    statement : str
+        Statement with channels first and indices ``p+r`` along the image's axes.
+    parameters : tuple of Parameter
+        The parameters; ``dtype`` is added.
+    axis : callable
+        Makes an :class:`ImageAxis` of its extent, its taps and the parameters that are per axis.
+    remedy : str
+        Advice for an output without elements; ``{0}`` and ``{1}`` are the names of the sizes of
+        image and filter.
+    note : str
+        Conditions on the operands, printed after the statement.
     """
-    form = _Form.of(statement)
+    form = _Form.parse(statement)
     per_axis = [p for p in parameters if p.kind is ParameterKind.PER_AXIS]
     size_names = [p.name for p in parameters if p.kind is ParameterKind.SIZE]
 
@@ -280,32 +348,32 @@ def convolution(
             value = settings.get(p.name, smallest)
             lists.append(family.per_axis(p.name, value, len(form.axes), smallest))
         for (output, size, tap), numbers in zip(form.axes, zip(*lists, strict=True), strict=True):
-            given = dict(zip([p.name for p in per_axis], numbers, strict=True))
-            beyond = given.pop("output_pad", 0)
-            if beyond and beyond >= max(given["stride"], given["dilation"]):
+            window = dict(zip([p.name for p in per_axis], numbers, strict=True))
+            output_pad = window.pop("output_pad", 0)
+            if output_pad and output_pad >= max(window["stride"], window["dilation"]):
                 raise family.error(
-                    f"output_pad={beyond} is not below stride={given['stride']} or "
-                    f"dilation={given['dilation']}"
+                    f"output_pad={output_pad} is not below stride={window['stride']} or "
+                    f"dilation={window['dilation']}"
                 )
-            made = axis(sizes[size], sizes[tap], *numbers)
-            if made.output_extent < 1:
-                said = " ".join(f"{name}={number}" for name, number in given.items())
+            image_axis = axis(sizes[size], sizes[tap], *numbers)
+            if image_axis.output_extent < 1:
+                text = " ".join(f"{name}={number}" for name, number in window.items())
                 raise family.error(
-                    f"output axis {output} has extent {made.output_extent} at "
-                    f"{size}={sizes[size]} {tap}={sizes[tap]} {said}: {remedy.format(size, tap)}"
+                    f"output axis {output} has extent {image_axis.output_extent} at "
+                    f"{size}={sizes[size]} {tap}={sizes[tap]} {text}: {remedy.format(size, tap)}"
                 )
-            yield made
+            yield image_axis
 
     def build(*, layout: str | None = None, dtype: Dtypes = None, **values: Any) -> Computation:
         sizes = {name: values[name] for name in size_names if name in values}
         family.check_sizes(**sizes)
-        order = Layout() if layout is None else Layout.of(family, layout, sizes)
+        order = Layout() if layout is None else Layout.named(family, layout, sizes)
         axes = list(image_axes(sizes, values))
         types = family.dtypes(dtype, family.inputs)
         return form.with_options(sizes).computation(family, sizes, axes, order, types)
 
-    described = f"{what} {statement}{note}"
-    family = OperatorFamily(name, described, build, (*parameters, DTYPE))
+    description = f"{summary} {statement}{note}"
+    family = OperatorFamily(name, description, build, (*parameters, DTYPE))
     return family
 
 
@@ -399,8 +467,8 @@ transposed_conv2d = convolution(
 the output at row ``stride*y + dilation*r - pad``; columns alike. Gathered, an output row reads the
 pixels whose row is a multiple of the stride apart, which no affine index says. So the operand I is
 the *spread* image, with ``stride - 1`` zeros between pixels: I [n, c, stride*(h-1)+1,
-stride*(w-1)+1]. On it the operator is an ordinary convolution of stride 1 with the filter turned by
-180 degrees, which is also the form of AMOS (2022, "T2D"). The turn is in the index, ``r' = R-1-r``:
+stride*(w-1)+1]. On it the operator is an ordinary convolution of stride 1 with the filter rotated
+by 180 degrees, which is also the form of AMOS (2022, "T2D"). The index rotates, ``r' = R-1-r``:
 W [c,k,r,s] is the filter of the forward convolution. ``macs`` counts products with the zeros of the
 spread image, ``useful_macs`` those with pixels. Rows and columns of ``output_pad`` are those that
 the filter reaches only in part: fewer than the stride or the dilation."""
