@@ -89,7 +89,7 @@ def packed_computation(program: DerivedProgram) -> Computation:
         shape = program.operand(operand.name).shape
         if operand in workload.outputs:
             shape = (*again.values(), *shape)
-        return replace(operand, shape=shape, zero_outside=False, of=None)
+        return replace(operand, shape=shape, zero_outside=False, port_of=None)
 
     return Computation(
         f"{workload.name}.packed",

@@ -33,7 +33,7 @@ from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.computation import Computation
-from cpembed.ir.written import require_written
+from cpembed.ir.polyhedral import require_written
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.selection.search import find_best
 from cpembed.targets.known import require_known

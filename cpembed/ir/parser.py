@@ -1,6 +1,6 @@
 """From text and extents to a computation: ``parse_computation``.
 
-The grammar is in :mod:`cpembed.ir.statement`; this module gives the iterators extents, decides
+The grammar is in :mod:`cpembed.ir.grammar`; this module gives the iterators extents, decides
 which axes are reductions, and the operands shapes and element types.
 """
 
@@ -13,7 +13,7 @@ from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Assignment, Axis, AxisKind, Computation, Operand
 from cpembed.ir.dtypes import DEFAULT_DTYPE, accumulator, dtype_info, is_integer
 from cpembed.ir.expression import Access, Constant, Operation, walk
-from cpembed.ir.statement import (
+from cpembed.ir.grammar import (
     ParsedBody,
     ParsedStatement,
     located_error,

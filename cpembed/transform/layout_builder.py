@@ -153,7 +153,7 @@ class LayoutBuilder(ABC):
         if members[-1] not in self.embedding.pitches:
             return False
         shape = self.workload.operand(self.layout.name).shape
-        found = JoinedRows.of(self.access.index, shape, self.workload.extents, members)
+        found = JoinedRows.find(self.access.index, shape, self.workload.extents, members)
         if found is None or found.pitch != self.embedding.pitches[members[-1]]:
             return False
         ours = self._feeds(name)

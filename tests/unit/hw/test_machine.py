@@ -179,7 +179,7 @@ def test_a_wrong_mesh_and_wrong_call_cycles_are_named(
         ("granule_bytes = 64", "granule_bytes = 0", "buffer.granule_bytes: 0 is not allowed"),
         ("granule_bytes = 64", "capacity_bytes = 9", "buffer.capacity_bytes: it is in [memories"),
         ("write_bytes_per_cycle = 64\n", "", "l1.write_bytes_per_cycle: is missing"),
-        ('"tile"', '"row"', "buffer.transfer_unit: 'row' is not allowed; allowed: region, tile"),
+        ('"tile"', '"row"', "buffer.moves: 'row' is not allowed; allowed: region, tile"),
         (
             "[machines.big.memories.dram]",
             '[machines.big.memories.rom]\nparent = "dram"\n[machines.big.memories.dram]',

@@ -8,7 +8,7 @@ import pytest
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.ir.written import require_written
+from cpembed.ir.polyhedral import require_written
 
 
 def _is_written(computation: Computation) -> bool:
