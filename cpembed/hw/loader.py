@@ -27,7 +27,8 @@ from cpembed.hw.schema import Key, close_match, one_of, spec_error
 from cpembed.hw.specification import AxisTable, SpecificationFile
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import INPUT_DTYPES, size_bytes
-from cpembed.ir.parser import ParsedBody, parse_body, parse_computation
+from cpembed.ir.grammar import ParsedBody, parse_body
+from cpembed.ir.parser import parse_computation
 from cpembed.plugins import plugin_file, plugin_files
 from cpembed.resources import hardware_spec_files
 

@@ -234,10 +234,10 @@ class IndexExpr:
             self.constant,
         )
 
-    def __add__(self, other: IndexExpr | int) -> IndexExpr:
-        if isinstance(other, int):
-            return IndexExpr(self.terms, self.constant + other)
-        return IndexExpr.of((*self.terms, *other.terms), self.constant + other.constant)
+    def __add__(self, addend: IndexExpr | int) -> IndexExpr:
+        if isinstance(addend, int):
+            return IndexExpr(self.terms, self.constant + addend)
+        return IndexExpr.of((*self.terms, *addend.terms), self.constant + addend.constant)
 
     def __str__(self) -> str:
         parts: list[str] = []

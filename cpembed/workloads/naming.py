@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from cpembed.errors import WorkloadError
 from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
-from cpembed.ir.parser import parse_body, parse_computation
+from cpembed.ir.grammar import parse_body
+from cpembed.ir.parser import parse_computation
 from cpembed.workloads.family import Dtypes, OperatorFamily
 from cpembed.workloads.operators import find_operator, operator_names
 from cpembed.workloads.suites import DEFAULT_LAYOUT, SUITES, layer
