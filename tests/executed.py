@@ -11,8 +11,14 @@ from cpembed.ir.computation import Axis, AxisKind, Computation, Operand, changed
 from cpembed.ir.expression import Access
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret_all
-from cpembed.transform.data import accessed, iterators, pack, unpack
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import (
+    DerivedProgram,
+    PackedOperand,
+    accessed,
+    iterators,
+    pack,
+    unpack,
+)
 
 Array = NDArray[Any]
 

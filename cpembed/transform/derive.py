@@ -22,10 +22,9 @@ from cpembed.hw.instruction import Instruction, StrideRule
 from cpembed.ir.computation import Axis, AxisKind, Computation
 from cpembed.ir.dtypes import is_integer
 from cpembed.ir.index import IndexExpr, IndexTerm
-from cpembed.transform.in_place import InPlaceLayout
-from cpembed.transform.layout import OperandLayout
-from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand
-from cpembed.transform.rewrites import Rewrite, StencilUnroll
+from cpembed.transform.layout import InPlaceLayout, OperandLayout
+from cpembed.transform.program import DerivedProgram, Loop, Overlap, PackedOperand, Rewrite
+from cpembed.transform.rewrites import StencilUnroll
 
 LayoutCache = dict[
     tuple[str, str, tuple[tuple[int, tuple[Digit, ...]], ...]],

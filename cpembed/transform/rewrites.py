@@ -8,7 +8,6 @@ order of the table.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -22,29 +21,7 @@ from cpembed.transform.index_algebra import (
     substitute_digit,
     substitute_split,
 )
-from cpembed.transform.program import Overlap, PackedDimension, PackedOperand
-
-
-@dataclass(frozen=True)
-class Rewrite(ABC):
-    """One rewrite of one operand's layout; positions count the layout's current dimensions."""
-
-    name: ClassVar[str]
-    operand: str
-
-    @abstractmethod
-    def apply(self, layout: PackedOperand, extents: Mapping[str, int]) -> PackedOperand:
-        """The rewritten layout; ``extents`` are those of the program's iterators.
-
-        Raises :class:`TransformError` where the rewrite does not apply.
-        """
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Parameters for JSON, besides ``name`` and ``operand``."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "operand": self.operand, **self.describe()}
+from cpembed.transform.program import Overlap, PackedDimension, PackedOperand, Rewrite
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,7 @@ from cpembed.errors import InvariantError
 from cpembed.ir.polyhedral import in_time
 from cpembed.transform.program import DerivedProgram
 from cpembed.transform.proof import general
-from cpembed.transform.proof.factored import Factored
-from cpembed.transform.proof.flattening import flattening
-from cpembed.transform.proof.layouts import SharedLemmas
+from cpembed.transform.proof.factored import Factored, SharedLemmas
 
 __all__ = ["Proof", "SharedLemmas", "prove", "prove_whole", "require"]
 
@@ -79,7 +77,7 @@ def prove(program: DerivedProgram, shared: SharedLemmas | None = None) -> Proof:
     """
     if program.original is not None:
         # Layouts of fused axes have digits of sums, which the lemmas do not speak of.
-        failed = in_time(flattening, program)
+        failed = in_time(general.flattening, program)
         return Proof((*failed, *prove_whole(program).failed))
     if program.overlaps or _has_digits_of_sums(program):
         # The lemmas take every point to be executed once, and every digit to be an iterator's.

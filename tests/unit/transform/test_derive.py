@@ -22,9 +22,8 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret, interpret_all
 from cpembed.ir.reference import random_inputs
-from cpembed.transform.data import pack
 from cpembed.transform.derive import derive
-from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand, pack
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack, StencilUnroll
 from cpembed.workloads.convolutions import conv2d
