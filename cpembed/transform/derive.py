@@ -153,14 +153,14 @@ def overlapping(
         for digit in digits:
             axis = next(a for a in workload.axes if a.name == digit.axis)
             count = -(-axis.extent // digit.count)
-            walked = {
+            users = {
                 operand.name
                 for operand in workload.operands
                 if any(axis.name in i.iterators for i in workload.access(operand.name).index)
             }
-            packed = walked - set(in_place)
+            packed = users - set(in_place)
             if axis.kind is AxisKind.REDUCTION:
-                fits = bool(packed) and packed != walked and exact
+                fits = bool(packed) and packed != users and exact
             else:
                 separable = all(
                     instruction.memory[roles[name]].stride_rule(instruction_axis) is StrideRule.ANY

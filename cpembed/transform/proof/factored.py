@@ -1,6 +1,9 @@
-"""Lemmas about one operand's layout, kept for all programs that have it.
+"""The obligations as lemmas about few variables each, shared between programs.
 
-Every method answers True only where lemmas imply the statement; False says nothing.
+:class:`Factored` shows the obligations of a program; :class:`LayoutLemmas` has the lemmas about one
+operand's layout, which :class:`SharedLemmas` keeps for all programs that have it. Every method
+returns True only if lemmas imply the statement. False says nothing: the general proof decides then.
+The documentation of the package gives the argument.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from cpembed.transform.proof.lemmas import (
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An original dimension of an operand as the workload indexes it, over its axes."""
+class IndexedDimension:
+    """An original dimension of an operand with the workload's index, over its axes."""
 
     index: Plain
     axes: tuple[str, ...]
@@ -40,33 +43,36 @@ class Wanted:
 
 
 class WorkloadFacts:
-    """Facts about a workload that the lemmas need, the same for all its programs."""
+    """Facts about a workload that the lemmas need; they hold for all its programs."""
 
     def __init__(self, workload: Computation) -> None:
         self.sizes = workload.extents
-        self.wanted: dict[str, tuple[Wanted, ...]] = {}
+        self.dimensions: dict[str, tuple[IndexedDimension, ...]] = {}
         for operand in workload.operands:
             indices = workload.access(operand.name).index
-            self.wanted[operand.name] = tuple(
-                Wanted(plain(index, self.sizes), index.iterators, size)
+            self.dimensions[operand.name] = tuple(
+                IndexedDimension(plain(index, self.sizes), index.iterators, size)
                 for index, size in zip(indices, operand.shape, strict=True)
             )
         self.axes = {
-            name: tuple(dict.fromkeys(axis for dimension in found for axis in dimension.axes))
-            for name, found in self.wanted.items()
+            name: tuple(dict.fromkeys(axis for dimension in dimensions for axis in dimension.axes))
+            for name, dimensions in self.dimensions.items()
         }
         self.witnesses = {axis: self._witnesses(workload, axis) for axis in self.sizes}
 
     def _witnesses(self, workload: Computation, axis: str) -> tuple[tuple[str, int], ...]:
-        """Original dimensions, by operand and position, that an axis moves and that undo a point
-        out of their shape; those first that fewer axes move."""
-        found = [
+        """Find the dimensions that may show that padding along an axis is harmless.
+
+        They are the original dimensions, by operand and position, that the axis moves and that
+        cancel a point out of their shape. Those that fewer axes move come first.
+        """
+        candidates = [
             (len(dimension.axes), (name, position))
             for name in absorbing(workload)
-            for position, dimension in enumerate(self.wanted[name])
+            for position, dimension in enumerate(self.dimensions[name])
             if axis in dimension.axes
         ]
-        return tuple(place for _, place in sorted(found))
+        return tuple(place for _, place in sorted(candidates))
 
 
 facts_of = lru_cache(256)(WorkloadFacts)
@@ -75,7 +81,18 @@ facts_of = lru_cache(256)(WorkloadFacts)
 class LayoutLemmas:
     """Lemmas about one operand's layout, as a program over given iterators uses it.
 
-    Answers are kept: they are those of every program with the same layout, iterators and axes.
+    Results are cached, since they hold for every program with this layout, iterators and axes.
+
+    Parameters
+    ----------
+    operand : PackedOperand
+        The layout.
+    facts : WorkloadFacts
+        Facts about the workload.
+    extents : mapping of str to int
+        Extents of the program's iterators.
+    axes : mapping of str to Plain
+        Coordinates of the workload axes over the iterators.
     """
 
     def __init__(
@@ -93,52 +110,55 @@ class LayoutLemmas:
         access: dict[Hashable, Plain] = {
             d.name: index for d, index in zip(operand.dimensions, self.accesses, strict=True)
         }
-        # Per original dimension: the index that packing put where the program accesses.
-        self.named = tuple([_composed(index, access) for index in self.sources])
+        # Index of the accessed element in each original dimension.
+        self.accessed = tuple([_composed(index, access) for index in self.sources])
         self._excluded: dict[tuple[str, int], bool] = {}
         self._tiles: dict[tuple[str, tuple[Loop, ...]], bool] = {}
 
     @cached_property
     def access(self) -> bool:
-        """Each packed index stays inside; each original index is the workload's."""
+        """True if packed indices stay inside and the accessed elements are the workload's."""
         indices = zip(self.accesses, self.operand.dimensions, strict=True)
         if not all(holds(inside, ((index, ()),), (d.extent,)) for index, d in indices):
             return False
-        wanted = self.facts.wanted[self.operand.name]
-        return len(self.named) == len(wanted) and all(map(self._is_wanted, self.named, wanted))
+        dimensions = self.facts.dimensions[self.operand.name]
+        return len(self.accessed) == len(dimensions) and all(
+            map(self._is_correct, self.accessed, dimensions)
+        )
 
-    def _is_wanted(self, named: Goal, wanted: Wanted) -> bool:
-        right = _composed(wanted.index, self.axes)
-        guards = [(self.axes[axis], ()) for axis in wanted.axes]
-        sizes = tuple([self.facts.sizes[axis] for axis in wanted.axes])
-        return holds(equal, (named, right, *guards), sizes)
+    def _is_correct(self, accessed: Goal, dimension: IndexedDimension) -> bool:
+        """True if the accessed index is the workload's, wherever its axes are in their extents."""
+        required = _composed(dimension.index, self.axes)
+        guards = [(self.axes[axis], ()) for axis in dimension.axes]
+        sizes = tuple([self.facts.sizes[axis] for axis in dimension.axes])
+        return holds(equal, (accessed, required, *guards), sizes)
 
     def excludes(self, axis: str, position: int) -> bool:
-        """Whether an original dimension is out of shape wherever the axis is out of its extent."""
+        """True if an original dimension is out of shape wherever the axis is out of its extent."""
         key = axis, position
         if key not in self._excluded:
-            goals = (self.axes[axis], ()), self.named[position]
+            goals = (self.axes[axis], ()), self.accessed[position]
             sizes = self.facts.sizes[axis], self.operand.original_shape[position]
             self._excluded[key] = holds(excluded, goals, sizes)
         return self._excluded[key]
 
     @cached_property
     def output(self) -> bool:
-        """The workload writes every element, and no two packed elements are the same original."""
+        """True if the workload writes every element, and packed elements are distinct."""
         operand = self.operand
-        store = tuple([(wanted.index, ()) for wanted in self.facts.wanted[operand.name]])
+        store = tuple([(dimension.index, ()) for dimension in self.facts.dimensions[operand.name]])
         if not holds(onto, store, operand.original_shape):
             return False
         layout = {dimension.name: dimension.extent for dimension in operand.dimensions}
         source = over_digits(self.sources, layout)
         return source is not None and all(holds(injective, ((i, ()),)) for i in source)
 
-    def tile(self, instruction: Instruction, ours: str, axes: tuple[Loop, ...]) -> bool:
-        """Instruction axes address memory as the memory side of the instruction's operand asks."""
-        key = ours, axes
+    def tile(self, instruction: Instruction, operand: str, axes: tuple[Loop, ...]) -> bool:
+        """True if instruction axes address memory as the instruction's operand requires."""
+        key = operand, axes
         if key not in self._tiles:
             extents = {axis.name: axis.extent for axis in axes}
-            self._tiles[key] = self._is_tile(instruction.memory[ours], extents)
+            self._tiles[key] = self._is_tile(instruction.memory[operand], extents)
         return self._tiles[key]
 
     def _is_tile(self, memory: OperandMemory, axes: Mapping[str, int]) -> bool:
@@ -150,7 +170,7 @@ class LayoutLemmas:
                 if axis not in axes:
                     continue
                 if axis in free:
-                    # Its step is one constant: whatever that is, the memory side takes it.
+                    # The memory side takes any stride, as long as it is one constant.
                     if divisor != 1 or modulus is not None or tiled.count(str(axis)) != 1:
                         return False
                 elif axis in tiled:
@@ -162,25 +182,27 @@ class LayoutLemmas:
 
 
 class SharedLemmas:
-    """Lemmas about layouts that programs of one workload and instruction have in common.
+    """Cache of lemmas about the layouts of one workload and instruction.
 
-    A layout is known by the object, which derivations with one cache share, together with all that
-    the lemmas read of the program: the extents of the iterators that access it, and the indices of
-    the axes that the workload reaches it by. For another workload or instruction it starts anew.
+    A layout is identified by its object, which derivations with one cache share, together with all
+    that the lemmas read of the program: the extents of the iterators that access the layout and the
+    coordinates of the axes on which the workload's access depends. The cache is cleared for another
+    workload or instruction.
     """
 
     def __init__(self) -> None:
-        self._of: tuple[Computation, Instruction] | None = None
+        self._subject: tuple[Computation, Instruction] | None = None
         self._iterators: dict[int, tuple[str, ...]] = {}
         self._layouts: dict[tuple[int, tuple[int, ...], tuple[Plain, ...]], LayoutLemmas] = {}
 
     def facts(self, program: DerivedProgram) -> WorkloadFacts:
+        """Return the facts about a program's workload."""
         if (
-            self._of is None
-            or self._of[0] is not program.workload
-            or self._of[1] is not program.instruction
+            self._subject is None
+            or self._subject[0] is not program.workload
+            or self._subject[1] is not program.instruction
         ):
-            self._of = program.workload, program.instruction
+            self._subject = program.workload, program.instruction
             self._facts = facts_of(program.workload)
             self._iterators.clear()
             self._layouts.clear()
@@ -189,28 +211,29 @@ class SharedLemmas:
     def layout(
         self, program: DerivedProgram, operand: PackedOperand, axes: Mapping[Hashable, Plain]
     ) -> LayoutLemmas:
+        """Return the lemmas about an operand's layout; ``axes`` are the program's coordinates."""
         facts = self.facts(program)
         extents = program.extents
         names = self._iterators.get(id(operand))
         if names is None:
             names = tuple(dict.fromkeys(n for index in operand.access for n in index.iterators))
-        known = (
+        key = (
             id(operand),
             tuple([extents[name] for name in names]),
             tuple([axes[axis] for axis in facts.axes[operand.name]]),
         )
-        found = self._layouts.get(known)
-        if found is None:
-            # It holds the operand, so that no other object gets its identity.
-            found = self._layouts[known] = LayoutLemmas(operand, facts, extents, axes)
+        lemmas = self._layouts.get(key)
+        if lemmas is None:
+            # The lemmas hold the operand, so that no new object can get its identity.
+            lemmas = self._layouts[key] = LayoutLemmas(operand, facts, extents, axes)
             self._iterators[id(operand)] = names
-        return found
+        return lemmas
 
 
 def over_digits(indices: Sequence[Plain], extents: Mapping[str, int]) -> list[Plain] | None:
-    """The indices over independent digits of their variables; None where that is not shown.
+    """Rewrite indices over independent digits of their variables; None if that is not possible.
 
-    Shown are: no two indices share a digit ``(variable // divisor) % modulus``, and every
+    It is possible if no two indices share a digit ``(variable // divisor) % modulus``, and every
     variable corresponds one to one to the box of its digits.
     """
     digits: dict[Hashable, dict[tuple[int, int | None], int]] = {name: {} for name in extents}
@@ -235,12 +258,12 @@ def _sources(operand: PackedOperand) -> tuple[Plain, ...]:
 
 
 def _composed(index: Plain, bodies: Mapping[Hashable, Plain]) -> Goal:
-    """An index over names as a goal, each name bound to its body."""
+    """Turn an index over names into a goal, each name bound to its body."""
     return index, tuple([(term[0], bodies[term[0]]) for term in index[0]])
 
 
 def _dense(memory: OperandMemory, free: set[str], axes: Mapping[str, int]) -> Plain:
-    """The address in a dense tile over its axes, without those whose stride is free."""
+    """Return the address in a dense tile over its axes, without axes of any stride."""
     terms: list[Term] = []
     weight = 1
     for dimension in reversed(memory.tile):
@@ -268,7 +291,7 @@ class Factored:
         }
 
     def coverage(self) -> bool:
-        """Digits of different axes are independent, and each axis's digits number its range."""
+        """True if the digits of axes are independent, and those of an axis number its range."""
         axes = over_digits(list(self.axes.values()), self.program.extents)
         if axes is None:
             return False
@@ -279,36 +302,36 @@ class Factored:
         return True
 
     def access(self, operand: PackedOperand) -> bool:
-        """Packed indices stay inside, and name the elements that the workload names."""
+        """True if packed indices stay inside and access the workload's elements."""
         return self.layouts[operand.name].access
 
     def neutral(self) -> bool:
-        """Each axis that can leave its extent takes an operand's index out of shape with it."""
+        """True if each axis beyond its extent takes an operand's index out of shape."""
         return all(
             holds(inside, ((self.axes[axis], ()),), (size,))
-            or any(self.layouts[name].excludes(axis, at) for name, at in self.facts.witnesses[axis])
+            or any(self.layouts[name].excludes(axis, n) for name, n in self.facts.witnesses[axis])
             for axis, size in self.facts.sizes.items()
         )
 
     def output(self, name: str) -> bool:
-        """Every element of an output is written, and none in two places.
+        """True if every element of an output is written, and none in two places.
 
-        Given that coverage holds and that the output's access does.
+        Coverage and the access of this output have to hold.
         """
         return self.layouts[name].output
 
     def tile(self) -> bool:
-        """Per operand: instruction axes address memory as the instruction's memory side asks."""
+        """True if instruction axes address every operand as the memory side requires."""
         program = self.program
         return all(
-            self.layouts[program.roles[ours]].tile(
-                program.instruction, ours, program.instruction_axes
+            self.layouts[program.roles[name]].tile(
+                program.instruction, name, program.instruction_axes
             )
-            for ours in program.instruction.memory
+            for name in program.instruction.memory
         )
 
 
 def _top(index: Plain) -> int:
-    """Upper bound of an index over independent variables without divisors."""
+    """Return an upper bound of an index over independent variables without divisors."""
     terms, constant = index
     return constant + sum(max(0, term[2] * (term[1] - 1)) for term in terms)
