@@ -386,6 +386,7 @@ def _check_parts(axis: InstructionAxis, parts: Sequence[TileDimension], error: E
         raise error(f"lacks axis {axis.name}: a tile holds each axis of its operand exactly once")
     if not axis.is_fixed and parts != [TileDimension(axis.name)]:
         raise error(f"splits {axis.name}, which is configurable; allowed: {axis.name} whole")
+    # From the innermost digit outwards, each part has to begin where the previous ones end.
     covered = 1
     ordered = sorted(parts, key=lambda part: (part.divisor, part.modulus or math.inf))
     for number, part in enumerate(ordered):

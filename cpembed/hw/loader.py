@@ -110,6 +110,7 @@ class _Builder:
     def spec(self) -> HardwareSpec:
         table = self.table
         self._check_header()
+        # Names first: the expression can be parsed only when each axis has an extent.
         self._check_names(self._body())
         axes = {name: self._axis(name, value) for name, value in table.instruction.axes.items()}
         operations = math.prod(axis.maximum for axis in axes.values())

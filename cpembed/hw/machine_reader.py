@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import Instruction
@@ -57,19 +58,15 @@ def read_hierarchies(
     }
 
 
+@dataclass
 class _Reader:
-    """Checks one machine's tables against each other and makes the values."""
+    """Reader of one machine, which checks its tables against each other."""
 
-    def __init__(
-        self,
-        place: Callable[[Key], str],
-        name: str,
-        table: HierarchyTable,
-        scopes: Mapping[str, MemoryTable],
-        interface: MemoryInterface | None,
-    ) -> None:
-        self.place, self.name, self.table = place, name, table
-        self.scopes, self.interface = scopes, interface
+    place: Callable[[Key], str]
+    name: str
+    table: HierarchyTable
+    scopes: Mapping[str, MemoryTable]
+    interface: MemoryInterface | None
 
     def error(self, key: Key, problem: str) -> SpecError:
         path = ("machines", self.name, *key)
@@ -153,6 +150,7 @@ class _Reader:
         self._positive(("compute", "cycles"), table.cycles)
         self._positive(("compute", "latency_cycles"), table.latency_cycles, zero=True)
         self._positive(("compute", "issues_per_cycle"), table.issues_per_cycle)
+        # By default a dependent execution waits as long as an independent one.
         latency = table.cycles if table.latency_cycles is None else table.latency_cycles
         issues = table.issues_per_cycle or math.inf
         calls = self._call_cycles(instruction)
@@ -185,6 +183,7 @@ class _Reader:
             name, level = scope, 0
             while (parent := tables[name].parent) is not None:
                 level += 1
+                # A path that is longer than there are memories goes round in a circle.
                 if level > len(tables):
                     problem = "leads back to it; allowed: a memory farther from the unit"
                     raise self.error(("memories", scope, "parent"), problem)

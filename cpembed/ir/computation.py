@@ -150,6 +150,7 @@ class Computation:
     statements: tuple[Assignment, ...]
 
     def __post_init__(self) -> None:
+        # In this order: accesses are looked up by name, and sizes need bounds of valid indices.
         self._check_names()
         self._check_accesses()
         self._check_sizes()
@@ -263,14 +264,11 @@ class Computation:
         return "; ".join(map(str, self.statements))
 
     def _check_names(self) -> None:
-        names = [axis.name for axis in self.axes]
-        for name in names:
-            if names.count(name) > 1:
-                raise WorkloadError(f"{self.name}: axis {name} is declared twice")
-        operands = [operand.name for operand in self.operands]
-        for name in operands:
-            if operands.count(name) > 1:
-                raise WorkloadError(f"{self.name}: operand {name} is declared twice")
+        for kind, declared in (("axis", self.axes), ("operand", self.operands)):
+            names = [item.name for item in declared]
+            for name in names:
+                if names.count(name) > 1:
+                    raise WorkloadError(f"{self.name}: {kind} {name} is declared twice")
         for reduction in (statement.reduction for statement in self.statements):
             if reduction is not None and not OPERATIONS[reduction].commutative:
                 raise WorkloadError(f"{self.name}: {reduction} is not a commutative reduction")
@@ -307,6 +305,7 @@ class Computation:
 
         Without a reduction, a single point has to write it.
         """
+        # Points may then be executed in any order, which every transformation relies on.
         outputs = {operand.name for operand in self.outputs}
         for operand in self.outputs:
             if operand.dtype not in DTYPES:

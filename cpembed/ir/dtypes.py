@@ -178,6 +178,7 @@ def holds(dtype: str, source: str) -> bool:
         return low <= inner_low and inner_high <= high
     if wide.is_integer:
         return False
+    # Bits of the significand with the hidden one: integers up to 2**bits are exact.
     significand = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}[dtype]
     if narrow.is_integer:
         return max(abs(edge) for edge in narrow.integer_range) <= 2**significand

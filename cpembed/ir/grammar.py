@@ -240,6 +240,7 @@ class _Parser:
         self._enter(token)
         arg = self._unary()
         self._depth -= 1
+        # A negative constant is a leaf, so that its text parses to the same tree again.
         return Constant(-arg.value) if isinstance(arg, Constant) else Operation("neg", (arg,))
 
     def _primary(self) -> Expression:
@@ -247,6 +248,7 @@ class _Parser:
         if token.kind == "number":
             return Constant(self._number())
         if token.kind == "name":
+            # One token of lookahead tells a call from an access; the last token is always "end".
             following = self._tokens[self._position + 1]
             return self._call() if following.text == "(" else self._access()
         if not self._accept("("):

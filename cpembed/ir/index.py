@@ -95,6 +95,7 @@ class IndexExpr:
         if len(terms) == 1:
             (term,) = terms
             return IndexExpr(terms if term.coefficient and term.modulus != 1 else (), constant)
+        # Terms of equal digits are like terms. A digit modulo 1 is always 0.
         merged: dict[tuple[str, int, int | None, IndexExpr | None], IndexTerm] = {}
         for term in terms:
             key = (term.iterator, term.divisor, term.modulus, term.inner)
@@ -151,6 +152,8 @@ class IndexExpr:
         The bounds are exact if all digits are distinct, and also where a digit of a sum is
         subtracted from the iterator of that sum; otherwise the range may be too large.
         """
+        # Terms of one iterator depend on each other: x - (x + 1) % 4 is never below -1, though the
+        # bounds of its terms add up to -3. Such differences are enumerated.
         low = high = self.constant
         terms = self.terms
         if any(term.inner is not None and term.coefficient < 0 for term in terms):

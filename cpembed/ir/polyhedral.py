@@ -68,6 +68,7 @@ def in_time(decide: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) ->
     left, operations_per_second = seconds_left(), float(_OPERATIONS_PER_SECOND)
     if math.isinf(left):
         return decide(*arguments, **keywords)
+    # The limit is a property of the context, which all of this process shares: it is reset below.
     context = isl.DEFAULT_CONTEXT
     while True:
         check_time()

@@ -57,6 +57,7 @@ def derive(
         If an operand needs a rewrite that is not available, or the instruction cannot read an
         operand in place.
     """
+    # A key of the cache says nothing of overlaps, on which layouts in place depend.
     layouts: LayoutCache = {} if cache is None or in_place else cache
     if any(embedding.origin.values()):
         raise TransformError(
@@ -97,6 +98,7 @@ def derive(
             )
             layouts[key] = (layout.derive(), layout.applied)
         packed, applied = layouts[key]
+        # A stencil unroll copies elements. Of an output, the copies would have to be added up.
         if any(isinstance(rewrite, StencilUnroll) for rewrite in applied) and role in outputs:
             raise TransformError(
                 f"several points write an element of {role}, which would then lie in several places"
@@ -234,6 +236,7 @@ Feed = tuple[str, int, Digit, bool]
 """An instruction axis, the weight of one of its digits, the digit, and True for the outermost."""
 
 
+# An enumeration asks for few different nests, each of them very often.
 @lru_cache(1 << 12)
 def _axis_nest(axis: Axis, feeds: tuple[Feed, ...]) -> tuple[tuple[Loop, ...], IndexExpr]:
     """Return the outer loops of an axis and its coordinate over these and instruction axes."""

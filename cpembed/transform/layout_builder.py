@@ -80,6 +80,8 @@ def smallest_unrolling(
     extents : tuple of (str, int)
         Extents of the iterators in the coordinates of these axes.
     """
+    # There are at most three treatments of the few axes of an index, so all plans are compared.
+    # Among equals the first one wins: in place before a digit before the complete axis.
     plans = itertools.product(*(axis.treatments for axis in axes))
     sizes = dict(extents)
     return min((_unrolling(name, axes, p, sizes) for p in plans), key=lambda u: u.elements)
@@ -193,6 +195,7 @@ class LayoutBuilder(ABC):
         self._indices = dict(zip(names, self.access.index, strict=True))
         self._original_names = tuple(names)
         digits = self.embedding.digits
+        # Where two instruction axes have digits of one workload axis, the first one counts.
         self._fed = {d.axis: a for a in reversed(self.instruction_axes) for d in digits[a]}
 
     def _check_moves(self) -> None:

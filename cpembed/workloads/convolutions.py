@@ -243,6 +243,7 @@ class _Form:
 
     def with_options(self, sizes: Mapping[str, int]) -> _Form:
         """Add axes for groups (g) and for the filters of a channel (m) if there are several."""
+        # At these places, g and c (or c and m) are a reshape of the usual channels in memory.
         result, image, weights = [*self.result], [*self.image], [*self.weights]
         if sizes.get("groups", 1) > 1:
             result[1:1] = image[1:1] = weights[:0] = ["g"]
@@ -283,6 +284,7 @@ class _Form:
             name=family.name,
             dtypes=dict(zip("IWO", types, strict=True)),
             shapes={"I": tuple(extents[name] for name in image)},
+            # Without padding every access has to stay inside, which the parser then checks.
             zero_outside=("I",) if any(a.before > 0 or a.after > 0 for a in axes) else (),
         )
         if not any(axis.flipped for axis in axes):
@@ -350,6 +352,7 @@ def convolution(
         for (output, size, tap), numbers in zip(form.axes, zip(*lists, strict=True), strict=True):
             window = dict(zip([p.name for p in per_axis], numbers, strict=True))
             output_pad = window.pop("output_pad", 0)
+            # The rows that the filter reaches in part are fewer than the stride or the dilation.
             if output_pad and output_pad >= max(window["stride"], window["dilation"]):
                 raise family.error(
                     f"output_pad={output_pad} is not below stride={window['stride']} or "

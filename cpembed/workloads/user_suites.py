@@ -64,6 +64,7 @@ def read_suite(path: Path) -> tuple[Layer, ...]:
     Raises :class:`WorkloadError`, with the line, for a table that cannot be read.
     """
     try:
+        # Spreadsheets begin a file in UTF-8 with a byte order mark.
         text = read_regular(path, _MAX_TABLE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
@@ -105,6 +106,7 @@ def _layer(path: Path, line: int, index: int, row: dict[str, str | None]) -> Lay
         raise WorkloadError(f"{where}: the layer is empty: name a workload")
     if not _COUNT.fullmatch(count):
         raise WorkloadError(f"{where}: count {count!r} is no integer from 1 to 10^15")
+    # Every layer is parsed at once, so that a wrong one is reported with its line.
     try:
         computation = parse_workload(label.split())
     except WorkloadError as error:

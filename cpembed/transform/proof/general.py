@@ -196,6 +196,8 @@ def zeros(relations: Relations, value: Expression) -> isl.Set:
         return zeros(relations, value.arg)
     if not isinstance(value, Operation):
         return everywhere if value.value == 0 else everywhere.subtract(everywhere)
+    # A product is zero if any factor is, a shift if its first argument is, and any other operation
+    # if all of its arguments are.
     parts = [zeros(relations, arg) for arg in value.args]
     if value.op == "shr":
         return parts[0]
@@ -311,6 +313,7 @@ def flattening(program: DerivedProgram) -> list[str]:
 def _flattening_failures(
     original: Computation, flat: Computation, coordinates: tuple[IndexExpr, ...], *, gaps: bool
 ) -> tuple[str, ...]:
+    # This does not depend on layouts, so the programs of an enumeration share the decision.
     points = relation(coordinates, flat.extents)
     failed: list[str] = []
     domain = box(original.extents.values())
