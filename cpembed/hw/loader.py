@@ -238,7 +238,7 @@ class _Builder:
         )
         allowed = granule <= value.max <= MAX_EXTENT and value.max % granule == 0
         self.need(allowed, (*key, "max"), problem)
-        return InstructionAxis(name, granule, granule, 1, value.max)
+        return InstructionAxis(name, granule, granule, largest=value.max)
 
     def _body(self) -> ParsedBody:
         try:

@@ -29,6 +29,13 @@ class IndexTerm:
     modulus: int | None = None
     inner: IndexExpr | None = None
 
+    @staticmethod
+    def digit(
+        inner: IndexExpr, *, coefficient: int = 1, divisor: int = 1, modulus: int | None = None
+    ) -> IndexTerm:
+        """Make the digit ``coefficient * ((inner // divisor) % modulus)`` of an expression."""
+        return IndexTerm("", coefficient, divisor, modulus, inner)
+
     @property
     def is_affine(self) -> bool:
         return self.divisor == 1 and self.modulus is None and self.inner is None
@@ -55,6 +62,7 @@ class IndexTerm:
 
     def times(self, factor: int, added: int = 0) -> IndexTerm:
         """Multiply the coefficient by a factor, then add to it."""
+        # Layouts scale very many terms: the constructor is quicker than `replace`.
         coefficient = self.coefficient * factor + added
         return IndexTerm(self.iterator, coefficient, self.divisor, self.modulus, self.inner)
 

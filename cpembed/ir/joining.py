@@ -152,5 +152,11 @@ class JoinedRows:
         before = max(0, -low)
         width = before + max(shape[second], high + 1)
         width += -width % step
-        after = width - before - shape[second]
-        return JoinedRows(first, phases, before, after, width // step, step)
+        return JoinedRows(
+            first=first,
+            phases=phases,
+            before=before,
+            after=width - before - shape[second],
+            pitch=width // step,
+            step=step,
+        )

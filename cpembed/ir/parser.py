@@ -86,11 +86,11 @@ def parse_computation(
         for operand, shape in _operand_shapes(body, extents, shapes or {}, zero_outside).items()
     }
     return Computation(
-        name,
-        axes,
-        tuple(operands[name] for name in body.inputs),
-        tuple(operands[name] for name in body.outputs),
-        tuple(Assignment(s.store, s.value, s.reduction) for s in body.statements),
+        name=name,
+        axes=axes,
+        inputs=tuple(operands[name] for name in body.inputs),
+        outputs=tuple(operands[name] for name in body.outputs),
+        statements=tuple(Assignment(s.store, s.value, s.reduction) for s in body.statements),
     )
 
 

@@ -78,10 +78,7 @@ def _port(
             continue
         step = math.gcd(*(term.coefficient for term in index.terms))
         low, high = index.bounds(computation.extents)
-        terms = [
-            IndexTerm(t.iterator, t.coefficient // step, t.divisor, t.modulus, t.inner)
-            for t in index.terms
-        ]
+        terms = [replace(term, coefficient=term.coefficient // step) for term in index.terms]
         indices.append(IndexExpr.of(terms, (index.constant - low) // step))
         view.append(IndexExpr.of([IndexTerm(f"d{len(shape)}", step)], low))
         shape.append((high - low) // step + 1)

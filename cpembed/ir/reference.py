@@ -144,7 +144,13 @@ class _Product:
         rows.sort(key=left.contiguity, reverse=True)
         columns.sort(key=right.contiguity, reverse=True)
         return _Product(
-            tuple(batch), tuple(rows), tuple(columns), tuple(contracted), left, right, output
+            batch=tuple(batch),
+            rows=tuple(rows),
+            columns=tuple(columns),
+            contracted=tuple(contracted),
+            left=left,
+            right=right,
+            output=output,
         )
 
     def tiles(self, extents: Mapping[str, int]) -> list[dict[str, slice]]:

@@ -36,7 +36,6 @@ from cpembed.transform.rewrites import (
     Pad,
     Split,
     StencilUnroll,
-    unroll,
 )
 
 
@@ -111,18 +110,13 @@ class OperandLayout(LayoutBuilder):
         return IndexAxis(axis, term.coefficient, self.axis_map[axis], feeds, treatments)
 
     def _apply_unrolling(self, name: str, unrolling: Unrolling) -> None:
-        position = self._position(name)
-        dimension, access = self.layout.dimensions[position], self.layout.access[position]
         parts, moved = list(unrolling.parts), unrolling.moved
-        offset = unrolling.offset + access.constant
+        offset = unrolling.offset + self.layout.access[self._position(name)].constant
         if unrolling.shared and parts[0].name != name:
             parts[0] = replace(parts[0], name=self._fresh(parts[0].name))
         digits = [part for part in parts if part.walked_by is not None]
         if moved or digits:
-            rewrite = unroll(
-                self.layout.name, position, dimension.extent, offset, tuple(parts), name
-            )
-            self._apply(rewrite)
+            self._unroll_dimension(name, offset, parts)
             for axis in moved:
                 self._direct[f"{name}.{axis}"] = axis
         digit_parts = {part.name.removesuffix(".i"): part for part in digits}
@@ -154,10 +148,8 @@ class OperandLayout(LayoutBuilder):
             before += -(self.layout.access[k].constant + before) % block
             after = max(0, high + 1 - dimension.extent)
             after += -(before + dimension.extent + after) % block
-            if before or after:
-                name, extent = self.layout.name, dimension.extent
-                clears = unrolled and dimension.name in self.embedding.flattened
-                self._apply(Pad(name, k, before, after, extent, dimension.name, clears=clears))
+            clears = unrolled and dimension.name in self.embedding.flattened
+            self._widen(dimension.name, before, after, clears=clears)
 
     def _block(self, name: str) -> int:
         """Return the number of elements of a block of a dimension that will be split, else 1."""
@@ -193,23 +185,44 @@ class OperandLayout(LayoutBuilder):
             overlap = self.overlaps[digit.axis]
             zeros = overlap.kind is AxisKind.REDUCTION
             rewrite = Overlapped(
-                operand, dimension, overlap, f"{name}.o", inner, instruction_axis, zeros=zeros
-            )
-        elif digit.stride == 1:
-            rewrite = Split(operand, dimension, block, f"{name}.o", inner, instruction_axis)
-        else:
-            self._apply(Split(operand, dimension, block, f"{name}.o", f"{name}.b"))
-            phase = f"{name}.p"
-            rewrite = Split(
                 operand,
-                dimension + 1,
-                digit.stride,
-                inner,
-                phase,
-                outer_walked_by=instruction_axis,
+                dimension,
+                overlap,
+                outer=f"{name}.o",
+                inner=inner,
+                walked_by=instruction_axis,
+                zeros=zeros,
             )
-        self._apply(rewrite)
+            self._apply(rewrite)
+        elif digit.stride == 1:
+            self._apply_split(name, block, (f"{name}.o", inner), walked_by=instruction_axis)
+        else:
+            # Steps of a digit are the outer part of a block, the phases between them the inner one.
+            self._apply_split(name, block, (f"{name}.o", f"{name}.b"))
+            phases = (inner, f"{name}.p")
+            self._apply_split(f"{name}.b", digit.stride, phases, outer_walked_by=instruction_axis)
         return inner
+
+    def _apply_split(
+        self,
+        name: str,
+        factor: int,
+        parts: tuple[str, str],
+        *,
+        walked_by: str | None = None,
+        outer_walked_by: str | None = None,
+    ) -> None:
+        """Split a dimension into an outer and an inner part, which has ``factor`` elements."""
+        split = Split(
+            operand=self.layout.name,
+            dimension=self._position(name),
+            factor=factor,
+            outer=parts[0],
+            inner=parts[1],
+            walked_by=walked_by,
+            outer_walked_by=outer_walked_by,
+        )
+        self._apply(split)
 
     def _stays(self, axis: str, digits: list[str]) -> bool:
         """True if an instruction axis has a single digit, which can stay where its axis is."""
@@ -227,20 +240,26 @@ class OperandLayout(LayoutBuilder):
         """Fuse the digits of an instruction axis, which are neighbours by now."""
         first = self._position(digits[0])
         if len(digits) > 1:
-            sizes = tuple(d.extent for d in self.layout.dimensions[first : first + len(digits)])
-            fused = self._fresh(axis)
-            self._apply(Fuse(self.layout.name, first, sizes, fused, axis, tuple(digits)))
+            fuse = Fuse(
+                self.layout.name,
+                first,
+                extents=tuple(self._sizes(digits)),
+                fused=self._fresh(axis),
+                walked_by=axis,
+                labels=tuple(digits),
+            )
+            self._apply(fuse)
 
     def _tile(self, axes: list[str]) -> None:
         """Split gathered axes as the tile's dimensions are, and reorder them as in the tile."""
         for axis in axes:
-            parts = [t for t in self.memory.tile if t.axis == axis]
-            cuts = sorted({t.divisor for t in parts if t.divisor > 1}, reverse=True)
+            divisors = {t.divisor for t in self.memory.tile if t.axis == axis}
+            cuts = sorted(divisors - {1}, reverse=True)
             name = next(d.name for d in self.layout.dimensions if d.walked_by == axis)
             for cut in cuts:
-                outer, inner = f"{axis}/{cut}", f"{axis}%{cut}"
-                self._apply(Split(self.layout.name, self._position(name), cut, outer, inner, axis))
-                name = inner
+                parts = f"{axis}/{cut}", f"{axis}%{cut}"
+                self._apply_split(name, cut, parts, walked_by=axis)
+                name = parts[1]
         # Axes of any stride go outside those that must be dense. A dimension that is read in place
         # contiguously must be dense as well, so it comes last.
         tiles = sorted(
@@ -295,12 +314,9 @@ class InPlaceLayout(LayoutBuilder):
             axis: self.overlaps[axis].extent if axis in self.overlaps else self._reach(index)
             for axis, index in self.axis_map.items()
         }
-        for k, dimension in enumerate(self.layout.dimensions):
+        for dimension in self.layout.dimensions:
             low, high = self._indices[dimension.name].bounds(padded)
-            before, after = max(0, -low), max(0, high + 1 - dimension.extent)
-            if before or after:
-                name = self.layout.name
-                self._apply(Pad(name, k, before, after, dimension.extent, dimension.name))
+            self._widen(dimension.name, max(0, -low), max(0, high + 1 - dimension.extent))
         for axis in self.instruction_axes:
             if self.extents[axis] > 1 and not self._walks(axis):
                 raise TransformError(

@@ -296,7 +296,7 @@ class LayoutBuilder(ABC):
         joined = self._fresh("+".join(old))
         self._joined.add(joined)
         indices = [self._indices[rows], self._indices[columns] + joint.before]
-        index = joined_index(indices, self._sizes(old), members, name, joint.step)
+        index = joined_index(indices, self._sizes(old), members, name, step=joint.step)
         self._join(joined, old, index, fused=name, labels=old)
         return True
 
@@ -312,14 +312,13 @@ class LayoutBuilder(ABC):
         high = rest.bounds(self.extents)[1]
         rows, phase = self._fresh(f"{name}.{member}"), self._fresh(f"{name}.phase")
         extent = self.workload.extents[member] + high // phases
-        quotient = IndexExpr((IndexTerm("", 1, phases, None, rest),))
-        remainder = IndexExpr((IndexTerm("", 1, 1, phases, rest),))
+        quotient = IndexExpr((IndexTerm.digit(rest, divisor=phases),))
+        remainder = IndexExpr((IndexTerm.digit(rest, modulus=phases),))
         parts = (
             Part(phase, min(phases, high + 1), 1, remainder),
             Part(rows, extent, phases, quotient),
         )
-        size = self.layout.dimensions[position].extent
-        self._apply(unroll(self.layout.name, position, size, low, parts, name))
+        self._unroll_dimension(name, low, parts)
         del self._indices[name]
         self._indices[rows] = IndexExpr.iterator(member)
         return rows
@@ -327,12 +326,31 @@ class LayoutBuilder(ABC):
     def _sizes(self, dimensions: Sequence[str]) -> list[int]:
         return [self.layout.dimensions[self._position(name)].extent for name in dimensions]
 
-    def _widen(self, dimension: str, before: int, after: int) -> None:
-        """Add zeros at the ends of a dimension."""
+    def _widen(self, name: str, before: int, after: int, *, clears: bool = False) -> None:
+        """Add zeros at the ends of a dimension, if any; ``clears`` as in :class:`Pad`."""
         if before or after:
-            position = self._position(dimension)
-            (extent,) = self._sizes([dimension])
-            self._apply(Pad(self.layout.name, position, before, after, extent, dimension))
+            pad = Pad(
+                operand=self.layout.name,
+                dimension=self._position(name),
+                before=before,
+                after=after,
+                extent=self._sizes([name])[0],
+                label=name,
+                clears=clears,
+            )
+            self._apply(pad)
+
+    def _unroll_dimension(self, name: str, offset: int, parts: Sequence[Part]) -> None:
+        """Replace a dimension by parts whose sum and offset are its index."""
+        rewrite = unroll(
+            self.layout.name,
+            self._position(name),
+            extent=self._sizes([name])[0],
+            offset=offset,
+            parts=tuple(parts),
+            label=name,
+        )
+        self._apply(rewrite)
 
     def _join(
         self,
@@ -346,9 +364,10 @@ class LayoutBuilder(ABC):
         """Join neighbouring dimensions to one, whose index is the fused axis and further axes."""
         start, sizes = self._position(parts[0]), tuple(self._sizes(parts))
         coordinate = self.axis_map[fused].times(index.coefficient(fused))
-        self._apply(
-            Flatten(self.layout.name, start, sizes, joined, labels=tuple(labels), index=coordinate)
+        flatten = Flatten(
+            self.layout.name, start, sizes, joined, labels=tuple(labels), index=coordinate
         )
+        self._apply(flatten)
         for part in parts:
             del self._indices[part]
         self._indices[joined] = index
@@ -378,10 +397,7 @@ class LayoutBuilder(ABC):
             parts.insert(0, Part(label, high + 1, step, shared))
             terms = [IndexTerm(t.iterator, t.coefficient // step) for t in rest]
             self._indices[label] = IndexExpr.of(terms)
-        offset = low + access.constant
-        self._apply(
-            unroll(self.layout.name, position, dimension.extent, offset, tuple(parts), name)
-        )
+        self._unroll_dimension(name, low + access.constant, parts)
         del self._indices[name]
         self._indices[dimension_name] = IndexExpr.iterator(member)
         return dimension_name

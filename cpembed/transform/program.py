@@ -74,7 +74,9 @@ class Overlap:
     def start(self, loop: str | None = None) -> IndexExpr:
         """First point of a block, over the iterator of the blocks."""
         name = loop or self.loop
-        last = IndexTerm("", -self.back, self.count, None, IndexExpr((IndexTerm(name),), 1))
+        last = IndexTerm.digit(
+            IndexExpr.iterator(name) + 1, coefficient=-self.back, divisor=self.count
+        )
         return IndexExpr.of([IndexTerm(name, self.block), last])
 
     def repeated(self, loop: str, position: IndexExpr) -> IndexExpr:
@@ -84,10 +86,12 @@ class Overlap:
         the block, so that its quotient is 1.
         """
         negated = [term.times(-1) for term in position.terms]
-        last = IndexTerm("", self.block, self.count, None, IndexExpr((IndexTerm(loop),), 1))
+        last = IndexTerm.digit(
+            IndexExpr.iterator(loop) + 1, coefficient=self.block, divisor=self.count
+        )
         low = self.block - 1 + self.back - position.constant
         inner = IndexExpr.of([*negated, last], low)
-        return IndexExpr((IndexTerm("", 1, 2 * self.block, None, inner),))
+        return IndexExpr((IndexTerm.digit(inner, divisor=2 * self.block),))
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def layout_parameter(first: str, last: str, weights: str) -> Parameter:
     """
     meaning = f"{first}, {last} {weights}, or blocks of channels as in {first}16c"
     choices = first, last, f"{first}16c"
-    return Parameter("layout", meaning, ParameterKind.CHOICE, first, choices)
+    return Parameter("layout", meaning, ParameterKind.CHOICE, default=first, choices=choices)
 
 
 def block_of(layout: str) -> int:
@@ -202,7 +202,16 @@ class ImageAxis:
         """Make an axis of a transposed convolution: ``stride - 1`` zeros between pixels, step 1."""
         edge = dilation * (taps - 1) - pad
         size = stride * (extent - 1) + 1
-        return cls(size, taps, edge, edge + output_pad, 1, dilation, True, stride)
+        return cls(
+            extent=size,
+            taps=taps,
+            before=edge,
+            after=edge + output_pad,
+            stride=1,
+            dilation=dilation,
+            flipped=True,
+            pixel_step=stride,
+        )
 
     @property
     def output_extent(self) -> int:
