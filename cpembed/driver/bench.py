@@ -43,8 +43,8 @@ from cpembed.measure.results import ResultStore, default_directory
 from cpembed.measure.runner import ATTEMPTS, NOISE
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import missing_for, open_target
-from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer
+from cpembed.workloads.user_suites import ComputedLayer
 
 STRICT = "strict"
 """The constraint set whose embeddings every row reports, whatever was asked for."""

@@ -13,8 +13,8 @@ from cpembed.graph.graph import Graph
 from cpembed.graph.kinds.product import Product
 from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
-from cpembed.workloads.own_suites import ComputedLayer, is_table, read_suite
 from cpembed.workloads.suites import SUITES, Layer, suite
+from cpembed.workloads.user_suites import ComputedLayer, is_table, read_suite
 
 MODELS = (".onnx", ".pt2")
 """How names of files with models end."""

@@ -44,8 +44,8 @@ from cpembed.provenance import Provenance
 from cpembed.targets.portable import PORTABLE
 from cpembed.targets.registry import open_target
 from cpembed.tuning.records import Lookup, Record, best_record
-from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer
+from cpembed.workloads.user_suites import ComputedLayer
 
 Phase = Callable[[str, int], None]
 

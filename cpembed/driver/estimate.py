@@ -19,7 +19,7 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.solve import Progress, TopCandidates, explained, searches
 from cpembed.errors import SpecError, TransformError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.kernel.packing import packed_before
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of

@@ -24,8 +24,7 @@ from cpembed.hw.instruction import HardwareSpec
 from cpembed.ir.computation import Computation
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.transform.layout_builder import original_layout as before_rewrites
-from cpembed.transform.program import DerivedProgram, PackedOperand
-from cpembed.transform.rewrites import Rewrite
+from cpembed.transform.program import DerivedProgram, PackedOperand, Rewrite
 
 if TYPE_CHECKING:
     from cpembed.driver.options import MethodName

@@ -23,10 +23,10 @@ from cpembed.driver.result import SolveResult
 from cpembed.driver.run import run
 from cpembed.errors import CpembedError, CrashError, InvariantError, WorkloadError
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.operators.family import OperatorFamily
-from cpembed.operators.registry import find_operator, operator_names
-from cpembed.operators.stencil import block_of
 from cpembed.selection.ranking import RankedCandidate
+from cpembed.workloads.convolutions import block_of
+from cpembed.workloads.family import OperatorFamily
+from cpembed.workloads.operators import find_operator, operator_names
 from cpembed.workloads.suites import layer
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 8, 64

@@ -27,7 +27,7 @@ from cpembed.embedding.result import Formulation, silent
 from cpembed.errors import SpecError
 from cpembed.hw.instruction import HardwareSpec, Instruction
 from cpembed.ir.computation import Computation
-from cpembed.ir.written import require_written
+from cpembed.ir.polyhedral import require_written
 from cpembed.selection.ranking import RankedCandidate
 from cpembed.selection.search import find_best
 from cpembed.time_limit import Clock, OutOfTime, check_time, within

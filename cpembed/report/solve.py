@@ -14,7 +14,7 @@ from cpembed.embedding.conflict import Conflict
 from cpembed.embedding.cpsat import SearchStatistics, Status
 from cpembed.embedding.result import Formulation
 from cpembed.hw.instruction import HardwareSpec
-from cpembed.hw.level_tables import Layouts
+from cpembed.hw.machine import Layouts
 from cpembed.ir.computation import Computation
 from cpembed.provenance import Provenance
 from cpembed.report import words
@@ -86,7 +86,7 @@ def estimate_report(result: EstimateResult, *, verbose: bool = False) -> Iterato
     yield _header(
         solved,
         verbose,
-        ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.known}"),
+        ("machine", f"{machine.name}, {machine.clock_mhz:,.0f} MHz; figures {machine.evidence}"),
         ("times", f"{Provenance.ESTIMATED} from the description alone; {order}"),
         *_tilings(result),
     )

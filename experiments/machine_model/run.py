@@ -23,7 +23,7 @@ import numpy as np
 from cpembed.driver.named import hardware_spec, workload
 from cpembed.driver.solve import solve
 from cpembed.errors import CpembedError
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.kernel.packing import packed_before
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.selection.ranking import RankedCandidate

@@ -24,12 +24,12 @@ from cpembed.kernel.epilogue import (
     channel_numbers,
     random_vectors,
 )
-from cpembed.operators.convolutions import conv2d, depthwise
-from cpembed.operators.einsum import dot, gemm
 from cpembed.targets.cpu.build import BackendName, build
 from cpembed.targets.vta.tail import epilogue_of, tail_of
 from cpembed.targets.x86.features import missing_features
 from cpembed.transform.program import DerivedProgram
+from cpembed.workloads.convolutions import conv2d, depthwise
+from cpembed.workloads.einsum import dot, gemm
 
 EPILOGUES = [
     Epilogue(dtype, scale=scale, bias=bias, relu=relu)

@@ -26,7 +26,7 @@ from cpembed.embedding.cpsat import SearchLimits
 from cpembed.embedding.result import silent
 from cpembed.errors import LoweringError, TransformError
 from cpembed.exploration.cores.description import DOUBLE, SINGLE, Core, target
-from cpembed.hw.levels import Hierarchy
+from cpembed.hw.machine import Hierarchy
 from cpembed.ir.computation import Computation
 from cpembed.machine.nest import Floats, TileNest, tile_nest
 from cpembed.machine.search import best_tilings, tilings_for

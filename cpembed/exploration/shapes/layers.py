@@ -17,8 +17,8 @@ from cpembed.exploration.shapes.executions import LayerExecutions, Scope, layer_
 from cpembed.exploration.shapes.shape import template
 from cpembed.graph.graph import Graph
 from cpembed.ir.computation import Computation
-from cpembed.workloads.own_suites import ComputedLayer
 from cpembed.workloads.suites import Layer
+from cpembed.workloads.user_suites import ComputedLayer
 
 Report = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cpembed.ir.interpreter import interpret
 from cpembed.targets.TEMPLATE.lower import Tile, Walk
 from cpembed.targets.TEMPLATE.schedule import Order
-from cpembed.transform.data import pack, unpack
+from cpembed.transform.program import pack, unpack
 
 Array = NDArray[Any]
 

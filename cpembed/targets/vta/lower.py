@@ -32,8 +32,7 @@ from cpembed.targets.vta.program import Role, Tensor, VtaProgram
 from cpembed.targets.vta.schedule import Schedule
 from cpembed.targets.vta.tail import Tail, check_tail, default_tail
 from cpembed.targets.vta.tiles import TileNest, TileTensor, tile_nest
-from cpembed.transform.data import pack, source_elements
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedOperand, pack, source_elements
 
 Array = NDArray[Any]
 

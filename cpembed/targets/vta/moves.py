@@ -1,6 +1,6 @@
 """Packing and unpacking for VTA by compiled kernels: the layout moves that the host does.
 
-:mod:`cpembed.transform.data` does the same in numpy, slower.
+:func:`cpembed.transform.program.pack` does the same in numpy, slower.
 """
 
 from __future__ import annotations

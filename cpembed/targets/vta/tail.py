@@ -165,7 +165,7 @@ def requantized_for(workload: Computation) -> Requantized:
     A product of two such numbers deviates by 5,461, so three of a sum of L of them are
     2^14 sqrt(L); int8 has seven bits beside its sign.
 
-    >>> from cpembed.operators.einsum import gemm
+    >>> from cpembed.workloads.einsum import gemm
     >>> requantized_for(gemm(m=4, n=4, k=256)).shift
     11
     """

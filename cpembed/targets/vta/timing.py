@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.errors import InvariantError, SpecError
-from cpembed.hw.instruction import Machine
+from cpembed.hw.machine import MemoryInterface
 from cpembed.kernel.runtime import aligned, shared
 from cpembed.targets.vta.checker import check
 from cpembed.targets.vta.columns import MODULES, QUEUES, Columns, Numbers, columns_of
@@ -53,7 +53,7 @@ class MemorySystem:
     outstanding: int = 16
 
     @classmethod
-    def of(cls, machine: Machine) -> MemorySystem:
+    def of(cls, machine: MemoryInterface) -> MemorySystem:
         """The memory system of a target."""
         return cls(machine.dram_delay_cycles, machine.bus_bits, machine.burst_beats)
 

@@ -14,10 +14,10 @@ from cpembed.embedding.search import find_embeddings
 from cpembed.hw.loader import load_hardware_spec
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import random_inputs
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import dot
 from cpembed.transform.derive import derive
 from cpembed.transform.proof import require
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import dot
 from cpembed.workloads.naming import parse_workload
 from tests.executed import execute
 

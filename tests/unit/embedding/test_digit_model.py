@@ -13,7 +13,7 @@ from cpembed.embedding.regular import digit_model_obstacle
 from cpembed.embedding.result import Formulation
 from cpembed.embedding.search import search
 from cpembed.hw.loader import load_hardware_spec
-from cpembed.operators.convolutions import conv2d
+from cpembed.workloads.convolutions import conv2d
 from tests.unit.embedding.test_node_maps import make_problem
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import SpecError
-from cpembed.hw.instruction import Machine
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import MemoryInterface
 from tests.unit.hw.toy import Broken, assert_refused, edited, write
 
 BROKEN: dict[str, Broken] = {
@@ -181,7 +181,7 @@ dram_delay_cycles = 0
 
 def test_the_machine_is_read(tmp_path: Path) -> None:
     text = edited("[memories.sums]", f"[memories.sums]\n{MACHINE}")
-    assert load_hardware_spec(write(tmp_path, text)).machine == Machine(333.3, 128, 16, 0)
+    assert load_hardware_spec(write(tmp_path, text)).machine == MemoryInterface(333.3, 128, 16, 0)
 
 
 @pytest.mark.parametrize(

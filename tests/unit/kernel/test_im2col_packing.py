@@ -21,8 +21,7 @@ from cpembed.kernel.plan import KernelPlan
 from cpembed.kernel.segments import Bound
 from cpembed.targets.cpu.layout_cost import element_cost, segments
 from cpembed.targets.cpu.variants import in_windows, require_variant
-from cpembed.transform.data import pack
-from cpembed.transform.program import DerivedProgram, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedOperand, pack
 from tests.executed import execute
 from tests.unit.transform.small_tiles import small_amx
 

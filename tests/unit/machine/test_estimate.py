@@ -11,9 +11,8 @@ import pytest
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
 from cpembed.errors import SpecError, TransformError
-from cpembed.hw.level_tables import Layouts, Overlapping
-from cpembed.hw.levels import Hierarchy
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import Hierarchy, Layouts, Overlapping
 from cpembed.ir.index import IndexExpr, IndexTerm
 from cpembed.machine.estimate import estimate_program, machine_of
 from cpembed.machine.nest import TileOperand, tile_nest

@@ -8,9 +8,8 @@ import pytest
 
 from cpembed.driver.named import workload
 from cpembed.driver.solve import solve
-from cpembed.hw.level_tables import Moved, Overlapping
-from cpembed.hw.levels import ComputeUnit, Hierarchy
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import ComputeUnit, Hierarchy, Overlapping, TransferUnit
 from cpembed.machine.estimate import Estimate, estimate_program, machine_of
 from cpembed.machine.search import best_tilings
 from cpembed.machine.times import compute_time, memory_times
@@ -44,7 +43,7 @@ def test_a_bus_for_both_directions_takes_their_sum() -> None:
 
 def test_what_one_unit_below_can_have() -> None:
     """The two factors come from memories of their own: each has its limit."""
-    assert totals(changed(machine(64), "dram", each_read=0.1))[1] == pytest.approx(160 + 16)
+    assert totals(changed(machine(64), "dram", child_read_bytes=0.1))[1] == pytest.approx(160 + 16)
 
 
 def test_transfers_that_wait_add_up_with_their_latency() -> None:
@@ -61,7 +60,7 @@ def test_one_tile_overlaps_with_nothing() -> None:
 def test_executions_and_loads_are_issued_one_after_the_other() -> None:
     given = machine(64)
     for name in "abc":
-        given = changed(given, name, moves=Moved.TILE)
+        given = changed(given, name, transfer_unit=TransferUnit.TILE)
     nest = gemm(4, 4, 4)
     free = compute_time(best_tilings(nest, given).tilings, nest, given)
     assert free.issuing[0] == 0
@@ -115,9 +114,9 @@ def test_cores_share_rows_and_columns() -> None:
 
 def test_a_factor_that_streams_comes_with_each_execution() -> None:
     """4 x 4 x 4 takes A 64 times, whatever tiles and orders are: a byte each; B and C once."""
-    streams = changed(machine(64), "a", moves=Moved.EXECUTION)
+    streams = changed(machine(64), "a", transfer_unit=TransferUnit.EXECUTION)
     for name in "bc":
-        streams = changed(streams, name, moves=Moved.TILE)
+        streams = changed(streams, name, transfer_unit=TransferUnit.TILE)
     assert totals(streams)[1:3] == ((64 + 16) / 2, 64 / 1)
     # What has no room to be kept comes more often, unless it streams anyway.
     small = replace(

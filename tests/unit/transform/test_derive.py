@@ -23,13 +23,12 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.index import IndexExpr
 from cpembed.ir.interpreter import interpret, interpret_all
 from cpembed.ir.reference import random_inputs
-from cpembed.operators.convolutions import conv2d
-from cpembed.operators.einsum import gemm
-from cpembed.transform.data import pack
 from cpembed.transform.derive import derive
-from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand
+from cpembed.transform.program import DerivedProgram, PackedDimension, PackedOperand, pack
 from cpembed.transform.proof import prove
 from cpembed.transform.rewrites import ImagePack, StencilUnroll
+from cpembed.workloads.convolutions import conv2d
+from cpembed.workloads.einsum import gemm
 from cpembed.workloads.naming import parse_workload
 from tests.executed import execute, execute_all
 from tests.programs import random_programs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cpembed.errors import ProgramError, SpecError
-from cpembed.hw.instruction import Machine
+from cpembed.hw.machine import MemoryInterface
 from cpembed.ir.reference import random_inputs
 from cpembed.targets.vta.config import VtaConfig
 from cpembed.targets.vta.isa import Alu, AluOp, Finish, Gemm, Load, Memory, Store, Tokens
@@ -129,7 +129,7 @@ def test_other_machines_have_other_beats():
     assert duration(Load(Memory.WGT, 0, 0, 1, 10, 10), wide) == 16 + 7 + 10 * 16
     # An element that fits a beat takes the wide path, a cycle shorter.
     assert duration(Load(Memory.INP, 0, 0, 1, 10, 10), wide) == 16 + 6 + 10
-    given = Machine(clock_mhz=333, bus_bits=128, burst_beats=8, dram_delay_cycles=40)
+    given = MemoryInterface(clock_mhz=333, bus_bits=128, burst_beats=8, dram_delay_cycles=40)
     assert MemorySystem.of(given) == MemorySystem(40, 128, 8)
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import SpecError
-from cpembed.hw.level_tables import Known, Moved, Overlapping
-from cpembed.hw.levels import Hierarchy
 from cpembed.hw.loader import load_hardware_spec
+from cpembed.hw.machine import Evidence, Hierarchy, Overlapping, TransferUnit
 from tests.unit.hw.toy import edited, write
 
 MACHINES = """
@@ -76,19 +75,19 @@ def read(folder: Path, text: str) -> Hierarchy:
 
 def test_memories_are_read_by_level(tmp_path: Path) -> None:
     machine = read(tmp_path, MACHINES)
-    assert (machine.name, machine.clock_mhz, machine.known) == ("big", 1000, Known.PUBLISHED)
+    assert (machine.name, machine.clock_mhz, machine.evidence) == ("big", 1000, Evidence.PUBLISHED)
     assert machine.compute.cycles == 0.5
     assert machine.compute.issues_per_cycle == math.inf
     names = [[memory.name for memory in level] for level in machine.levels]
     assert names == [["buffer", "sums"], ["l1"], ["l2"], ["dram"]]
-    assert [machine.sharing(level) for level in range(3)] == [2, 4, 1]
+    assert [machine.fan_out(level) for level in range(3)] == [2, 4, 1]
     assert [memory.name for memory in machine.path("sums")] == ["sums", "l2", "dram"]
     buffer, sums, l2 = (machine.memories[name] for name in ("buffer", "sums", "l2"))
-    assert (buffer.capacity_bytes, buffer.room) == (128, 128)
-    assert buffer.moves is Moved.TILE
-    assert sums.room == 2048
+    assert (buffer.capacity_bytes, buffer.tile_capacity) == (128, 128)
+    assert buffer.transfer_unit is TransferUnit.TILE
+    assert sums.tile_capacity == 2048
     # One bank cannot be filled while it is read.
-    assert l2.overlapped is Overlapping.NONE
+    assert l2.effective_overlap is Overlapping.NONE
     assert machine.root.half_duplex
 
 

@@ -16,38 +16,51 @@ from typing import Any
 
 from cpembed.ir.computation import Computation
 from cpembed.ir.parser import parse_computation
-from cpembed.operators.family import DTYPE, OperatorFamily, Parameter, ParameterKind
+from cpembed.workloads.family import DTYPE, OperatorFamily, Parameter, ParameterKind
 
 TRANS_A = Parameter("trans_a", "1: A is stored with k before m", ParameterKind.FLAG, "0")
 TRANS_B = Parameter("trans_b", "1: B is stored with n before k", ParameterKind.FLAG, "0")
 COLUMN = Parameter(
     "column", "1: vectors are matrices of one column, an axis n", ParameterKind.FLAG, "0"
 )
-"""A unit that multiplies matrices then takes the product, mostly padding, which is how AMOS
-(2022, "GMV") maps it to one. In memory nothing differs."""
+"""Lets a unit that multiplies matrices execute the product, mostly on padding, which is how AMOS
+(2022, "GMV") maps it to one. Nothing differs in memory."""
 
 _OPERAND = re.compile(r"(\w+)\[([^\]]*)\]")
 
 
 def einsum(
     name: str,
-    what: str,
+    summary: str,
     statement: str,
     sizes: Mapping[str, str],
     *options: Parameter,
     note: str = "",
     varying: Collection[str] = (),
 ) -> OperatorFamily:
-    """The family of a statement, whose axes all are sizes.
-
-    ``what`` says what it computes, in front of the statement, ``note`` what else must be known;
-    ``sizes`` has the meaning of each size. ``options`` are some of :data:`TRANS_A`,
-    :data:`TRANS_B` (operands with their last two indices exchanged) and :data:`COLUMN`.
-    ``varying``: as for :func:`~cpembed.ir.parser.parse_computation`.
+    """Make the family of a statement all of whose axes are sizes.
 
     >>> row_max = einsum("row_max", "maximum of rows", "O[m] max= A[m,k]", {"m": "rows", "k": "of"})
     >>> str(row_max(m=4, k=8)), row_max.inputs
     ('O[m] max= A[m, k]', 1)
+
+    Parameters
+    ----------
+    name : str
+        Name of the operator.
+    summary : str
+        Short description, printed before the statement.
+    statement : str
+        Statement of the expression language.
+    sizes : mapping of str to str
+        Meaning of each axis.
+    *options : Parameter
+        Some of :data:`TRANS_A` and :data:`TRANS_B` (the operand's last two indices are exchanged)
+        and :data:`COLUMN`.
+    note : str
+        Conditions on the operands, printed after the statement.
+    varying : collection of str
+        Inputs that could be weights but are computed anew for every call.
     """
     output, *reads = _OPERAND.findall(statement)
     operands = [*dict.fromkeys(operand for operand, _ in reads), output[0]]
@@ -61,18 +74,18 @@ def einsum(
         **extents: int,
     ) -> Computation:
         family.check_sizes(**extents)
-        exchanged = {"A": trans_a, "B": trans_b}
+        transposed = {"A": trans_a, "B": trans_b}
 
-        def written(operand: re.Match[str]) -> str:
+        def rewrite(operand: re.Match[str]) -> str:
             indices = operand[2].split(",")
-            if exchanged.get(operand[1]):
+            if transposed.get(operand[1]):
                 indices[-2:] = reversed(indices[-2:])
             if column and len(indices) == 1:
                 indices.append("n")
             return f"{operand[1]}[{','.join(indices)}]"
 
         return parse_computation(
-            _OPERAND.sub(written, statement),
+            _OPERAND.sub(rewrite, statement),
             {**extents, "n": 1} if column else extents,
             name=name,
             dtypes=dict(zip(operands, family.dtypes(dtype, family.inputs), strict=True)),
@@ -81,8 +94,13 @@ def einsum(
         )
 
     parameters = (*(Parameter(*size) for size in sizes.items()), *options, DTYPE)
-    described = f"{what} {statement}{note}"
-    family = OperatorFamily(name, described, build, parameters, inputs=len(operands) - 1)
+    family = OperatorFamily(
+        name=name,
+        description=f"{summary} {statement}{note}",
+        build=build,
+        parameters=parameters,
+        inputs=len(operands) - 1,
+    )
     return family
 
 
@@ -106,7 +124,7 @@ batched_gemm = einsum(
     TRANS_B,
     varying=("B",),
 )
-"""Products side by side. Both factors are made while a network runs, so neither can be packed
+"""Independent products. Both factors are computed while a network runs, so neither can be packed
 ahead. In attention of h heads (Vaswani et al. 2017, 3.2) ``b=h m=t n=t k=d trans_b=1`` are the
 scores of t tokens, and ``b=h m=t n=d k=t`` their sums of values."""
 gemv = einsum(
@@ -120,7 +138,7 @@ gemv = einsum(
 dot = einsum("dot", "dot product", "C[] += A[k] * B[k]", {"k": "reduction"})
 """C is a scalar: an operand without dimensions."""
 axpy = einsum("axpy", "scaled vector", "C[m] += A[] * B[m]", {"m": "elements"})
-"""A scalar times a vector. No axis is a reduction, yet the result is added to C. As every
+"""A scalar times a vector. No axis is a reduction, yet the result is added to C. Like every
 computation it starts from zero: a caller who has a C adds the product to it."""
 grouped_fc = einsum(
     "grouped_fc",
@@ -155,7 +173,7 @@ variance = einsum(
     note=", D the squared deviations, each W[k] being 1/k",
 )
 """The contraction that AMOS (2022, "VAR") maps to a matrix unit: the squared deviations from the
-row's mean are computed element by element before it, and are its operand. W as of ``mean``."""
+row's mean are computed element by element before it, and are its operand. W is as in ``mean``."""
 row_sum = einsum("row_sum", "sum of rows", "O[m] += A[m,k]", _ROWS)
 """The reduction without a multiplication."""
 scan = einsum(
@@ -167,8 +185,7 @@ scan = einsum(
 )
 """The form of AMOS (2022, "SCN") and of scans on matrix units (Dakkak et al. 2019): column n of C
 is the sum of the columns of A up to n. A scan of whole rows has ``n = k``; smaller n stops it
-early, larger n repeats the last column. B is an operand as any other: whoever runs the operator
-fills it."""
+early, larger n repeats the last column. B is an ordinary operand, which the caller fills."""
 ttm = einsum(
     "ttm",
     "tensor times matrix",

@@ -7,11 +7,11 @@ from cpembed.driver.solve import solve
 from cpembed.errors import WorkloadError
 from cpembed.frontends.products import transposed_convolution
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.operators.convolutions import conv1d, conv2d, conv3d, depthwise
-from cpembed.operators.einsum import batched_gemm, gemm
-from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.convolutions import conv1d, conv2d, conv3d, depthwise
+from cpembed.workloads.einsum import batched_gemm, gemm
 from cpembed.workloads.naming import parse_workload
-from tests.unit.operators.definitions import CONV_CASES, check, convolution, per_axis
+from cpembed.workloads.operators import OPERATORS
+from tests.unit.workloads.definitions import CONV_CASES, check, convolution, per_axis
 
 
 @pytest.mark.parametrize("case", CONV_CASES, ids=str)

@@ -1,4 +1,4 @@
-"""Parser of the expression language: scalar statements over indexed operands.
+"""Grammar of the expression language: scalar statements over indexed operands.
 
     O[n,k,p,q] += I[n,c,2*p+r,2*q+s] * W[k,c,r,s]
     R[i] += A[i,k,0]*B[k,0] - A[i,k,1]*B[k,1]; J[i] += A[i,k,0]*B[k,1] + A[i,k,1]*B[k,0]
@@ -14,7 +14,7 @@
     access    := NAME "[" [index ("," index)*] "]"
     index     := affine expression of iterators and integers: + - * ( )
 
-The text of parsed statements, ``str(computation)``, parses to the same statements again.
+Printing is the inverse: ``str(computation)`` parses to the same statements again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ FUNCTIONS: dict[str, int] = {"max": 2, "min": 2, "abs": 1, "neg": 1}
 
 _RESERVED = (*FUNCTIONS, "cast")
 _MAX_NESTING = 64
+"""Maximum depth of parentheses and signs: the parser and all that walks trees are recursive."""
 _MAX_OPERATIONS = 128
-"""Of a statement: a sum of as many terms is a tree of that depth."""
+"""Maximum number of operations of a statement: a sum of as many terms is a tree of that depth."""
 _MAX_DIGITS = 18
+"""Maximum number of digits of an integer, so that it fits 64 bits."""
 _TOKEN = re.compile(
     r"(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)"
     r"|(?P<name>[A-Za-z_][A-Za-z_0-9]*)"
@@ -48,15 +50,13 @@ _TOKEN = re.compile(
 class ParsedStatement:
     """``store (reduction)= value``; ``reduction`` is None for a plain assignment.
 
-    ``columns`` (of the store, then of each read) and ``iterators`` (with the column of their first
-    use, in order of appearance) locate later errors; columns count from 1.
+    ``columns`` are those of the store, then of each read, counted from 1, to locate later errors.
     """
 
     store: Access
     reduction: str | None
     value: Expression
     columns: tuple[int, ...] = field(default=(), compare=False)
-    iterators: tuple[tuple[str, int], ...] = field(default=(), compare=False)
 
     @property
     def reads(self) -> tuple[Access, ...]:
@@ -65,7 +65,7 @@ class ParsedStatement:
 
 @dataclass(frozen=True)
 class ParsedBody:
-    """The statements of a computation; ``iterators`` as in :class:`ParsedStatement`, of all."""
+    """The statements of a computation, and its iterators with the column of their first use."""
 
     statements: tuple[ParsedStatement, ...]
     iterators: tuple[tuple[str, int], ...]
@@ -100,35 +100,30 @@ class _Token:
         return repr(self.text) if self.text else "end of the expression"
 
 
-def parse_statement(text: str) -> ParsedStatement:
-    """Parse one statement.
-
-    >>> parsed = parse_statement("C[x,y] += A[x,z] * B[z,y]")
-    >>> str(parsed.store), parsed.reduction, str(parsed.value)
-    ('C[x, y]', 'add', '(A[x, z] * B[z, y])')
-
-    Raises :class:`WorkloadError`, one line with the column, the token and the remedy.
-    """
-    first, *others = _Parser(text).body().statements
-    if others:
-        raise WorkloadError(f"expression: {1 + len(others)} statements; write one")
-    return first
-
-
 def parse_body(text: str) -> ParsedBody:
     """Parse one statement or several, separated by semicolons.
 
     >>> parse_body("S[x] += A[x,z]; Q[x] += A[x,z] * A[x,z]").outputs
     ('S', 'Q')
 
-    Raises :class:`WorkloadError` as :func:`parse_statement` does.
+    Raises :class:`WorkloadError`, in one line: the column, the token and the remedy.
     """
     return _Parser(text).body()
 
 
-def located_error(column: int, token: str, what: str) -> WorkloadError:
-    """The form of every error of the language: where, what, remedy."""
-    return WorkloadError(f"expression, column {column}, {token}: {what}")
+def located_error(column: int, token: str, problem: str) -> WorkloadError:
+    """Make an error of the language.
+
+    Parameters
+    ----------
+    column : int
+        Position in the text, counted from 1.
+    token : str
+        The token at this position.
+    problem : str
+        What is wrong, and the remedy.
+    """
+    return WorkloadError(f"expression, column {column}, {token}: {problem}")
 
 
 class _Parser:
@@ -167,9 +162,7 @@ class _Parser:
         reduction = self._assignment()
         self._operations = 0
         value = self._value()
-        return ParsedStatement(
-            store, reduction, value, tuple(self._columns), tuple(self._iterators.items())
-        )
+        return ParsedStatement(store, reduction, value, tuple(self._columns))
 
     # -- tokens ---------------------------------------------------------------------------------
 
@@ -183,16 +176,16 @@ class _Parser:
         return token
 
     def _accept(self, symbol: str) -> bool:
-        found = self._next.kind == "symbol" and self._next.text == symbol
-        self._position += found
-        return found
+        accepted = self._next.kind == "symbol" and self._next.text == symbol
+        self._position += accepted
+        return accepted
 
-    def _expect(self, symbol: str, what: str) -> None:
+    def _expect(self, symbol: str, purpose: str) -> None:
         if not self._accept(symbol):
-            raise self._error(self._next, f"expected {symbol!r} {what}")
+            raise self._error(self._next, f"expected {symbol!r} {purpose}")
 
-    def _error(self, token: _Token, what: str) -> WorkloadError:
-        return located_error(token.column, str(token), what)
+    def _error(self, token: _Token, problem: str) -> WorkloadError:
+        return located_error(token.column, str(token), problem)
 
     def _enter(self, token: _Token) -> None:
         self._depth += 1
@@ -247,6 +240,7 @@ class _Parser:
         self._enter(token)
         arg = self._unary()
         self._depth -= 1
+        # A negative constant is a leaf, so that its text parses to the same tree again.
         return Constant(-arg.value) if isinstance(arg, Constant) else Operation("neg", (arg,))
 
     def _primary(self) -> Expression:
@@ -254,6 +248,7 @@ class _Parser:
         if token.kind == "number":
             return Constant(self._number())
         if token.kind == "name":
+            # One token of lookahead tells a call from an access; the last token is always "end".
             following = self._tokens[self._position + 1]
             return self._call() if following.text == "(" else self._access()
         if not self._accept("("):

@@ -7,8 +7,8 @@ import pytest
 
 from cpembed.ir.interpreter import interpret
 from cpembed.ir.reference import reference
-from cpembed.operators.convolutions import batched_conv2d, capsule_conv2d, transposed_conv2d
-from cpembed.operators.einsum import (
+from cpembed.workloads.convolutions import batched_conv2d, capsule_conv2d, transposed_conv2d
+from cpembed.workloads.einsum import (
     axpy,
     dot,
     gemv,
@@ -20,7 +20,7 @@ from cpembed.operators.einsum import (
     ttm,
     variance,
 )
-from tests.unit.operators.definitions import CONV_CASES, check, convolution, per_axis
+from tests.unit.workloads.definitions import CONV_CASES, check, convolution, per_axis
 
 
 @pytest.mark.parametrize("trans_a", [False, True])

@@ -1,4 +1,4 @@
-"""Operator families: an operator's name, its parameters, and the function that makes a workload."""
+"""Operator families: a name, parameters, and the function that makes a computation of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from cpembed.ir.computation import Computation
 from cpembed.ir.dtypes import resolve_dtypes
 
 Dtypes = str | Sequence[str] | None
-"""One type for the inputs, one per input, or one per input and the output's; None is int8."""
+"""Element types: one for all inputs, one per input, or those and the output's; None is int8."""
 PerAxis = int | Sequence[int]
-"""One number for every image axis or one per image axis, outermost (rows) first."""
+"""One number for all image axes, or one per image axis, outermost (rows) first."""
 
 
 class ParameterKind(StrEnum):
+    """Type of a parameter's value, and its notation as text."""
+
     SIZE = "size"
     """An integer of at least 1."""
     PER_AXIS = "per axis"
@@ -34,8 +36,8 @@ class ParameterKind(StrEnum):
 class Parameter:
     """A parameter of an operator, as the command line and ``cpembed operators`` show it.
 
-    ``default`` is the text of the default, None for a required parameter; ``choices`` are the words
-    of a CHOICE, where a number stands for any (``NCHW16c``).
+    ``default`` is the default as text, None for a required parameter. ``choices`` are the words of
+    a ``CHOICE``; a number within one stands for any (``NCHW16c``).
     """
 
     name: str
@@ -49,10 +51,10 @@ class Parameter:
         return self.default is None
 
 
-def stands_for(choice: str, value: str) -> bool:
-    """Whether a word is a choice, whose number stands for any above 0.
+def matches_choice(choice: str, value: str) -> bool:
+    """True if a word is a choice, in which a number stands for any number above 0.
 
-    >>> stands_for("NCHW16c", "NCHW64c"), stands_for("NCHW16c", "NHWC")
+    >>> matches_choice("NCHW16c", "NCHW64c"), matches_choice("NCHW16c", "NHWC")
     (True, False)
     """
     pattern = re.sub(r"\d+", lambda _: r"[1-9]\d{0,8}", re.escape(choice))
@@ -69,10 +71,24 @@ DTYPE = Parameter(
 
 @dataclass(frozen=True)
 class OperatorFamily:
-    """An operator at open sizes; :meth:`workload` fixes them.
+    """An operator whose sizes are open; :meth:`workload` fixes them.
 
-    ``build`` takes the parameters by keyword. It is called with typed values: integers, tuples of
-    integers, booleans, words. ``inputs`` is the number of input operands.
+    >>> from cpembed.workloads.einsum import gemm
+    >>> gemm.usage
+    'gemm takes m n k [trans_a trans_b dtype]'
+    >>> gemm(m=4, n=4, k=8).extents
+    {'m': 4, 'n': 4, 'k': 8}
+
+    Attributes
+    ----------
+    name, description : str
+        The name on the command line, and one line for people.
+    build : callable
+        Function from typed parameters, by keyword, to the computation.
+    parameters : tuple of Parameter
+        The parameters, required ones first.
+    inputs : int
+        Number of input operands.
     """
 
     name: str
@@ -91,41 +107,41 @@ class OperatorFamily:
 
     @property
     def usage(self) -> str:
-        """The names of the parameters, in one line."""
+        """Names of the parameters, in one line."""
         required = " ".join(p.name for p in self.required)
         optional = " ".join(p.name for p in self.optional)
         return f"{self.name} takes {required} [{optional}]"
 
-    def error(self, what: str) -> WorkloadError:
-        return WorkloadError(f"{self.name}: {what}; {self.usage}")
+    def error(self, problem: str) -> WorkloadError:
+        return WorkloadError(f"{self.name}: {problem}; {self.usage}")
 
     def __call__(self, **values: object) -> Computation:
-        """:meth:`workload` of keyword arguments."""
+        """Call :meth:`workload` with keyword arguments."""
         return self.workload(values)
 
     def workload(self, values: Mapping[str, object]) -> Computation:
-        """The operator at sizes given as text (``"1,2"``) or as Python values.
+        """Fix the sizes, given as text (``"1,2"``) or as Python values.
 
         Raises :class:`WorkloadError` for a missing, unknown or malformed value.
         """
         return self.build(**self.typed(values))
 
     def typed(self, values: Mapping[str, object]) -> dict[str, object]:
-        """The values as ``build`` takes them: integers, tuples of integers, booleans, words.
+        """Convert values to integers, tuples of integers, booleans and words, as ``build`` takes.
 
         Raises :class:`WorkloadError` for a missing, unknown or malformed value.
         """
-        known = {parameter.name: parameter for parameter in self.parameters}
-        unknown = [name for name in values if name not in known]
+        parameters = {parameter.name: parameter for parameter in self.parameters}
+        unknown = [name for name in values if name not in parameters]
         if unknown:
             raise self.error(f"unknown parameter {unknown[0]!r}")
         missing = [parameter.name for parameter in self.required if parameter.name not in values]
         if missing:
             raise self.error(f"missing {' '.join(missing)}")
-        return {name: self._typed(known[name], value) for name, value in values.items()}
+        return {name: self._typed(parameters[name], value) for name, value in values.items()}
 
     def settings(self, values: Mapping[str, object]) -> dict[str, object]:
-        """:meth:`typed` with the defaults of the parameters that are not given."""
+        """Convert values as :meth:`typed` does, and fill in the defaults."""
         defaults = {p.name: p.default for p in self.optional}
         return self.typed({**defaults, **values})
 
@@ -155,17 +171,29 @@ class OperatorFamily:
     # -- checks that the build functions share ----------------------------------------------------
 
     def check_sizes(self, **sizes: int) -> None:
-        """Every value is an integer of at least 1."""
+        """Check that every value is an integer of at least 1."""
         for name, value in sizes.items():
             self._check_integer(name, value, 1)
 
     def check_choice(self, name: str, value: str) -> None:
         choices = next(p.choices for p in self.parameters if p.name == name)
-        if not any(stands_for(choice, value) for choice in choices):
+        if not any(matches_choice(choice, value) for choice in choices):
             raise self.error(f"{name}={value} is none of {' '.join(choices)}")
 
     def per_axis(self, name: str, value: PerAxis, axes: int, minimum: int) -> tuple[int, ...]:
-        """One checked integer per image axis."""
+        """Expand a parameter to one checked integer per image axis.
+
+        Parameters
+        ----------
+        name : str
+            The parameter, for messages.
+        value : int or sequence of int
+            One number for all axes or one per axis, outermost first.
+        axes : int
+            Number of image axes.
+        minimum : int
+            Smallest allowed number.
+        """
         numbers = (value,) * axes if isinstance(value, int) else tuple(value)
         if len(numbers) != axes:
             raise self.error(
@@ -176,7 +204,7 @@ class OperatorFamily:
         return numbers
 
     def dtypes(self, dtype: Dtypes, inputs: int) -> tuple[str, ...]:
-        """Types of the inputs in order and of the output."""
+        """Resolve the element types of the inputs, in order, and of the output."""
         try:
             return resolve_dtypes(dtype, inputs)
         except WorkloadError as error:

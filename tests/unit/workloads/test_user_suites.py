@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cpembed.errors import WorkloadError
-from cpembed.workloads.own_suites import ComputedLayer, read_suite
 from cpembed.workloads.suites import layer
+from cpembed.workloads.user_suites import ComputedLayer, read_suite
 
 
 def written(folder: Path, text: str) -> Path:

@@ -1,4 +1,4 @@
-"""Suites of a user's own: tables of layers as CSV files, and layers that are computations."""
+"""Suites of a user: tables of layers as CSV files, and layers that are computations."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pathlib import Path
 from cpembed.errors import WorkloadError
 from cpembed.files import read_regular
 from cpembed.ir.computation import Computation
-from cpembed.operators.family import Dtypes
+from cpembed.workloads.family import Dtypes
 from cpembed.workloads.naming import parse_workload
 from cpembed.workloads.suites import DEFAULT_LAYOUT, Layer
-from cpembed.workloads.suites import layer as shipped
+from cpembed.workloads.suites import layer as shipped_layer
 
 COLUMNS = ("layer", "count", "application")
-"""``layer``: a workload in the naming of the command line; ``count``: how often the network has it,
-1 where the column is missing or empty; ``application``: a name of your own."""
+"""Columns of a table: ``layer`` is a workload as the command line names it, ``count`` the number of
+such layers in the network (1 if missing or empty), ``application`` any name."""
 
-_OF_SUITE = re.compile(r"[^\s:]+:\d+", re.ASCII)
-"""A layer of a shipped suite as it is."""
+_SUITE_LAYER = re.compile(r"[^\s:]+:\d+", re.ASCII)
+"""Pattern of an unchanged layer of a shipped suite, such as ``deepbench:3``."""
 
 
 @dataclass(frozen=True)
 class ComputedLayer(Layer):
-    """A layer that no operator's sizes make: an expression, or a product of a model."""
+    """A layer that is not an operator at fixed sizes: an expression, or a product of a model."""
 
     computation: Computation = field(kw_only=True)
 
     def workload(self, dtypes: Dtypes = None, layout: str = DEFAULT_LAYOUT) -> Computation:
-        """The computation, whose element types are its own.
+        """Return the computation, which has element types already.
 
-        Raises :class:`WorkloadError` for another layout: its indices are what they are.
+        Raises :class:`WorkloadError` for any layout but the default: its indices are fixed.
         """
         if layout != DEFAULT_LAYOUT:
             raise WorkloadError(
@@ -44,34 +44,35 @@ class ComputedLayer(Layer):
         return self.computation
 
 
-LARGEST_TABLE = 2**24
-"""Bytes of a table."""
+_MAX_TABLE_BYTES = 2**24
+"""Maximum size of a table's file."""
 
-MOST_LAYERS = 100_000
-"""Lines of a table. Networks have hundreds of layers."""
+_MAX_LINES = 100_000
+"""Maximum number of lines of a table; networks have hundreds of layers."""
 
 _COUNT = re.compile(r"0*[1-9][0-9]{0,14}", re.ASCII)
 
 
 def is_table(name: str) -> bool:
-    """Whether the name of a suite is that of a CSV file."""
+    """True if the name of a suite is that of a CSV file."""
     return name.lower().endswith(".csv")
 
 
 def read_suite(path: Path) -> tuple[Layer, ...]:
-    """The layers of a CSV file with a head line, in the order of its lines.
+    """Read the layers of a CSV file with a header line, in the order of its lines.
 
-    Raises :class:`WorkloadError`, with the line, for what cannot be read.
+    Raises :class:`WorkloadError`, with the line, for a table that cannot be read.
     """
     try:
-        text = read_regular(path, LARGEST_TABLE).decode("utf-8-sig")
+        # Spreadsheets begin a file in UTF-8 with a byte order mark.
+        text = read_regular(path, _MAX_TABLE_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path} is not text in UTF-8: save it as CSV in UTF-8") from error
     reader = csv.DictReader(io.StringIO(text), restkey="", skipinitialspace=True)
-    if text.count("\n") > MOST_LAYERS:
-        raise WorkloadError(f"{path}: more than {MOST_LAYERS:,} lines: divide it into suites")
+    if text.count("\n") > _MAX_LINES:
+        raise WorkloadError(f"{path}: more than {_MAX_LINES:,} lines: divide it into suites")
     try:
         _check_head(path, reader.fieldnames or ())
         layers = [
@@ -86,13 +87,13 @@ def read_suite(path: Path) -> tuple[Layer, ...]:
 
 
 def _check_head(path: Path, names: Iterable[str]) -> None:
-    known = ", ".join(COLUMNS)
+    columns = ", ".join(COLUMNS)
     names = [name.strip() for name in names]
     if "layer" not in names:
-        raise WorkloadError(f"{path}:1: no column named layer: the first line names {known}")
+        raise WorkloadError(f"{path}:1: no column named layer: the first line names {columns}")
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
-        raise WorkloadError(f"{path}:1: unknown column {unknown[0]!r}: columns are {known}")
+        raise WorkloadError(f"{path}:1: unknown column {unknown[0]!r}: columns are {columns}")
 
 
 def _layer(path: Path, line: int, index: int, row: dict[str, str | None]) -> Layer:
@@ -105,14 +106,17 @@ def _layer(path: Path, line: int, index: int, row: dict[str, str | None]) -> Lay
         raise WorkloadError(f"{where}: the layer is empty: name a workload")
     if not _COUNT.fullmatch(count):
         raise WorkloadError(f"{where}: count {count!r} is no integer from 1 to 10^15")
+    # Every layer is parsed at once, so that a wrong one is reported with its line.
     try:
         computation = parse_workload(label.split())
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from error
-    application, number = cells.get("application", ""), int(count)
-    if _OF_SUITE.fullmatch(label):
-        suite, _, place = label.partition(":")
-        label = shipped(suite, int(place)).label
+    application, repetitions = cells.get("application", ""), int(count)
+    if _SUITE_LAYER.fullmatch(label):
+        suite, _, number = label.partition(":")
+        label = shipped_layer(suite, int(number)).label
     elif "[" in label or ":" in label.split()[0]:
-        return ComputedLayer(path.name, index, application, label, number, computation=computation)
-    return Layer(path.name, index, application, label, number)
+        return ComputedLayer(
+            path.name, index, application, label, repetitions, computation=computation
+        )
+    return Layer(path.name, index, application, label, repetitions)

@@ -1,8 +1,9 @@
-"""Every operator family by name; a new operator is one entry of a table and one line here."""
+"""The table of all operator families by name, with those that installed packages add."""
 
 from __future__ import annotations
 
-from cpembed.operators.convolutions import (
+from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
+from cpembed.workloads.convolutions import (
     batched_conv2d,
     capsule_conv2d,
     conv1d,
@@ -11,7 +12,7 @@ from cpembed.operators.convolutions import (
     depthwise,
     transposed_conv2d,
 )
-from cpembed.operators.einsum import (
+from cpembed.workloads.einsum import (
     axpy,
     batched_gemm,
     dot,
@@ -25,8 +26,7 @@ from cpembed.operators.einsum import (
     ttm,
     variance,
 )
-from cpembed.operators.family import OperatorFamily
-from cpembed.plugins import Plugin, load_plugin, load_plugins, plugin_names
+from cpembed.workloads.family import OperatorFamily
 
 OPERATORS: dict[str, OperatorFamily] = {
     family.name: family
@@ -55,9 +55,10 @@ OPERATORS: dict[str, OperatorFamily] = {
 
 
 def find_operator(name: str) -> OperatorFamily | None:
-    """A shipped operator, or one that a distribution adds; None where there is none.
+    """Return a shipped operator, one that a distribution adds, or None.
 
-    Raises :class:`~cpembed.errors.SpecError` where what is added is no operator of the name.
+    Raises :class:`~cpembed.errors.SpecError` if a distribution's entry point is not an operator of
+    that name.
     """
     if name in OPERATORS:
         return OPERATORS[name]
@@ -66,14 +67,14 @@ def find_operator(name: str) -> OperatorFamily | None:
 
 
 def operator_names() -> list[str]:
-    """Every operator; none of those that distributions add is loaded."""
+    """Names of all operators; those that distributions add are listed without being loaded."""
     return [*OPERATORS, *plugin_names("cpembed.operators")]
 
 
 def available_operators() -> dict[str, OperatorFamily]:
-    """Every operator by name, the shipped ones first."""
-    added = load_plugins("cpembed.operators", OPERATORS)
-    return OPERATORS | {plugin.name: _family(plugin) for plugin in added}
+    """All operators by name, the shipped ones first."""
+    plugins = load_plugins("cpembed.operators", OPERATORS)
+    return OPERATORS | {plugin.name: _family(plugin) for plugin in plugins}
 
 
 def _family(plugin: Plugin) -> OperatorFamily:

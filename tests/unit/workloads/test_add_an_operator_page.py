@@ -8,7 +8,7 @@ import pytest
 
 from cpembed.errors import WorkloadError
 from cpembed.ir.reference import random_inputs, reference
-from cpembed.operators.registry import OPERATORS
+from cpembed.workloads.operators import OPERATORS
 
 PAGE = Path(__file__).parents[3] / "docs" / "add-an-operator.md"
 
