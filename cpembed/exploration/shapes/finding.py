@@ -254,7 +254,7 @@ class _Finder:
         tasks: list[Task] = []
         for computation, column in columns.items():
             table, shape = self.tables[computation], self.shape(column)
-            fewest = Fewest(int(table.executions[column]), bool(table.exchanged[column]))
+            fewest = Fewest(int(table.executions[column]), bool(table.commuted[column]))
             workload = self.layers.workloads[computation]
             arguments = (workload, self.question.constraints, shape, fewest)
             doing = f"embedding {shape} in {workload.name}"
