@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from cpembed.exploration.shapes.choice import Columns, Costs, NearSets, SetChoic
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.ir.computation import Computation
 from cpembed.selection.best_first import best_first
+from cpembed.selection.bounds import Lower
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import Overheads, overheads
 from cpembed.selection.search import LimitedSearch, RankedSearch, Ranker
@@ -93,6 +94,23 @@ class Cost:
         return executions * self.unit + moved
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A shape in a layer (on the element types of the instruction), under a constraint set."""
+
+    workload: Computation
+    constraints: ConstraintSet
+    shape: Shape
+
+    @property
+    def ideal(self) -> int:
+        """Executions of an instruction that is useful throughout."""
+        return math.ceil(self.workload.macs / self.shape.macs)
+
+    def __str__(self) -> str:
+        return f"{self.shape} in {self.workload.name}"
+
+
 # ------------------------------------------------------------------------------ one embedding
 
 
@@ -142,21 +160,8 @@ class FewestExecutions:
     commuted: bool
 
 
-def embed(
-    workload: Computation, constraints: ConstraintSet, shape: Shape, fewest: FewestExecutions
-) -> ProvenEmbedding:
-    """Return the embedding of a shape whose executions are known to be the fewest.
-
-    Parameters
-    ----------
-    workload
-        The layer, on the element types of the instruction.
-    constraints
-        The set under which the layer is embedded.
-    shape
-        The shape of the instruction.
-    fewest
-        The executions that the tables say.
+def embed(cell: Cell, fewest: FewestExecutions) -> ProvenEmbedding:
+    """Return the embedding of a cell whose executions are known to be the fewest.
 
     Raises
     ------
@@ -165,46 +170,42 @@ def embed(
     InvariantError
         If the search finds no embedding of as few executions.
     """
-    executions, commuted = fewest.executions, fewest.commuted
-    ranked_set = replace(constraints, weights=EXECUTIONS_ONLY)
-    if commuted:
-        ranked_set = ranked_set.with_exchanged_factors()
+    executions = fewest.executions
+    constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
+    if fewest.commuted:
+        constraints = constraints.with_exchanged_factors()
+    cell = replace(cell, constraints=constraints)
     rejected: tuple[str, ...] = ()
-    for search in _searches(workload, ranked_set, shape, executions):
+    for search in _searches(cell, executions):
         best = search.ranking.candidates[:1]
         if best and best[0].overheads.calls == executions:
             break
         rejected = rejected or search.ranking.refused
     else:
-        cell = f"{shape} in {workload.name}"
         if rejected:
             raise NoProgram(f"{cell}: no program of {executions} executions: {rejected[0]}")
         raise InvariantError(f"{cell}: the search finds no embedding of {executions} executions")
-    candidate = best[0].candidate
+    candidate, cost = best[0].candidate, best[0].overheads
     if search.found.problem is not None:
-        check_embedding(search.found.problem, ranked_set, candidate.embedding)
-    return ProvenEmbedding.of(
-        candidate, best[0].overheads, commuted=commuted, first_ranked=search.proven
-    )
+        check_embedding(search.found.problem, constraints, candidate.embedding)
+    commuted, first = fewest.commuted, search.proven
+    return ProvenEmbedding.of(candidate, cost, commuted=commuted, first_ranked=first)
 
 
-def _searches(
-    workload: Computation, constraints: ConstraintSet, shape: Shape, executions: int
-) -> Iterator[RankedSearch]:
+def _searches(cell: Cell, executions: int) -> Iterator[RankedSearch]:
     """Yield searches until one has a result: of all embeddings; of those of as few executions, as
     many as a few seconds find; of the first of these, whatever time it takes."""
-    instruction = instruction_of(shape)
-    ranker = Ranker(workload, instruction, constraints, 1, silent)
-    result = find_embeddings(workload, instruction, constraints, SearchLimits(seconds=_ALL_SECONDS))
+    instruction = instruction_of(cell.shape)
+    ranker = Ranker(cell.workload, instruction, cell.constraints, 1, silent)
+    limits = SearchLimits(seconds=_ALL_SECONDS)
+    result = find_embeddings(cell.workload, instruction, cell.constraints, limits)
     if result.complete:
         yield ranker.rank(result)
         return
-    ceiling = float(executions * shape.macs - workload.macs)
+    ceiling = float(executions * cell.shape.macs - cell.workload.macs)
     for limits in (SearchLimits(seconds=_TIES_SECONDS), SearchLimits(solutions=_FEW_MAPS)):
-        runs = [
-            bounded.below(ceiling, silent)
-            for bounded in LimitedSearch(ranker, limits).bounded(limits)
-        ]
+        searches = LimitedSearch(ranker, limits).bounded(limits)
+        runs = [bounded.below(ceiling, silent) for bounded in searches]
         if not runs:
             continue
         below = merged([run(limits.share(len(runs))) for run in runs])
@@ -225,36 +226,23 @@ class ShapeSearch:
     commuted: bool = False
 
 
-def search_shape(
-    workload: Computation, constraints: ConstraintSet, shape: Shape, seconds: float | None
-) -> ShapeSearch:
-    """Return the embeddings of a shape in a layer.
+def search_shape(cell: Cell, seconds: float | None) -> ShapeSearch:
+    """Return the embeddings of a cell.
 
-    As :func:`~cpembed.api.solve.solve` does, the factors are commuted where nothing fits in the
+    As :func:`~cpembed.api.solve.solve` does, it commutes the factors where nothing fits in the
     roles that their order gives them.
-
-    Parameters
-    ----------
-    workload
-        The layer, on the element types of the instruction.
-    constraints
-        The set under which the layer is embedded.
-    shape
-        The shape of the instruction.
-    seconds
-        Time limit of all searches; None for no limit.
     """
-    instruction = instruction_of(shape)
-    ranked_set = replace(constraints, weights=EXECUTIONS_ONLY)
+    instruction = instruction_of(cell.shape)
+    constraints = replace(cell.constraints, weights=EXECUTIONS_ONLY)
     limits, clock = SearchLimits(seconds=seconds), Clock(seconds)
-    result = find_embeddings(workload, instruction, ranked_set, limits)
+    result = find_embeddings(cell.workload, instruction, constraints, limits)
     infeasible = result.status is Status.INFEASIBLE and result.mismatch is None
-    may_commute = ranked_set.get("dataflow") and not ranked_set.exchanges_factors
+    may_commute = constraints.get("dataflow") and not constraints.exchanges_factors
     if not (infeasible and may_commute):
-        return ShapeSearch(result, ranked_set)
-    commuted_set = ranked_set.with_exchanged_factors()
-    result = find_embeddings(workload, instruction, commuted_set, limits.after(clock.passed))
-    return ShapeSearch(result, commuted_set, commuted=True)
+        return ShapeSearch(result, constraints)
+    constraints, limits = constraints.with_exchanged_factors(), limits.after(clock.passed)
+    result = find_embeddings(cell.workload, instruction, constraints, limits)
+    return ShapeSearch(result, constraints, commuted=True)
 
 
 class ProgramWalk(ABC):
@@ -264,9 +252,9 @@ class ProgramWalk(ABC):
     the walk is for.
     """
 
-    def __init__(self, workload: Computation, shape: Shape, search: ShapeSearch) -> None:
+    def __init__(self, cell: Cell, search: ShapeSearch) -> None:
         self.executions, self.complete = 0, False
-        self._workload, self._shape, self._search = workload, shape, search
+        self._cell, self._search = cell, search
 
     def run(self, clock: Clock) -> None:
         """Derive programs until the walk is complete or the time is over."""
@@ -280,9 +268,9 @@ class ProgramWalk(ABC):
 
     def _derive_all(self) -> None:
         layouts: LayoutCache = {}
-        instruction = instruction_of(self._shape)
+        workload, instruction = self._cell.workload, instruction_of(self._cell.shape)
         embeddings = self._search.result.embeddings
-        for item in best_first(self._workload, instruction, embeddings, EXECUTIONS_ONLY):
+        for item in best_first(workload, instruction, embeddings, EXECUTIONS_ONLY):
             check_time()
             if self.ends_at(item.lower.calls):
                 break
@@ -290,7 +278,7 @@ class ProgramWalk(ABC):
             if self.skips(item.lower):
                 continue
             try:
-                candidate = derive_candidate(self._workload, instruction, item.embedding, layouts)
+                candidate = derive_candidate(workload, instruction, item.embedding, layouts)
             except TransformError:
                 continue
             self.add(candidate)
@@ -300,7 +288,7 @@ class ProgramWalk(ABC):
     def ends_at(self, executions: int) -> bool:
         """True if no program of as many executions or more is needed."""
 
-    def skips(self, lower: Overheads) -> bool:
+    def skips(self, lower: Lower) -> bool:
         """True if a program of at least these overheads is not needed."""
         return False
 
@@ -312,10 +300,8 @@ class ProgramWalk(ABC):
 class _CheapestProgram(ProgramWalk):
     """The program of the least cost."""
 
-    def __init__(
-        self, workload: Computation, shape: Shape, search: ShapeSearch, cost: Cost
-    ) -> None:
-        super().__init__(workload, shape, search)
+    def __init__(self, cell: Cell, search: ShapeSearch, cost: Cost) -> None:
+        super().__init__(cell, search)
         self.best: tuple[Candidate, Overheads] | None = None
         self._cost, self._least = cost, math.inf
 
@@ -327,7 +313,7 @@ class _CheapestProgram(ProgramWalk):
     def ends_at(self, executions: int) -> bool:
         return self._cost.of(executions, 0) >= self._least
 
-    def skips(self, lower: Overheads) -> bool:
+    def skips(self, lower: Lower) -> bool:
         return self._cost.of(lower.calls, lower.packing_bytes) >= self._least
 
     def add(self, candidate: Candidate) -> None:
@@ -338,9 +324,9 @@ class _CheapestProgram(ProgramWalk):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The result of a search of a shape in a layer: the best embedding that was found, and a lower
-    bound of the cost of any, infinite where there is none."""
+class CellResult:
+    """The best embedding of a cell that was found, and a lower bound of the cost of any, infinite
+    where there is none."""
 
     bound: float
     embedded: ProvenEmbedding | None = None
@@ -352,102 +338,44 @@ class Cell:
         return cost.of(self.embedded.executions, self.embedded.packing_bytes)
 
 
-def search_cell(
-    workload: Computation,
-    constraints: ConstraintSet,
-    shape: Shape,
-    cost: Cost,
-    seconds: float | None,
-) -> Cell:
+def search_cell(cell: Cell, cost: Cost, seconds: float | None) -> CellResult:
     """Return the embedding of the least cost, its program proven.
 
     Parameters
     ----------
-    workload
-        The layer, on the element types of the instruction.
-    constraints
-        The set under which the layer is embedded.
-    shape
-        The shape of the instruction.
+    cell
+        The shape and the layer.
     cost
         The measure of embeddings.
     seconds
         Time limit; None for no limit.
     """
     clock = Clock(seconds)
-    search = search_shape(workload, constraints, shape, seconds)
+    search = search_shape(cell, seconds)
     result = search.result
     if result.status is Status.INFEASIBLE:
-        return Cell(math.inf)
-    walk = _CheapestProgram(workload, shape, search, cost)
+        return CellResult(math.inf)
+    walk = _CheapestProgram(cell, search, cost)
     walk.run(clock)
-    bound = float(math.ceil(workload.macs / shape.macs) * cost.unit)
+    bound = float(cell.ideal * cost.unit)
     if result.complete:
         bound = max(bound, walk.bound)
     if walk.best is None:
-        return Cell(bound)
+        return CellResult(bound)
     candidate, paid = walk.best
     if result.problem is not None:
         check_embedding(result.problem, search.constraints, candidate.embedding)
     first = bound >= cost.of(paid.calls, paid.packing_bytes)
     proven = ProvenEmbedding.of(candidate, paid, commuted=search.commuted, first_ranked=first)
-    return Cell(bound, proven)
+    return CellResult(bound, proven)
 
 
 # ------------------------------------------------------------------------------ the best sets
 
 
-@dataclass
-class CellTable:
-    """Lower ``bounds`` and ``costs`` of a row per computation and a column per shape.
-
-    The costs are of the best embeddings that were found, infinite where none was; ``exact`` rows
-    need no search, because their bounds are costs. ``weights`` say how often the network has a row.
-    """
-
-    bounds: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    exact: NDArray[np.bool_]
-    costs: NDArray[np.float64] = field(init=False)
-    searched: dict[tuple[int, int], Cell] = field(default_factory=dict[tuple[int, int], Cell])
-
-    def __post_init__(self) -> None:
-        self.costs = np.where(self.exact[:, None], self.bounds, np.inf)
-
-    def enter(self, place: tuple[int, int], cell: Cell, cost: Cost) -> None:
-        """Enter what the search of a cell came to."""
-        self.searched[place] = cell
-        self.bounds[place] = max(self.bounds[place], cell.bound)
-        self.costs[place] = cell.cost(cost)
-        if math.isfinite(self.costs[place]):
-            self.bounds[place] = min(self.bounds[place], self.costs[place])
-
-    @property
-    def weighted_bounds(self) -> Costs:
-        """Lower bounds, each as often as the network has its row."""
-        return self.bounds * self.weights[:, None]
-
-    @property
-    def weighted_costs(self) -> Costs:
-        """Costs, each as often as the network has its row."""
-        return self.costs * self.weights[:, None]
-
-    def open_cells(self, columns: Columns) -> list[tuple[int, int]]:
-        """Return the cells that a set rests on and that are not searched, the most costly first."""
-        best: list[int] = self.bounds[:, columns].argmin(axis=1).tolist()
-        cells = [(row, columns[place]) for row, place in enumerate(best)]
-        unsearched = [c for c in cells if c not in self.searched and not self.exact[c[0]]]
-        return sorted(unsearched, key=lambda cell: -self.bounds[cell] * self.weights[cell[0]])
-
-    def is_settled(self, columns: Columns) -> bool:
-        """True if no embeddings of a set can cost less than those that were found."""
-        least = self.bounds[:, columns].min(axis=1)
-        return bool((self.costs[:, columns].min(axis=1) <= least).all())
-
-
 @dataclass(frozen=True, kw_only=True)
 class CellSearch:
-    """Searches cells by workers: the computation of each row and the shape of each column, under a
+    """The search of cells: the computation of each row and the shape of each column, under a
     constraint set, by a cost; ``report`` is called with the number of cells searched."""
 
     workloads: Sequence[Computation]
@@ -464,77 +392,103 @@ class CellSearch:
         left = self.clock.left()
         return left is not None and left <= 0
 
-    def _task(self, row: int, column: int) -> Task:
-        shape, workload = self.shape(column), self.workloads[row]
+    def run(
+        self, places: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[tuple[int, int], CellResult]]:
+        """Yield results of a batch of the first cells, which may make the rest unnecessary."""
         left = self.clock.left()
         seconds = None if left is None else max(left, MIN_SECONDS)
-        arguments = (workload, self.constraints, shape, self.cost, seconds)
-        doing = f"embedding {shape} in {workload.name}"
-        return Task(f"cell {row} {column}", search_cell, arguments, doing)
-
-    def run(self, table: CellTable, cells: Sequence[tuple[int, int]]) -> None:
-        """Search a batch of the first cells, as their costs may make the rest unnecessary."""
-        batch = cells[: _BATCH * self.workers.count]
-        tasks = {place: self._task(*place) for place in batch}
-        for place, cell in keyed_results(self.workers, tasks):
-            table.enter(place, cell, self.cost)
-            self.report(len(table.searched))
+        tasks: dict[tuple[int, int], Task] = {}
+        for row, column in places[: _BATCH * self.workers.count]:
+            cell = Cell(self.workloads[row], self.constraints, self.shape(column))
+            arguments = cell, self.cost, seconds
+            key = f"cell {row} {column}"
+            tasks[row, column] = Task(key, search_cell, arguments, f"embedding {cell}")
+        return keyed_results(self.workers, tasks)
 
 
-def best_by_search(
-    table: CellTable, search: CellSearch, choose: Callable[[Costs], SetChoice]
-) -> SetChoice:
-    """Return the best set and the runner-up, or the best of what was found when the time is over.
+class CellTable:
+    """Lower bounds and costs of cells, a row per computation and a column per shape.
 
     Parameters
     ----------
-    table
-        The table; cells that are searched are entered.
+    bounds
+        Lower bounds of costs, which searches raise.
+    exact
+        The rows that need no search, because their bounds are costs.
+    weights
+        How often the network has each row.
     search
-        How cells are searched.
-    choose
-        The best set and the runner-up by weighted costs.
+        The search of cells.
     """
-    while True:
-        choice = choose(table.weighted_bounds)
-        if not choice.sets:
-            return choice
-        open_cells: list[tuple[int, int]] = []
-        for columns in choice.sets:
+
+    def __init__(
+        self,
+        bounds: NDArray[np.float64],
+        exact: NDArray[np.bool_],
+        weights: NDArray[np.float64],
+        search: CellSearch,
+    ) -> None:
+        self.results: dict[tuple[int, int], CellResult] = {}
+        self._bounds, self._exact = bounds, exact
+        self._weights, self._search = weights, search
+        # Of the best embeddings that were found; infinite where none was.
+        self._costs = np.where(exact[:, None], bounds, np.inf)
+
+    @property
+    def weighted_costs(self) -> Costs:
+        """Costs of the embeddings that were found, each as often as the network has its row."""
+        return self._costs * self._weights[:, None]
+
+    def best(self, choose: Callable[[Costs], SetChoice]) -> SetChoice:
+        """Return the best set and the runner-up, or the best that were found when the time is over;
+        ``choose`` returns those by weighted costs."""
+        while True:
+            choice = choose(self._bounds * self._weights[:, None])
             # The runner-up's cells only where the best set has none left.
-            open_cells = open_cells or table.open_cells(columns)
-        if not open_cells and all(map(table.is_settled, choice.sets)):
-            return choice
-        if not open_cells or search.is_late:
-            break
-        search.run(table, open_cells)
-    by_costs = choose(table.weighted_costs)
-    least = choice.costs[-1] if len(choice.costs) > 1 else math.inf
-    proven = len(by_costs.costs) > 1 and by_costs.costs[1] <= least
-    return SetChoice(by_costs.sets, by_costs.costs, choice.bound, proven)
+            places: list[tuple[int, int]] = []
+            for columns in choice.sets:
+                places = places or self._open_places(columns)
+            if not places and all(map(self._is_settled, choice.sets)):
+                return choice
+            if not places or self._search.is_late:
+                break
+            self._run(places)
+        by_costs = choose(self.weighted_costs)
+        least = choice.costs[-1] if len(choice.costs) > 1 else math.inf
+        proven = len(by_costs.costs) > 1 and by_costs.costs[1] <= least
+        return SetChoice(by_costs.sets, by_costs.costs, choice.bound, proven)
 
+    def near(self, choose: Callable[[Costs], NearSets]) -> NearSets:
+        """Return the sets within a limit, or those found when the time is over; ``choose`` returns
+        those by weighted costs."""
+        while True:
+            near = choose(self._bounds * self._weights[:, None])
+            sets = [columns for columns, _ in near.sets]
+            places = list(dict.fromkeys(place for s in sets for place in self._open_places(s)))
+            if not places and all(map(self._is_settled, sets)):
+                return near
+            if not places or self._search.is_late:
+                return replace(choose(self.weighted_costs), complete=False)
+            self._run(places)
 
-def near_by_search(
-    table: CellTable, search: CellSearch, near: Callable[[Costs], NearSets]
-) -> NearSets:
-    """Return the sets within a limit: all of them, or those found when the time is over.
+    def _open_places(self, columns: Columns) -> list[tuple[int, int]]:
+        """Return the cells that a set rests on and that are not searched, the most costly first."""
+        best: list[int] = self._bounds[:, columns].argmin(axis=1).tolist()
+        places = [(row, columns[n]) for row, n in enumerate(best)]
+        unsearched = [p for p in places if p not in self.results and not self._exact[p[0]]]
+        return sorted(unsearched, key=lambda place: -self._bounds[place] * self._weights[place[0]])
 
-    Parameters
-    ----------
-    table
-        The table; cells that are searched are entered.
-    search
-        How cells are searched.
-    near
-        The sets within the limit by weighted costs.
-    """
-    while True:
-        sets = near(table.weighted_bounds)
-        open_cells = list(
-            dict.fromkeys(cell for columns, _ in sets.sets for cell in table.open_cells(columns))
-        )
-        if not open_cells and all(table.is_settled(columns) for columns, _ in sets.sets):
-            return sets
-        if not open_cells or search.is_late:
-            return replace(near(table.weighted_costs), complete=False)
-        search.run(table, open_cells)
+    def _is_settled(self, columns: Columns) -> bool:
+        """True if no embeddings of a set can cost less than those that were found."""
+        least = self._bounds[:, columns].min(axis=1)
+        return bool((self._costs[:, columns].min(axis=1) <= least).all())
+
+    def _run(self, places: Sequence[tuple[int, int]]) -> None:
+        for place, result in self._search.run(places):
+            self.results[place] = result
+            self._bounds[place] = max(self._bounds[place], result.bound)
+            self._costs[place] = result.cost(self._search.cost)
+            if math.isfinite(self._costs[place]):
+                self._bounds[place] = min(self._bounds[place], self._costs[place])
+            self._search.report(len(self.results))

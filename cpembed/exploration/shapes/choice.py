@@ -146,18 +146,8 @@ def undominated(costs: Costs, preference: NDArray[np.int64]) -> NDArray[np.int64
     """Return the columns that no other column matches or beats on every layer.
 
     For each column that is removed there is a remaining one that is at most as expensive on every
-    layer, so no set of K columns is better than the best one of those that remain.
-
-    Parameters
-    ----------
-    costs
-        A row per layer, a column per shape.
-    preference
-        A number per column; of columns with equal costs the one with the least number remains.
-
-    Returns
-    -------
-    Columns, ascending by their total costs.
+    layer, so no set of K columns is better than the best one of those that remain. They are
+    ascending by their total costs; of equal columns the one of the least ``preference`` remains.
     """
     if not costs.size:
         return np.arange(min(costs.shape[1], 1), dtype=np.int64)
@@ -171,7 +161,8 @@ def undominated(costs: Costs, preference: NDArray[np.int64]) -> NDArray[np.int64
     while len(remaining):
         head = ordered[:, 0]
         result.append(int(remaining[0]))
-        survives = (ordered[:_COMPARED_FIRST] < head[:_COMPARED_FIRST, None]).any(axis=0)
+        better = ordered[:_COMPARED_FIRST] < head[:_COMPARED_FIRST, None]
+        survives = np.array(better.any(axis=0), np.bool_)
         unsure = np.flatnonzero(~survives)
         later = (ordered[_COMPARED_FIRST:, unsure] < head[_COMPARED_FIRST:, None]).any(axis=0)
         survives[unsure[later]] = True

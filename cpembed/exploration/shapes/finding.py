@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
 from cpembed.exploration.shapes.cells import (
+    Cell,
     CellSearch,
     CellTable,
     FewestExecutions,
     NoProgram,
     ProvenEmbedding,
-    best_by_search,
     embed,
     keyed_results,
-    near_by_search,
 )
 from cpembed.exploration.shapes.choice import (
     Costs,
@@ -28,7 +27,7 @@ from cpembed.exploration.shapes.choice import (
     undominated,
     undominated_without,
 )
-from cpembed.exploration.shapes.layout_search import LayoutSearch, rows_of
+from cpembed.exploration.shapes.layout_search import LayoutSearch
 from cpembed.exploration.shapes.network import network_of
 from cpembed.exploration.shapes.question import (
     Model,
@@ -109,7 +108,7 @@ def _with_layouts(finder: _Finder, started: float) -> ShapeResult:
         answer.bound,
         answer.runner_up_proven,
     )
-    layers = rows_of(network, answer.best, finder.layers, shapes, finder.workers)
+    layers = search.rows(answer.best, finder.layers)
     return ShapeResult(
         suite=finder.layers.suite,
         question=finder.question,
@@ -246,7 +245,6 @@ class _Finder:
         bounds = np.stack([tables[n].executions[self.columns] * question.cost.unit for n in rows])
         weights = np.array([self.layers.weight(n) for n in rows], np.float64)
         in_tables = [exact and tables[n].obstacle is None for n in rows]
-        table = CellTable(bounds, weights, np.array(in_tables, np.bool_))
         search = CellSearch(
             workloads=[self.layers.workloads[n] for n in rows],
             shape=lambda column: self.shape(self.columns[column]),
@@ -256,22 +254,19 @@ class _Finder:
             clock=self.clock,
             report=lambda count: self.report(f"searching: {count:,} shapes in layers", 0, 1),
         )
-        choice = best_by_search(
-            table, search, lambda costs: question.choose(costs, self._macs, self.clock)
-        )
+        table = CellTable(bounds, np.array(in_tables, np.bool_), weights, search)
+        choice = table.best(lambda costs: question.choose(costs, self._macs, self.clock))
         near = None
         if question.within is not None and choice.sets:
             best = choice.costs[0]
-            near = near_by_search(
-                table, search, lambda costs: question.near(costs, self._macs, best, self.clock)
-            )
-        cells = table.searched.items()
+            near = table.near(lambda costs: question.near(costs, self._macs, best, self.clock))
+        results = table.results.items()
         return _Answer(
             choice=choice,
             columns=self.columns,
             costs=table.weighted_costs,
-            embedded={place: c.embedded for place, c in cells if c.embedded is not None},
-            searched=len(cells),
+            embedded={place: c.embedded for place, c in results if c.embedded is not None},
+            searched=len(results),
             near=self._near_shapes(near, choice),
         )
 
@@ -306,12 +301,10 @@ class _Finder:
         """Return the embeddings of the shape of a column in each computation."""
         tasks: dict[int, Task] = {}
         for computation, column in columns.items():
-            table, shape = self.tables[computation], self.shape(column)
+            table, workload = self.tables[computation], self.layers.workloads[computation]
+            cell = Cell(workload, self.question.constraints, self.shape(column))
             fewest = FewestExecutions(int(table.executions[column]), bool(table.commuted[column]))
-            workload = self.layers.workloads[computation]
-            arguments = (workload, self.question.constraints, shape, fewest)
-            doing = f"embedding {shape} in {workload.name}"
-            tasks[computation] = Task(str(computation), embed, arguments, doing)
+            tasks[computation] = Task(str(computation), embed, (cell, fewest), f"embedding {cell}")
         embedded: dict[int, ProvenEmbedding] = {}
         for computation, result in keyed_results(self.workers, tasks):
             embedded[computation] = result

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpembed.cluster import Task, Workers
-from cpembed.exploration.shapes.cells import MIN_SECONDS, ProvenEmbedding, keyed_results
+from cpembed.exploration.shapes.cells import MIN_SECONDS, Cell, ProvenEmbedding, keyed_results
 from cpembed.exploration.shapes.choice import Columns, NearSets, cost_limit
 from cpembed.exploration.shapes.layout_model import LayoutChoice, Option, choose_layouts
 from cpembed.exploration.shapes.mappings import (
@@ -48,6 +48,10 @@ _PAIRED_SHAPES = 6_000
 
 _TOLERANCE = 0.5
 """Difference below which costs are equal: they are integers that floating point holds exactly."""
+
+
+_RowKey = tuple[int, int, tuple[TensorLayout, ...]]
+"""A computation, a column and the layouts of a mapping, of which there is one for each layouts."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,10 @@ class LayoutSearch:
         self._macs = [shape.macs for shape in shapes]
 
     def run(self, workers: Workers, report: Report) -> LayoutAnswer:
-        """Return the best choice, proven, or the best that was found in the time.
-
-        Parameters
-        ----------
-        workers
-            The workers that search embeddings.
-        report
-            Called as the search proceeds.
-        """
+        """Return the best choice, proven, or the best that was found in the time."""
+        self._workers, self._report = workers, report
         if not self._uses or not self._shapes:
             return LayoutAnswer(LayoutChoice(), None, math.inf, False, 0)
-        self._workers, self._report = workers, report
         if self._question.count == 1:
             return self._single_shapes()
         first = self._best_excluding(())
@@ -327,7 +323,7 @@ class LayoutSearch:
                 if (use, column) in self._known or math.isinf(self._bounds[use, column]):
                     continue
                 shape, layer = self._shapes[column], self._network.uses[use]
-                arguments = (layer, self._question.constraints, shape, self._unit, seconds)
+                arguments = layer, self._question.constraints, shape, self._unit, seconds
                 doing = f"embedding {shape} in {layer.workload.name}"
                 key = f"mappings {use} {column}"
                 tasks[use, column] = Task(key, mappings_of, arguments, doing)
@@ -337,46 +333,28 @@ class LayoutSearch:
                 self._bounds[place] = math.inf
             self._report(f"searching: {len(self._known):,} shapes in layers", 0, 1)
 
+    # ------------------------------------------------------------------------------ rows
 
-def rows_of(
-    network: Network,
-    choice: LayoutChoice,
-    layers: LayerSet,
-    shapes: Sequence[Shape],
-    workers: Workers,
-) -> list[LayerRow]:
-    """Return the rows of a network's layers, one for all with the same mapping, in their order.
-
-    Parameters
-    ----------
-    network
-        The network.
-    choice
-        The choice of layouts.
-    layers
-        The layers of the network.
-    shapes
-        The shape of each column.
-    workers
-        The workers that prove the programs.
-    """
-    mappings: dict[tuple[int, int, tuple[TensorLayout, ...]], LayerMapping] = {}
-    counts: Counter[tuple[int, int, tuple[TensorLayout, ...]]] = Counter()
-    for node, option in zip(network.products, choice.options, strict=False):
-        if option.mapping is not None:
-            key = network.computations[node.use], option.column, option.mapping.layouts
-            mappings[key] = option.mapping
-            counts[key] += 1
-    tasks: dict[tuple[int, int, tuple[TensorLayout, ...]], Task] = {}
-    for place, (key, mapping) in enumerate(mappings.items()):
-        workload, shape = layers.workloads[key[0]], shapes[key[1]]
-        doing = f"proving {shape} in {workload.name}"
-        tasks[key] = Task(str(place), prove_mapping, (workload, shape, mapping), doing)
-    embedded: dict[object, ProvenEmbedding] = dict(keyed_results(workers, tasks))
-    rows: list[LayerRow] = []
-    for (computation, column, layouts), count in counts.items():
-        layer = next(item for item in layers.layers if item.computation == computation)
-        names = tuple(map(network.layout_name, layouts))
-        proven = embedded[computation, column, layouts]
-        rows.append(LayerRow(replace(layer, count=count), shapes[column], proven, names))
-    return sorted(rows, key=lambda row: row.layer.index)
+    def rows(self, choice: LayoutChoice, layers: LayerSet) -> list[LayerRow]:
+        """Return the rows of the layers, one for all with the same mapping, with proven programs."""
+        network, shapes = self._network, self._shapes
+        mappings: dict[_RowKey, LayerMapping] = {}
+        counts: Counter[_RowKey] = Counter()
+        for node, option in zip(network.products, choice.options, strict=False):
+            if option.mapping is not None:
+                key = network.computations[node.use], option.column, option.mapping.layouts
+                mappings[key] = option.mapping
+                counts[key] += 1
+        tasks: dict[_RowKey, Task] = {}
+        for place, (key, mapping) in enumerate(mappings.items()):
+            constraints = self._question.constraints
+            cell = Cell(layers.workloads[key[0]], constraints, shapes[key[1]])
+            tasks[key] = Task(str(place), prove_mapping, (cell, mapping), f"proving {cell}")
+        embedded: dict[_RowKey, ProvenEmbedding] = dict(keyed_results(self._workers, tasks))
+        rows: list[LayerRow] = []
+        for (computation, column, layouts), count in counts.items():
+            layer = next(item for item in layers.layers if item.computation == computation)
+            names = tuple(map(network.layout_name, layouts))
+            proven = embedded[computation, column, layouts]
+            rows.append(LayerRow(replace(layer, count=count), shapes[column], proven, names))
+        return sorted(rows, key=lambda row: row.layer.index)

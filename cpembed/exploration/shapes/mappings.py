@@ -10,6 +10,7 @@ from cpembed.embedding.constraint_set import ConstraintSet
 from cpembed.embedding.cpsat import Status
 from cpembed.embedding.embedding import Embedding
 from cpembed.exploration.shapes.cells import (
+    Cell,
     ProgramWalk,
     ProvenEmbedding,
     ShapeSearch,
@@ -18,7 +19,6 @@ from cpembed.exploration.shapes.cells import (
 from cpembed.exploration.shapes.network import Port, Use
 from cpembed.exploration.shapes.shape import Shape, instruction_of
 from cpembed.exploration.shapes.tensor_layout import TensorLayout, tensor_layout
-from cpembed.ir.computation import Computation
 from cpembed.selection.candidate import Candidate, derive_candidate
 from cpembed.selection.overheads import overheads
 from cpembed.time_limit import Clock
@@ -83,16 +83,16 @@ def mappings_of(
     seconds
         Time limit; None for no limit.
     """
-    clock = Clock(seconds)
-    search = search_shape(use.workload, constraints, shape, seconds)
+    clock, cell = Clock(seconds), Cell(use.workload, constraints, shape)
+    search = search_shape(cell, seconds)
     result = search.result
     if result.status is Status.INFEASIBLE:
         return LayerMappings(())
-    walk = _MappingWalk(use, shape, search, unit)
+    walk = _MappingWalk(use, cell, search, unit)
     walk.run(clock)
     bound = math.inf if walk.complete else float(walk.executions)
     if not result.complete:
-        bound = min(bound, float(math.ceil(use.workload.macs / shape.macs)))
+        bound = min(bound, float(cell.ideal))
     mappings = walk.needed()
     if result.problem is not None:
         for mapping in mappings:
@@ -100,19 +100,9 @@ def mappings_of(
     return LayerMappings(mappings, bound)
 
 
-def prove_mapping(workload: Computation, shape: Shape, mapping: LayerMapping) -> ProvenEmbedding:
-    """Return the embedding of a mapping with its program proven.
-
-    Parameters
-    ----------
-    workload
-        The layer.
-    shape
-        The shape of the instruction.
-    mapping
-        A mapping of the shape in the layer.
-    """
-    candidate = derive_candidate(workload, instruction_of(shape), mapping.embedding)
+def prove_mapping(cell: Cell, mapping: LayerMapping) -> ProvenEmbedding:
+    """Return the embedding of a mapping of a cell with its program proven."""
+    candidate = derive_candidate(cell.workload, instruction_of(cell.shape), mapping.embedding)
     cost = overheads(candidate.program)
     return ProvenEmbedding.of(candidate, cost, commuted=mapping.commuted, first_ranked=True)
 
@@ -125,8 +115,8 @@ class _MappingWalk(ProgramWalk):
     these copies is never needed.
     """
 
-    def __init__(self, use: Use, shape: Shape, search: ShapeSearch, unit: int) -> None:
-        super().__init__(use.workload, shape, search)
+    def __init__(self, use: Use, cell: Cell, search: ShapeSearch, unit: int) -> None:
+        super().__init__(cell, search)
         self._best: dict[tuple[tuple[Read, ...], TensorLayout], LayerMapping] = {}
         self._use, self._unit = use, unit
         self._commuted = search.commuted

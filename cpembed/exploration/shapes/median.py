@@ -62,15 +62,7 @@ class Solution:
 
 
 class OpenShapes:
-    """A CP-SAT model with a literal per shape that says whether the shape is in the set.
-
-    Parameters
-    ----------
-    columns
-        The shapes that may be opened.
-    limits
-        Limits on the set of open shapes.
-    """
+    """A CP-SAT model with a literal per column that says whether the shape is in the set."""
 
     def __init__(self, columns: Iterable[int], limits: SetLimits) -> None:
         from ortools.sat.python import cp_model

@@ -120,13 +120,8 @@ class Network:
 def network_of(layers: LayerSet, computations: frozenset[int]) -> Network:
     """Return the network of a model's layers.
 
-    Parameters
-    ----------
-    layers
-        The layers of the model.
-    computations
-        Those that shapes compute; other products are computed by something else, in the order of
-        the axes.
+    Products whose computation is not among ``computations`` are not computed by shapes; their
+    tensors lie in the order of the axes.
 
     Raises
     ------

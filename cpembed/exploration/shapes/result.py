@@ -118,28 +118,9 @@ class Counts:
 class ShapeResult:
     """The best shapes for the layers of a suite, and each layer's embedding.
 
-    Attributes
-    ----------
-    suite
-        The name of the suite.
-    question
-        What was searched for.
-    sets
-        The best shapes and the runner-up.
-    layers
-        A row per layer.
-    left_out
-        The layers that no shape embeds.
-    counts
-        Numbers of shapes.
-    equal
-        Where the best set is one shape, the others that need as few executions.
-    seconds
-        The duration of the search.
-    copies
-        Copies between layouts of the tensors of a model, where layouts are kept between layers.
-    near
-        The sets that cost little more than the best, where the question lists them.
+    Where the best set is one shape, ``equal`` are the others that need as few executions. Where
+    layouts are kept between layers, ``copies`` are those between layouts of a model's tensors.
+    ``near`` are the sets that cost little more than the best, if the question lists them.
     """
 
     suite: str

@@ -67,19 +67,8 @@ class TensorLayout:
         return self.elements + (self.packed or self.elements)
 
     def carried_to(self, shape: Sequence[int], axes: Sequence[int]) -> TensorLayout | None:
-        """Return the same layout of a tensor of another shape.
-
-        Parameters
-        ----------
-        shape
-            The shape of the other tensor.
-        axes
-            Axes along which the shapes may differ.
-
-        Returns
-        -------
-        The layout, or None where another axis differs or a block is not whole.
-        """
+        """Return the same layout of a tensor of another shape, which differs along ``axes`` alone;
+        None where another axis differs or a block is not whole."""
         if self.packed or len(shape) != len(self.shape):
             return None
         outermost = {part.axis: part for part in sorted(self.parts, key=lambda part: part.step)}
