@@ -336,7 +336,7 @@ class LayoutSearch:
     # ------------------------------------------------------------------------------ rows
 
     def rows(self, choice: LayoutChoice, layers: LayerSet) -> list[LayerRow]:
-        """Return the rows of the layers, one for all with the same mapping, with proven programs."""
+        """Return the rows of the layers, one for all with the same mapping, programs proven."""
         network, shapes = self._network, self._shapes
         mappings: dict[_RowKey, LayerMapping] = {}
         counts: Counter[_RowKey] = Counter()
