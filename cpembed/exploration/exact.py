@@ -25,9 +25,8 @@ import numpy as np
 from cpembed.cluster import Workers
 from cpembed.errors import InvariantError, SpecError
 from cpembed.exploration.costing import Costing, LayerWork, Request
-from cpembed.exploration.front import Vector, covers
 from cpembed.exploration.objectives import Limit, Machine, Objective, exceeded
-from cpembed.exploration.points import EvaluatedPoint, Step, evaluated, total
+from cpembed.exploration.points import EvaluatedPoint, Step, Vector, covers, evaluated, total
 from cpembed.exploration.space import Place, Space
 from cpembed.targets.family import Costs, Point
 

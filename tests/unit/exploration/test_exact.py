@@ -180,4 +180,4 @@ def test_objectives_of_bounds_are_below_those_of_costs() -> None:
     leaked = machine.leakage_w * 1000 / machine.clock_mhz * 1e6
     costs = Costs(1000.0, leaked + 5000.0)
     for objective in OBJECTIVES.values():
-        assert objective.bound(machine, costs) <= objective.of(machine, costs)
+        assert objective.bound(machine, costs) <= objective.value(machine, costs)

@@ -139,11 +139,11 @@ def test_a_halo_that_is_no_whole_block_moves_the_blocks(before: int, regular: bo
         ((1, 1, 56, 56), (1,), "NCHW"),
     ],
 )
-def test_layouts_taken_along(
+def test_layouts_carried_to(
     shape: tuple[int, ...], axes: tuple[int, ...], expected: str | None
 ) -> None:
     blocks = (Part(1, 16, 4), Part(2, 1, 56), Part(3, 1, 56), Part(1, 1, 16))
-    taken = TensorLayout((1, 64, 56, 56), blocks).taken_along(shape, axes)
+    taken = TensorLayout((1, 64, 56, 56), blocks).carried_to(shape, axes)
     assert (None if taken is None else taken.named(image=True)) == expected
 
 

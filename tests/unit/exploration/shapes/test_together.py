@@ -19,14 +19,13 @@ from cpembed.driver.solve import solve
 from cpembed.embedding.constraint_set import load_constraint_set
 from cpembed.exploration.shapes.cells import Cost
 from cpembed.exploration.shapes.executions import Scope, layer_executions
-from cpembed.exploration.shapes.joint import Choice
-from cpembed.exploration.shapes.layers import LayerSet, ShapedLayer
+from cpembed.exploration.shapes.layout_model import LayoutChoice
+from cpembed.exploration.shapes.layout_search import LayoutAnswer, LayoutSearch
+from cpembed.exploration.shapes.mappings import mappings_of
 from cpembed.exploration.shapes.network import Network, network_of
-from cpembed.exploration.shapes.question import Question
+from cpembed.exploration.shapes.question import LayerSet, Question, ShapedLayer
 from cpembed.exploration.shapes.shape import Shape, target_of, template
 from cpembed.exploration.shapes.tensor_layout import TensorLayout, tensor_layout
-from cpembed.exploration.shapes.together import Chooser, Together
-from cpembed.exploration.shapes.ways import ways_of
 from cpembed.graph.graph import Graph, Operator
 from cpembed.graph.kinds import (
     Apply,
@@ -122,7 +121,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 def chosen(
     network: Network, shapes: Sequence[Shape], count: int, unit: int, constraints: str
-) -> Together:
+) -> LayoutAnswer:
     scope = Scope(max(shape.macs for shape in shapes))
     places = {tuple(map(int, row)): n for n, row in enumerate(scope.shapes)}
     columns = [places[shape.x, shape.y, shape.z] for shape in shapes]
@@ -136,7 +135,7 @@ def chosen(
     within = 25.0 if count == 1 else None
     question = Question(scope, count, chosen_set, Cost(unit), layouts=True, within=within)
     with open_workers(1) as workers:
-        return Chooser(network, question, shapes, executions, Clock(None)).run(workers, silent)
+        return LayoutSearch(network, question, shapes, executions, Clock(None)).run(workers, silent)
 
 
 # ------------------------------------------------------------------------------ the referee
@@ -169,7 +168,7 @@ def candidates(network: Network, shapes: Sequence[Shape], constraints: str) -> C
 def key_of(network: Network, name: str, layout: TensorLayout, padded: bool) -> Key:
     """What is given in the order of its axes has no padding."""
     tensor = network.tensors[name]
-    return layout, padded and tensor.given and layout == tensor.plain
+    return layout, padded and tensor.is_input and layout == tensor.plain
 
 
 def layouts(network: Network, of: Candidates, opened: Sequence[Shape]) -> dict[str, dict[Key, int]]:
@@ -184,13 +183,13 @@ def layouts(network: Network, of: Candidates, opened: Sequence[Shape]) -> dict[s
                 for name, (layout, padded) in zip(node.reads, reads, strict=True):
                     key = key_of(network, name, layout, padded)
                     found[name].setdefault(key, len(found[name]))
-    for _ in range(len(network.others)):
-        for node in network.others:
+    for _ in range(len(network.unmapped)):
+        for node in network.unmapped:
             names = (*node.reads, *node.writes)
             for source, name in itertools.permutations(names, 2):
                 for layout, _padded in list(found[source]):
-                    taken = layout.taken_along(network.tensors[name].shape, node.axes)
-                    if node.takes_along and taken is not None:
+                    taken = layout.carried_to(network.tensors[name].shape, node.axes)
+                    if node.any_layout and taken is not None:
                         found[name].setdefault((taken, False), len(found[name]))
     return found
 
@@ -204,8 +203,8 @@ def cost_of(network: Network, of: Candidates, opened: Sequence[Shape], unit: int
             (a, b): float(keys[b][0].moved * tensor.item_bytes)
             for a, b in itertools.permutations(range(len(keys)), 2)
         }
-        plain = 0 if tensor.given else None
-        wanted = (0,) if tensor.wanted else ()
+        plain = 0 if tensor.is_input else None
+        wanted = (0,) if tensor.is_output else ()
         tensors.append(Tensor(name, tuple(map(str, range(len(keys)))), copying, plain, wanted))
     nodes: dict[str, Node] = {}
     for node in network.products:
@@ -222,17 +221,17 @@ def cost_of(network: Network, of: Candidates, opened: Sequence[Shape], unit: int
         if not options:
             return math.inf
         nodes[node.writes] = Node(node.name, node.reads, (node.writes,), tuple(options))
-    for node in network.others:
+    for node in network.unmapped:
         (name,) = node.writes
         options: list[Option] = []
         for (layout, _), number in numbers[name].items():
             plain = layout == network.tensors[name].plain
-            if layout.packed or not (plain or node.takes_along):
+            if layout.packed or not (plain or node.any_layout):
                 continue
             needed = [
                 network.tensors[read].plain
                 if plain
-                else layout.taken_along(network.tensors[read].shape, node.axes)
+                else layout.carried_to(network.tensors[read].shape, node.axes)
                 for read in node.reads
             ]
             if all(one is not None for one in needed):
@@ -287,10 +286,10 @@ def test_a_way_is_left_out_only_for_one_that_copies_make_no_worse() -> None:
                 default=math.inf,
             )
             needed = {(reads, writes) for calls, reads, writes in rows if calls * unit < least}
-            found = ways_of(use, load_constraint_set("in_place_padded"), shape, unit, None)
+            found = mappings_of(use, load_constraint_set("in_place_padded"), shape, unit, None)
             keys = {
-                (tuple((read.layout, read.padded) for read in way.reads), way.writes)
-                for way in found.ways
+                (tuple((read.layout, read.padded) for read in mapping.reads), mapping.writes)
+                for mapping in found.mappings
             }
             assert keys == needed
             assert math.isinf(found.bound)
@@ -310,14 +309,14 @@ def compare(seed: int, count: int, shapes: Sequence[Shape], constraints: str) ->
     assert found.best.cost == found.bound == least, (graph, unit)
     if math.isinf(least):
         assert not found.best.options
-        assert found.second is None
+        assert found.runner_up is None
         return
     best = {shapes[column] for column in found.best.columns}
     assert costs[tuple(s for s in shapes if s in best)] == least
     others = [cost for opened, cost in costs.items() if not best <= {*opened}]
     following = min(others, default=math.inf)
-    assert (math.inf if found.second is None else found.second.cost) == following
-    assert found.second_proven
+    assert (math.inf if found.runner_up is None else found.runner_up.cost) == following
+    assert found.runner_up_proven
     check_copies(network, found.best, unit)
     if count == 1:
         assert found.near is not None
@@ -326,9 +325,9 @@ def compare(seed: int, count: int, shapes: Sequence[Shape], constraints: str) ->
         assert listed == {s: cost for s, cost in costs.items() if 100 * cost <= 125 * least}
 
 
-def check_copies(network: Network, choice: Choice, unit: int) -> None:
+def check_copies(network: Network, choice: LayoutChoice, unit: int) -> None:
     """What the choice says it costs is the sum of what it says it does."""
-    executions = sum(option.way.executions for option in choice.options if option.way)
+    executions = sum(option.mapping.executions for option in choice.options if option.mapping)
     moved = sum(copy.moved_bytes for copy in choice.copies)
     assert choice.cost == executions * unit + moved
     assert len({(copy.tensor, copy.layout) for copy in choice.copies}) == len(choice.copies)
